@@ -1,0 +1,193 @@
+"""The arguments every script shares, and reading the command line with errors a person can act on."""
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import io
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from solorl.errors import UsageError, did_you_mean, nearest, quit_with
+
+# Where the simulators of Gymnasium's families come from: module of the entry point -> (module to import, our extra).
+EXTRAS = {
+    "gymnasium.envs.box2d": ("Box2D", "box2d"),
+    "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
+    "ale_py": ("ale_py", "atari"),
+}
+NAMESPACES = {"ALE": "atari", "MinAtar": "minatar", "dm_control": "dm_control"}
+
+
+@dataclass
+class RunArgs:
+    """What the run library needs to know; a script's `Args` inherits it. Nothing here can change a learning curve
+    except `seed` and the device it runs on."""
+
+    exp_name: str = ""  # name of the experiment; empty: the script's name
+    seed: int = 1  # seed of Python, NumPy, torch, JAX and the environments
+    device: str = "auto"  # auto (CUDA where there is one, else the CPU) | cpu | cuda | cuda:1 | mps
+    cuda: bool = True  # --no-cuda keeps `--device auto` on the CPU
+    torch_deterministic: bool = True  # ask torch for deterministic algorithms
+    torch_threads: int = 1  # CPU threads of torch; one is fastest for small networks
+    compile: bool = False  # compile the marked functions (seconds to minutes at the start, faster after)
+    runs_dir: str = "runs"  # where run folders are made
+    resume: str = ""  # run folder to go on with; its arguments are the defaults
+    resume_changed: bool = False  # go on although hyper-parameters differ from those of the run folder
+    save_every: int = 50_000  # environment steps between checkpoints; 0: only at the end
+    save_model: bool = True  # write model.safetensors (best evaluation) and model_last.safetensors
+    eval_every: int = 25_000  # environment steps between evaluations; 0: only at the end
+    eval_episodes: int = 20  # episodes of one evaluation, on environments and seeds of their own
+    target_return: float | None = None  # end once the mean evaluation return reaches this, confirmed on fresh seeds
+    capture_video: bool = False  # film one greedy episode with every evaluation
+    track: bool = False  # also log to Weights & Biases
+    wandb_project_name: str = "solorl"  # project at Weights & Biases
+    wandb_entity: str | None = None  # team at Weights & Biases
+
+
+A = TypeVar("A", bound=RunArgs)
+
+
+def parse(args_type: type[A]) -> A:
+    """Read the command line into `args_type`. With `--resume RUN_DIR` the run's arguments are the defaults.
+
+    Prints one sentence and exits with code 2 for an unknown option, a value of the wrong type, a size that is not
+    positive, an unknown environment, or a run folder that does not fit.
+    """
+    try:
+        argv = sys.argv[1:]
+        folder = _option(argv, "--resume")
+        saved = saved_arguments(Path(folder), args_type) if folder else args_type()
+        args = _tyro(args_type, saved, argv)
+        check_values(args)
+        if folder:
+            check_unchanged(args, saved)
+        if env_id := getattr(args, "env_id", None):
+            check_env_id(env_id)
+    except UsageError as error:
+        quit_with(error)
+    return args
+
+
+def _option(argv: list[str], name: str) -> str | None:
+    """The value of `name` in a command line, written with a space or with `=`."""
+    for i, word in enumerate(argv):
+        if word == name and i + 1 < len(argv):
+            return argv[i + 1]
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _tyro(args_type: type[A], default: A, argv: list[str]) -> A:
+    """tyro's parser, its error boxes turned into one sentence."""
+    import tyro
+
+    flags = _flags(args_type)
+    for word in argv:
+        name = word.partition("=")[0].replace("_", "-")
+        if name.startswith("--") and name not in flags and name != "--help":
+            raise UsageError(f"unknown option {name}{did_you_mean(name, flags)} (--help lists all)")
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            return tyro.cli(args_type, default=default, args=argv, description=_description())
+    except SystemExit as exit:
+        if not exit.code:
+            raise
+    text = " ".join(re.sub(r"[╭╮╰╯│─]+", " ", box.getvalue()).split())
+    text = re.split(r"Argument helptext:|For full helptext|Perhaps you meant", text)[0].strip()
+    text = re.sub(r"^(Value error|Missing argument|Unrecognized options|Parsing error)\s+", "", text)
+    raise UsageError(text or f"cannot read the command line {' '.join(argv)}")
+
+
+def _flags(args_type: type[RunArgs]) -> list[str]:
+    flags = []
+    for field in dataclasses.fields(args_type):
+        name = field.name.replace("_", "-")
+        flags += [f"--{name}", f"--no-{name}"] if isinstance(field.default, bool) else [f"--{name}"]
+    return flags
+
+
+def _description() -> str:
+    return (sys.modules["__main__"].__doc__ or "").strip()
+
+
+def saved_arguments(folder: Path, args_type: type[A]) -> A:
+    """The arguments of the run in `folder`, which must be a run of the script that asks."""
+    file = folder / "config.json"
+    if not folder.is_dir():
+        raise UsageError(f"there is no run folder {folder}{did_you_mean(folder.name, _siblings(folder))}")
+    try:
+        config = json.loads(file.read_text())
+        script, saved = config["script"], dict(config["args"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{folder} is no run folder: its config.json cannot be read") from error
+    if script != script_path().name:
+        raise UsageError(f"{folder} is a run of {script}, not of {script_path().name}")
+    known = {field.name for field in dataclasses.fields(args_type)}
+    return args_type(**{name: value for name, value in saved.items() if name in known})
+
+
+def _siblings(folder: Path) -> list[str]:
+    return [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
+
+
+def script_path() -> Path:
+    """The file that runs as the program."""
+    return Path(getattr(sys.modules["__main__"], "__file__", None) or sys.argv[0])
+
+
+def check_values(args: RunArgs) -> None:
+    """Refuse numbers outside their range: a script's integer with a positive default is a size and must be at least
+    1, every other number must not be negative unless its default is."""
+    shared = {field.name for field in dataclasses.fields(RunArgs)}
+    for field in dataclasses.fields(args):
+        value, default = getattr(args, field.name), field.default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not isinstance(default, (int, float)):
+            continue
+        size = field.name not in shared and isinstance(default, int) and default > 0
+        least = 1 if size or field.name in ("eval_episodes", "torch_threads") else 0
+        flag = "--" + field.name.replace("_", "-")
+        if value != value or (default >= 0 and value < least):
+            raise UsageError(f"{flag} is {value}, but must be at least {least}")
+        if field.name == "seed" and value >= 2**31:
+            raise UsageError(f"--seed is {value}, but must be smaller than 2**31")
+
+
+def check_unchanged(args: RunArgs, saved: RunArgs) -> None:
+    """Refuse to resume with other hyper-parameters, unless told to; lists them."""
+    shared = {field.name for field in dataclasses.fields(RunArgs)} - {"seed"}
+    changed = [
+        f"--{field.name.replace('_', '-')} {getattr(saved, field.name)} -> {getattr(args, field.name)}"
+        for field in dataclasses.fields(args)
+        if field.name not in shared and getattr(args, field.name) != getattr(saved, field.name)
+    ]
+    if changed and not args.resume_changed:
+        raise UsageError(f"the run was started with other arguments ({', '.join(changed)}); --resume-changed allows it")
+
+
+def check_env_id(env_id: str) -> None:
+    """Refuse an environment that is not registered or whose simulator is not installed."""
+    import gymnasium as gym
+
+    try:
+        if ":" in env_id:
+            importlib.import_module(env_id.partition(":")[0])
+        spec = gym.spec(env_id)
+    except (gym.error.Error, ImportError) as error:
+        space = env_id.partition("/")[0] if "/" in env_id else None
+        if space in NAMESPACES and importlib.util.find_spec({"ALE": "ale_py"}.get(space, space.lower())) is None:
+            extra = NAMESPACES[space]
+            raise UsageError(f"{env_id} needs an extra: pip install 'solorl[{extra}]'") from error
+        near = nearest(env_id, gym.registry, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else "; `import` its package as `package:Name-v0`"
+        raise UsageError(f"there is no environment {env_id}{hint}") from error
+    entry = spec.entry_point if isinstance(spec.entry_point, str) else ""
+    for prefix, (module, extra) in EXTRAS.items():
+        if entry.startswith(prefix) and importlib.util.find_spec(module) is None:
+            raise UsageError(f"{env_id} needs an extra: pip install 'solorl[{extra}]'")

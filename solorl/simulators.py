@@ -1,0 +1,103 @@
+"""Environments whose state can be saved: by replaying the running episode.
+
+Gymnasium's simulators draw every random number from one generator and are otherwise deterministic, so the state of an
+episode is fully given by the generator's state before its reset and the actions since. `Recorder` notes both; `restore`
+resets and replays, and compares the observation it arrives at. Where that differs, or where the environments live in
+other processes, the episode restarts and the run says so.
+"""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.utils.env_checker import data_equivalence
+
+
+class Recorder(gym.Wrapper):
+    """Notes how the running episode came about; changes nothing that passes through."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        self.start: dict[str, Any] = {}
+        self.actions: list[np.ndarray] = []
+        self.obs: Any = None
+
+    def reset(self, *, seed=None, options=None):
+        """Reset the environment, noting the seed or else the state of its generator."""
+        generator = None if seed is not None else self.env.unwrapped.np_random.bit_generator.state
+        self.start = {"seed": seed, "generator": generator, "options": options}
+        self.actions = []
+        self.obs, info = self.env.reset(seed=seed, options=options)
+        return self.obs, info
+
+    def step(self, action):
+        """Step the environment, noting the action."""
+        self.actions.append(np.array(action))
+        result = self.env.step(action)
+        self.obs = result[0]
+        return result
+
+    def replay(self, start: dict[str, Any], actions: np.ndarray) -> None:
+        """Bring the environment to the state after `actions` (steps, *action_shape) since the noted reset."""
+        if start["generator"] is not None:
+            generator = np.random.Generator(getattr(np.random, start["generator"]["bit_generator"])())
+            generator.bit_generator.state = start["generator"]
+            self.env.unwrapped.np_random = generator
+        self.reset(seed=start["seed"], options=start["options"])
+        for action in actions:
+            self.step(action[()] if action.ndim == 0 else action)
+
+
+def is_vector_env(part: Any) -> bool:
+    """Whether `part` is a Gymnasium vector environment."""
+    return isinstance(part, gym.vector.VectorEnv)
+
+
+def record(envs: gym.vector.VectorEnv) -> None:
+    """Wrap each environment of a `SyncVectorEnv` in a `Recorder`, in place; other kinds stay as they are."""
+    if isinstance(envs, gym.vector.SyncVectorEnv):
+        envs.envs = [env if isinstance(env, Recorder) else Recorder(env) for env in envs.envs]
+
+
+def _spaces(envs: gym.vector.VectorEnv) -> list[gym.Space]:
+    return [envs.action_space, envs.single_action_space]
+
+
+def capture(envs: gym.vector.VectorEnv) -> dict[str, Any]:
+    """How each environment got where it is, and the states of the action spaces' generators."""
+    tree: dict[str, Any] = {"spaces": [space.np_random.bit_generator.state for space in _spaces(envs)]}
+    if not isinstance(envs, gym.vector.SyncVectorEnv):
+        return tree
+    tree["autoreset"] = np.array(envs._autoreset_envs)
+    tree["envs"] = [{"start": e.start, "actions": np.array(e.actions), "obs": e.obs} for e in envs.envs]
+    return tree
+
+
+def restore(envs: gym.vector.VectorEnv, tree: dict[str, Any]) -> list[str]:
+    """Bring every environment to its captured state; returns a sentence where the episodes restart instead."""
+    for space, state in zip(_spaces(envs), tree["spaces"], strict=True):
+        space.np_random.bit_generator.state = state
+    if "envs" not in tree:
+        return [f"the state of {type(envs).__name__} cannot be saved, so its running episodes restart"]
+    restarted = []
+    for i, (env, saved) in enumerate(zip(envs.envs, tree["envs"], strict=True)):
+        env.replay(saved["start"], saved["actions"])
+        if not data_equivalence(env.obs, saved["obs"], exact=True):
+            restarted.append(i)
+            env.reset()
+    for i, env in enumerate(envs.envs):
+        envs._env_obs[i] = env.obs
+    envs._autoreset_envs = tree["autoreset"]
+    if restarted:
+        return [f"the simulator did not replay exactly, so the running episodes of environments {restarted} restart"]
+    return []
+
+
+def observations(envs: gym.vector.VectorEnv) -> Any:
+    """The current observations of all environments, (num_envs, *obs_shape), after `restore`."""
+    if not isinstance(envs, gym.vector.SyncVectorEnv):
+        return envs.reset()[0]
+    obs = [env.obs for env in envs.envs]
+    return gym.vector.utils.concatenate(
+        envs.single_observation_space, obs, gym.vector.utils.create_empty_array(envs.single_observation_space, len(obs))
+    )

@@ -1,0 +1,237 @@
+"""One checkpoint format for torch modules and optimisers, arrays, random states and environments.
+
+A checkpoint is a folder of two files: `tensors.safetensors` holds every array, `state.json` everything else; a third,
+`manifest.json`, holds their SHA-256. Loading never executes code from a file (no pickle). A checkpoint is written beside
+its final name, synced to the disk and renamed, so that it is there whole or not at all; the previous one is kept.
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from solorl import simulators
+
+KEEP = 2  # checkpoints that stay on the disk
+FILES = ("tensors.safetensors", "state.json")
+
+
+class CheckpointError(Exception):
+    """A checkpoint is damaged or does not fit; the message is one sentence."""
+
+
+# ---------------------------------------------------------------------- trees of plain values and arrays
+def encode(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
+    """Turn `tree` into JSON; its arrays and tensors go into `arrays`, keyed by their place in the tree.
+
+    Raises TypeError for a value that is not a number, string, None, list, tuple, dict, bytes, array or torch tensor.
+    """
+    if tree is None or isinstance(tree, (bool, int, float, str)):
+        return tree
+    if isinstance(tree, np.generic):
+        return tree.item()
+    if isinstance(tree, (bytes, bytearray)):
+        arrays[path] = np.frombuffer(bytes(tree), np.uint8).copy()
+        return {"$bytes": path}
+    if isinstance(tree, np.ndarray):
+        arrays[path] = np.array(tree, order="C")
+        return {"$array": path}
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tree, torch.Tensor):
+        tensor = tree.detach().cpu()
+        half = tensor.dtype == torch.bfloat16  # NumPy has no such type
+        arrays[path] = np.array((tensor.view(torch.int16) if half else tensor).numpy(), order="C")
+        return {"$tensor": path, "bfloat16": True} if half else {"$tensor": path}
+    if isinstance(tree, tuple):
+        return {"$tuple": [encode(value, arrays, f"{path}/{i}") for i, value in enumerate(tree)]}
+    if isinstance(tree, list):
+        return [encode(value, arrays, f"{path}/{i}") for i, value in enumerate(tree)]
+    if isinstance(tree, dict):
+        if all(isinstance(key, str) and not key.startswith("$") for key in tree):
+            return {key: encode(value, arrays, f"{path}/{key}") for key, value in tree.items()}
+        items = [[encode(k, arrays), encode(v, arrays, f"{path}/{k}")] for k, v in tree.items()]
+        return {"$items": items}
+    raise TypeError(f"a checkpoint cannot hold {path or 'a value'} of type {type(tree).__name__}")
+
+
+def decode(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """The inverse of `encode`."""
+    if isinstance(tree, list):
+        return [decode(value, arrays) for value in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "$array" in tree:
+        return arrays[tree["$array"]].copy()
+    if "$bytes" in tree:
+        return arrays[tree["$bytes"]].tobytes()
+    if "$tensor" in tree:
+        import torch
+
+        tensor = torch.from_numpy(arrays[tree["$tensor"]].copy())
+        return tensor.view(torch.bfloat16) if tree.get("bfloat16") else tensor
+    if "$tuple" in tree:
+        return tuple(decode(value, arrays) for value in tree["$tuple"])
+    if "$items" in tree:
+        return {decode(key, arrays): decode(value, arrays) for key, value in tree["$items"]}
+    return {key: decode(value, arrays) for key, value in tree.items()}
+
+
+# ---------------------------------------------------------------------- the parts a script hands over
+def capture(part: Any) -> Any:
+    """The state of one part as a tree: a module, optimiser, array, tensor, generator or vector environment.
+
+    Raises TypeError, with the kinds allowed, for anything else.
+    """
+    if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+        return part.state_dict()
+    if isinstance(part, np.ndarray) or type(part).__name__ == "Tensor":
+        return part
+    if isinstance(part, np.random.Generator):
+        return part.bit_generator.state
+    if type(part).__name__ == "Generator" and hasattr(part, "get_state"):  # torch.Generator
+        return part.get_state()
+    if simulators.is_vector_env(part):
+        return simulators.capture(part)
+    raise TypeError(
+        f"a checkpoint cannot hold a {type(part).__name__}; allowed are objects with state_dict and load_state_dict, "
+        "NumPy arrays, torch tensors, random generators and vector environments"
+    )
+
+
+def restore(part: Any, tree: Any) -> list[str]:
+    """Bring `part` into the captured state, in place; returns what could not be restored, a sentence each."""
+    if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+        part.load_state_dict(tree)
+    elif isinstance(part, np.ndarray):
+        np.copyto(part, tree)
+    elif type(part).__name__ == "Tensor":
+        part.detach().copy_(tree)
+    elif isinstance(part, np.random.Generator):
+        part.bit_generator.state = tree
+    elif simulators.is_vector_env(part):
+        return simulators.restore(part, tree)
+    else:
+        part.set_state(tree)
+    return []
+
+
+def random_states() -> dict[str, Any]:
+    """The states of the global generators of Python, NumPy and torch (its CUDA devices included)."""
+    states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        states["torch"] = torch.get_rng_state()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Put every global generator into the state that `random_states` returned."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    if "torch" in states:
+        import torch
+
+        torch.set_rng_state(states["torch"])
+        if "cuda" in states and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(states["cuda"])
+
+
+# ---------------------------------------------------------------------- files
+def sync_file(path: Path) -> None:
+    """Wait until the file's (or folder's) contents are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old contents or the new ones and nothing between."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        sync_file(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_state(folder: Path, tree: Any) -> None:
+    """Write one tree as the three files of a checkpoint into `folder`, which must not exist, and sync them."""
+    from safetensors.numpy import save_file
+
+    arrays: dict[str, np.ndarray] = {}
+    text = json.dumps(encode(tree, arrays))
+    folder.mkdir(parents=True)
+    save_file(arrays, folder / "tensors.safetensors")
+    (folder / "state.json").write_text(text)
+    manifest = {"format": 1, "sha256": {name: sha256(folder / name) for name in FILES}}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2))
+    for name in (*FILES, "manifest.json"):
+        sync_file(folder / name)
+    sync_file(folder)
+
+
+def read_state(folder: Path) -> Any:
+    """The tree of a checkpoint. Raises CheckpointError where a file is missing, truncated or changed."""
+    from safetensors.numpy import load_file
+
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        wrong = [name for name in FILES if sha256(folder / name) != manifest["sha256"][name]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder.name} is incomplete ({type(error).__name__}: {error})") from error
+    if wrong:
+        raise CheckpointError(f"{folder.name} is damaged: the checksum of {' and '.join(wrong)} does not match")
+    return decode(json.loads((folder / "state.json").read_text()), load_file(folder / "tensors.safetensors"))
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted(path for path in folder.glob("step_*") if path.is_dir())
+
+
+def save_checkpoint(folder: Path, step: int, tree: Any) -> Path:
+    """Write the checkpoint of `step`, then delete all but the newest two. Raises OSError (disk full, say): then the
+    earlier checkpoints are as they were."""
+    for leftover in folder.glob(".writing-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary, final = folder / f".writing-{os.getpid()}", folder / f"step_{step:012d}"
+    try:
+        write_state(temporary, tree)
+        if final.exists():  # of an earlier session of this run: the same step, or damaged
+            shutil.rmtree(final)
+        os.rename(temporary, final)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_file(folder)
+    for old in checkpoints(folder)[:-KEEP]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def load_checkpoint(folder: Path) -> tuple[Any | None, list[str]]:
+    """The newest whole checkpoint (None where there is none) and a sentence for each damaged one passed over."""
+    notes = []
+    for path in reversed(checkpoints(folder)):
+        try:
+            return read_state(path), notes
+        except CheckpointError as error:
+            notes.append(str(error))
+    return None, notes

@@ -1,0 +1,126 @@
+"""Where metrics go: a file of JSON lines and TensorBoard always, Weights & Biases when asked.
+
+A row is a dict of floats with `global_step` (environment steps) and `wall_time` (seconds of training so far, sessions
+before a resume included). No tracker can stop a training: one that fails gives one warning and is left alone.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def warn(sentence: str) -> None:
+    """One line on standard error, on a line of its own below the progress line."""
+    print(f"\nwarning: {sentence}" if sys.stderr.isatty() else f"warning: {sentence}", file=sys.stderr, flush=True)
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one row a line, complete after a kill, cut back to the checkpoint on resume."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._waiting: list[str] = []  # rows that a full disk has not taken yet
+        self._warned = False
+        self._size = path.stat().st_size if path.exists() else 0
+
+    def write(self, rows: list[dict[str, float]]) -> None:
+        """Append the rows; where the disk is full they wait in memory for the next call, with one warning."""
+        self._waiting += [json.dumps(row) + "\n" for row in rows]
+        data = "".join(self._waiting).encode()
+        try:
+            with open(self.path, "r+b" if self.path.exists() else "wb") as file:
+                file.seek(self._size)
+                file.write(data)
+                file.truncate()
+        except OSError as error:
+            if not self._warned:
+                warn(f"metrics wait in memory: {self.path} cannot be written ({error.strerror})")
+            self._warned = True
+            return
+        self._size += len(data)
+        self._waiting, self._warned = [], False
+
+    def sync(self) -> int:
+        """Put all rows on the disk and return the file's size in bytes. Raises OSError where that fails."""
+        self.write([])
+        if self._waiting:
+            raise OSError(28, "No space left on device")
+        if self.path.exists():
+            with open(self.path, "rb") as file:
+                os.fsync(file.fileno())
+        return self._size
+
+    def truncate(self, size: int) -> None:
+        """Forget every row behind the first `size` bytes."""
+        if self.path.exists():
+            os.truncate(self.path, size)
+        self._size = size
+
+
+class TensorBoard:
+    """Event files in the run folder."""
+
+    def __init__(self, folder: Path, purge_step: int | None):
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=purge_step, write_to_disk=True)
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """One scalar per metric at `step`."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        self._writer.close()
+
+
+class WandB:
+    """Weights & Biases; WANDB_MODE=offline needs no account and no network."""
+
+    def __init__(self, project: str, entity: str | None, name: str, config: dict[str, Any], folder: Path):
+        import wandb
+
+        run_id = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)[-128:]
+        self._run = wandb.init(
+            project=project, entity=entity, name=name, id=run_id, resume="allow", config=config, dir=str(folder)
+        )
+        self._run.define_metric("*", step_metric="global_step")
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """One row at `step`."""
+        self._run.log({"global_step": step, **metrics})
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class Safe:
+    """A tracker that may fail: the first failure is told once, then the tracker is left alone."""
+
+    def __init__(self, name: str, make):
+        self._name, self._tracker = name, None
+        self._try(lambda: setattr(self, "_tracker", make()))
+
+    def _try(self, action) -> None:
+        try:
+            action()
+        except ModuleNotFoundError as error:
+            self._tracker = None
+            warn(f"{self._name} is off, the training goes on: pip install {error.name}")
+        except Exception as error:  # whatever a tracker throws must not reach the training
+            self._tracker = None
+            warn(f"{self._name} is off, the training goes on: {type(error).__name__}: {error}")
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """One row at `step`."""
+        if self._tracker is not None:
+            self._try(lambda: self._tracker.write(step, metrics))
+
+    def close(self) -> None:
+        """Close the tracker."""
+        if self._tracker is not None:
+            self._try(self._tracker.close)
