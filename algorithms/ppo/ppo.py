@@ -57,6 +57,19 @@ def linear(fan_in, fan_out, gain=2**0.5):
     return layer
 
 
+def flatten_parameters(module):
+    """Make all parameters of `module`, and their gradients, views of one vector: the parameter that is returned. So one
+    operation clips or steps them all; `zero_grad` would cut the views, `vector.grad.zero_()` keeps them."""
+    parameters = list(module.parameters())
+    vector = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
+    vector.grad = torch.zeros_like(vector)
+    begin = 0
+    for p in parameters:
+        part = slice(begin, begin := begin + p.numel())
+        p.data, p.grad = vector.data[part].view_as(p), vector.grad[part].view_as(p)
+    return vector
+
+
 class Agent(nn.Module):
     def __init__(self, obs_dim, num_actions):
         super().__init__()
@@ -71,7 +84,7 @@ class Agent(nn.Module):
     def value(self, obs):  # (batch, obs_dim) -> (batch,)
         return self.critic(obs).squeeze(-1)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch,)
         """The most likely actions; with Gumbel noise (batch, num_actions) on the logits, actions drawn from the policy."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.actor[0].weight.device).flatten(1)
@@ -93,7 +106,10 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 
 
 def ppo_loss(agent, obs, action, old_logprob, old_value, advantage, returns, args):
-    """The negative of Eq. 9 on a minibatch, and its metrics. All (minibatch_size,) but obs (minibatch_size, obs_dim)."""
+    """The negative of Eq. 9 on a minibatch, its three terms, and log-ratios (minibatch_size,) for the metrics.
+
+    All inputs (minibatch_size,) but obs (minibatch_size, obs_dim).
+    """
     policy, value = agent.policy(obs), agent.value(obs)
     logratio = policy.gather(1, action[:, None]).squeeze(1) - old_logprob
     ratio = logratio.exp()
@@ -108,13 +124,12 @@ def ppo_loss(agent, obs, action, old_logprob, old_value, advantage, returns, arg
     value_loss = 0.5 * error.mean()
     entropy = -(policy.exp() * policy).sum(-1).mean()
     loss = -(objective - args.vf_coef * value_loss + args.ent_coef * entropy)  # Eq. 9
-    with torch.no_grad():
-        old_approx_kl = -logratio.mean()
-        approx_kl = (ratio - 1 - logratio).mean()  # estimator k3 of http://joschu.net/blog/kl-approx.html
-        clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
-    names = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac")
-    values = (value_loss, -objective, entropy, old_approx_kl, approx_kl, clipfrac)
-    return loss, {f"losses/{name}": x.detach() for name, x in zip(names, values, strict=True)}
+    return loss, objective.detach(), value_loss.detach(), entropy.detach(), logratio.detach()
+
+
+def approx_kl(logratio):
+    """KL divergence of the old policy from the new: estimator k3 of http://joschu.net/blog/kl-approx.html."""
+    return (logratio.exp() - 1 - logratio).mean()
 
 
 if __name__ == "__main__":
@@ -134,7 +149,8 @@ if __name__ == "__main__":
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     agent = Agent(obs_dim, num_actions).to(run.device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    parameters = flatten_parameters(agent)
+    optimizer = torch.optim.Adam([parameters], lr=args.learning_rate, eps=1e-5, fused=True)
     loss_of = run.compile(ppo_loss)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)
 
@@ -178,25 +194,33 @@ if __name__ == "__main__":
         rollout = (batch_obs, batch_action, logprob, value, advantage, advantage + value)  # all (batch_size, ...)
 
         # ---- 3. learn: update_epochs passes over the rollout in shuffled minibatches
-        metrics = []
+        terms = []  # of every minibatch: loss, objective, value loss, entropy, log-ratios
         for epoch in range(args.update_epochs):
             shuffle = torch.randperm(batch_size, device=run.device)
             for minibatch in zip(*(x[shuffle].split(minibatch_size) for x in rollout), strict=True):
-                loss, metric = loss_of(agent, *minibatch, args)
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                terms.append(loss_of(agent, *minibatch, args))
+                parameters.grad.zero_()
+                terms[-1][0].backward()
+                parameters.grad *= (args.max_grad_norm / (parameters.grad.norm() + 1e-6)).clamp(max=1)
                 optimizer.step()
-                metrics.append(metric)
-            kl = torch.stack([metric["losses/approx_kl"] for metric in metrics[-args.num_minibatches :]]).mean()
-            if args.target_kl is not None and kl > args.target_kl:
-                break
+            if args.target_kl is not None:
+                last_epoch = torch.stack([logratio for *_, logratio in terms[-args.num_minibatches :]])
+                if approx_kl(last_epoch) > args.target_kl:
+                    break
 
-        # ---- 4. report
-        averages = {name: torch.stack([metric[name] for metric in metrics]).mean() for name in metrics[0]}
-        averages["losses/explained_variance"] = 1 - advantage.var() / ((advantage + value).var() + 1e-8)
-        averages["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        run.log(global_step, averages)
+        # ---- 4. report: means over all minibatches
+        _, objective, value_loss, entropy, logratio = (torch.stack(x).detach() for x in zip(*terms, strict=True))
+        metrics = {
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "losses/value_loss": value_loss.mean(),
+            "losses/policy_loss": -objective.mean(),
+            "losses/entropy": entropy.mean(),
+            "losses/old_approx_kl": -logratio.mean(),
+            "losses/approx_kl": approx_kl(logratio),
+            "losses/clipfrac": ((logratio.exp() - 1).abs() > args.clip_coef).float().mean(),
+            "losses/explained_variance": 1 - advantage.var() / ((advantage + value).var() + 1e-8),
+        }
+        run.log(global_step, metrics)
         run.evaluate(global_step, agent.act, make_env)
         run.save(global_step, agent=agent, optimizer=optimizer, envs=envs)
 

@@ -1,0 +1,136 @@
+"""R3, the diff budget: how many lines a file may differ from the sibling it names in its header.
+
+The table `algorithms/diff_budget.toml` holds one line for each file that is not a root:
+
+    "ppo_continuous_action.py" = { lines = 74, differs = "1a2b3c4d", seal = "5e6f7a8b" }
+
+`lines` is the budget: added and removed lines together. `differs` is a hash of the text behind `Differs` in the header at
+the time the budget was set: a larger diff needs a header that says what is new. `seal` is a hash of both, so that a number
+raised by hand is noticed. `solo check --set-budget FILE` writes the line, and refuses to raise a number while the
+header still says the same. A file that needs more than the usual number of lines says why with `demanding = "..."`.
+"""
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from solorl.catalog import Script, read_source
+from solorl.errors import UsageError
+
+TABLE = "diff_budget.toml"
+COMMENT = """\
+# Rule R3: how many lines each file may differ from the sibling named in its header, and which files are demanding.
+# Written by `solo check --set-budget FILE`; CONTRIBUTING.md explains it. `demanding = "why"` may be added by hand.
+"""
+
+
+def digest(text: str) -> str:
+    """The first 8 hexadecimal digits of the SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def opcodes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, int, int, int, int]]:
+    """difflib's line diff of two texts."""
+    return difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+
+
+def count_changes(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
+    """Lines added to and removed from `a` to get `b`."""
+    changed = [code for code in opcodes(a, b) if code[0] != "equal"]
+    return sum(j2 - j1 for *_, j1, j2 in changed), sum(i2 - i1 for _, i1, i2, _, _ in changed)
+
+
+def table_of(path: Path) -> Path:
+    """The table that an algorithm file belongs to."""
+    return path.resolve().parent.parent / TABLE
+
+
+def read_table(table: Path) -> dict[str, dict[str, Any]]:
+    """File name -> entry; empty if there is no table. UsageError if it cannot be read."""
+    if not table.is_file():
+        return {}
+    try:
+        return tomllib.loads(read_source(table))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{table} is not TOML: {error}") from None
+
+
+def entry_of(path: Path) -> dict[str, Any]:
+    """The table's entry of an algorithm file; empty if it has none."""
+    return read_table(table_of(path)).get(path.name, {})
+
+
+def is_demanding(path: Path) -> bool:
+    """Whether the table says why this file may be longer than others."""
+    return bool(entry_of(path).get("demanding"))
+
+
+def parent_path(script: Script) -> Path | None:
+    """The file a script differs from: in its own folder, or else in another family."""
+    folder = script.path.resolve().parent
+    found = [folder / str(script.parent), *sorted(folder.parent.glob(f"*/{script.parent}"))]
+    return next((path for path in found if path.is_file()), None)
+
+
+def measure(script: Script) -> int | None:
+    """Added and removed lines between a script and its parent; None if there is no such parent."""
+    parent = parent_path(script)
+    if parent is None:
+        return None
+    return sum(count_changes(read_source(parent).splitlines(), read_source(script.path).splitlines()))
+
+
+def seal(lines: int, differs: str) -> str:
+    """Binds a budget to the header it was set for."""
+    return digest(f"{lines} {differs}")
+
+
+def breach(script: Script) -> str:
+    """What is wrong with the diff of a script that names a parent, or an empty string."""
+    lines, entry = measure(script), entry_of(script.path)
+    command = f"`solo check --set-budget {script.name}`"
+    if lines is None:
+        return f"Differs names {script.parent}, but there is no such file"
+    if "lines" not in entry:
+        return f"differs from {script.parent} in {lines} lines and has no budget; {command} sets it"
+    if entry.get("seal") != seal(entry["lines"], entry.get("differs", "")):
+        return f"its line in {TABLE} was changed by hand; restore it, then change the line Differs and run {command}"
+    if entry["differs"] != digest(script.fields["Differs"]):
+        return f"its line Differs has changed since the budget was set; {command} sets it anew"
+    if lines > entry["lines"]:
+        more = f"differs from {script.parent} in {lines} lines, budget {entry['lines']}"
+        return f"{more}; make the diff smaller, or say in this line what is new and run {command}"
+    return ""
+
+
+def set_budget(script: Script) -> int:
+    """Make the present diff the budget and return it; UsageError for a root and for a rise that the header hides."""
+    lines, table = measure(script), table_of(script.path)
+    if script.parent is None or lines is None:
+        raise UsageError(f"{script.path.name} names no sibling that it differs from, so it has no budget")
+    entries = read_table(table)
+    entry, differs = entries.get(script.path.name, {}), digest(script.fields["Differs"])
+    if "lines" in entry:
+        if entry.get("seal") != seal(entry["lines"], entry.get("differs", "")):
+            raise UsageError(f"the line of {script.path.name} in {table} was changed by hand; restore it first")
+        if entry["differs"] == differs and lines > entry["lines"]:
+            what = f"{script.path.name} differs from {script.parent} in {lines} lines, budget {entry['lines']}"
+            raise UsageError(f"{what}; say in its line Differs what is new, then set the budget")
+    entries[script.path.name] = entry | {"lines": lines, "differs": differs, "seal": seal(lines, differs)}
+    write_table(table, entries)
+    return lines
+
+
+def write_table(table: Path, entries: dict[str, dict[str, Any]]) -> None:
+    """Write the table, one line an entry, sorted by name."""
+    from solorl.cli.files import write
+
+    rows = []
+    for name, entry in sorted(entries.items()):
+        values = ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items())
+        rows.append(f'"{name}" = {{ {values} }}\n')
+    write(table, (COMMENT + "".join(rows)).encode())
