@@ -176,9 +176,10 @@ def check_env_id(env_id: str) -> None:
     import gymnasium as gym
 
     try:
-        if ":" in env_id:
-            importlib.import_module(env_id.partition(":")[0])
-        spec = gym.spec(env_id)
+        module, colon, name = env_id.rpartition(":")
+        if colon:
+            importlib.import_module(module)
+        spec = gym.spec(name)
     except (gym.error.Error, ImportError) as error:
         space = env_id.partition("/")[0] if "/" in env_id else None
         if space in NAMESPACES and importlib.util.find_spec({"ALE": "ale_py"}.get(space, space.lower())) is None:

@@ -4,10 +4,10 @@ The table `algorithms/diff_budget.toml` holds one line for each file that is not
 
     "ppo_continuous_action.py" = { lines = 74, differs = "1a2b3c4d", seal = "5e6f7a8b" }
 
-`lines` is the budget: added and removed lines together. `differs` is a hash of the text behind `Differs` in the header at
-the time the budget was set: a larger diff needs a header that says what is new. `seal` is a hash of both, so that a number
-raised by hand is noticed. `solo check --set-budget FILE` writes the line, and refuses to raise a number while the
-header still says the same. A file that needs more than the usual number of lines says why with `demanding = "..."`.
+`lines` is the budget: added and removed lines together. `differs` is a hash of the text behind `Differs` in the header
+at the time the budget was set: a larger diff needs a header that says what is new. `seal` is a hash of both, so that a
+number raised by hand is noticed. `solo check --set-budget FILE` writes the line, and refuses to raise a number while
+the header still says the same. A file that needs more than the usual number of lines says why: `demanding = "..."`.
 """
 
 import difflib
@@ -33,7 +33,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def opcodes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, int, int, int, int]]:
+def opcodes(a: Sequence[str], b: Sequence[str]) -> Sequence[tuple[str, int, int, int, int]]:
     """difflib's line diff of two texts."""
     return difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
 

@@ -1,7 +1,7 @@
 """The rules of the algorithm files that a machine can check. CONTRIBUTING.md says why each of them is there.
 
-R1 one file, R2 same name same body, R3 diff budget (see budget.py), R5 plumbing is visible; and complete headers, script
-metadata that covers the imports, no dead flags.
+R1 one file, R2 same name same body, R3 diff budget (see budget.py), R5 plumbing is visible; and complete headers,
+script metadata that covers the imports, no dead flags.
 """
 
 import ast
@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from solorl import budget
-from solorl.catalog import KEYS, PACKAGE, Script, header_fields, parse_header, parse_source, read_source, top_modules
+from solorl.catalog import KEYS, PACKAGE, Script, parse_header, parse_source, read_source, top_modules
 from solorl.errors import UsageError, did_you_mean
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -148,7 +148,7 @@ def check_imports(source: Source) -> Iterator[Problem]:
     others |= {path.stem for path in source.path.parent.glob("*.py")}
     for module, line in top_modules(source.tree).items():
         if module in others and module not in sys.stdlib_module_names:
-            yield source.problem(line, "R1", f"imports {module}, another algorithm; a file stands alone, copy what it needs")
+            yield source.problem(line, "R1", f"imports {module}, another algorithm; a file stands alone")
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ImportFrom) and node.level:
             yield source.problem(node.lineno, "R1", "imports relative to its folder; a file stands alone")
@@ -167,7 +167,7 @@ def check_size(source: Source) -> Iterator[Problem]:
             yield source.problem(number, "R1", f"the line has {len(line)} characters, but may have {MAX_WIDTH}")
     for depth, number in depths(source.tree.body):
         if depth == MAX_DEPTH + 1:
-            yield source.problem(number, "R1", f"nested {depth} deep, but may be {MAX_DEPTH}; give the inner part a name")
+            yield source.problem(number, "R1", f"is nested {depth} deep, but may be {MAX_DEPTH}")
 
 
 # ---------------------------------------------------------------------- header, script metadata, flags
@@ -181,13 +181,14 @@ def check_header(source: Source) -> Iterator[Problem]:
     if fields.get("Differs") and script.parent is None and not fields["Differs"].startswith("root of its family"):
         text = "Differs must say `from SIBLING.py: how` or `root of its family`"
         yield source.problem(source.header_line("Differs"), "header", text)
-    root = source.path.resolve().parents[2]
-    if fields.get("Details") and not (root / fields["Details"].split()[0].rstrip(":;,")).is_file():
-        yield source.problem(source.header_line("Details"), "header", f"there is no file {fields['Details'].split()[0]}")
+    path = source.path.resolve()
+    page = re.split(r"[\s:;,]", fields.get("Details", ""))[0]
+    if page and not (path.parents[2] / page).is_file():
+        yield source.problem(source.header_line("Details"), "header", f"there is no file {page}")
     if script.run and (text := bad_command(script, source.tree)):
         yield source.problem(source.header_line("Run"), "header", text)
-    if twins := [path for path in source.path.resolve().parent.parent.glob(f"*/{source.path.name}") if path != source.path.resolve()]:
-        yield source.problem(1, "header", f"the name is taken: {twins[0].parent.name}/{twins[0].name}")
+    for twin in sorted(set(path.parents[1].glob(f"*/{path.name}")) - {path}):
+        yield source.problem(1, "header", f"the name is taken by {twin.parent.name}/{twin.name}")
 
 
 def bad_command(script: Script, tree: ast.Module) -> str:
@@ -248,7 +249,7 @@ def check_flags(source: Source) -> Iterator[Problem]:
 
 # ---------------------------------------------------------------------- R5
 def check_plumbing(source: Source) -> Iterator[Problem]:
-    """R5: the library is called in the main block only, in statements that begin with `run.`, and its flags not at all."""
+    """R5: the library is called in the main block, in statements that begin with `run.`; its flags are not read."""
     own = set(fields_of(source.tree, "Args"))
     for name, line in uses_of_args(source.tree):
         if name in NEVER or (name in plumbing_flags() and name not in own):
@@ -260,7 +261,7 @@ def check_plumbing(source: Source) -> Iterator[Problem]:
     inside = {id(node) for node in ast.walk(block)}
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Name) and node.id == "run" and id(node) not in inside:
-            yield source.problem(node.lineno, "R5", "uses run outside the main block; functions take what they use as arguments")
+            yield source.problem(node.lineno, "R5", "uses run outside the main block")
     yield from _check_calls(source, block)
 
 
@@ -274,10 +275,14 @@ def _check_calls(source: Source, block: ast.If) -> Iterator[Problem]:
         if alias.name not in ENTRANCES
     }
     for node in ast.walk(block):
-        if isinstance(node, ast.Call) and _root(node.func) in library:
-            yield source.problem(node.lineno, "R5", f"calls {ast.unparse(node.func)} of the library; only verbs of `run` are")
-        if isinstance(node, ast.Call) and _root(node.func) == "run" and id(node) not in beginning:
-            yield source.problem(node.lineno, "R5", f"hides {ast.unparse(node.func)} inside a statement; begin it with `run.`")
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if _root(node.func) in library:
+                yield source.problem(
+                    node.lineno, "R5", f"calls {name} of the library; only the verbs of `run` are for scripts"
+                )
+            if _root(node.func) == "run" and id(node) not in beginning:
+                yield source.problem(node.lineno, "R5", f"hides {name} inside a statement; begin it with `run.`")
         if isinstance(node, ast.Attribute) and _root(node) == "run" and node.attr.startswith("_"):
             yield source.problem(node.lineno, "R5", f"uses {ast.unparse(node)}, which is private to the library")
 
@@ -302,7 +307,7 @@ def check_file(path: Path) -> list[Problem]:
     try:
         source = Source(path, read_source(path), parse_source(path), parse_header(path))
     except UsageError as error:
-        return [Problem(path, 1, "header", str(error))]
+        return [Problem(path, 1, "header", str(error).removeprefix(str(path)).lstrip())]
     checks = (check_imports, check_size, check_header, check_metadata, check_flags, check_plumbing)
     return sorted((problem for check in checks for problem in check(source)), key=lambda problem: problem.line)
 
@@ -327,8 +332,8 @@ def check_same_bodies(scripts: Sequence[Script]) -> Iterator[Problem]:
                 continue
             text, owner = first.setdefault((script.framework, name), (ast.unparse(node), script))
             if ast.unparse(node) != text:
-                hint = f"give it a name of its own, or run `solo sync {name} --from {owner.name}`"
-                yield Problem(script.path, node.lineno, "R2", f"{name} differs from {name} in {owner.path.name}; {hint}")
+                what = f"{name} is not the {name} of {owner.path.name}; rename it, or repair it"
+                yield Problem(script.path, node.lineno, "R2", f"{what}: solo sync {name} --from {owner.name}")
 
 
 def check_budgets(scripts: Sequence[Script]) -> Iterator[Problem]:

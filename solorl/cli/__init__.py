@@ -1,0 +1,90 @@
+"""The command `solo`: finds the verb and calls it.
+
+A verb is one line in VERBS and a module with `main(argv)`; a module must not bear the name of a builtin, which it would
+hide in this file once it is imported.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module, metadata
+from typing import NoReturn
+
+from solorl.errors import UsageError, did_you_mean, quit_with
+
+# Verb -> its module (imported only when it is called) and its line in `solo --help`.
+VERBS = {
+    "list": ("solorl.cli.listing", "show the algorithms"),
+    "train": ("solorl.cli.train", "run an algorithm:  solo train ppo --env-id CartPole-v1"),
+    "play": ("solorl.cli.play", "watch and score a trained agent:  solo play RUN_DIR --video"),
+    "copy": ("solorl.cli.copy", "take a file home:  solo copy ppo my_ppo.py"),
+    "diff": ("solorl.cli.diff", "compare two files side by side:  solo diff ppo my_ppo.py"),
+    "new": ("solorl.cli.new", "start a variant:  solo new ppo_mine --from ppo"),
+    "sync": ("solorl.cli.sync", "repair drift between siblings:  solo sync gae --from ppo"),
+    "check": ("solorl.cli.check", "check algorithm files against the rules of the project"),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that says what is wrong in one sentence (UsageError) and suggests the nearest flag."""
+
+    def __init__(self, verb: str, description: str) -> None:
+        super().__init__(prog=f"solo {verb}", description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError instead of printing the usage and leaving."""
+        raise UsageError(f"{self.prog}: {message}; see `{self.prog} --help`")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse all of `argv`; UsageError for a flag or an argument that does not exist."""
+        args, unknown = self.parse_known_intermixed_args(argv)  # flags may stand between names
+        if not unknown:
+            return args
+        flag = unknown[0].split("=")[0]
+        if not flag.startswith("-"):
+            raise UsageError(f"{self.prog} takes no further argument {flag}; see `{self.prog} --help`")
+        flags = [option for option in self._option_string_actions if option.startswith("--")]
+        hint = did_you_mean(flag, flags) or f"; it has {', '.join(flags)}"
+        raise UsageError(f"{self.prog} has no flag {flag}{hint}")
+
+
+def usage() -> str:
+    """The text of `solo --help`."""
+    verbs = "\n".join(f"  {verb:7} {line}" for verb, (_, line) in VERBS.items())
+    return f"solo: one file per algorithm of deep reinforcement learning\n\n{verbs}\n\n`solo VERB --help` says more."
+
+
+def version() -> str:
+    """The version of the installed distribution."""
+    try:
+        return metadata.version("solorl")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def dispatch(argv: Sequence[str]) -> int:
+    """Call the verb `argv[0]` with the rest; UsageError if there is no such verb."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    verb, rest = argv[0], list(argv[1:])
+    if verb in ("-V", "--version"):
+        print(f"solorl {version()}")
+        return 0
+    if verb not in VERBS:
+        kind = "flag" if verb.startswith("-") else "verb"
+        hint = did_you_mean(verb, VERBS) or f"; it has {', '.join(VERBS)}"
+        raise UsageError(f"solo has no {kind} {verb}{hint}")
+    return int(import_module(VERBS[verb][0]).main(rest) or 0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `solo` and return the exit code; bad input is one sentence on standard error and exit code 2."""
+    try:
+        return dispatch(sys.argv[1:] if argv is None else argv)
+    except UsageError as error:
+        quit_with(error)
+    except BrokenPipeError:  # `solo list | head`: the reader has left; write what is still buffered nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

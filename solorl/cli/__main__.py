@@ -1,0 +1,7 @@
+"""`python -m solorl.cli` is `solo`."""
+
+import sys
+
+from solorl.cli import main
+
+sys.exit(main())

@@ -1,0 +1,53 @@
+"""`solo check`: the algorithm files against the rules of the project."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+from solorl.budget import set_budget
+from solorl.catalog import find_path, parse_header, script_paths
+from solorl.cli import Parser
+from solorl.cli.files import shown
+from solorl.errors import UsageError
+from solorl.rules import Problem, check_family, check_file
+
+
+def problems_of(paths: Sequence[Path]) -> list[Problem]:
+    """The problems of the given files; those between siblings are found with the whole family."""
+    wanted = {path.resolve() for path in paths}
+    found = [problem for path in sorted(wanted) for problem in check_file(path)]
+    for folder in sorted({path.parent for path in wanted}):
+        family = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
+        found += [problem for problem in check_family(family) if problem.path.resolve() in wanted]
+    return sorted(found, key=lambda problem: (str(problem.path), problem.line))
+
+
+def set_budgets(paths: Sequence[Path]) -> int:
+    """Write the budgets of the given files; UsageError where a rise is refused."""
+    for path in paths:
+        script = parse_header(path)
+        print(f"{path.name} differs from {script.parent} in {set_budget(script)} lines, which is its budget now")
+    return 0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print one line per problem and return 1 if there are any."""
+    parser = Parser("check", "Check algorithm files (default: all) against the rules in CONTRIBUTING.md.")
+    parser.add_argument("files", metavar="FILE", nargs="*", help="algorithm names or .py files")
+    parser.add_argument("--set-budget", action="store_true", help="make the present diff of each FILE its budget (R3)")
+    args = parser.parse(argv)
+    paths = [find_path(name) for name in args.files] or list(script_paths().values())
+    if args.set_budget:
+        if not args.files:
+            raise UsageError("solo check --set-budget needs the files whose budget is to be set")
+        return set_budgets(paths)
+    problems = problems_of(paths)
+    for problem in problems:
+        print(replace(problem, path=Path(shown(problem.path))))
+    if problems:
+        files = len(list(groupby(problems, key=lambda problem: problem.path)))
+        print(f"{len(problems)} problem{'s'[: len(problems) != 1]} in {files} of {len(paths)} files")
+        return 1
+    print(f"{len(paths)} file{'s'[: len(paths) != 1]}, no problems")
+    return 0

@@ -1,0 +1,80 @@
+"""`solo new`: the first minute of a variant."""
+
+import keyword
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from solorl.catalog import (
+    KEYS,
+    algorithms_folder,
+    find_path,
+    in_checkout,
+    parse_header,
+    parse_source,
+    read_source,
+    script_paths,
+    top_modules,
+)
+from solorl.cli import Parser
+from solorl.cli.files import shown, write
+from solorl.cli.headers import with_header
+from solorl.errors import UsageError
+
+
+def check_name(what: str, name: str) -> None:
+    """Raise UsageError unless `name` is good for a Python file or folder: lower case, digits and underscores."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise UsageError(f"{name!r} cannot name a {what}: use a-z, 0-9 and _, a letter first, and no word of Python")
+
+
+def run_line(run: str, name: str) -> str:
+    """The header's command for the new file: the old flags behind the new name."""
+    words = shlex.split(run)
+    flags = words[3:] if words[:2] == ["solo", "train"] else []
+    return shlex.join(["solo", "train", name, *flags])
+
+
+def destination(name: str, family: str) -> Path:
+    """In a checkout the family's folder, elsewhere the current one; UsageError if the name is taken."""
+    taken = script_paths()
+    if name in taken:
+        raise UsageError(f"there is an algorithm {name} already: {shown(taken[name])}")
+    path = algorithms_folder() / family / f"{name}.py" if in_checkout() else Path.cwd() / f"{name}.py"
+    if path.exists():
+        raise UsageError(f"{shown(path)} exists already")
+    return path
+
+
+def main(argv: Sequence[str]) -> int:
+    """Create a variant; UsageError for a bad or taken name and for a source without a header."""
+    parser = Parser("new", "Start a variant from an algorithm: a file that runs and differs in its header only.")
+    parser.add_argument("name", metavar="NAME", help="of the new algorithm, as in ppo_mine")
+    parser.add_argument("--from", dest="source", metavar="FILE", required=True, help="what to start from")
+    parser.add_argument("--family", metavar="F", help="its folder (default: that of FILE)")
+    args = parser.parse(argv)
+    name = args.name.removesuffix(".py")
+    check_name("file", name)
+    source = parse_header(find_path(args.source))
+    family = args.family or source.family
+    check_name("family", family)
+    if missing := [key for key in KEYS if key not in source.fields]:
+        raise UsageError(f"{shown(source.path)} has no line {missing[0]} in its header")
+    if name in sys.stdlib_module_names or name in top_modules(parse_source(source.path)):
+        raise UsageError(f"a file {name}.py would hide the module {name} from `import {name}`")
+    path = destination(name, family)
+    values = {"Run": run_line(source.run, name), "Differs": f"from {source.path.name}: nothing yet"}
+    text = with_header(read_source(source.path), values)
+    if in_checkout():
+        path.parent.mkdir(exist_ok=True)
+    write(path, text.encode())
+    print(f"created {shown(path)} from {source.path.name}. Next:")
+    print(f"  edit it; say in its line `Differs` how it differs from {source.path.name}, and in its title what it is")
+    print(f"  solo train {name if in_checkout() else shown(path)}")
+    print(f"  solo diff {source.name} {name if in_checkout() else shown(path)}")
+    if in_checkout():
+        print(f"  solo check --set-budget {name}     once the difference is what you want")
+        print("  solo check                    before you share it")
+    return 0

@@ -1,0 +1,133 @@
+"""What `solo copy --standalone` puts in the place of the library: the same verbs and seeds, no run folder.
+
+The weights that a script learns with it are equal, bit for bit, to those it learns with the library.
+"""
+
+import argparse
+import inspect
+import os
+import random
+import re
+import sys
+import time
+import typing
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass
+class RunArgs:
+    """The arguments that every script shares."""
+
+    seed: int = 1  # seed of Python, NumPy, torch and the environments
+    device: str = "auto"  # auto (CUDA where there is one, else the CPU) | cpu | cuda | cuda:1 | mps
+    torch_threads: int = 1  # CPU threads of torch; one is fastest for small networks
+    compile: bool = False  # compile the marked functions
+    eval_episodes: int = 20  # episodes of the evaluation at the end
+    save_to: str = "model.npz"  # file for the final weights
+
+
+def parse(args_type):
+    """Read the command line; the comments behind the fields are their help."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    classes = [RunArgs, args_type]
+    help_of = {k: v for x in classes for k, v in re.findall(r"^ +(\w+):.*?# (.*)$", inspect.getsource(x), re.MULTILINE)}
+    types = typing.get_type_hints(args_type)
+    for field in fields(args_type):
+        hint = types[field.name]  # of `float | None` the first, of other compounds the type of the default
+        kinds = (hint, *typing.get_args(hint), type(field.default))
+        kind = next(kind for kind in kinds if isinstance(kind, type) and kind is not type(None))
+        how = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
+        text = help_of.get(field.name, "").replace("%", "%%") or None
+        parser.add_argument("--" + field.name.replace("_", "-"), default=field.default, help=text, **how)
+    return args_type(**vars(parser.parse_args()))
+
+
+class Run:
+    """Seeds, device, progress, and an evaluation at the end."""
+
+    def __init__(self, args):
+        self.args, self.parts, self.returns, self.ended, self.printed = args, {}, None, [], 0.0
+        self.device = args.device
+        random.seed(args.seed)
+        np.random.seed(args.seed)
+        if torch := sys.modules.get("torch"):
+            best = "cuda" if torch.cuda.is_available() else "cpu"
+            self.device = torch.device(best if args.device == "auto" else args.device)
+            torch.manual_seed(args.seed)
+            torch.set_num_threads(args.torch_threads)
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.backends.cudnn.benchmark = False
+
+    def env_seed(self, stream, index):
+        """The seed of an environment; stream 0 trains, 1 evaluates."""
+        return (self.args.seed * 4 + stream) * 2**30 + index
+
+    def require(self, condition, sentence):
+        """End with a sentence unless the condition holds."""
+        if not condition:
+            print(f"error: {sentence}", file=sys.stderr)
+            raise SystemExit(2)
+
+    def require_spaces(self, envs, obs, action):
+        """Nothing: the library would check the kinds of spaces."""
+
+    def resume(self, **parts):
+        """Take what `close` is to save; a training always starts at iteration 0."""
+        self.parts = parts
+        return 0
+
+    def reset(self, envs):
+        """The first observations, with a seed of its own for each environment."""
+        seeds = [self.env_seed(0, i) for i in range(envs.num_envs)]
+        envs.action_space.seed(seeds[0])
+        envs.single_action_space.seed(seeds[0])
+        return envs.reset(seed=seeds)[0]
+
+    def loop(self, start, num_iterations):
+        """Count the iterations."""
+        yield from range(start, num_iterations)
+
+    def episodes(self, global_step, reward, done):
+        """Sum the rewards of each episode."""
+        for rewards, ends in zip(np.atleast_2d(reward), np.atleast_2d(done).astype(bool), strict=True):
+            self.returns = rewards + (0.0 if self.returns is None else self.returns)
+            self.ended += self.returns[ends].tolist()
+            self.returns[ends] = 0.0
+
+    def log(self, global_step, metrics):
+        """Print a line every second."""
+        if time.time() - self.printed > 1:
+            self.printed = time.time()
+            mean = f"charts/episodic_return {np.mean(self.ended[-100:]):.1f}" if self.ended else ""
+            print(f"step {global_step:,}", mean, *(f"{name} {float(x):.4g}" for name, x in metrics.items()), sep="  ")
+
+    def evaluate(self, global_step, policy, make_env):
+        """Nothing: `close` evaluates."""
+
+    def save(self, global_step, **parts):
+        """Take what `close` is to save."""
+        self.parts |= parts
+
+    def close(self, policy, make_env):
+        """Evaluate the policy and save the weights."""
+        env, returns = make_env(self.args.env_id), []
+        for i in range(self.args.eval_episodes):
+            obs, over, total = env.reset(seed=self.env_seed(1, i))[0], False, 0.0
+            while not over:
+                obs, reward, terminated, truncated, _ = env.step(np.asarray(policy(np.asarray(obs)[None]))[0])
+                over, total = terminated or truncated, total + float(reward)
+            returns.append(total)
+        print(f"evaluation {np.mean(returns):.1f} ± {np.std(returns):.1f} over {len(returns)} greedy episodes")
+        modules = {name: part for name, part in self.parts.items() if hasattr(part, "named_parameters")}
+        weights = {f"{name}.{key}": x.cpu().numpy() for name, m in modules.items() for key, x in m.state_dict().items()}
+        Path(self.args.save_to).parent.mkdir(parents=True, exist_ok=True)
+        np.savez(self.args.save_to, **weights)
+        print(f"weights {self.args.save_to}")
+
+    def compile(self, function):
+        """The compiled function with --compile, else the function itself."""
+        return sys.modules["torch"].compile(function, dynamic=False) if self.args.compile else function

@@ -1,0 +1,75 @@
+"""Running the real scripts and looking at their variables and files."""
+
+import contextlib
+import io
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).parent))  # `probes:...` as environment ids
+
+
+def script(name):
+    """The path of an algorithm file."""
+    return next((ROOT / "algorithms").glob(f"*/{name}.py"))
+
+
+def definitions(name):
+    """The names an algorithm file defines, its main block not run."""
+    return runpy.run_path(str(script(name)), run_name="imported")
+
+
+def rows(run_dir, key=None):
+    """The rows of metrics.jsonl; with `key` only those that have it."""
+    lines = (Path(run_dir) / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if key is None or key in row]
+
+
+def comparable(run_dir):
+    """All rows without what depends on the clock."""
+    return [{k: v for k, v in row.items() if k not in ("wall_time", "charts/SPS")} for row in rows(run_dir)]
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """`train("ppo", "--flag", ...)` runs the script in this process, as a user would, and returns its variables; what
+    it printed is in `train.out`. Its exit code must be `code`."""
+
+    def call(name, *flags, runs_dir=tmp_path / "runs", code=0):
+        path = str(script(name)) if not str(name).endswith(".py") else str(name)
+        words = [path, *map(str, flags)]
+        if "--runs-dir" not in words and "--resume" not in words:
+            words += ["--runs-dir", str(runs_dir)]
+        monkeypatch.setattr(sys, "argv", words)
+        out, call.code, variables = io.StringIO(), 0, {}
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            try:
+                variables = runpy.run_path(path, run_name="__main__")
+            except SystemExit as end:
+                call.code = end.code
+        call.out = out.getvalue()
+        assert call.code == code, call.out
+        return variables
+
+    call.out, call.code = "", 0
+    return call
+
+
+def environment(**extra):
+    """The environment of a subprocess: the probes importable, one thread."""
+    paths = [str(ROOT), str(Path(__file__).parent)]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"} | extra
+
+
+def run(*words, **kwargs):
+    """Run a command to its end and return it, output captured as text."""
+    return subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, env=environment(), timeout=300, **kwargs
+    )

@@ -1,0 +1,553 @@
+"""The command `solo`: what it prints, writes and refuses."""
+
+import ast
+import inspect
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from html.parser import HTMLParser
+from io import StringIO
+
+import numpy as np
+import pytest
+from conftest import ROOT, environment, run
+from rich.console import Console
+from safetensors.numpy import load_file
+
+import solorl.run
+from solorl import catalog, cli
+from solorl.arguments import RunArgs
+from solorl.cli import diff, stub
+from solorl.cli.standalone import standalone
+from solorl.errors import UsageError
+
+SOLO = (sys.executable, "-m", "solorl.cli")
+FAMILY_FILE = '''# /// script
+# requires-python = ">=3.11"
+# dependencies = ["solorl>=0.1"]
+# ///
+"""Title of {name}.
+
+Paper     Someone 2020, https://example.org/{name}
+          and a second line
+Run       solo train {name} --seed 2
+Spaces    vector -> discrete
+Differs   {differs}
+Not for   images: b_image.py; continuous actions: b_cont.py
+Details   algorithms/fam/README.md
+"""
+
+from solorl import RunArgs
+
+
+# about f
+def f(x):
+    """Do it."""
+    # inside
+    return {value}
+
+
+class Args(RunArgs):
+    pass
+'''
+
+
+@pytest.fixture
+def solo(capsys):
+    """`code, out, err = solo("list")` runs the command in this process."""
+
+    def call(*words):
+        capsys.readouterr()
+        try:
+            code = cli.main([str(word) for word in words])
+        except SystemExit as end:
+            code = end.code
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """A checkout of its own with the family `fam`: root a.py, sibling b.py, which drifted, and a JAX file."""
+    folder = tmp_path / "checkout" / "algorithms" / "fam"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("The family.\n")
+    (tmp_path / "checkout" / "pyproject.toml").write_text("")
+    (folder / "a.py").write_text(FAMILY_FILE.format(name="a", differs="root of its family", value="x + 1"))
+    (folder / "b.py").write_text(FAMILY_FILE.format(name="b", differs="from a.py: adds two", value="x + 2"))
+    text = FAMILY_FILE.format(name="a_jax", differs="from a.py: JAX", value="x + 3")
+    (folder / "a_jax.py").write_text(text.replace("from solorl", "import jax\nfrom solorl"))
+    monkeypatch.setattr(catalog, "PACKAGE", tmp_path / "checkout" / "solorl")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def refused(result, *fragments):
+    """One sentence on standard error, exit code 2, nothing else."""
+    code, out, err = result
+    assert code == 2 and out == "", (code, out)
+    assert err.count("\n") == 1 and "Traceback" not in err, err
+    for fragment in fragments:
+        assert fragment in err, err
+
+
+# ---------------------------------------------------------------------- help and verbs
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",), ("help",)])
+def test_help_names_every_verb(solo, words):
+    code, out, err = solo(*words)
+    assert code == 0 and err == ""
+    assert all(f"  {verb} " in out for verb in cli.VERBS)
+    assert len(out.splitlines()) < 25
+
+
+@pytest.mark.parametrize("verb", sorted(cli.VERBS))
+def test_each_verb_has_help(solo, verb):
+    code, out, err = solo(verb, "--help")
+    assert code == 0 and err == "" and f"usage: solo {verb}" in out
+
+
+BAD_INPUT = [
+    (("lsit",), "solo has no verb lsit; did you mean list?"),
+    (("--verison",), "solo has no flag --verison"),
+    (("list", "--jsno"), "solo list has no flag --jsno; did you mean --json?"),
+    (("list", "extra"), "solo list takes no further argument extra"),
+    (("list", "--family", "fan"), "there is no family fan; did you mean fam?"),
+    (("train",), "needs an algorithm"),
+    (("train", "--seed", "1"), "the algorithm comes first"),
+    (("train", "a_jaxx"), "there is no algorithm a_jaxx; did you mean a_jax?"),
+    (("train", "a_jaxx.py"), "there is no file a_jaxx.py; did you mean a_jax?"),
+    (("train", "zzzzzzzz"), "`solo list` shows all"),
+    (("train", "."), "is a folder"),
+    (("play",), "RUN_DIR"),
+    (("play", "runs"), "there is no run folder runs"),
+    (("play", "checkout"), "it has no config.json"),
+    (("play", "checkout", "--episodes", "0"), "--episodes must be at least 1"),
+    (("play", "checkout", "--episodes", "many"), "--episodes"),
+    (("play", "checkout", "--seed", "-1"), "--seed must be at least 0"),
+    (("copy",), "NAME"),
+    (("copy", "zzz"), "there is no algorithm zzz"),
+    (("copy", "a", "no/such/folder.py"), "does not exist"),
+    (("copy", "a", "a.txt"), "must end in .py"),
+    (("copy", "a", "--standalone", "--forse"), "did you mean --force?"),
+    (("diff", "a"), "B"),
+    (("diff", "a", "zzz"), "there is no algorithm zzz"),
+    (("diff", "a", "b", "--html", "b.py"), "must end in .html"),
+    (("new", "c"), "--from"),
+    (("new", "b", "--from", "a"), "there is an algorithm b already"),
+    (("new", "1c", "--from", "a"), "cannot name a file"),
+    (("new", "class", "--from", "a"), "cannot name a file"),
+    (("new", "C", "--from", "a"), "cannot name a file"),
+    (("new", "../c", "--from", "a"), "cannot name a file"),
+    (("new", "random", "--from", "a"), "would hide the module random"),
+    (("new", "c", "--from", "zzz"), "there is no algorithm zzz"),
+    (("new", "c", "--from", "a", "--family", "../x"), "cannot name a family"),
+    (("sync", "g", "--from", "a"), "has no function or class g; it has f, Args"),
+    (("sync", "args", "--from", "a"), "did you mean Args?"),
+    (("sync", "Args", "--from", "a"), "meant to differ"),
+    (("check", "zzz"), "there is no algorithm zzz"),
+    (("check", "--set-budget"), "needs the files"),
+    (("check", "--set-budget", "a"), "names no sibling"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), BAD_INPUT, ids=[" ".join(words) for words, _ in BAD_INPUT])
+def test_bad_input_is_one_sentence(solo, tree, words, sentence):
+    before = sorted(path.name for path in tree.iterdir())
+    refused(solo(*words), sentence)
+    assert sorted(path.name for path in tree.iterdir()) == before
+
+
+def test_bad_input_in_a_process_of_its_own():
+    for words in (("lsit",), ("train", "zzz"), ("copy", "zzz")):
+        done = run(*SOLO, *words)
+        refused((done.returncode, done.stdout, done.stderr))
+
+
+def test_broken_files_are_one_sentence(solo, tree):
+    (tree / "b.py").write_text("def f(:\n")
+    refused(solo("list"), "b.py:1 is not valid Python")
+    refused(solo("sync", "f", "--from", "b"), "is not valid Python")
+    (tree / "b.py").write_text("x = 1\n")
+    refused(solo("list"), "b.py has no header")
+    (tree / "b.py").write_bytes(b'"""\xff"""\n')
+    refused(solo("list"), "not a text file in UTF-8")
+
+
+# ---------------------------------------------------------------------- list
+def test_list_shows_what_the_headers_say(solo, tree):
+    code, out, _ = solo("list")
+    lines = out.splitlines()
+    assert code == 0 and len(lines) == 4
+    assert re.match(r"a +fam +vector -> discrete +torch +Someone 2020 +Title of a\.", lines[1])
+    assert " jax " in lines[2] and lines[3].startswith("b ")
+    assert solo("list", "--family", "fam")[1] == out
+
+
+def test_list_json_is_complete(solo, tree):
+    _, out, _ = solo("list", "--json")
+    b = json.loads(out)[2]
+    assert b["name"] == "b" and b["parent"] == "a.py" and b["path"] == str(tree / "b.py")
+    assert b["paper"] == "Someone 2020, https://example.org/b and a second line"
+    assert b["not_for"] == {"images": "b_image.py", "continuous actions": "b_cont.py"}
+    assert b["lines"] == len((tree / "b.py").read_text().splitlines())
+
+
+def test_a_file_wins_over_an_algorithm_of_its_name(tree, tmp_path):
+    assert catalog.find_path("a") == catalog.find_path("a.py") == tree / "a.py"
+    (tmp_path / "a.py").write_text(FAMILY_FILE.format(name="a", differs="root of its family", value=0))
+    assert catalog.find_path("a.py").resolve() == tmp_path / "a.py"
+    assert catalog.find_path("a") == tree / "a.py"
+
+
+def test_the_wheel_finds_its_own_algorithms(tmp_path, monkeypatch):
+    """Without a checkout around the package the files lie inside it."""
+    monkeypatch.setattr(catalog, "PACKAGE", tmp_path / "solorl")
+    (tmp_path / "algorithms").mkdir()  # somebody else's folder
+    assert catalog.algorithms_folder() == tmp_path / "solorl" / "algorithms"
+
+
+# ---------------------------------------------------------------------- train and play
+SHOW = """import sys
+print(__name__, __file__, sys.argv, sys.path[0])
+raise SystemExit(len(sys.argv))
+"""
+
+
+def test_train_behaves_as_python_does(tmp_path):
+    path = tmp_path / "show.py"
+    path.write_text(SHOW)
+    flags = (path, "--seed", "3", "--help", "--", "-x")
+    python, ours = run(sys.executable, *flags), run(*SOLO, "train", *flags)
+    assert ours.stdout == python.stdout and ours.returncode == python.returncode == 6
+
+
+def test_train_shows_the_algorithms_own_help():
+    done = run(*SOLO, "train", "ppo", "--help")
+    assert done.returncode == 0 and "--num-envs" in done.stdout
+
+
+def run_folder(path, config, script="show.py"):
+    """A folder that looks like that of a run."""
+    path.mkdir()
+    (path / "config.json").write_text(config)
+    (path / script).write_text("import sys\nfrom solorl import Run\nprint(sys.argv[1:], Run.play)\n")
+    return path
+
+
+def test_play_asks_the_script_of_the_run(solo, tmp_path):
+    folder = run_folder(tmp_path / "r", '{"script": "show.py", "args": {}}')
+    code, out, _ = solo("play", folder, "--episodes", 3, "--video", "--seed", 7)
+    asked = solorl.run.Play(episodes=3, video=True, render=False, seed=7)
+    assert code == 0 and out == f"{['--resume', str(folder)]} {asked}\n"
+    assert solorl.run.Run.play is None
+
+
+def test_play_refuses_what_is_no_run(solo, tmp_path, monkeypatch):
+    refused(solo("play", run_folder(tmp_path / "damaged", "{")), "cannot be read")
+    refused(solo("play", run_folder(tmp_path / "silent", "{}")), "must name the script")
+    refused(solo("play", run_folder(tmp_path / "outside", '{"script": "../show.py"}')), "must name the script")
+    refused(solo("play", run_folder(tmp_path / "lost", '{"script": "other.py"}')), "has lost its script other.py")
+    refused(solo("play", tmp_path / "damagde"), "did you mean damaged?")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    good = run_folder(tmp_path / "good", '{"script": "show.py"}')
+    refused(solo("play", good, "--render"), "--render needs a display")
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert solo("play", good, "--render")[0] == 0
+
+
+# ---------------------------------------------------------------------- copy
+def test_copy_is_equal_and_replaces_nothing(solo, tree, tmp_path):
+    code, out, _ = solo("copy", "a")
+    assert code == 0 and (tmp_path / "a.py").read_bytes() == (tree / "a.py").read_bytes()
+    assert out == "copied a to a.py; run it: python a.py\n"
+    (tmp_path / "a.py").write_text("mine")
+    refused(solo("copy", "a"), "a.py exists; --force replaces it")
+    assert (tmp_path / "a.py").read_text() == "mine"
+    assert solo("copy", "a", "--force")[0] == 0
+    assert (tmp_path / "a.py").read_bytes() == (tree / "a.py").read_bytes()
+
+
+def test_copy_goes_where_it_is_told(solo, tree, tmp_path):
+    (tmp_path / "folder").mkdir()
+    assert solo("copy", "a", "folder")[0] == solo("copy", "--force", "a", "x.py")[0] == 0
+    assert (tmp_path / "folder" / "a.py").is_file() and (tmp_path / "x.py").is_file()
+    refused(solo("copy", tree / "a.py", tree), "itself")
+    refused(solo("copy", tree / "a.py", tree, "--force"), "itself")
+
+
+def test_copy_leaves_no_partial_file(solo, tree, tmp_path, monkeypatch):
+    """A disk that fills up while the copy is written leaves neither half a file nor a temporary one."""
+    (tmp_path / "a.py").write_text("mine")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    refused(solo("copy", "a", "--force"), "cannot be written: No space left on device")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py", "checkout"]
+    assert (tmp_path / "a.py").read_text() == "mine"
+
+
+# ---------------------------------------------------------------------- standalone copies
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory):
+    """A training with the library, and with a standalone copy where SoloRL cannot be imported: two folders."""
+    folder = tmp_path_factory.mktemp("twins")
+    (folder / "block").mkdir()
+    (folder / "block" / "sitecustomize.py").write_text("import sys\nsys.modules['solorl'] = None\n")
+    assert cli.main(["copy", "ppo", str(folder / "mine.py"), "--standalone"]) == 0
+    env = environment() | {"PYTHONPATH": str(folder / "block")}
+    blocked = subprocess.run([sys.executable, "-c", "import solorl"], env=env, capture_output=True, text=True)
+    assert "ModuleNotFoundError" in blocked.stderr or "ImportError" in blocked.stderr
+    flags = ["--total-timesteps", "2048", "--seed", "5", "--eval-episodes", "2", "--num-envs", "2", "--no-norm-adv"]
+    alone = [sys.executable, str(folder / "mine.py"), *flags]
+    ours = [*SOLO, "train", "ppo", *flags]
+    how = {"cwd": folder, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    jobs = [subprocess.Popen(alone, env=env, **how), subprocess.Popen(ours, env=environment(), **how)]
+    outputs = [job.communicate(timeout=120)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], outputs
+    return folder, next((folder / "runs").iterdir()), outputs
+
+
+def test_standalone_learns_the_same_weights(twins):
+    folder, run_dir, _ = twins
+    ours, alone = load_file(run_dir / "model_last.safetensors"), np.load(folder / "model.npz")
+    assert set(ours) == set(alone.files) and len(ours) > 4
+    for name, weight in ours.items():
+        assert np.array_equal(weight, alone[name]), name
+        assert weight.dtype == alone[name].dtype
+
+
+def test_standalone_says_the_same(twins):
+    alone, ours = twins[2]
+    assert re.search(r"^step 256 .*losses/policy_loss", alone, re.MULTILINE)
+    evaluation = re.search(r"evaluation (\S+ ± \S+) over 2", alone)
+    assert evaluation and f"evaluation {evaluation.group(1)} over 2" in ours
+
+
+def test_play_scores_a_real_run(twins):
+    done = run(*SOLO, "play", twins[1], "--episodes", 2)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^CartPole-v1: \S+ ± \S+ over 2 ", done.stdout)
+
+
+@pytest.mark.parametrize("path", catalog.script_paths().values(), ids=lambda path: path.stem)
+def test_standalone_leaves_nothing_of_solorl(path):
+    text = standalone(path, "mine.py")
+    assert "solorl" not in catalog.top_modules(ast.parse(text)) and '"solorl' not in text.split("# ///\n")[0]
+    used = set(re.findall(r"\brun\.(\w+)\(", text))
+    assert used <= set(dir(stub.Run)), "verbs that the stub has not"
+
+
+def test_stub_has_the_verbs_of_the_library():
+    def verbs(kind):
+        functions = inspect.getmembers(kind, inspect.isfunction)
+        return {name: list(inspect.signature(f).parameters) for name, f in functions if not name.startswith("_")}
+
+    ours = verbs(solorl.run.Run)
+    assert {name: verbs(stub.Run).get(name) for name in ours} == ours
+
+
+def test_stub_has_the_defaults_of_the_library():
+    ours = {field.name: field.default for field in fields(RunArgs)}
+    assert {f.name: f.default for f in fields(stub.RunArgs) if f.name != "save_to"}.items() <= ours.items()
+
+
+def test_standalone_brings_what_the_extras_bring(tmp_path):
+    text = standalone(ROOT / "algorithms" / "ppo" / "ppo.py", "mine.py")
+    assert text.startswith("# /// script\n# requires-python = ") and "gymnasium[box2d]" in text.split("# ///\n")[0]
+    assert "Run       python mine.py --env-id CartPole-v1" in text
+
+
+def test_standalone_refuses_other_uses_of_the_library(solo, tree, tmp_path):
+    for line in ("import solorl", "from solorl.state import write_state", "from solorl import Run as R"):
+        (tree / "b.py").write_text((tree / "a.py").read_text().replace("from solorl import RunArgs", line))
+        refused(solo("copy", "b", "--standalone"), f"it says `{line}`")
+    (tree / "b.py").write_text('"""Title."""\nimport sys\n')
+    refused(solo("copy", "b", "--standalone"), "stands alone already")
+    assert not (tmp_path / "b.py").exists()
+
+
+# ---------------------------------------------------------------------- diff
+OLD = ["one", "two = 2", "same"] + [f"line {i}" for i in range(20)] + ["gone", "tail"]
+NEW = ["one", "two = 3", "same"] + [f"line {i}" for i in range(20)] + ["tail", "<new> & 'more'"]
+
+
+@pytest.fixture
+def pair(tmp_path, monkeypatch):
+    """Two files with one changed line, one that is gone and one that is new."""
+    monkeypatch.chdir(tmp_path)
+    for name, lines in (("old.py", OLD), ("new.py", NEW)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    return "old.py", "new.py"
+
+
+def test_diff_counts_lines(solo, pair, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, _ = solo("diff", *pair)
+    lines = out.splitlines()
+    assert code == 0 and lines[-1] == "old.py -> new.py: +2/-2 lines"
+    assert max(map(len, lines)) <= 60 and "\033" not in out
+    assert re.search(r"2 - two = 2 +2 \+ two = 3", out)
+    assert "... 15 equal lines" in out  # 21, less 3 on either side
+    assert "line 1 " in out and "line 2 " not in out and "line 16" not in out and "line 17" in out
+    assert solo("diff", "old.py", "old.py")[1].endswith("+0/-0 lines\n")
+
+
+def test_diff_shows_every_line_once_and_in_order():
+    """Whatever the texts: the rows hold all lines of both, in order, and those that differ are those counted."""
+    random.seed(0)
+    for _ in range(60):
+        a = [random.choice("abcdefgh") * random.randint(1, 3) for _ in range(random.randint(0, 25))]
+        b = [line if random.random() < 0.7 else random.choice("abcxyz") for line in a if random.random() < 0.9]
+        rows = list(diff.rows(a, b))
+        assert [i for i, _ in rows if i is not None] == list(range(len(a)))
+        assert [j for _, j in rows if j is not None] == list(range(len(b)))
+        changed = [row for row in rows if not diff.is_equal(row, a, b)]
+        added, removed = diff.count_changes(a, b)
+        assert sum(j is not None for _, j in changed) == added and sum(i is not None for i, _ in changed) == removed
+        assert [row for _, stretch in diff.fold(rows, a, b) for row in stretch] == rows
+
+
+def test_diff_puts_lines_that_are_alike_side_by_side():
+    a, b = ["x = 1", "total = a + b + c", "y = 2"], ["new line here", "total = a + b + d"]
+    assert (1, 1) in list(diff.rows(a, b))
+    left, right = diff.parts_of((1, 1), a, b)
+    assert left == [("total = a + b + ", False), ("c", True)] and right[-1] == ("d", True)
+
+
+@pytest.mark.parametrize("color", [True, False])
+def test_diff_has_colors_in_a_terminal(color):
+    out = StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system="standard", no_color=not color)
+    diff.print_diff(console, ("a", "b"), OLD, NEW)
+    assert ("\033[31m" in out.getvalue()) == color
+
+
+class Page(HTMLParser):
+    """Which tags a page opens, and whether each is closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.links, self.marked = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("href", "src")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("del", "ins"):
+            self.marked.append(data)
+
+
+def test_diff_page_stands_alone(solo, pair, tmp_path):
+    code, out, _ = solo("diff", *pair, "--html", tmp_path / "d.html")
+    assert code == 0 and out == "wrote d.html\nold.py -> new.py: +2/-2 lines\n"
+    text = (tmp_path / "d.html").read_text()
+    page = Page(text)
+    assert page.open == [] and page.links == [] and "script" not in page.tags and "@import" not in text
+    assert page.tags.count("details") == 1 and "<summary>15 equal lines</summary>" in text
+    assert page.marked == ["2", "3"]
+    assert "&lt;new&gt; &amp; &#x27;more&#x27;" in text and "+2</span>" in text and "-2</span>" in text
+    assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
+
+
+def test_diff_page_names_both_files(solo, tree, tmp_path):
+    assert solo("diff", "a", "b", "--html", "d.html")[0] == 0
+    text = (tmp_path / "d.html").read_text()
+    assert "<h1>a.py → b.py</h1>" in text and "Title of a." in text and "Title of b." in text
+
+
+# ---------------------------------------------------------------------- new
+def test_new_differs_in_its_header_only(solo, tree):
+    code, out, _ = solo("new", "c", "--from", "b")
+    assert code == 0 and out.startswith("created checkout/algorithms/fam/c.py from b.py. Next:\n")
+    old, new = ((tree / name).read_text().splitlines() for name in ("b.py", "c.py"))
+    changed = [(x, y) for x, y in zip(old, new, strict=True) if x != y]
+    assert changed == [
+        ("Run       solo train b --seed 2", "Run       solo train c --seed 2"),
+        ("Differs   from a.py: adds two", "Differs   from b.py: nothing yet"),
+    ]
+    assert catalog.find("c").parent == "b.py"
+
+
+def test_new_drops_continued_lines_and_makes_a_family(solo, tree):
+    text = (tree / "b.py").read_text().replace("adds two\n", "adds two\n          and more\n")
+    (tree / "b.py").write_text(text)
+    assert solo("new", "c", "--from", "b", "--family", "other")[0] == 0
+    made = tree.parent / "other" / "c.py"
+    assert "and more" not in made.read_text() and "and a second line" in made.read_text()
+    assert len(made.read_text().splitlines()) == len(text.splitlines()) - 1
+
+
+def test_new_outside_a_checkout_writes_here(solo, tree, tmp_path):
+    (tmp_path / "checkout" / "pyproject.toml").unlink()
+    (tmp_path / "checkout" / "solorl").mkdir()
+    tree.parent.rename(tmp_path / "checkout" / "solorl" / "algorithms")
+    assert solo("new", "c", "--from", "a")[0] == 0 and (tmp_path / "c.py").is_file()
+    refused(solo("new", "c", "--from", "a"), "c.py exists already")
+
+
+def test_new_needs_a_whole_header(solo, tree, tmp_path):
+    (tmp_path / "x.py").write_text('"""Title."""\n')
+    refused(solo("new", "c", "--from", "x.py"), "has no line Paper in its header")
+
+
+# ---------------------------------------------------------------------- sync
+def test_sync_replaces_the_definition_and_nothing_else(solo, tree):
+    target = (tree / "b.py").read_bytes().replace(b"# about f", b"# ours\t \n#   and odd ")
+    (tree / "b.py").write_bytes(target)
+    jax = (tree / "a_jax.py").read_bytes()
+    code, out, _ = solo("sync", "f", "--from", "a")
+    assert code == 0 and out == "synced: f in checkout/algorithms/fam/b.py\n"
+    assert (tree / "b.py").read_bytes() == target.replace(b"x + 2", b"x + 1")
+    assert (tree / "a_jax.py").read_bytes() == jax
+    assert solo("sync", "f", "--from", "a")[1] == "f is equal in all 1 siblings that have it\n"
+
+
+def test_sync_check_writes_nothing(solo, tree):
+    before = (tree / "b.py").read_bytes()
+    code, out, _ = solo("sync", "f", "--from", tree / "a.py", "--check")
+    assert code == 1 and out == "differs: f in checkout/algorithms/fam/b.py\n"
+    assert (tree / "b.py").read_bytes() == before
+    solo("sync", "f", "--from", "a")
+    assert solo("sync", "f", "--from", "a", "--check")[0] == 0
+
+
+def test_sync_takes_decorators_and_comments_inside(solo, tree):
+    source = (tree / "a.py").read_text().replace("def f(x):", "@print\n@print  # twice\ndef f(x):\n    # new inside")
+    (tree / "a.py").write_text(source)
+    solo("sync", "f", "--from", "a")
+    assert "# about f\n@print\n@print  # twice\ndef f(x):\n    # new inside\n" in (tree / "b.py").read_text()
+    (tree / "a.py").write_text(source.replace("@print\n@print  # twice\n", ""))
+    solo("sync", "f", "--from", "a")
+    assert "# about f\ndef f(x):\n    # new inside\n" in (tree / "b.py").read_text()
+
+
+def test_sync_keeps_line_ends_permissions_and_a_bare_end(solo, tree):
+    body = b'"""Title."""\r\n\x0c\r\ndef f(x):\r\n    return 0'
+    (tree / "b.py").write_bytes(body)
+    (tree / "b.py").chmod(0o755)
+    assert solo("sync", "f", "--from", "a")[0] == 0
+    expected = b'"""Title."""\r\n\x0c\r\ndef f(x):\r\n    """Do it."""\r\n    # inside\r\n    return x + 1'
+    assert (tree / "b.py").read_bytes() == expected
+    assert (tree / "b.py").stat().st_mode & 0o777 == 0o755
+
+
+def test_catalog_raises_what_the_command_says(tree):
+    with pytest.raises(UsageError, match="did you mean a_jax"):
+        catalog.find("a_jxa")

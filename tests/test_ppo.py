@@ -1,0 +1,245 @@
+"""ppo.py: its pure functions against brute force, its rollout against the rules, and that it learns."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import definitions, rows
+
+PPO = definitions("ppo")
+SMALL = "--num-envs 2 --num-steps 16 --total-timesteps 128 --num-minibatches 2 --eval-episodes 1".split()
+PROBE = "--total-timesteps 8192 --num-steps 32 --learning-rate 0.003 --eval-every 0 --eval-episodes 10".split()
+
+
+# ---------------------------------------------------------------------- pure functions
+def test_gae_is_the_double_sum_of_its_definition():
+    rng = np.random.default_rng(0)
+    T, N, gamma, lam = 20, 3, 0.9, 0.8
+    reward, value, next_value = rng.normal(size=(T, N)), rng.normal(size=(T, N)), rng.normal(size=N)
+    done = (rng.random((T, N)) < 0.3).astype(float)
+    final_value = done * rng.normal(size=(T, N)) * (rng.random((T, N)) < 0.5)  # half of the ends are time limits
+    assert done.sum() > 5 and (final_value != 0).sum() > 2
+    expected = np.zeros((T, N))
+    for n in range(N):
+        for t in range(T):
+            for k in range(t, T):
+                after = value[k + 1, n] if k + 1 < T else next_value[n]
+                after = final_value[k, n] if done[k, n] else after
+                expected[t, n] += (gamma * lam) ** (k - t) * (reward[k, n] + gamma * after - value[k, n])
+                if done[k, n]:
+                    break
+    got = PPO["gae"](reward, value, done, final_value, next_value, gamma, lam)
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+def test_loss_by_hand():
+    """Every term of Eq. 9 recomputed in NumPy from the networks' outputs, with each switch on and off."""
+    torch.manual_seed(0)
+    agent = PPO["Agent"](3, 4)
+    torch.nn.init.normal_(agent.actor[-1].weight)
+    obs, action = torch.randn(10, 3), torch.randint(0, 4, (10,))
+    old_logprob, old_value, advantage, returns = -torch.rand(10) - 0.5, torch.randn(10), torch.randn(10), torch.randn(10)
+    for norm_adv in (True, False):
+        for clip_vloss in (True, False):
+            args = PPO["Args"](norm_adv=norm_adv, clip_vloss=clip_vloss, clip_coef=0.1, vf_coef=0.7, ent_coef=0.3)
+            got = PPO["ppo_loss"](agent, obs, action, old_logprob, old_value, advantage, returns, args)
+            with torch.no_grad():
+                logits, v = agent.actor(obs).double().numpy(), agent.critic(obs)[:, 0].double().numpy()
+            p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+            logratio = np.log(p[np.arange(10), action]) - old_logprob.numpy()
+            adv = advantage.double().numpy()
+            if norm_adv:
+                adv = (adv - adv.mean()) / (adv.std(ddof=1) + 1e-8)
+            ratio = np.exp(logratio)
+            policy = np.mean([min(r * a, np.clip(r, 0.9, 1.1) * a) for r, a in zip(ratio, adv, strict=True)])
+            ret, old = returns.numpy(), old_value.numpy()
+            error = [(x - y) ** 2 for x, y in zip(v, ret, strict=True)]
+            if clip_vloss:
+                clipped = [o + np.clip(x - o, -0.1, 0.1) for x, o in zip(v, old, strict=True)]
+                error = [max(e, (c - y) ** 2) for e, c, y in zip(error, clipped, ret, strict=True)]
+            value_loss, entropy = 0.5 * np.mean(error), np.mean(-(p * np.log(p)).sum(1))
+            loss = -policy + 0.7 * value_loss - 0.3 * entropy
+            for x, y in zip(got[:4], (loss, policy, value_loss, entropy), strict=True):
+                assert x.item() == pytest.approx(y, rel=1e-4)
+            np.testing.assert_allclose(got[4].numpy(), logratio, rtol=1e-4, atol=1e-6)
+
+
+def test_gradient_of_the_clipped_objective_vanishes_outside_the_clip():
+    """Where the ratio has left [1 - eps, 1 + eps] in the advantage's direction, the policy gets no gradient."""
+    agent = PPO["Agent"](3, 4)
+    obs, action = torch.randn(6, 3), torch.randint(0, 4, (6,))
+    logprob = agent.policy(obs).gather(1, action[:, None])[:, 0].detach() - 1  # ratio e
+    args = PPO["Args"](norm_adv=False, ent_coef=0.0)
+    loss, *_ = PPO["ppo_loss"](agent, obs, action, logprob, torch.zeros(6), torch.ones(6), torch.zeros(6), args)
+    loss.backward()
+    assert all(p.grad.abs().max() == 0 for p in agent.actor.parameters())
+    assert agent.critic[0].weight.grad.abs().max() > 0
+
+
+def test_approx_kl_is_unbiased():
+    """The mean of k3 under the old policy is the exact KL divergence."""
+    old, new = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64)
+    logratio = (new / old).log()
+    weighted = (old * (logratio.exp() - 1 - logratio)).sum()
+    assert weighted.item() == pytest.approx((old * (old / new).log()).sum().item())
+    assert PPO["approx_kl"](logratio).item() == pytest.approx((logratio.exp() - 1 - logratio).mean().item())
+
+
+def test_layers_are_orthogonal_with_their_gains():
+    agent = PPO["Agent"](5, 3)
+    for net, gains in ((agent.actor, (2**0.5, 2**0.5, 0.01)), (agent.critic, (2**0.5, 2**0.5, 1.0))):
+        for layer, gain in zip([m for m in net if isinstance(m, torch.nn.Linear)], gains, strict=True):
+            w = layer.weight.detach().double()
+            gram = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
+            torch.testing.assert_close(gram, gain**2 * torch.eye(len(gram), dtype=torch.float64), atol=1e-5, rtol=1e-4)
+            assert (layer.bias == 0).all()
+
+
+def test_one_vector_clips_and_steps_as_torch_does():
+    """The flat vector gives the weights that clip_grad_norm_ and Adam on the separate parameters give."""
+    torch.manual_seed(3)
+    a, b = PPO["Agent"](4, 2), PPO["Agent"](4, 2)
+    b.load_state_dict(a.state_dict())
+    vector = PPO["flatten_parameters"](b)
+    adam_a = torch.optim.Adam(a.parameters(), lr=0.01, eps=1e-5)
+    adam_b = torch.optim.Adam([vector], lr=0.01, eps=1e-5, fused=True)
+    for _ in range(5):
+        obs = torch.randn(8, 4)
+        for agent in (a, b):
+            loss = (agent.value(obs) * 10).square().mean() + agent.policy(obs)[:, 0].mean()
+            adam_a.zero_grad() if agent is a else vector.grad.zero_()
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(a.parameters(), 0.5)
+        vector.grad *= (0.5 / (vector.grad.norm() + 1e-6)).clamp(max=1)
+        adam_a.step(), adam_b.step()
+    for x, y in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+
+
+def test_gumbel_noise_draws_from_the_policy():
+    """Frequencies of 40,000 actions within 4 standard errors of the softmax; without noise the mode."""
+    torch.manual_seed(0)
+    agent = PPO["Agent"](2, 3)
+    torch.nn.init.normal_(agent.actor[-1].weight, std=0.3)
+    obs, n = np.tile(np.array([[0.3, -0.7]], np.float32), (40_000, 1)), 40_000
+    p = agent.policy(torch.as_tensor(obs[:1])).exp().detach().numpy()[0]
+    actions = agent.act(obs, -torch.empty(n, 3).exponential_().log())
+    frequency = np.bincount(actions, minlength=3) / n
+    assert (np.abs(frequency - p) < 4 * np.sqrt(p * (1 - p) / n)).all()
+    assert (agent.act(obs) == p.argmax()).all()
+
+
+# ---------------------------------------------------------------------- the real script's variables
+def test_first_ratio_is_one(train):
+    v = train("ppo", *SMALL, "--num-minibatches", "1", "--update-epochs", "1")
+    assert len(v["terms"]) == 1 and v["logratio"].abs().max() < 1e-6
+
+
+def test_minibatches_cover_the_batch_once_per_epoch(train):
+    v = train("ppo", *SMALL, "--update-epochs", "3")
+    assert len(v["terms"]) == 3 * 2 and sorted(v["shuffle"].tolist()) == list(range(32))
+    assert v["logratio"].shape == (6, 16)
+
+
+def test_time_limit_bootstraps(train):
+    """With a learning rate of 0 the script is a pure function of its rollout: recompute what a cut step must hold."""
+    v = train("ppo", "--env-id", "probes:ShortCartPole-v0", "--learning-rate", "0", *SMALL)
+    env = gym.make("CartPole-v1").unwrapped
+    env.reset()
+    ends = np.argwhere(v["done"])
+    assert len(ends) == 6
+    for t, n in ends:
+        env.state = v["obs"][t, n]
+        final_obs, _, terminated, _, _ = env.step(int(v["action"][t, n]))
+        assert not terminated
+        expected = v["agent"].value(torch.as_tensor(final_obs)[None]).item()
+        assert v["final_value"][t, n] == pytest.approx(expected, abs=1e-5) and expected != 0
+    assert (v["final_value"][v["done"] == 0] == 0).all()
+
+
+def test_a_real_end_does_not_bootstrap(train):
+    v = train("ppo", "--env-id", "probes:OneStep-v0", *SMALL)
+    assert v["done"].all() and (v["final_value"] == 0).all()
+
+
+def test_rollout_continues_where_the_last_one_stopped(train):
+    """Observations of a rollout are the simulator's: step the stored actions again from the stored states."""
+    v = train("ppo", "--learning-rate", "0", *SMALL)
+    env = gym.make("CartPole-v1").unwrapped
+    env.reset()
+    for t in range(15):
+        for n in range(2):
+            if not v["done"][t, n]:
+                env.state = v["obs"][t, n].astype(np.float64)
+                np.testing.assert_allclose(env.step(int(v["action"][t, n]))[0], v["obs"][t + 1, n], atol=1e-5)
+
+
+def test_learning_rate_is_annealed_to_zero(train):
+    v = train("ppo", *SMALL)
+    rates = [row["charts/learning_rate"] for row in rows(v["run"].dir, "charts/learning_rate")]
+    np.testing.assert_allclose(rates, 2.5e-4 * np.array([1, 0.75, 0.5, 0.25]))
+    v = train("ppo", *SMALL, "--no-anneal-lr")
+    assert {row["charts/learning_rate"] for row in rows(v["run"].dir, "charts/learning_rate")} == {2.5e-4}
+
+
+def test_target_kl_ends_the_epochs(train):
+    v = train("ppo", *SMALL, "--target-kl", "0", "--learning-rate", "0.01", "--update-epochs", "5")
+    assert len(v["terms"]) == 2  # one epoch of two minibatches moves the policy
+    v = train("ppo", *SMALL, "--target-kl", "1000", "--update-epochs", "5")
+    assert len(v["terms"]) == 10
+
+
+def test_same_seed_same_weights_and_another_seed_others(train):
+    a, b, c = (train("ppo", *SMALL, "--seed", seed)["agent"].state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not any(torch.equal(a[name], c[name]) for name in a if name.endswith("weight"))
+
+
+def test_observations_of_any_shape_are_flattened(train):
+    v = train("ppo", "--env-id", "probes:Matrix-v0", *SMALL)
+    assert v["obs"].shape == (16, 2, 6) and v["obs"].dtype == np.float32
+
+
+def test_explained_variance_by_hand(train):
+    v = train("ppo", *SMALL)
+    returns = (v["advantage"] + v["value"]).numpy()
+    expected = 1 - np.var(returns - v["value"].numpy(), ddof=1) / np.var(returns, ddof=1)
+    assert rows(v["run"].dir, "losses/explained_variance")[-1]["losses/explained_variance"] == pytest.approx(
+        expected, abs=1e-4
+    )
+
+
+# ---------------------------------------------------------------------- it learns
+def value_at(variables, obs):
+    return variables["agent"].value(torch.tensor([[float(obs)]])).item()
+
+
+def test_learns_a_constant_value(train):
+    assert value_at(train("ppo", "--env-id", "probes:OneStep-v0", *PROBE), 0) == pytest.approx(1, abs=0.05)
+
+
+def test_learns_a_value_from_the_observation(train):
+    v = train("ppo", "--env-id", "probes:SeesReward-v0", *PROBE)
+    assert value_at(v, 1) == pytest.approx(1, abs=0.1) and value_at(v, -1) == pytest.approx(-1, abs=0.1)
+
+
+def test_learns_to_discount(train):
+    v = train("ppo", "--env-id", "probes:Delayed-v0", "--gamma", "0.5", *PROBE)
+    assert value_at(v, 0) == pytest.approx(0.5, abs=0.07) and value_at(v, 1) == pytest.approx(1, abs=0.07)
+
+
+def test_learns_the_better_action(train):
+    v = train("ppo", "--env-id", "probes:ActionCounts-v0", *PROBE)
+    assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] == 1.0
+
+
+def test_learns_a_policy_of_the_observation(train):
+    v = train("ppo", "--env-id", "probes:ActionMustMatch-v0", *PROBE)
+    assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] == 1.0
+    assert v["agent"].act(np.array([[1.0], [-1.0]])).tolist() == [1, 0]
+
+
+def test_value_of_a_constant_reward_under_a_time_limit(train):
+    """The time limit is no end of the task: 1 / (1 - gamma), where a limit taken for an end would give 6.5."""
+    v = train("ppo", "--env-id", "probes:Forever-v0", "--gamma", "0.9", *PROBE, "--total-timesteps", "24576")
+    assert value_at(v, 0) == pytest.approx(10, abs=0.5)

@@ -1,0 +1,258 @@
+"""The rules of the algorithm files: kept by all of them, and each seen to fail where it is broken."""
+
+import ast
+import re
+import shutil
+
+import pytest
+from conftest import ROOT
+
+from solorl import budget, catalog, cli, rules
+from solorl.cli.check import problems_of
+from solorl.errors import UsageError
+
+REAL = ROOT / "algorithms"
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """A copy of the real algorithms in a checkout of its own, with a sibling of ppo.py to break; returns its path."""
+    (tmp_path / "pyproject.toml").write_text("")
+    shutil.copytree(REAL, tmp_path / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(catalog, "PACKAGE", tmp_path / "solorl")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new", "ppo_mine", "--from", "ppo"]) == 0
+    return tmp_path / "algorithms" / "ppo" / "ppo_mine.py"
+
+
+def edit(path, old, new):
+    """Replace the first `old` in a file."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def messages(problems):
+    """`rule: sentence` of each problem."""
+    return [f"{problem.rule}: {problem.text}" for problem in problems]
+
+
+# ---------------------------------------------------------------------- the real files
+@pytest.mark.parametrize("path", sorted(REAL.glob("*/*.py")), ids=lambda path: path.stem)
+def test_file_keeps_the_rules(path):
+    assert [str(problem) for problem in rules.check_file(path)] == []
+
+
+@pytest.mark.parametrize("folder", sorted(path for path in REAL.iterdir() if path.is_dir()), ids=lambda path: path.name)
+def test_family_keeps_the_rules(folder):
+    assert [str(problem) for problem in rules.check_family(sorted(folder.glob("*.py")))] == []
+
+
+def test_each_family_has_a_root_and_each_parent_exists():
+    found = catalog.scripts()
+    for family in {script.family for script in found}:
+        assert any(script.parent is None for script in found if script.family == family), family
+    assert all(budget.parent_path(script) for script in found if script.parent)
+
+
+# ---------------------------------------------------------------------- rules about one file, each broken once
+MAIN = 'if __name__ == "__main__":\n'
+SIX_DEEP = "def deep(x):\n" + "".join(f"{'    ' * i}if x:\n" for i in range(1, 6)) + f"{'    ' * 6}pass\n\n\n{MAIN}"
+BREAKS = {
+    "import of another algorithm": ("import torch\n", "import ppo\nimport torch\n", "R1: imports ppo, another"),
+    "import from another algorithm": ("import torch\n", "from ppo import gae\nimport torch\n", "R1: imports ppo"),
+    "relative import": ("import torch\n", "from .ppo import gae\nimport torch\n", "R1: imports relative"),
+    "long line": ("import torch\n", f"import torch  # {'x' * 105}\n", "R1: the line has 121 characters"),
+    "many lines": (MAIN, "# x\n" * 100 + MAIN, " lines, but may have 250 (demanding"),
+    "deep nesting": (MAIN, SIX_DEEP, "R1: is nested 6 deep, but may be 5"),
+    "missing key": ("Spaces    vector", "Space     vector", "header: the header has no line Spaces"),
+    "value in the wrong column": ("Paper     Sch", "Paper  Sch", "header: the header has no line Paper"),
+    "no docstring": ('"""Proximal', 'x = """Proximal', "header: has no header"),
+    "command of another file": ("solo train ppo_mine", "solo train ppo", "header: Run must start with"),
+    "command in other words": ("solo train ppo_mine", "python ppo_mine.py", "header: Run must start with"),
+    "unknown flag in the command": ("--env-id Cart", "--env-idd Cart", "unknown flag --env-idd; did you mean env_id?"),
+    "no such page": ("ppo/README.md", "ppo/NOTHING.md", "header: there is no file algorithms/ppo/NOTHING.md"),
+    "no parent": ("from ppo.py: nothing", "nothing", "header: Differs must say"),
+    "no script metadata": ("# /// script", "# script", "PEP 723: the file must start with"),
+    "script metadata not first": ("# /// script", "# hello\n# /// script", "PEP 723: the file must start with"),
+    "broken script metadata": ("dependencies = [", "dependencies = ", "PEP 723: the block is not TOML"),
+    "no version of Python": ("requires-python", "requires-pyton", "PEP 723: the block has no requires-python"),
+    "missing dependency": ('"numpy>=1.26,<3", ', "", "PEP 723: imports numpy, but the dependencies do not name numpy"),
+    "missing library": ('"solorl[box2d]>=0.1", ', "", "PEP 723: imports solorl, but"),
+    "module of another name": ("import torch\n", "import yaml\nimport torch\n", "the dependencies do not name pyyaml"),
+    "dead flag": ("    num_envs: int", "    idle: int = 3\n    num_envs: int", "flags: args.idle is never used"),
+    "flag of the library": (MAIN, f"{MAIN}    if args.track:\n        pass\n", "R5: reads args.track"),
+    "seed": (MAIN, f"{MAIN}    print(args.seed)\n", "R5: reads args.seed"),
+    "device": (MAIN, f"{MAIN}    print(args.device)\n", "R5: reads args.device"),
+    "run in a function": (MAIN, f"def f():\n    run.log(0, {{}})\n\n\n{MAIN}", "R5: uses run outside the main block"),
+    "call inside an expression": ("start = run.resume(", "start = 0 + run.resume(", "R5: hides run.resume inside"),
+    "call in a condition": (MAIN, f"{MAIN}    if run.save(0):\n        pass\n", "R5: hides run.save inside"),
+    "private part": (MAIN, f"{MAIN}    print(run._due)\n", "R5: uses run._due, which is private"),
+    "function of the library": (
+        MAIN, f"from solorl.state import sha256\n\n{MAIN}    sha256(1)\n", "R5: calls sha256 of the library"
+    ),
+    "no main block": (MAIN, 'if __name__ == "main":\n', "R5: the file has no block"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_broken_file_is_found(tree, name):
+    old, new, sentence = BREAKS[name]
+    before = messages(rules.check_file(tree))
+    edit(tree, old, new)
+    after = messages(rules.check_file(tree))
+    count = [sum(sentence in message for message in messages) for messages in (before, after)]
+    assert count[1] == count[0] + 1, after
+
+
+def test_problem_names_its_line(tree):
+    edit(tree, "    # ---- setup\n", "    # ---- setup\n    print(args.seed)\n")
+    line = tree.read_text().splitlines().index("    print(args.seed)") + 1
+    found = [problem for problem in rules.check_file(tree) if problem.rule == "R5"]
+    assert [str(problem) for problem in found] == [f"{tree}:{line}: R5: reads args.seed, which only the library uses"]
+
+
+def test_elif_is_no_nesting():
+    source = "if a:\n    pass\n" + "".join(f"elif a == {i}:\n    pass\n" for i in range(9)) + "else:\n    pass\n"
+    assert {depth for depth, _ in rules.depths(ast.parse(source).body)} == {1}
+
+
+def test_every_kind_of_block_nests():
+    source = "try:\n  for x in y:\n    with z:\n      while 1:\n        match x:\n          case _:\n            if x: pass\n"
+    source += "except E:\n  if x:\n    pass\nelse:\n  pass\n"
+    tree = ast.parse(source)
+    assert max(depth for depth, _ in rules.depths(tree.body)) == 6
+    assert (2, 9) in list(rules.depths(tree.body))
+
+
+def test_demanding_files_may_be_longer(tree):
+    lines = len(tree.read_text().splitlines())
+    edit(tree, MAIN, "# x\n" * (260 - lines) + MAIN)
+    assert any("has 260 lines, but may have 250" in message for message in messages(rules.check_file(tree)))
+    table = tree.parent.parent / budget.TABLE
+    budget.write_table(table, budget.read_table(table) | {"ppo_mine.py": {"demanding": "it is a test"}})
+    assert not any("has 260 lines" in message for message in messages(rules.check_file(tree)))
+
+
+def test_name_in_two_families_is_found(tree):
+    (tree.parent.parent / "other").mkdir()
+    shutil.copy(tree, tree.parent.parent / "other" / tree.name)
+    assert "header: the name is taken by other/ppo_mine.py" in messages(rules.check_file(tree))
+
+
+def test_plumbing_flags_are_those_of_the_library():
+    assert {"track", "seed", "device", "capture_video", "runs_dir"} <= rules.plumbing_flags()
+    assert "learning_rate" not in rules.plumbing_flags()
+
+
+# ---------------------------------------------------------------------- R2
+def drifted(tree):
+    """The problems of rule R2 in the family."""
+    return [problem for problem in rules.check_family(sorted(tree.parent.glob("*.py"))) if problem.rule == "R2"]
+
+
+def test_same_name_same_body(tree):
+    assert drifted(tree) == []
+    edit(tree, "gamma * lam * alive[t]", "gamma * lam * (1 - done[t])")
+    (problem,) = drifted(tree)
+    assert problem.path == tree and problem.text.startswith("gae is not the gae of ppo.py; ")
+    assert tree.read_text().splitlines()[problem.line - 1].startswith("def gae(")
+    assert cli.main(problem.text.rpartition(": solo ")[2].split()) == 0  # the command that the sentence gives
+    assert drifted(tree) == []
+
+
+def test_formatting_and_exempt_names_may_differ(tree):
+    edit(tree, "    for t in reversed(", "    # backwards\n    for t in  reversed(")
+    edit(tree, "class Agent(nn.Module):\n", "class Agent(nn.Module):\n    extra = 1\n\n")
+    edit(tree, "    return gym.make(env_id, **kwargs)", "    return gym.make(env_id, **dict(kwargs))")
+    assert drifted(tree) == []
+
+
+def test_other_framework_may_differ(tree):
+    edit(tree, "gamma * lam * alive[t]", "gamma * lam * (1 - done[t])")
+    edit(tree, "import torch\n", "import jax\nimport torch\n")
+    assert catalog.parse_header(tree).framework == "jax" and drifted(tree) == []
+
+
+# ---------------------------------------------------------------------- R3
+def over_budget(tree):
+    """The sentence of rule R3 about the sibling, or an empty string."""
+    found = [p for p in rules.check_family(sorted(tree.parent.glob("*.py"))) if p.rule == "R3" and p.path == tree]
+    assert all(tree.read_text().splitlines()[problem.line - 1].startswith("Differs ") for problem in found)
+    return "".join(problem.text for problem in found)
+
+
+def set_budget(tree):
+    """`solo check --set-budget` for the sibling."""
+    return budget.set_budget(catalog.parse_header(tree))
+
+
+def test_diff_budget_holds(tree):
+    assert "differs from ppo.py in 4 lines and has no budget" in over_budget(tree)
+    assert set_budget(tree) == 4 and over_budget(tree) == ""
+    edit(tree, MAIN, f"# one more line\n{MAIN}")
+    assert "differs from ppo.py in 5 lines, budget 4; " in over_budget(tree)
+    with pytest.raises(UsageError, match="say in its line Differs what is new"):
+        set_budget(tree)
+    edit(tree, "nothing yet", "one more line")
+    assert "its line Differs has changed since" in over_budget(tree)
+    assert set_budget(tree) == 5 and over_budget(tree) == ""
+
+
+def test_budget_cannot_be_raised_by_hand(tree):
+    set_budget(tree)
+    edit(tree, MAIN, f"# one more line\n{MAIN}")
+    table = tree.parent.parent / budget.TABLE
+    edit(table, '"ppo_mine.py" = { lines = 4,', '"ppo_mine.py" = { lines = 40,')
+    assert "was changed by hand" in over_budget(tree)
+    with pytest.raises(UsageError, match="was changed by hand; restore it first"):
+        set_budget(tree)
+
+
+def test_smaller_diff_needs_no_words(tree):
+    edit(tree, MAIN, f"# one\n# two\n{MAIN}")
+    assert set_budget(tree) == 6
+    edit(tree, "# two\n", "")
+    assert over_budget(tree) == "" and set_budget(tree) == 5
+
+
+def test_budget_keeps_the_other_entries(tree):
+    table = tree.parent.parent / budget.TABLE
+    entries = budget.read_table(table) | {"z.py": {"demanding": 'says "why" — ü'}}
+    budget.write_table(table, entries)
+    set_budget(tree)
+    new = budget.read_table(table)
+    assert new.pop("ppo_mine.py")["lines"] == 4 and new == {k: v for k, v in entries.items() if k != "ppo_mine.py"}
+
+
+def test_missing_parent_is_found(tree):
+    edit(tree, "from ppo.py: nothing", "from ppo_gone.py: nothing")
+    assert over_budget(tree) == "Differs names ppo_gone.py, but there is no such file"
+
+
+# ---------------------------------------------------------------------- the command
+def test_check_prints_a_line_for_each_problem(tree, capsys):
+    set_budget(tree)
+    edit(tree, "import torch\n", "import torch\nimport ppo\n")
+    assert cli.main(["check", "ppo_mine"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    form = re.compile(r"algorithms/ppo/ppo_mine\.py:\d+: (R\d|header|PEP 723|flags): \S")
+    assert all(form.match(line) for line in lines[:-1])
+    assert lines[-1] == f"{len(lines) - 1} problems in 1 of 1 files" and len(lines) > 2
+
+
+def test_check_shows_problems_of_the_named_files_only(tree):
+    edit(tree, "gamma * lam * alive[t]", "gamma * lam * (1 - done[t])")
+    assert any(problem.rule == "R2" for problem in problems_of([tree]))
+    assert not any(problem.path == tree for problem in problems_of([tree.with_name("ppo.py")]))
+
+
+def test_check_is_content_with_the_real_files(capsys):
+    assert cli.main(["check"]) == 0, capsys.readouterr().out
+    assert capsys.readouterr().out.endswith("no problems\n")
+
+
+def test_set_budget_says_what_it_did(tree, capsys):
+    capsys.readouterr()
+    assert cli.main(["check", "--set-budget", "ppo_mine"]) == 0
+    assert capsys.readouterr().out == "ppo_mine.py differs from ppo.py in 4 lines, which is its budget now\n"

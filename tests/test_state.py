@@ -1,0 +1,146 @@
+"""Checkpoint files: what goes in comes out, and nothing in them can be executed."""
+
+import errno
+import os
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from solorl import simulators, state
+
+
+def round_trip(tree, tmp_path):
+    state.write_state(tmp_path / "x", tree)
+    return state.read_state(tmp_path / "x")
+
+
+def test_every_kind_of_value_comes_back_as_it_was(tmp_path):
+    tree = {
+        "plain": [None, True, 3, -0.1, "text", 2**200, float("inf")],
+        "tuple": (1, (2.5, "x")),
+        "int keys": {0: {"step": torch.tensor(3.0)}, 1: {}},
+        "dollar": {"$array": 1, "a": 2},
+        "bytes": b"\x00\xff",
+        "float64": np.array([[1.0, np.pi]]),
+        "transposed": np.arange(6).reshape(2, 3).T,
+        "scalar": np.float32(0.1),
+        "zero-dimensional": np.array(7, np.uint8),
+        "empty": np.zeros((0, 3), np.float32),
+        "bfloat16": torch.tensor([1.0, 2.5], dtype=torch.bfloat16),
+        "bool": torch.tensor([True, False]),
+    }
+    back = round_trip(tree, tmp_path)
+    assert back["plain"] == tree["plain"] and back["tuple"] == tree["tuple"] and back["bytes"] == tree["bytes"]
+    assert back["int keys"][0]["step"].item() == 3.0 and back["int keys"][1] == {} and back["dollar"] == tree["dollar"]
+    for name in ("float64", "transposed", "zero-dimensional", "empty"):
+        assert back[name].dtype == tree[name].dtype and np.array_equal(back[name], tree[name])
+        assert back[name].shape == tree[name].shape
+    assert back["scalar"] == tree["scalar"].item()
+    for name in ("bfloat16", "bool"):
+        assert back[name].dtype == tree[name].dtype and torch.equal(back[name], tree[name])
+
+
+def test_what_cannot_be_saved_is_named():
+    with pytest.raises(TypeError, match=r"/a/1 of type set"):
+        state.encode({"a": [1, {2}]}, {})
+    with pytest.raises(TypeError, match="cannot hold a object; allowed are"):
+        state.capture(object())
+
+
+def test_random_states_come_back(tmp_path):
+    states = round_trip(state.random_states(), tmp_path)
+    import random
+
+    drawn = random.random(), np.random.rand(), torch.rand(3).tolist()
+    state.set_random_states(states)
+    assert drawn == (random.random(), np.random.rand(), torch.rand(3).tolist())
+
+
+def test_parts_are_restored_in_place(tmp_path):
+    parts = {
+        "module": torch.nn.Linear(2, 2),
+        "array": np.arange(4.0),
+        "tensor": torch.arange(3.0),
+        "rng": np.random.default_rng(1),
+        "torch rng": torch.Generator().manual_seed(3),
+    }
+    saved = round_trip({name: state.capture(part) for name, part in parts.items()}, tmp_path)
+    weight, expected = parts["module"].weight.clone(), (parts["rng"].random(), torch.rand(1, generator=parts["torch rng"]))
+    parts["module"].weight.data.zero_()
+    parts["array"][:] = 9
+    parts["tensor"].zero_()
+    for name, part in parts.items():
+        assert state.restore(part, saved[name]) == []
+    assert torch.equal(parts["module"].weight, weight) and parts["array"].tolist() == [0, 1, 2, 3]
+    assert parts["tensor"].tolist() == [0, 1, 2]
+    assert expected == (parts["rng"].random(), torch.rand(1, generator=parts["torch rng"]))
+
+
+def test_no_file_of_a_checkpoint_is_a_pickle(tmp_path):
+    """Only JSON and safetensors: a checkpoint whose tensors are replaced by a pickle is refused, not executed."""
+    import pickle
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    state.write_state(tmp_path / "x", {"a": np.ones(3)})
+    (tmp_path / "x" / "tensors.safetensors").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(state.CheckpointError, match="checksum"):
+        state.read_state(tmp_path / "x")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    state.save_checkpoint(tmp_path, 1, {"a": np.ones(3)})
+    calls = []
+
+    def full(path):
+        calls.append(path)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(state, "sync_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        state.save_checkpoint(tmp_path, 2, {"a": np.zeros(3)})
+    assert calls and [path.name for path in tmp_path.iterdir()] == ["step_000000000001"]
+    assert state.load_checkpoint(tmp_path)[0]["a"].tolist() == [1, 1, 1]
+
+
+def test_two_checkpoints_are_kept(tmp_path):
+    for step in (1, 2, 3, 10):
+        state.save_checkpoint(tmp_path, step, {"step": step})
+    assert [path.name for path in state.checkpoints(tmp_path)] == ["step_000000000003", "step_000000000010"]
+    assert state.load_checkpoint(tmp_path) == ({"step": 10}, [])
+
+
+def test_leftovers_of_a_killed_save_are_removed(tmp_path):
+    (tmp_path / ".writing-123").mkdir()
+    state.save_checkpoint(tmp_path, 1, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000000000001"]
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0", "LunarLander-v3"])
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+def test_environments_go_on_where_they_were(env_id, mode, tmp_path):
+    """Step, capture in the middle of episodes, restore into new environments: every later step is bit-equal."""
+
+    def make():
+        envs = gym.make_vec(env_id, 3, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
+        simulators.record(envs)
+        return envs
+
+    envs = make()
+    envs.action_space.seed(5)
+    envs.reset(seed=[1, 2, 3])
+    for _ in range(333):
+        envs.step(envs.action_space.sample())
+    saved = round_trip(simulators.capture(envs), tmp_path)
+    obs = simulators.observations(envs)
+    again = make()
+    again.reset(seed=[7, 8, 9])
+    assert simulators.restore(again, saved) == []
+    assert np.array_equal(simulators.observations(again), obs)
+    for _ in range(300):
+        for x, y in zip(envs.step(envs.action_space.sample())[:4], again.step(again.action_space.sample())[:4], strict=True):
+            assert np.array_equal(x, y)
