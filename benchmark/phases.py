@@ -28,7 +28,7 @@ def phase_of_line(script):
 
 
 def sample(script, flags):
-    """Run `script` with `flags` and return the share of CPU time of each phase of its loop, a dict that adds up to 1."""
+    """Run `script` with `flags` and return the share of CPU time of each phase of its loop, adding up to 1."""
     phases, counts = phase_of_line(script), Counter()
 
     def tick(number, frame):

@@ -34,7 +34,7 @@ def play_episodes(envs: Sequence[gym.Env], policy: Policy, seeds: Sequence[int])
     obs = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
     returns, lengths = np.zeros(len(envs)), np.zeros(len(envs), int)
     running = set(range(len(envs)))
-    batch = gym.vector.utils.create_empty_array(space, len(envs))
+    batch: Any = gym.vector.utils.create_empty_array(space, len(envs))
     while running:
         batch = gym.vector.utils.concatenate(space, obs, batch)
         actions = np.asarray(policy(batch))
@@ -54,6 +54,7 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     """
     import imageio.v2 as imageio
 
+    video: Any
     temporary = path.with_name(f".{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
     total, over, steps = 0.0, False, 0
@@ -77,6 +78,8 @@ def watch(env: gym.Env, policy: Policy, seeds: Sequence[int]) -> list[float]:
 def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
     """Draw training returns (grey, and their running mean) and evaluations (mean and standard deviation) from
     `metrics.jsonl` into a PNG."""
+    from io import BytesIO
+
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -105,8 +108,6 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
     axes.grid(alpha=0.25)
     if train or test:
         axes.legend(frameon=False)
-    from io import BytesIO
-
     data = BytesIO()
     FigureCanvasAgg(figure).print_png(data)
     write_atomically(picture, data.getvalue())

@@ -78,7 +78,7 @@ class Run:
         self._elapsed, self._resumed_at = 0.0, time.perf_counter()
         self._plumbing = 0.0  # seconds spent on evaluation and saving since the last row
         self._rate = (0, 0.0)  # step and wall time of the last row
-        self._printed = -math.inf
+        self._printed, self._looked = -math.inf, -math.inf
         self._total = int(getattr(args, "total_timesteps", 0))
 
     # ------------------------------------------------------------------ verbs, in the order of a script
@@ -114,7 +114,7 @@ class Run:
         if Run.play is not None:
             self._load_model()
             return 0
-        self._tree, notes = None, []
+        self._tree, notes = None, list[str]()
         if self.args.resume:
             self._tree, notes = state.load_checkpoint(self.dir / "checkpoint")
         for note in notes:
@@ -171,12 +171,12 @@ class Run:
         if self._returns is None or self._lengths is None:
             self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         begin = 0
-        for t in np.flatnonzero(done.any(axis=1)):
+        for t in map(int, np.flatnonzero(done.any(axis=1))):
             self._returns += reward[begin : t + 1].sum(0)
             self._lengths += t + 1 - begin
             begin = t + 1
             for i in np.flatnonzero(done[t]):
-                step = global_step - (steps - 1 - int(t)) * num_envs
+                step = global_step - (steps - 1 - t) * num_envs
                 self._recent.append(float(self._returns[i]))
                 self._add_row(
                     step,
@@ -301,6 +301,7 @@ class Run:
             if self.args.torch_deterministic:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
                 torch.use_deterministic_algorithms(True, warn_only=True)
+                torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
                 torch.backends.cudnn.benchmark = False
 
     def _new_dir(self) -> Path:
@@ -385,7 +386,11 @@ class Run:
     def _reason_to_end(self) -> str:
         if self._signal:
             return "signal"
-        stop = self.dir / "stop"
+        now, stop = time.perf_counter(), self.dir / "stop"
+        if now - self._looked > 0.5:  # seconds: a look at the disk is too dear for every step
+            self._looked = now
+        elif not self._is_last:
+            return ""
         if stop.exists():
             stop.unlink(missing_ok=True)
             self._say(f"the file {stop} asks to end here")
@@ -590,7 +595,7 @@ class Run:
         videos = sorted((self.dir / "videos").glob("*.mp4"), key=lambda path: path.stat().st_mtime)
         lines = {
             "trained": f"{self._step:,} steps in {_duration(self._wall_time())}",
-            "evaluation": f"{mean:.1f} ± {std:.1f} over {self.args.eval_episodes} greedy episodes (best {self._best:.1f})",
+            "evaluation": f"{mean:.1f} ± {std:.1f} over {self.args.eval_episodes} greedy episodes, best {self._best:.1f}",
             "curve": self.dir / "learning_curve.png",
             "video": videos[-1] if videos else "none (--capture-video)",
             "model": self.dir / "model.safetensors" if self.args.save_model else "none (--save-model)",
@@ -626,15 +631,14 @@ class Run:
 
 # ---------------------------------------------------------------------- small facts
 def _obs_kind(space: Any) -> str:
-    """"vector", "image", "dict", ...: the kind of an observation space, in the words of the headers."""
-    shape = getattr(space, "shape", None)
+    """ "vector", "image", "dict", ...: the kind of an observation space, in the words of the headers."""
     if type(space).__name__ == "Box":
-        return "image" if space.dtype == np.uint8 and len(shape) == 3 else "vector"
+        return "image" if space.dtype == np.uint8 and len(space.shape) == 3 else "vector"
     return type(space).__name__.lower()
 
 
 def _action_kind(space: Any) -> str:
-    """"discrete", "continuous", "multidiscrete", ...: the kind of an action space, in the words of the headers."""
+    """ "discrete", "continuous", "multidiscrete", ...: the kind of an action space, in the words of the headers."""
     if type(space).__name__ == "Box":
         return "continuous"
     if type(space).__name__ == "Discrete" and space.start != 0:

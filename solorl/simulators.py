@@ -53,27 +53,31 @@ def is_vector_env(part: Any) -> bool:
     return isinstance(part, gym.vector.VectorEnv)
 
 
-def record(envs: gym.vector.VectorEnv) -> None:
+def record(envs: Any) -> None:
     """Wrap each environment of a `SyncVectorEnv` in a `Recorder`, in place; other kinds stay as they are."""
     if isinstance(envs, gym.vector.SyncVectorEnv):
         envs.envs = [env if isinstance(env, Recorder) else Recorder(env) for env in envs.envs]
 
 
-def _spaces(envs: gym.vector.VectorEnv) -> list[gym.Space]:
+def _recorded(envs: Any) -> bool:
+    return isinstance(envs, gym.vector.SyncVectorEnv)
+
+
+def _spaces(envs: Any) -> list[gym.Space]:
     return [envs.action_space, envs.single_action_space]
 
 
-def capture(envs: gym.vector.VectorEnv) -> dict[str, Any]:
+def capture(envs: Any) -> dict[str, Any]:
     """How each environment got where it is, and the states of the action spaces' generators."""
     tree: dict[str, Any] = {"spaces": [space.np_random.bit_generator.state for space in _spaces(envs)]}
-    if not isinstance(envs, gym.vector.SyncVectorEnv):
+    if not _recorded(envs):
         return tree
     tree["autoreset"] = np.array(envs._autoreset_envs)
     tree["envs"] = [{"start": e.start, "actions": np.array(e.actions), "obs": e.obs} for e in envs.envs]
     return tree
 
 
-def restore(envs: gym.vector.VectorEnv, tree: dict[str, Any]) -> list[str]:
+def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
     """Bring every environment to its captured state; returns a sentence where the episodes restart instead."""
     for space, state in zip(_spaces(envs), tree["spaces"], strict=True):
         space.np_random.bit_generator.state = state
@@ -93,11 +97,10 @@ def restore(envs: gym.vector.VectorEnv, tree: dict[str, Any]) -> list[str]:
     return []
 
 
-def observations(envs: gym.vector.VectorEnv) -> Any:
+def observations(envs: Any) -> Any:
     """The current observations of all environments, (num_envs, *obs_shape), after `restore`."""
-    if not isinstance(envs, gym.vector.SyncVectorEnv):
+    if not _recorded(envs):
         return envs.reset()[0]
-    obs = [env.obs for env in envs.envs]
-    return gym.vector.utils.concatenate(
-        envs.single_observation_space, obs, gym.vector.utils.create_empty_array(envs.single_observation_space, len(obs))
-    )
+    space, obs = envs.single_observation_space, [env.obs for env in envs.envs]
+    empty: Any = gym.vector.utils.create_empty_array(space, len(obs))
+    return gym.vector.utils.concatenate(space, obs, empty)

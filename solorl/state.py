@@ -1,8 +1,8 @@
 """One checkpoint format for torch modules and optimisers, arrays, random states and environments.
 
-A checkpoint is a folder of two files: `tensors.safetensors` holds every array, `state.json` everything else; a third,
-`manifest.json`, holds their SHA-256. Loading never executes code from a file (no pickle). A checkpoint is written beside
-its final name, synced to the disk and renamed, so that it is there whole or not at all; the previous one is kept.
+A checkpoint is a folder: `tensors.safetensors` holds every array, `state.json` everything else, `manifest.json` their
+SHA-256. Loading never executes code from a file (no pickle). A checkpoint is written beside its final name, synced to
+the disk and renamed, so that it is there whole or not at all; the previous one is kept.
 """
 
 import hashlib
@@ -160,7 +160,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     try:
         temporary.write_bytes(data)
         sync_file(temporary)
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -216,7 +216,7 @@ def save_checkpoint(folder: Path, step: int, tree: Any) -> Path:
         write_state(temporary, tree)
         if final.exists():  # of an earlier session of this run: the same step, or damaged
             shutil.rmtree(final)
-        os.rename(temporary, final)
+        temporary.rename(final)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -228,7 +228,7 @@ def save_checkpoint(folder: Path, step: int, tree: Any) -> Path:
 
 def load_checkpoint(folder: Path) -> tuple[Any | None, list[str]]:
     """The newest whole checkpoint (None where there is none) and a sentence for each damaged one passed over."""
-    notes = []
+    notes: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
             return read_state(path), notes

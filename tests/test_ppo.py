@@ -12,6 +12,14 @@ PROBE = "--total-timesteps 8192 --num-steps 32 --learning-rate 0.003 --eval-ever
 
 
 # ---------------------------------------------------------------------- pure functions
+def reference(layers, x):
+    """A multi-layer perceptron with tanh in NumPy and double precision."""
+    for i, layer in enumerate(layers):
+        x = x @ layer.weight.detach().double().numpy().T + layer.bias.detach().double().numpy()
+        x = np.tanh(x) if i < len(layers) - 1 else x
+    return x
+
+
 def test_gae_is_the_double_sum_of_its_definition():
     rng = np.random.default_rng(0)
     T, N, gamma, lam = 20, 3, 0.9, 0.8
@@ -38,13 +46,19 @@ def test_loss_by_hand():
     agent = PPO["Agent"](3, 4)
     torch.nn.init.normal_(agent.actor[-1].weight)
     obs, action = torch.randn(10, 3), torch.randint(0, 4, (10,))
-    old_logprob, old_value, advantage, returns = -torch.rand(10) - 0.5, torch.randn(10), torch.randn(10), torch.randn(10)
+    old_logprob, old_value, advantage, returns = (
+        -torch.rand(10) - 0.5,
+        torch.randn(10),
+        torch.randn(10),
+        torch.randn(10),
+    )
     for norm_adv in (True, False):
         for clip_vloss in (True, False):
             args = PPO["Args"](norm_adv=norm_adv, clip_vloss=clip_vloss, clip_coef=0.1, vf_coef=0.7, ent_coef=0.3)
             got = PPO["ppo_loss"](agent, obs, action, old_logprob, old_value, advantage, returns, args)
             with torch.no_grad():
-                logits, v = agent.actor(obs).double().numpy(), agent.critic(obs)[:, 0].double().numpy()
+                logits, v = (reference(net, obs.double().numpy()) for net in (agent.actor, agent.critic))
+                v = v[:, 0]
             p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
             logratio = np.log(p[np.arange(10), action]) - old_logprob.numpy()
             adv = advantage.double().numpy()

@@ -112,14 +112,21 @@ def test_problem_names_its_line(tree):
     assert [str(problem) for problem in found] == [f"{tree}:{line}: R5: reads args.seed, which only the library uses"]
 
 
+def test_own_defaults_of_library_flags_are_allowed_but_not_their_use(tree):
+    edit(tree, "    num_envs: int", "    seed: int = 2\n    eval_episodes: int = 5\n    num_envs: int")
+    assert not any(problem.rule in ("R5", "flags") for problem in rules.check_file(tree))
+    edit(tree, MAIN, f"{MAIN}    print(args.seed)\n")
+    assert "R5: reads args.seed, which only the library uses" in messages(rules.check_file(tree))
+
+
 def test_elif_is_no_nesting():
     source = "if a:\n    pass\n" + "".join(f"elif a == {i}:\n    pass\n" for i in range(9)) + "else:\n    pass\n"
     assert {depth for depth, _ in rules.depths(ast.parse(source).body)} == {1}
 
 
 def test_every_kind_of_block_nests():
-    source = "try:\n  for x in y:\n    with z:\n      while 1:\n        match x:\n          case _:\n            if x: pass\n"
-    source += "except E:\n  if x:\n    pass\nelse:\n  pass\n"
+    source = "try:\n  for x in y:\n    with z:\n      while 1:\n        match x:\n          case _:\n"
+    source += "            if x: pass\nexcept E:\n  if x:\n    pass\nelse:\n  pass\n"
     tree = ast.parse(source)
     assert max(depth for depth, _ in rules.depths(tree.body)) == 6
     assert (2, 9) in list(rules.depths(tree.body))
@@ -218,11 +225,12 @@ def test_smaller_diff_needs_no_words(tree):
 
 def test_budget_keeps_the_other_entries(tree):
     table = tree.parent.parent / budget.TABLE
-    entries = budget.read_table(table) | {"z.py": {"demanding": 'says "why" — ü'}}
+    entries = budget.read_table(table) | {"z.py": {"demanding": 'says "why" — ü'}, "ppo_mine.py": {"demanding": "x"}}
     budget.write_table(table, entries)
     set_budget(tree)
     new = budget.read_table(table)
-    assert new.pop("ppo_mine.py")["lines"] == 4 and new == {k: v for k, v in entries.items() if k != "ppo_mine.py"}
+    assert new["ppo_mine.py"]["lines"] == 4 and new["ppo_mine.py"]["demanding"] == "x"
+    assert {**new, "ppo_mine.py": entries["ppo_mine.py"]} == entries
 
 
 def test_missing_parent_is_found(tree):

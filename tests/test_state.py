@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+
 from solorl import simulators, state
 
 
@@ -66,7 +67,8 @@ def test_parts_are_restored_in_place(tmp_path):
         "torch rng": torch.Generator().manual_seed(3),
     }
     saved = round_trip({name: state.capture(part) for name, part in parts.items()}, tmp_path)
-    weight, expected = parts["module"].weight.clone(), (parts["rng"].random(), torch.rand(1, generator=parts["torch rng"]))
+    weight = parts["module"].weight.clone()
+    expected = (parts["rng"].random(), torch.rand(1, generator=parts["torch rng"]))
     parts["module"].weight.data.zero_()
     parts["array"][:] = 9
     parts["tensor"].zero_()
@@ -142,5 +144,5 @@ def test_environments_go_on_where_they_were(env_id, mode, tmp_path):
     assert simulators.restore(again, saved) == []
     assert np.array_equal(simulators.observations(again), obs)
     for _ in range(300):
-        for x, y in zip(envs.step(envs.action_space.sample())[:4], again.step(again.action_space.sample())[:4], strict=True):
-            assert np.array_equal(x, y)
+        steps = (each.step(each.action_space.sample())[:4] for each in (envs, again))
+        assert all(np.array_equal(x, y) for x, y in zip(*steps, strict=True))

@@ -18,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from solorl import Run, RunArgs, parse
@@ -70,31 +71,38 @@ def flatten_parameters(module):
     return vector
 
 
+def mlp(layers, x):
+    """The layers with tanh between them, (batch, fan_in) -> (batch, fan_out); faster than calling modules."""
+    *hidden, last = layers
+    for layer in hidden:
+        x = F.linear(x, layer.weight, layer.bias).tanh()
+    return F.linear(x, last.weight, last.bias)
+
+
 class Agent(nn.Module):
     def __init__(self, obs_dim, num_actions):
         super().__init__()
-        self.actor = nn.Sequential(
-            linear(obs_dim, 64), nn.Tanh(), linear(64, 64), nn.Tanh(), linear(64, num_actions, gain=0.01)
-        )
-        self.critic = nn.Sequential(linear(obs_dim, 64), nn.Tanh(), linear(64, 64), nn.Tanh(), linear(64, 1, gain=1.0))
+        self.actor = nn.ModuleList([linear(obs_dim, 64), linear(64, 64), linear(64, num_actions, gain=0.01)])
+        self.critic = nn.ModuleList([linear(obs_dim, 64), linear(64, 64), linear(64, 1, gain=1.0)])
 
     def policy(self, obs):  # (batch, obs_dim) -> (batch, num_actions) log-probabilities
-        return self.actor(obs).log_softmax(-1)
+        return mlp(self.actor, obs).log_softmax(-1)
 
     def value(self, obs):  # (batch, obs_dim) -> (batch,)
-        return self.critic(obs).squeeze(-1)
+        return mlp(self.critic, obs).squeeze(-1)
 
     @torch.inference_mode()
     def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch,)
-        """The most likely actions; with Gumbel noise (batch, num_actions) on the logits, actions drawn from the policy."""
+        """The most likely actions; with Gumbel noise (batch, num_actions) on the logits, samples of the policy."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.actor[0].weight.device).flatten(1)
-        return (self.actor(obs) + noise).argmax(-1).cpu().numpy()
+        return (mlp(self.actor, obs) + noise).argmax(-1).cpu().numpy()
 
 
 def gae(reward, value, done, final_value, next_value, gamma, lam):
-    """Advantages by Eq. 11-12. NumPy, all (num_steps, num_envs) but next_value (num_envs,), the value behind the rollout.
+    """Advantages by Eq. 11-12. NumPy, all (num_steps, num_envs) but next_value (num_envs,).
 
-    done[t]: the episode ended with step t; final_value[t]: then, the value of where it ended, 0 if the task was over.
+    next_value: of the state behind the rollout; done[t]: the episode ended with step t; final_value[t]: then, the value
+    of where it ended, 0 if the task was over.
     """
     advantage, next_advantage = np.zeros_like(reward), np.zeros_like(next_value)
     alive = 1.0 - done
@@ -139,7 +147,9 @@ if __name__ == "__main__":
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps")
+    run.require(
+        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
+    )
     run.require(
         batch_size % args.num_minibatches == 0 and minibatch_size > 1,
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",

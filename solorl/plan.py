@@ -1,0 +1,325 @@
+"""What `solo bench` and `solo tune` are to run: scripts, flags, suites, and the tasks they come to.
+
+A task is one script on one environment with one seed and fixed flags. Its `id` names these four and holds a hash of the
+script's contents, so that a changed script is a new task and the same command finds its tasks again.
+"""
+
+import ast
+import hashlib
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from solorl.arguments import RunArgs, check_env_id
+from solorl.catalog import find_path, parse_source
+from solorl.errors import UsageError, did_you_mean
+
+Flags = dict[str, tuple[str, ...]]  # "--learning-rate" -> its values, none for a switch
+RESERVED = {"--env-id": "env_ids", "--seed": "seeds", "--num-seeds": "num_seeds", "--runs-dir": "--runs-dir",
+            "--resume": "the same command again"}  # fmt: skip
+JOB_KEYS = ("script", "scripts", "env_ids", "seeds", "num_seeds", "start_seed", "flags", "variants", "env_flags")
+
+
+# ---------------------------------------------------------------------- flags
+def parse_flags(words: Sequence[str]) -> Flags:
+    """`["--a", "1", "--b=2", "--no-c"]` as Flags; UsageError for a word that belongs to no flag."""
+    flags: Flags = {}
+    name = ""
+    for word in words:
+        if re.match(r"--[A-Za-z]", word):
+            name, equals, value = word.partition("=")
+            flags = merge(flags, {name: (value,) if equals else ()})
+        elif not name:
+            raise UsageError(f"{word} is no flag; flags for the scripts look like --learning-rate 1e-3")
+        else:
+            flags[name] += (word,)
+    return flags
+
+
+def table_flags(table: Any, where: str) -> Flags:
+    """A TOML table `{learning-rate = 1e-3, anneal-lr = false}` or a list of words as Flags; else UsageError."""
+    if isinstance(table, list) and all(isinstance(word, str) for word in table):
+        return parse_flags(table)
+    if not isinstance(table, dict):
+        raise UsageError(f"{where} must be a table such as {{learning-rate = 1e-3}} or a list of words")
+    flags: Flags = {}
+    for name, value in table.items():
+        flags = merge(flags, as_flag(name.removeprefix("--"), value, where))
+    return flags
+
+
+def as_flag(name: str, value: Any, where: str = "a flag") -> Flags:
+    """One named value as on a command line: a boolean as --x or --no-x, a list as several words."""
+    if isinstance(value, bool):
+        return {f"--{'' if value else 'no-'}{name}": ()}
+    if isinstance(value, list):
+        return {f"--{name}": tuple(str(part) for part in value)}
+    if not isinstance(value, (int, float, str)):
+        raise UsageError(f"{where}: {name} must be a number, a text, true, false or a list, not {value!r}")
+    return {f"--{name}": (str(value),)}
+
+
+def merge(*parts: Flags) -> Flags:
+    """All flags together; a later one replaces an earlier one, also --no-x an --x."""
+    merged: Flags = {}
+    for name, values in [item for part in parts for item in part.items()]:
+        opposite = "--" + name[5:] if name.startswith("--no-") else "--no-" + name[2:]
+        merged.pop(opposite, None)
+        merged[name] = values
+    return merged
+
+
+def words(flags: Flags) -> tuple[str, ...]:
+    """Flags as the words of a command line."""
+    return tuple(word for name, values in flags.items() for word in (name, *values))
+
+
+def short(flags: Flags) -> str:
+    """Flags as a name people can read: `learning-rate=0.001 no-anneal-lr`."""
+    return " ".join("=".join(filter(None, (name[2:], ",".join(values)))) for name, values in sorted(flags.items()))
+
+
+# ---------------------------------------------------------------------- scripts
+@dataclass(frozen=True)
+class Script:
+    """A file that takes --env-id and --seed."""
+
+    path: Path
+    sha256: str
+    ours: bool  # it imports RunArgs from solorl: it takes --runs-dir and --resume, and writes a run folder there
+    args: tuple[str, ...]  # fields of its class Args, empty where it has none
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return self.path.stem
+
+    @property
+    def many_seeds(self) -> bool:
+        """Whether one process trains several seeds."""
+        return "num_seeds" in self.args
+
+    def check(self, flags: Flags) -> None:
+        """UsageError for a flag that bench sets itself, and for one that a script of ours does not have."""
+        for name in flags:
+            plain = name.replace("_", "-")
+            if plain in RESERVED:
+                raise UsageError(f"{name} cannot be a flag for the scripts; use {RESERVED[plain]}")
+            allowed = [f"--{'no-' * no}{arg.replace('_', '-')}" for arg in self._flags() for no in (False, True)]
+            if self.ours and self.args and plain not in allowed:
+                raise UsageError(f"{self.path.name} has no flag {name}{did_you_mean(plain, allowed)}")
+
+    def _flags(self) -> list[str]:
+        return [*self.args, *(item.name for item in fields(RunArgs))]
+
+
+def load_script(name: str, near: Path | None = None) -> Script:
+    """The script of a name or path, looked for beside `near` first; UsageError where there is none."""
+    beside = near / name if near else None
+    path = beside if beside and beside.is_file() and beside.suffix == ".py" else find_path(name)
+    tree = parse_source(path)
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "solorl" and not node.level
+        for alias in node.names
+    }
+    return Script(path, sha256(path), "RunArgs" in imported, tuple(args_fields(tree)))
+
+
+def args_fields(tree: ast.Module) -> dict[str, ast.AnnAssign]:
+    """Name -> definition of the fields of a file's class Args."""
+    return {
+        line.target.id: line
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == "Args"
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file in hexadecimal digits; empty where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+# ---------------------------------------------------------------------- tasks
+@dataclass(frozen=True)
+class Task:
+    """One script on one environment with one seed and fixed flags."""
+
+    script: Script
+    env_id: str
+    seed: int
+    flags: Flags = field(default_factory=dict)
+    variant: str = ""
+
+    @cached_property
+    def id(self) -> str:
+        """A file name that people can read, with a hash of all that decides what the task does."""
+        flags = sorted([name, *values] for name, values in self.flags.items())
+        key = json.dumps([self.script.sha256, self.env_id, self.seed, flags])
+        parts = (self.script.name, self.variant, self.env_id, str(self.seed))
+        name = "__".join(re.sub(r"[^A-Za-z0-9.=-]+", "_", part)[:60] for part in parts if part)
+        return f"{name}__{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+    def __str__(self) -> str:
+        variant = f" [{self.variant}]" if self.variant else ""
+        return f"{self.script.name}{variant} {self.env_id} seed {self.seed}"
+
+    def argv(self, *more: str, seeds: int = 1) -> tuple[str, ...]:
+        """The command line, with `seeds` seeds from this one on in one process."""
+        path = self.script.path if self.script.ours else self.script.path.resolve()
+        many = ("--num-seeds", str(seeds)) if seeds > 1 else ()
+        given = ("--env-id", self.env_id, "--seed", str(self.seed), *many)
+        return (sys.executable, str(path), *given, *words(self.flags), *more)
+
+
+@dataclass
+class Plan:
+    """All tasks of one command."""
+
+    name: str
+    tasks: list[Task]
+
+
+def make_tasks(
+    scripts: Iterable[Script], env_ids: Iterable[str], seeds: Iterable[int], variants: Mapping[str, Flags],
+    env_flags: Mapping[str, Flags] | None = None,
+) -> list[Task]:  # fmt: skip
+    """Every script with every variant's flags on every environment with every seed; UsageError for a wrong flag."""
+    seeds, env_ids, found = list(seeds), list(env_ids), []
+    for script in scripts:
+        for name, flags in variants.items():
+            for env_id in env_ids:
+                merged = merge(flags, (env_flags or {}).get(env_id, {}))
+                script.check(merged)
+                if script.ours:
+                    check_env_id(env_id)
+                found += [Task(script, env_id, seed, merged, name) for seed in seeds]
+    return found
+
+
+def ordered(tasks: Iterable[Task]) -> list[Task]:
+    """Each task once, all of one seed before those of the next: half a suite is then a smaller suite."""
+    return sorted({task.id: task for task in tasks}.values(), key=lambda task: task.seed)
+
+
+# ---------------------------------------------------------------------- suites
+def load_suite(path: Path, extra: Flags, only: Sequence[str] = (), num_seeds: int | None = None) -> Plan:
+    """The tasks of a suite file with `extra` flags on each; of the environments `only`, the first `num_seeds` seeds.
+
+    UsageError for a file that cannot be read, an unknown key, a value of the wrong kind, and an environment in `only`
+    that the suite does not have.
+    """
+    table = read_toml(path)
+    refuse_unknown(table, ("name", "job"), str(path))
+    jobs = table.get("job")
+    if not (isinstance(jobs, list) and jobs and all(isinstance(job, dict) for job in jobs)):
+        raise UsageError(f"{path} has no [[job]]; a suite is a list of them")
+    name = table.get("name", path.stem)
+    if not (isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)):
+        raise UsageError(f"{path}: name must be letters, digits, points and dashes, not {name!r}")
+    known = [env_id for job in jobs for env_id in texts(job, "env_ids", str(path))]
+    for env_id in only:
+        if env_id not in known:
+            raise UsageError(f"{path} has no environment {env_id}{did_you_mean(env_id, known)}")
+    tasks = [task for job in jobs for task in _job_tasks(job, path, extra, only, num_seeds)]
+    return Plan(name, ordered(tasks))
+
+
+def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, only: Sequence[str], limit: int | None) -> list[Task]:
+    where = f"a [[job]] of {path}"
+    refuse_unknown(job, JOB_KEYS, where)
+    if ("script" in job) == ("scripts" in job):
+        raise UsageError(f"{where} must have script or scripts, and not both")
+    scripts = [
+        load_script(name, path.parent) for name in texts(job, "scripts" if "scripts" in job else "script", where)
+    ]
+    env_ids = texts(job, "env_ids", where)
+    flags = table_flags(job.get("flags", {}), f"flags in {where}")
+    variants = _named_flags(job, "variants", where) or {"": {}}
+    env_flags = _named_flags(job, "env_flags", where)
+    for env_id in env_flags:
+        if env_id not in env_ids:
+            raise UsageError(f"env_flags in {where}: {env_id} is not in env_ids{did_you_mean(env_id, env_ids)}")
+    same = {json.dumps(sorted(part.items())): name for name, part in variants.items()}
+    if len(same) < len(variants):
+        raise UsageError(f"two variants in {where} have the same flags: {', '.join(variants)}")
+    whole = {env_id: merge(part, extra) for env_id, part in env_flags.items()}
+    return make_tasks(
+        scripts,
+        [env_id for env_id in env_ids if not only or env_id in only],
+        _seeds(job, where)[:limit],
+        {name: merge(flags, part, extra) for name, part in variants.items()},
+        whole,
+    )
+
+
+def _named_flags(job: dict[str, Any], key: str, where: str) -> dict[str, Flags]:
+    table = job.get(key, {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{key} in {where} must be a table of names and their flags")
+    return {name: table_flags(value, f"{key}.{name} in {where}") for name, value in table.items()}
+
+
+def _seeds(job: dict[str, Any], where: str) -> list[int]:
+    """`seeds` as a list or as "1-10", or `num_seeds` of them from `start_seed` (default 1) on."""
+    seeds = job.get("seeds")
+    if (seeds is None) == ("num_seeds" not in job) or (seeds is not None and "start_seed" in job):
+        raise UsageError(f"{where} must have either seeds, or num_seeds with or without start_seed")
+    if seeds is None:
+        return seed_range(job["num_seeds"], job.get("start_seed", 1), where)
+    if isinstance(seeds, str) and (match := re.fullmatch(r"(\d+)-(\d+)", seeds)):
+        first, last = int(match[1]), int(match[2])
+        return seed_range(last - first + 1, first, where)
+    if not (isinstance(seeds, list) and seeds and all(type(seed) is int and seed >= 0 for seed in seeds)):
+        raise UsageError(f'seeds in {where} must be a list such as [1, 2, 3] or a text such as "1-10", not {seeds!r}')
+    return list(dict.fromkeys(seeds))
+
+
+def seed_range(count: Any, first: Any, where: str) -> list[int]:
+    """`count` seeds from `first` on; UsageError unless both are integers, at least 1 and 0."""
+    if type(count) is not int or type(first) is not int or count < 1 or first < 0:
+        raise UsageError(f"{where}: there must be at least 1 seed, the first at least 0, not {count} from {first} on")
+    return list(range(first, first + count))
+
+
+def texts(table: dict[str, Any], key: str, where: str) -> list[str]:
+    """A value that is a text or a list of texts, as a list; UsageError for anything else or nothing."""
+    value = table.get(key)
+    found = [value] if isinstance(value, str) else value
+    if not (isinstance(found, list) and found and all(isinstance(text, str) and text for text in found)):
+        raise UsageError(f"{key} in {where} must be a text or a list of texts, not {value!r}")
+    return found
+
+
+def refuse_unknown(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """UsageError for a key that is not known."""
+    for key in table:
+        if key not in known:
+            raise UsageError(
+                f"{where} has the unknown key {key}{did_you_mean(key, known) or f'; it may have {", ".join(known)}'}"
+            )
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file; UsageError where it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        beside = [file.name for file in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+        raise UsageError(f"there is no file {path}{did_you_mean(path.name, beside)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
