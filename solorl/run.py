@@ -595,7 +595,7 @@ class Run:
         videos = sorted((self.dir / "videos").glob("*.mp4"), key=lambda path: path.stat().st_mtime)
         lines = {
             "trained": f"{self._step:,} steps in {_duration(self._wall_time())}",
-            "evaluation": f"{mean:.1f} ± {std:.1f} over {self.args.eval_episodes} greedy episodes, best {self._best:.1f}",
+            "evaluation": f"{mean:.1f} ± {std:.1f} over {self.args.eval_episodes} episodes, best {self._best:.1f}",
             "curve": self.dir / "learning_curve.png",
             "video": videos[-1] if videos else "none (--capture-video)",
             "model": self.dir / "model.safetensors" if self.args.save_model else "none (--save-model)",

@@ -418,9 +418,10 @@ def test_diff_shows_every_line_once_and_in_order():
 
 
 def test_diff_puts_lines_that_are_alike_side_by_side():
-    a, b = ["x = 1", "total = a + b + c", "y = 2"], ["new line here", "total = a + b + d"]
-    assert (1, 1) in list(diff.rows(a, b))
-    left, right = diff.parts_of((1, 1), a, b)
+    a, b = ["x = 1", "y = 2", "total = a + b + c"], ["new line here", "total = a + b + d"]
+    assert list(diff.rows(a, b)) == [(0, 0), (1, None), (2, 1)]
+    assert diff.parts_of((0, 0), a, b) == ([("x = 1", False)], [("new line here", False)])
+    left, right = diff.parts_of((2, 1), a, b)
     assert left == [("total = a + b + ", False), ("c", True)] and right[-1] == ("d", True)
 
 

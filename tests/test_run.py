@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -61,6 +62,198 @@ def test_evaluation_leaves_the_random_states_alone():
 
 def test_environment_seeds_are_disjoint():
     """Over run seeds, streams, ranks and indices no two seeds are the same, and all fit into 63 bits."""
+    seeds = [
+        run_module.env_seed(seed, stream, index, rank)
+        for seed in (0, 1, 2, 3, 2**31 - 1)
+        for stream in range(3)
+        for rank in (0, 1, 2, 1023)
+        for index in (0, 1, 2, 2**19, 2**20 - 1)
+    ]
+    assert len(set(seeds)) == len(seeds) and max(seeds) < 2**63
+
+
+def test_the_environments_get_these_seeds(train):
+    v = train("ppo", *TINY, "--total-timesteps", "64")
+    seeds = [run_module.env_seed(1, run_module.TRAIN, n) for n in range(2)]
+    firsts = [gym.make("CartPole-v1").reset(seed=seed)[0] for seed in seeds]
+    np.testing.assert_array_equal(v["obs"][0], np.array(firsts, np.float32))
+
+
+# ---------------------------------------------------------------------- episodes
+def test_episode_statistics_against_a_plain_count(train):
+    """Returns, lengths and the step of every episode's end, recounted from the rollout of a real run."""
+    v = train("ppo", "--num-envs", "3", "--num-steps", "300", "--total-timesteps", "900", "--num-minibatches", "1")
+    expected, total, length = [], np.zeros(3), np.zeros(3, int)
+    for t in range(300):
+        for n in range(3):
+            total[n], length[n] = total[n] + v["reward"][t, n], length[n] + 1
+            if v["done"][t, n]:
+                expected.append(((t + 1) * 3, total[n], length[n]))
+                total[n], length[n] = 0, 0
+    got = [
+        (row["global_step"], row["charts/episodic_return"], row["charts/episodic_length"])
+        for row in rows(v["run"].dir, "charts/episodic_return")
+    ]
+    assert got == expected and len(got) > 20
+
+
+def test_episodes_counted_step_by_step_or_all_at_once_agree(tmp_path):
+    rng = np.random.default_rng(0)
+    reward, done = rng.normal(size=(50, 4)), rng.random((50, 4)) < 0.1
+
+    class Bare(Run):
+        def __init__(self):
+            self._returns = self._lengths = None
+            self._rows, self._recent, self._elapsed, self._resumed_at = [], [], 0.0, 0.0
+
+    def found(run):
+        return [{k: v for k, v in row.items() if k != "wall_time"} for row in run._rows]
+
+    one, all_at_once = Bare(), Bare()
+    for t in range(50):
+        one.episodes((t + 1) * 4, reward[t], done[t])
+    all_at_once.episodes(100, reward[:25], done[:25])
+    all_at_once.episodes(200, reward[25:], done[25:])
+    assert len(found(one)) == done.sum()
+    for x, y in zip(found(one), found(all_at_once), strict=True):
+        assert x["global_step"] == y["global_step"] and x["charts/episodic_length"] == y["charts/episodic_length"]
+        assert x["charts/episodic_return"] == pytest.approx(y["charts/episodic_return"])
+
+
+# ---------------------------------------------------------------------- files
+def test_the_run_folder_tells_the_whole_story(train):
+    v = train("ppo", *TINY, "--eval-every", "300", "--capture-video", "--exp-name", "mine")
+    folder = v["run"].dir
+    env_id, name, seed, stamp = folder.name.split("__")
+    assert (env_id, name, seed) == ("CartPole-v1", "mine", "1") and time.strptime(stamp, "%Y%m%d-%H%M%S")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["script"] == "ppo.py" and config["args"]["num_steps"] == 32 and config["args"]["exp_name"] == "mine"
+    assert config["versions"]["torch"] == torch.__version__ and config["machine"]["cores"] == os.cpu_count()
+    assert len(config["git"]["commit"]) == 40
+    assert (folder / "ppo.py").read_bytes() == script("ppo").read_bytes()
+    assert json.loads((folder / "status.json").read_text())["status"] == "finished"
+    steps = [row["global_step"] for row in rows(folder, "losses/value_loss")]
+    assert steps == list(range(64, 641, 64))
+    evaluations = [row["global_step"] for row in rows(folder, "eval/episodic_return")]
+    assert evaluations == [320, 640]  # 640 is the end: evaluated once
+    assert sorted(p.name for p in (folder / "videos").iterdir()) == ["step_320.mp4", "step_640.mp4"]
+    import imageio.v2 as imageio
+
+    frames = [np.asarray(frame) for frame in imageio.get_reader(folder / "videos" / "step_640.mp4")]
+    assert frames[0].shape == (400, 600, 3) and len(frames) > 5 and frames[0].std() > 1
+    picture = np.asarray(imageio.imread(folder / "learning_curve.png"))
+    assert picture.shape[0] > 300 and picture.std() > 1
+    for line in ("trained", "evaluation", "curve", "video", "model", f"solo play {folder}"):
+        assert line in train.out
+
+
+def test_every_row_has_step_and_time_and_all_keys_of_the_page(train):
+    v = train("ppo", *TINY)
+    every = rows(v["run"].dir)
+    assert all({"global_step", "wall_time"} <= row.keys() for row in every)
+    assert [row["wall_time"] for row in every] == sorted(row["wall_time"] for row in every)
+    keys = {key for row in every for key in row} - {"global_step", "wall_time"}
+    page = (ROOT / "algorithms" / "ppo" / "README.md").read_text()
+    documented = {word for word in page.split("`") if word.partition("/")[0] in ("charts", "losses", "eval")}
+    assert keys == documented
+
+
+def test_tensorboard_holds_what_the_metrics_file_holds(train):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    v = train("ppo", *TINY)
+    events = EventAccumulator(str(v["run"].dir), size_guidance={"scalars": 0}).Reload()
+    for key in ("losses/value_loss", "charts/SPS", "eval/episodic_return"):
+        expected = [(row["global_step"], np.float32(row[key])) for row in rows(v["run"].dir, key)]
+        assert [(event.step, np.float32(event.value)) for event in events.Scalars(key)] == expected
+
+
+def test_wandb_offline_gets_every_row(train, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    v = train("ppo", *TINY, "--track", "--wandb-project-name", "here")
+    file = next(v["run"].dir.glob("wandb/offline-run-*/run-*.wandb"))
+    data = file.read_bytes()
+    assert data.startswith(b":W&B") and data.count(b"losses/value_loss") >= 10 and b"here" in data
+
+
+def test_a_tracker_that_is_missing_or_fails_gives_one_warning(train, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    train("ppo", *TINY, "--track")
+    assert train.out.count("Weights & Biases is off, the training goes on") == 1
+    calls = []
+
+    def fail(self, step, metrics):
+        calls.append(step)
+        raise RuntimeError("disk on fire")
+
+    monkeypatch.setattr(trackers.TensorBoard, "write", fail)
+    train("ppo", *TINY)
+    assert train.out.count("TensorBoard is off, the training goes on: RuntimeError: disk on fire") == 1
+    assert len(calls) == 1
+
+
+def test_rows_wait_for_a_full_disk(tmp_path, monkeypatch, capsys):
+    file = trackers.MetricsFile(tmp_path / "metrics.jsonl")
+    file.write([{"a": 1}])
+    real = open
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("builtins.open", full)
+    file.write([{"a": 2}])
+    file.write([{"a": 3}])
+    with pytest.raises(OSError, match="No space"):
+        file.sync()
+    monkeypatch.setattr("builtins.open", real)
+    file.write([{"a": 4}])
+    assert [row["a"] for row in rows(tmp_path)] == [1, 2, 3, 4]
+    assert capsys.readouterr().err.count("cannot be written (No space left on device)") == 1
+
+
+def test_a_save_that_fails_keeps_the_training_and_the_last_checkpoint(train, monkeypatch):
+    real, calls = state.write_state, []
+
+    def sometimes(folder, tree):
+        calls.append(folder)
+        if len(calls) > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(folder, tree)
+
+    monkeypatch.setattr(state, "write_state", sometimes)
+    v = train("ppo", *TINY, "--save-every", "64")
+    assert "could not be written (No space left on device); the one before it is kept" in train.out
+    kept = [path.name for path in state.checkpoints(v["run"].dir / "checkpoint")]
+    assert kept == ["step_000000000064", "step_000000000128"]
+
+
+# ---------------------------------------------------------------------- models and play
+def test_best_and_last_model_and_play(train):
+    """`model.safetensors` is the model of the best evaluation; `solo play` scores exactly what its metadata says when
+    it plays the evaluation's episodes."""
+    v = train("ppo", *TINY, "--total-timesteps", "3200", "--eval-every", "640", "--learning-rate", "0.01")
+    folder = v["run"].dir
+    evaluations = rows(folder, "eval/episodic_return")
+    best = max(evaluations, key=lambda row: row["eval/episodic_return"])
+    with safe_open(folder / "model.safetensors", "np") as file:
+        about = file.metadata()
+    assert int(about["step"]) == best["global_step"]
+    assert float(about["eval/episodic_return"]) == best["eval/episodic_return"]
+    last = load_file(folder / "model_last.safetensors")
+    for name, tensor in v["agent"].state_dict().items():
+        assert np.array_equal(last[f"agent.{name}"], tensor.numpy())
+    shown = run(sys.executable, "-m", "solorl.cli", "play", folder, "--episodes", "3", "--video")
+    assert shown.returncode == 0 and "over 3 greedy episodes" in shown.stdout, shown.stderr
+    assert (folder / "videos" / "play.mp4").stat().st_size > 1000
+
+
+# ---------------------------------------------------------------------- how a run ends
+def test_target_return_is_confirmed_on_fresh_seeds(train):
+    v = train("ppo", *TINY, "--target-return", "9", "--eval-every", "64")
+    assert v["run"]._step == 64 and "target 9 reached; on fresh seeds" in train.out and "done" in train.out
     v = train("ppo", *TINY, "--target-return", "501", "--eval-every", "64")
     assert v["run"]._step == 640
 
@@ -104,9 +297,8 @@ def test_a_second_signal_ends_at_once(tmp_path):
 
 def test_a_script_that_crashes_is_marked_failed(tmp_path):
     copy = tmp_path / "ppo.py"
-    copy.write_text(
-        script("ppo").read_text().replace("# ---- 2. credit", "raise RuntimeError('boom')\n        # ---- 2.")
-    )
+    boom = "raise RuntimeError('boom')\n        # ---- 2."
+    copy.write_text(script("ppo").read_text().replace("# ---- 2. credit", boom))
     done = run(sys.executable, copy, *TINY, "--runs-dir", tmp_path / "runs")
     assert done.returncode == 1 and "boom" in done.stderr
     assert json.loads(next(tmp_path.glob("runs/*/status.json")).read_text())["status"] == "failed"

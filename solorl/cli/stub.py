@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import typing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,7 @@ def parse(args_type):
     classes = [RunArgs, args_type]
     help_of = {k: v for x in classes for k, v in re.findall(r"^ +(\w+):.*?# (.*)$", inspect.getsource(x), re.MULTILINE)}
     types = typing.get_type_hints(args_type)
-    for field in fields(args_type):
+    for field in args_type.__dataclass_fields__.values():
         hint = types[field.name]  # of `float | None` the first, of other compounds the type of the default
         kinds = (hint, *typing.get_args(hint), type(field.default))
         kind = next(kind for kind in kinds if isinstance(kind, type) and kind is not type(None))
