@@ -4,10 +4,13 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import io
 import json
 import re
 import sys
+import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -60,6 +63,9 @@ def parse(args_type: type[A]) -> A:
     """
     try:
         argv = sys.argv[1:]
+        if "--help" in argv or "-h" in argv:
+            print(help_text(args_type))
+            raise SystemExit(0)
         folder = _option(argv, "--resume")
         saved = saved_arguments(Path(folder), args_type) if folder else args_type()
         args = _tyro(args_type, saved, argv)
@@ -95,13 +101,16 @@ def _tyro(args_type: type[A], default: A, argv: list[str]) -> A:
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
-            return tyro.cli(args_type, default=default, args=argv, description=_description())
+            return tyro.cli(args_type, default=default, args=argv)
     except SystemExit as exit:
         if not exit.code:
             raise
-    text = " ".join(re.sub(r"[╭╮╰╯│─]+", " ", box.getvalue()).split())
+    text = " ".join(re.sub(r"[╭╮╰╯│─]+|-{5,}", " ", box.getvalue()).split())
     text = re.split(r"Argument helptext:|For full helptext|Perhaps you meant", text)[0].strip()
     text = re.sub(r"^(Value error|Missing argument|Unrecognized options|Parsing error)\s+", "", text)
+    text = re.sub(
+        r"^Error parsing (\S+): invalid literal for (\w+)\(\) with base 10: (.*)$", r"\1 is \3, not an \2", text
+    )
     raise UsageError(text or f"cannot read the command line {' '.join(argv)}")
 
 
@@ -113,8 +122,28 @@ def _flags(args_type: type[RunArgs]) -> list[str]:
     return flags
 
 
-def _description() -> str:
-    return (sys.modules["__main__"].__doc__ or "").strip()
+def help_text(args_type: type[RunArgs]) -> str:
+    """What `--help` prints: the script's header, its own options, then those every script has; each with its
+    default and the comment behind its field."""
+    own, shared = [], []
+    names = {field.name for field in dataclasses.fields(RunArgs)}
+    comments = _comments(RunArgs) | _comments(args_type)
+    for field in dataclasses.fields(args_type):
+        flag = "--" + field.name.replace("_", "-")
+        flag += f", --no-{flag[2:]}" if isinstance(field.default, bool) else ""
+        default = "" if field.default in (None, "") else f" [{field.default}]"
+        text = textwrap.fill(comments.get(field.name, "") + default, 88, subsequent_indent=" " * 32)
+        lead = f"  {flag:<28}  " if len(flag) <= 28 else f"  {flag}\n{'':32}"
+        (shared if field.name in names else own).append(lead + text)
+    header = (sys.modules["__main__"].__doc__ or "").strip()
+    return "\n".join([header, "", f"options of {script_path().stem}:", *own, "", "options of every run:", *shared])
+
+
+def _comments(cls: type) -> dict[str, str]:
+    """The comment on the line of each field."""
+    lines = inspect.getsource(cls).splitlines()
+    matches = (re.match(r"    (\w+): .*?  # (.*)", line) for line in lines)
+    return {match[1]: match[2] for match in matches if match}
 
 
 def saved_arguments(folder: Path, args_type: type[A]) -> A:
@@ -171,6 +200,16 @@ def check_unchanged(args: RunArgs, saved: RunArgs) -> None:
         raise UsageError(f"the run was started with other arguments ({', '.join(changed)}); --resume-changed allows it")
 
 
+def _newest(ids: Iterable[str]) -> list[str]:
+    """Of each environment only the id with the highest version."""
+    newest: dict[str, int] = {}
+    for env_id in ids:
+        name, _, version = env_id.rpartition("-v")
+        if name and version.isdigit():
+            newest[name] = max(newest.get(name, 0), int(version))
+    return [f"{name}-v{version}" for name, version in newest.items()]
+
+
 def check_env_id(env_id: str) -> None:
     """Refuse an environment that is not registered or whose simulator is not installed."""
     import gymnasium as gym
@@ -185,7 +224,7 @@ def check_env_id(env_id: str) -> None:
         if space in NAMESPACES and importlib.util.find_spec({"ALE": "ale_py"}.get(space, space.lower())) is None:
             extra = NAMESPACES[space]
             raise UsageError(f"{env_id} needs an extra: pip install 'solorl[{extra}]'") from error
-        near = nearest(env_id, gym.registry, n=3)
+        near = nearest(env_id, _newest(gym.registry), n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else "; `import` its package as `package:Name-v0`"
         raise UsageError(f"there is no environment {env_id}{hint}") from error
     entry = spec.entry_point if isinstance(spec.entry_point, str) else ""

@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -248,7 +249,7 @@ class Run:
             self._draw()
             self._say(
                 f"{signal.Signals(self._signal).name}: saved at step {self._step:,}; "
-                f"go on with: python {self.script} --resume {self.dir}"
+                f"go on with: {_solo()} train {shlex.quote(_near(self.script))} --resume {shlex.quote(str(self.dir))}"
             )
             if self._signal == signal.SIGINT:
                 raise SystemExit(130)
@@ -599,7 +600,7 @@ class Run:
             "curve": self.dir / "learning_curve.png",
             "video": videos[-1] if videos else "none (--capture-video)",
             "model": self.dir / "model.safetensors" if self.args.save_model else "none (--save-model)",
-            "play it": f"solo play {self.dir}",
+            "play it": f"{_solo()} play {shlex.quote(str(self.dir))}",
         }
         self._say("")
         for name, value in lines.items():
@@ -650,7 +651,10 @@ def _not_for(kind: str) -> str:
     """`"; use FILE"` where the running script's header names a file for this kind, else an empty string."""
     from solorl.catalog import parse_header
 
-    other = parse_header(script_path()).not_for.get(kind)
+    try:
+        other = parse_header(script_path()).not_for.get(kind)
+    except UsageError:  # somebody's own script need not have our header
+        other = None
     return f"; use {other}" if other else ""
 
 
@@ -664,6 +668,19 @@ def _make_unique(path: Path) -> Path:
         except FileExistsError:
             continue
     raise UsageError(f"{path} and 10,000 like it exist")
+
+
+def _near(path: Path) -> str:
+    """The path as one would type it here: relative where it lies below the current folder."""
+    return str(path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path)
+
+
+def _solo() -> str:
+    """The command `solo` as it can be typed here, be it on the PATH or only beside the running Python."""
+    beside = Path(sys.executable).parent / "solo"
+    if shutil.which("solo") or not beside.exists():
+        return "solo"
+    return shlex.quote(_near(beside))
 
 
 def _duration(seconds: float) -> str:

@@ -1,0 +1,39 @@
+# Every target sets up what it needs; all are safe to run twice, and when .venv is half built.
+PYTHON ?= python3
+PY := .venv/bin/python
+FLAGS ?=
+
+.PHONY: train test lint docs bench clean
+
+train: .venv/.run
+	.venv/bin/solo train ppo --env-id CartPole-v1 --target-return 500 --capture-video $(FLAGS)
+
+test: .venv/.dev
+	$(PY) -m pytest -n 2 --dist worksteal --cov=solorl --cov-report=term --cov-fail-under=90 $(FLAGS)
+
+lint: .venv/.dev
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	.venv/bin/solo check
+
+docs: .venv/.dev
+	$(PY) docs/terminal.py
+
+bench: .venv/.dev
+	$(PY) -m pip install --quiet "stable-baselines3>=2.6" -c requirements-dev.lock
+	$(PY) benchmark/ppo_speed.py $(FLAGS)
+
+# A stamp is written only when its installation is complete; without it the environment is made anew.
+.venv/.run: requirements.lock pyproject.toml
+	test -e .venv/.run || $(PYTHON) -m venv --clear .venv
+	$(PY) -m pip install --quiet --requirement requirements.lock
+	$(PY) -m pip install --quiet --no-deps --editable .
+	touch .venv/.run
+
+.venv/.dev: .venv/.run requirements-dev.lock
+	$(PY) -m pip install --quiet --requirement requirements-dev.lock
+	touch .venv/.dev
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache htmlcov .coverage*

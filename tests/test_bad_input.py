@@ -1,0 +1,117 @@
+"""Bad input gets one sentence and exit code 2, and nothing is written."""
+
+import gymnasium as gym
+import pytest
+from conftest import run, script
+
+from solorl import arguments
+from solorl import run as run_module
+
+CASES = {
+    "--env-id CartPol-v1": "there is no environment CartPol-v1; did you mean CartPole-v1",
+    "--env-id NoSuchThing-v0": "there is no environment NoSuchThing-v0",
+    "--env-id nopackage:Env-v0": "there is no environment nopackage:Env-v0",
+    "--env-id CartPole-v9": "there is no environment CartPole-v9; did you mean CartPole-v1",
+    "--env-id Pendulum-v1": "Pendulum-v1 has continuous actions, but ppo.py takes discrete actions; "
+    "use ppo_continuous_action.py",
+    "--env-id probes:Pixels-v0": "probes:Pixels-v0 has image observations, but ppo.py takes vector observations; "
+    "use ppo_atari.py",
+    "--env-id probes:Entries-v0": "probes:Entries-v0 has dict observations, but ppo.py takes vector observations",
+    "--total-timesteps 511": "--total-timesteps 511 is less than one batch of 512 steps",
+    "--num-minibatches 3": "--num-minibatches 3 must divide the batch of 512 steps",
+    "--num-envs 0": "--num-envs is 0, but must be at least 1",
+    "--num-steps -1": "--num-steps is -1, but must be at least 1",
+    "--learning-rate -0.1": "--learning-rate is -0.1, but must be at least 0",
+    "--learning-rate nan": "--learning-rate is nan, but must be at least 0",
+    "--seed -1": "--seed is -1, but must be at least 0",
+    "--seed 2147483648": "--seed is 2147483648, but must be smaller than 2**31",
+    "--eval-episodes 0": "--eval-episodes is 0, but must be at least 1",
+    "--lerning-rate 1": "unknown option --lerning-rate; did you mean --learning-rate?",
+    "--num-envs many": "--num-envs is 'many', not an int",
+    "--num-envs": "Missing value for argument '--num-envs'",
+    "extra": "extra",
+    "--device cuda": "--device cuda was asked for, but torch sees no CUDA device; --device cpu runs everywhere",
+    "--device tpu9": "--device tpu9 is unknown; allowed are auto, cpu, cuda, cuda:N and mps",
+    "--device mps": "--device mps was asked for, but torch sees no MPS device",
+    "--resume nowhere": "there is no run folder nowhere",
+}
+
+
+@pytest.mark.parametrize("flags", list(CASES))
+def test_one_sentence_and_exit_code_2(train, tmp_path, flags):
+    train("ppo", *flags.split(), "--runs-dir", str(tmp_path / "runs"), code=2)
+    assert CASES[flags] in train.out and "Traceback" not in train.out
+    assert len(train.out.strip().splitlines()) == 1, train.out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_in_a_real_process(tmp_path):
+    done = run("python3", "-c", "pass")
+    assert done.returncode == 0
+    import sys
+
+    done = run(sys.executable, script("ppo"), "--num-envs", "0", cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == "" and list(tmp_path.iterdir()) == []
+    assert done.stderr == "error: --num-envs is 0, but must be at least 1\n"
+
+
+def test_a_run_folder_that_cannot_be_written(train, tmp_path):
+    (tmp_path / "file").write_text("")
+    train("ppo", "--runs-dir", tmp_path / "file", code=2)
+    assert "cannot be written" in train.out and len(train.out.strip().splitlines()) == 1
+
+
+@pytest.fixture
+def finished(train):
+    return train("ppo", *"--num-envs 2 --num-steps 32 --total-timesteps 128 --eval-episodes 1".split())["run"].dir
+
+
+def test_resume_of_another_script(train, finished, tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text(script("ppo").read_text())
+    before = sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*"))
+    train(str(other), "--resume", finished, code=2)
+    assert f"{finished} is a run of ppo.py, not of other.py" in train.out
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*"))
+
+
+def test_resume_with_other_hyper_parameters(train, finished):
+    train("ppo", "--resume", finished, "--gamma", "0.5", "--seed", "7", code=2)
+    assert "--seed 1 -> 7" in train.out and "--gamma 0.99 -> 0.5" in train.out and "--resume-changed" in train.out
+    v = train("ppo", "--resume", finished, "--total-timesteps", "256", "--resume-changed")
+    assert v["args"].num_envs == 2 and v["start"] == 2 and v["iteration"] == 3
+    train("ppo", "--resume", finished, "--eval-episodes", "2")  # plumbing may differ
+
+
+def test_resume_of_something_else(train, tmp_path):
+    train("ppo", "--resume", tmp_path, code=2)
+    assert "is no run folder: its config.json cannot be read" in train.out
+
+
+def test_resume_names_the_nearest_folder(train, finished):
+    train("ppo", "--resume", str(finished)[:-1], code=2)
+    assert f"did you mean {finished.name}?" in train.out
+
+
+def test_a_missing_simulator_names_the_extra(monkeypatch):
+    real = arguments.importlib.util.find_spec
+    hidden = ("Box2D", "ale_py")
+    monkeypatch.setattr(arguments.importlib.util, "find_spec", lambda name: None if name in hidden else real(name))
+    for env_id, extra in (("LunarLander-v3", "box2d"), ("ALE/Pong-v5", "atari")):
+        with pytest.raises(arguments.UsageError, match=rf"{env_id} needs an extra: pip install 'solorl\[{extra}\]'"):
+            arguments.check_env_id(env_id)
+
+
+def test_discrete_actions_that_do_not_start_at_zero():
+    assert run_module._action_kind(gym.spaces.Discrete(3, start=1)) == "discrete (from 1)"
+    assert run_module._action_kind(gym.spaces.Discrete(3)) == "discrete"
+    assert run_module._action_kind(gym.spaces.MultiDiscrete([2, 2])) == "multidiscrete"
+
+
+def test_help_lists_every_option_with_its_comment(train):
+    train("ppo", "--help")
+    own, shared = train.out.split("options of every run:")
+    assert "--clip-coef" in own and "epsilon of Eq. 7 [0.2]" in own and "--anneal-lr, --no-anneal-lr" in own
+    assert "--target-return" in shared and "--seed" in shared and "--clip-coef" not in shared
+    for field in arguments.dataclasses.fields(arguments.RunArgs):
+        assert "--" + field.name.replace("_", "-") in shared

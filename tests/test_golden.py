@@ -1,0 +1,64 @@
+"""R6, golden start: the first iterations of every script on the CPU are the recorded ones.
+
+A commit that moves them says `[moves results]` and brings a benchmark. To record anew:
+python tests/test_golden.py
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import comparable, environment
+from solorl.run import _cpu_model
+
+FILE = Path(__file__).with_name("golden.json")
+GOLDEN = json.loads(FILE.read_text())
+FLAGS = {
+    "ppo": "--env-id CartPole-v1 --total-timesteps 1536 --eval-episodes 2",
+}
+
+
+def first_rows(script, folder):
+    """The rows of metrics.jsonl, without what depends on the clock, of a short run in a process of its own."""
+    words = [sys.executable, "-m", "solorl.cli", "train", script, *FLAGS[script].split(), "--runs-dir", str(folder)]
+    subprocess.run(words, env=environment(), check=True, capture_output=True)
+    return comparable(next(Path(folder).iterdir()))
+
+
+@pytest.mark.parametrize("script", list(FLAGS))
+def test_the_first_iterations_are_the_recorded_ones(script, tmp_path):
+    """All rows on the recorded kind of processor and version of torch; elsewhere, where a last bit may differ and
+    trajectories part, the first iteration to 1 %."""
+    got, want = first_rows(script, tmp_path), GOLDEN[script]["rows"]
+    if (GOLDEN[script]["torch"], GOLDEN[script]["cpu"]) == (torch.__version__, _cpu_model()):
+        assert [set(row) for row in got] == [set(row) for row in want]
+        for row, expected in zip(got, want, strict=True):
+            for key, value in expected.items():
+                assert row[key] == pytest.approx(value, rel=1e-3, abs=1e-5), (key, row["global_step"])
+    first, expected = (next(row for row in rows if "losses/entropy" in row) for rows in (got, want))
+    for key, value in expected.items():
+        np.testing.assert_allclose(first[key], value, rtol=0.01, atol=1e-3, err_msg=key)
+
+
+def record():
+    """Write the present behaviour into golden.json."""
+    import tempfile
+
+    golden = {}
+    for script in FLAGS:
+        with tempfile.TemporaryDirectory() as folder:
+            golden[script] = {
+                "flags": FLAGS[script],
+                "torch": torch.__version__,
+                "cpu": _cpu_model(),
+                "rows": first_rows(script, folder),
+            }
+    FILE.write_text(json.dumps(golden, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    record()
