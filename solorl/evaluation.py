@@ -1,6 +1,8 @@
 """Playing the greedy policy: on environments and seeds of its own, without moving the training."""
 
 import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +56,8 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     """
     import imageio.v2 as imageio
 
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # without a display SDL complains on every start
     video: Any
     temporary = path.with_name(f".{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import comparable, environment
+
 from solorl.run import _cpu_model
 
 FILE = Path(__file__).with_name("golden.json")

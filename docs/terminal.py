@@ -1,0 +1,68 @@
+"""Makes docs/terminal.svg and docs/learning_curve.png from a real run of what `make train` runs.
+
+python docs/terminal.py
+"""
+
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+DOCS = Path(__file__).resolve().parent
+COMMAND = "solo train ppo --env-id CartPole-v1 --target-return 500 --capture-video"
+
+
+def in_a_terminal(words, folder):
+    """Run a command in a pseudo-terminal of 100 columns and return what it printed."""
+    master, slave = pty.openpty()
+    env = os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(words, stdout=slave, stderr=slave, stdin=slave, env=env, cwd=folder)
+    os.close(slave)
+    data = b""
+    while True:
+        try:
+            chunk = os.read(master, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        data += chunk
+    if process.wait():
+        raise SystemExit(data.decode())
+    return data.decode()
+
+
+def screen(text):
+    """The lines as they stand at the end; of the progress line its last state before each evaluation."""
+    lines = []
+    for line in text.replace("\r\n", "\n").split("\n"):
+        states = [state for state in line.split("\r\x1b[K") if state.strip()]
+        lines += states[-2:] if len(states) > 1 else states
+        lines += [""] if not states else []
+    return [re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line) for line in lines]
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        out = in_a_terminal([sys.executable, "-m", "solorl.cli", *COMMAND.split()[1:]], folder)
+        run_dir = next(Path(folder).glob("runs/*"))
+        shutil.copy(run_dir / "learning_curve.png", DOCS / "learning_curve.png")
+    lines = [line.replace(str(Path(sys.executable).parent) + "/", "") for line in screen(out)]
+    console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(Text(f"$ {COMMAND}", style="bold"))
+    for line in lines:
+        style = "cyan" if "evaluation" in line and "steps/s" not in line else "dim" if "steps/s" in line else ""
+        console.print(Text(line, style=style))
+    svg = console.export_svg(title="SoloRL", clear=False)
+    (DOCS / "terminal.svg").write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.S))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Every command printed in README and docs works: all of them are run here, shortened where they train."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, environment
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "algorithms").glob("*/README.md"))
+SHORT = "--total-timesteps 2100 --eval-episodes 1".split()
+# Run elsewhere: these set up the environment in which the tests run, or take many minutes.
+ELSEWHERE = {"make train", "make test", "make lint", "make bench", "pip install ."}
+
+
+def commands(page):
+    """The commands of all ```bash blocks of a page, without comments."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.S)
+    lines = [re.sub(r"\s+#.*", "", line).strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A copy of what the commands read, so that nothing lands in the checkout."""
+    copy = tmp_path_factory.mktemp("docs") / "checkout"
+    ignore = shutil.ignore_patterns(".venv", ".git", "runs", "__pycache__", "results")
+    shutil.copytree(ROOT, copy, ignore=ignore)
+    return copy
+
+
+def shell(command, folder):
+    python = shlex.quote(sys.executable)
+    command = re.sub(r"^solo ", f"{python} -m solorl.cli ", command)
+    command = re.sub(r"^python ", f"{python} ", command)
+    env = environment(PYTHONPATH=f"{folder}:{folder / 'tests'}", MUJOCO_GL="egl")
+    return subprocess.run(command, shell=True, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_works(page, folder):
+    seen = commands(page)
+    for command in seen:
+        if command in ELSEWHERE or command.startswith("pip install"):
+            continue
+        if re.match(r"(solo train|python (algorithms/|my_))", command):
+            command += " " + " ".join(SHORT)
+        done = shell(command, folder)
+        assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_make_targets_of_the_readme_exist_and_are_dry_runnable():
+    for command in ELSEWHERE:
+        if command.startswith("make"):
+            done = subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+            assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_links_of_every_page_lead_somewhere():
+    for page in [*PAGES, ROOT / "LOG.md"]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_files_named_in_the_pages_exist():
+    for page in PAGES:
+        for name in re.findall(r"`((?:tests|benchmark|docs|algorithms)/[\w/.]+\.\w+)`", page.read_text()):
+            assert (ROOT / name).exists() or "mine" in name, f"{page.name}: {name}"
+
+
+def test_inline_dependencies_name_what_a_script_imports():
+    """The PEP 723 block of every script is complete: `uv run` on a copied file installs all it needs."""
+    import ast
+    import tomllib
+
+    for path in (ROOT / "algorithms").glob("*/*.py"):
+        text = path.read_text()
+        block = re.match(r"# /// script\n((?:# .*\n)+?)# ///", text)
+        meta = tomllib.loads("".join(line[2:] + "\n" for line in block[1].splitlines()))
+        names = {re.match(r"[\w-]+", dependency)[0].lower() for dependency in meta["dependencies"]}
+        imported = set()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(node.module.split(".")[0])
+        assert imported - set(sys.stdlib_module_names) <= names, path
+        assert meta["requires-python"] == ">=3.11"
+
+
+def test_no_page_names_a_path_of_somebodys_machine():
+    for page in [*PAGES, ROOT / "LOG.md", *Path(ROOT / "solorl").rglob("*.py")]:
+        assert not re.search(r"/(home|root|Users|work)/\w", page.read_text()), page
