@@ -50,6 +50,7 @@ def screen(text):
 
 
 def main():
+    """Train, and write the two pictures."""
     with tempfile.TemporaryDirectory() as folder:
         out = in_a_terminal([sys.executable, "-m", "solorl.cli", *COMMAND.split()[1:]], folder)
         run_dir = next(Path(folder).glob("runs/*"))

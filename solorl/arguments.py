@@ -125,7 +125,8 @@ def _flags(args_type: type[RunArgs]) -> list[str]:
 def help_text(args_type: type[RunArgs]) -> str:
     """What `--help` prints: the script's header, its own options, then those every script has; each with its
     default and the comment behind its field."""
-    own, shared = [], []
+    own: list[str] = []
+    shared: list[str] = []
     names = {field.name for field in dataclasses.fields(RunArgs)}
     comments = _comments(RunArgs) | _comments(args_type)
     for field in dataclasses.fields(args_type):

@@ -103,7 +103,7 @@ class Script:
     @property
     def many_seeds(self) -> bool:
         """Whether one process trains several seeds."""
-        return "num_seeds" in self.args
+        return self.ours and "num_seeds" in self.args
 
     def check(self, flags: Flags) -> None:
         """UsageError for a flag that bench sets itself, and for one that a script of ours does not have."""
@@ -197,7 +197,7 @@ def make_tasks(
     env_flags: Mapping[str, Flags] | None = None,
 ) -> list[Task]:  # fmt: skip
     """Every script with every variant's flags on every environment with every seed; UsageError for a wrong flag."""
-    seeds, env_ids, found = list(seeds), list(env_ids), []
+    seeds, env_ids, found = list(seeds), list(env_ids), list[Task]()
     for script in scripts:
         for name, flags in variants.items():
             for env_id in env_ids:
@@ -209,8 +209,20 @@ def make_tasks(
     return found
 
 
-def ordered(tasks: Iterable[Task]) -> list[Task]:
-    """Each task once, all of one seed before those of the next: half a suite is then a smaller suite."""
+def ordered(tasks: Sequence[Task]) -> list[Task]:
+    """Each task once, all of one seed before those of the next: half a suite is then a smaller suite.
+
+    UsageError where two scripts, or two sets of flags, have the same name: the results could not tell them apart.
+    """
+    paths = {task.script.path.resolve() for task in tasks}
+    for path in paths:
+        if [other.name for other in paths].count(path.name) > 1:
+            raise UsageError(f"two scripts are called {path.name}, and results could not tell them apart; rename one")
+    known: dict[tuple[str, str, str, int], Task] = {}
+    for task in tasks:
+        other = known.setdefault((task.script.name, task.variant, task.env_id, task.seed), task)
+        if other.id != task.id:
+            raise UsageError(f"{task} stands there twice, with different flags; give the two as variants with a name")
     return sorted({task.id: task for task in tasks}.values(), key=lambda task: task.seed)
 
 
@@ -229,22 +241,22 @@ def load_suite(path: Path, extra: Flags, only: Sequence[str] = (), num_seeds: in
     name = table.get("name", path.stem)
     if not (isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)):
         raise UsageError(f"{path}: name must be letters, digits, points and dashes, not {name!r}")
-    known = [env_id for job in jobs for env_id in texts(job, "env_ids", str(path))]
+    tasks = [task for job in jobs for task in _job_tasks(job, path, extra, num_seeds)]
+    known = {task.env_id for task in tasks}
     for env_id in only:
         if env_id not in known:
             raise UsageError(f"{path} has no environment {env_id}{did_you_mean(env_id, known)}")
-    tasks = [task for job in jobs for task in _job_tasks(job, path, extra, only, num_seeds)]
+    tasks = [task for task in tasks if not only or task.env_id in only]
     return Plan(name, ordered(tasks))
 
 
-def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, only: Sequence[str], limit: int | None) -> list[Task]:
+def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, limit: int | None) -> list[Task]:
     where = f"a [[job]] of {path}"
     refuse_unknown(job, JOB_KEYS, where)
     if ("script" in job) == ("scripts" in job):
         raise UsageError(f"{where} must have script or scripts, and not both")
-    scripts = [
-        load_script(name, path.parent) for name in texts(job, "scripts" if "scripts" in job else "script", where)
-    ]
+    names = texts(job, "scripts" if "scripts" in job else "script", where)
+    scripts = [load_script(name, path.parent) for name in names]
     env_ids = texts(job, "env_ids", where)
     flags = table_flags(job.get("flags", {}), f"flags in {where}")
     variants = _named_flags(job, "variants", where) or {"": {}}
@@ -258,7 +270,7 @@ def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, only: Sequence[str
     whole = {env_id: merge(part, extra) for env_id, part in env_flags.items()}
     return make_tasks(
         scripts,
-        [env_id for env_id in env_ids if not only or env_id in only],
+        env_ids,
         _seeds(job, where)[:limit],
         {name: merge(flags, part, extra) for name, part in variants.items()},
         whole,
@@ -307,9 +319,8 @@ def refuse_unknown(table: Mapping[str, Any], known: Sequence[str], where: str) -
     """UsageError for a key that is not known."""
     for key in table:
         if key not in known:
-            raise UsageError(
-                f"{where} has the unknown key {key}{did_you_mean(key, known) or f'; it may have {", ".join(known)}'}"
-            )
+            hint = did_you_mean(key, known) or f"; it may have {', '.join(known)}"
+            raise UsageError(f"{where} has the unknown key {key}{hint}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -1,0 +1,169 @@
+"""`solo report --against REV`: have the results in the working tree become worse than those of a commit?
+
+Results are matched by environment, script and variant; a match with other scores than before and at least MIN_RUNS runs
+on both sides is tested. It is a regression where both hold:
+
+- the 95 % bootstrap interval of IQM(now) - IQM(then) lies wholly below 0: more than chance;
+- the IQM fell by more than TOLERANCE of the range from random play to solved (of |IQM then| where that range is not
+  known): more than a difference nobody would notice, as between 500.0 and 499.8 on CartPole.
+
+How often a change that is none is called a regression, simulated with normally distributed scores (3,000 pairs each,
+before TOLERANCE): 9.5 % with 3 runs on both sides, where the bootstrap interval is too narrow; 3.5 % with 4, 2.8 % with
+5, 2.6 % with 10.
+"""
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from solorl import comparison as cmp
+from solorl import statistics as st
+from solorl.cli import report_text as text
+from solorl.errors import UsageError
+from solorl.reference_scores import reference
+from solorl.results import Result, gathered, parse_bytes, read_all
+
+MIN_RUNS = 3
+TOLERANCE = 0.01
+Key = tuple[str, str]  # environment, method
+
+
+@dataclass(frozen=True)
+class Change:
+    """One environment and method then and now."""
+
+    env_id: str
+    method: str
+    then: st.Array  # scores of the runs, (n,)
+    now: st.Array  # (m,)
+    difference: cmp.Estimate  # IQM(now) - IQM(then)
+    verdict: str  # "REGRESSION", "improvement", "no change beyond chance", ...
+
+
+def run(revision: str, folders: Sequence[Path], metric: str) -> int:
+    """Print how the results in `folders` changed since `revision`; 1 where one regressed, else 0.
+
+    Raises UsageError where `revision` is not known, a folder lies outside a repository, or there is nothing to compare.
+    """
+    then, problems = results_at(revision, folders)
+    now, new_problems = read_all(folders)
+    found = changes(then, now, metric)
+    for problem in [*problems, *new_problems]:
+        print(f"note: {problem}")
+    if not found:
+        raise UsageError(f"no environment and method has {metric} scores both here and at {revision}")
+    print(_table(found, revision), end="")
+    for name, one, other in (("new", now, then), ("gone", then, now)):
+        if keys := sorted(_grouped(one).keys() - _grouped(other).keys()):
+            print(f"{name}: {', '.join(f'{method} on {env}' for env, method in keys)}")
+    worse = [change for change in found if change.verdict == "REGRESSION"]
+    print(f"\n{len(worse)} of {len(found)} compared regressed since {revision}" if worse else "\nno regression")
+    return int(bool(worse))
+
+
+# ---------------------------------------------------------------------- results of a commit
+def results_at(revision: str, folders: Sequence[Path]) -> tuple[list[Result], list[str]]:
+    """The results in `folders` at a commit, and sentences on files that cannot be read."""
+    found: dict[str, bytes] = {}
+    for folder in folders:
+        found |= {f"{revision}:{folder / name}": data for name, data in files_at(revision, folder).items()}
+    return gathered(partial(parse_bytes, data, source) for source, data in found.items())
+
+
+def files_at(revision: str, folder: Path) -> dict[str, bytes]:
+    """The result files below a folder at a commit, by their path inside it.
+
+    Raises UsageError where the commit is not known, the folder does not exist or lies in no repository.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder} to compare with {revision}")
+    _git(folder, "rev-parse", "--git-dir")
+    try:
+        commit = _git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
+    except UsageError:
+        raise UsageError(f"git knows no commit or tag {revision}") from None
+    names = _git(folder, "ls-tree", "-r", "--name-only", "-z", commit, ".").decode().split("\0")
+    names = [name for name in names if name.endswith(".json.gz")]
+    objects = _git(folder, "cat-file", "--batch", given="".join(f"{commit}:./{name}\n" for name in names))
+    files = {}
+    for name in names:  # each: "<hash> blob <size>", a line end, the bytes, a line end
+        head, _, rest = objects.partition(b"\n")
+        size = int(head.split()[-1])
+        files[name], objects = rest[:size], rest[size + 1 :]
+    return files
+
+
+def _git(place: Path, *words: str, given: str = "") -> bytes:
+    """What git prints, given a text to read; UsageError with its last line where it fails."""
+    try:
+        command = ["git", "-C", str(place), *words]
+        return subprocess.run(command, input=given.encode(), capture_output=True, check=True).stdout
+    except FileNotFoundError:
+        raise UsageError("--against needs git, which is not installed") from None
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
+        raise UsageError(f"{place}: {reason[-1]}") from None
+
+
+# ---------------------------------------------------------------------- comparing
+def changes(then: Sequence[Result], now: Sequence[Result], metric: str) -> list[Change]:
+    """A change for every environment and method that has scores on both sides."""
+    before, after = _grouped(then), _grouped(now)
+    found = []
+    for env_id, method in before:
+        if (env_id, method) in after:
+            old, new = (_scores(runs[env_id, method], metric) for runs in (before, after))
+            if len(old) and len(new):
+                found.append(_change(env_id, method, old, new))
+    return found
+
+
+def _grouped(results: Sequence[Result]) -> dict[Key, list[Result]]:
+    groups: dict[Key, list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.env_id, result.name), []).append(result)
+    return groups
+
+
+def _scores(runs: Sequence[Result], metric: str) -> st.Array:
+    scores = [cmp.score(run, metric) for run in sorted(runs, key=lambda run: run.seed)]
+    return np.array([score for score in scores if score is not None], np.float64)
+
+
+def _change(env_id: str, method: str, then: st.Array, now: st.Array) -> Change:
+    low, high = st.difference_interval(st.iqm, [now], [then])
+    difference = cmp.Estimate(float(st.iqm([now]) - st.iqm([then])), float(low), float(high))
+    return Change(env_id, method, then, now, difference, _verdict(env_id, then, now, difference))
+
+
+def _verdict(env_id: str, then: st.Array, now: st.Array, difference: cmp.Estimate) -> str:
+    if np.array_equal(then, now):
+        return "unchanged"
+    if min(len(then), len(now)) < MIN_RUNS:
+        return f"too few runs ({MIN_RUNS} each are the least)"
+    known = reference(env_id)
+    scale = abs(known[1] - known[0]) if known else abs(float(st.iqm([then])))
+    if difference.high < 0:
+        return "REGRESSION" if -difference.value > TOLERANCE * scale else "worse, but by less than 1 %"
+    return "improvement" if difference.low > 0 else "no change beyond chance"
+
+
+def _table(found: Sequence[Change], revision: str) -> str:
+    rows = [
+        [
+            change.env_id,
+            change.method,
+            f"{len(change.then)}, {len(change.now)}",
+            text.number(float(st.iqm([change.then]))),
+            text.number(float(st.iqm([change.now]))),
+            text.estimate(change.difference),
+            change.verdict,
+        ]
+        for change in found
+    ]
+    head = ["Environment", "Method", "Seeds", f"IQM at {revision}", "IQM now", "Difference", "Verdict"]
+    return text.aligned(head, rows)

@@ -1,0 +1,123 @@
+"""`solo report`: tables, curves, comparisons and verdicts from finished runs, offline."""
+
+import os
+import re
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from solorl.cli import Parser
+from solorl.cli.files import shown, write
+from solorl.errors import UsageError
+
+DEFAULT_OUT = Path("report")
+DEFAULT_RESULTS = Path("benchmark/results")
+PATHS_HELP = """result files, run folders, TensorBoard folders of CleanRL or Stable-Baselines3, and folders of these
+(with --against: folders of result files, default benchmark/results)"""
+
+
+def parser() -> Parser:
+    """The command line of `solo report`."""
+    p = Parser("report", "Compare finished runs: tables, curves and verdicts, as Markdown, PNG, SVG and one HTML page.")
+    p.add_argument("paths", metavar="PATH", nargs="*", type=Path, help=PATHS_HELP)
+    p.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: report)")
+    p.add_argument("--metric", choices=["eval", "train"], help="greedy evaluations (default) or training episodes")
+    p.add_argument("--x", choices=["steps", "time"], default="steps", help="axis shown first (default: steps)")
+    p.add_argument("--baseline", metavar="NAME", help="method the others are compared with (default: the first)")
+    p.add_argument("--normalise", action="store_true", default=True, help="aggregate normalised scores (default)")
+    p.add_argument("--no-normalise", action="store_false", dest="normalise", help="aggregate scores as they are")
+    p.add_argument("--title", metavar="T", default="Results", help="title of the report")
+    p.add_argument("--markdown", metavar="FILE", type=Path, help="only put the table between two markers in this file")
+    p.add_argument("--marker", metavar="NAME", help="the markers are the lines <!-- NAME --> and <!-- /NAME -->")
+    p.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the text in FILE is stale")
+    p.add_argument("--against", metavar="REV", help="compare with the results of a commit; exit code 1 on a regression")
+    return p
+
+
+def check_flags(args: Namespace) -> None:
+    """Refuse combinations of flags that mean nothing."""
+    if bool(args.markdown) != bool(args.marker):
+        raise UsageError("solo report: --markdown FILE and --marker NAME go together")
+    if args.check and not args.markdown:
+        raise UsageError("solo report: --check needs --markdown FILE and --marker NAME")
+    if args.against and (args.markdown or args.out):
+        raise UsageError("solo report: --against prints its table; it goes with neither --markdown nor --out")
+    if not args.paths and not args.against:
+        raise UsageError("solo report needs run folders or results, as in `solo report runs/`")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Report on runs; UsageError where nothing can be read or the flags do not fit together."""
+    args = parser().parse(argv)
+    check_flags(args)
+    if args.against:
+        from solorl.cli import regression
+
+        return regression.run(args.against, args.paths or [DEFAULT_RESULTS], args.metric or "eval")
+    from solorl import comparison as cmp  # here, because it loads NumPy
+    from solorl.cli import report_text as text
+    from solorl.results import read_all
+
+    results, problems = read_all(args.paths)
+    if not results:
+        raise UsageError(f"nothing to report: {'; '.join(problems[:3])}")
+    comparison = cmp.compare(results, args.metric or "auto", args.baseline, args.normalise)
+    if args.markdown:
+        for problem in problems:
+            print(f"note: {problem}")
+        evidence = [Path(os.path.relpath(path, args.markdown.parent)).as_posix() for path in args.paths]
+        return embed(args.markdown, args.marker, text.block(comparison, evidence), args.check)
+    out = args.out or DEFAULT_OUT
+    write_report(comparison, out, args, problems)
+    print_summary(comparison, problems, out)
+    return 0
+
+
+def write_report(comparison, out: Path, args: Namespace, problems: Sequence[str]) -> None:
+    """Write report.md, report.html and the figures into `out`; UsageError where that fails."""
+    from solorl import figures
+    from solorl.cli import report_page, report_text
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        pictures = [path.name for path in figures.write_figures(comparison, out)]
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}") from None
+    pictures.sort(key=lambda name: name != f"curves_{args.x}.png")
+    write(out / "report.md", report_text.report(comparison, args.title, pictures, problems).encode())
+    write(out / "report.html", report_page.page(comparison, args.title, args.x, problems).encode())
+
+
+def print_summary(comparison, problems: Sequence[str], out: Path) -> None:
+    """The table, the verdicts, what was left out, and where the report is."""
+    from solorl.cli import report_text as text
+
+    print(text.aligned(*text.summary(comparison)), end="")
+    for sentence in text.verdicts(comparison):
+        print(f"\n{sentence}")
+    for note in [*comparison.notes, *problems]:
+        print(f"note: {note}")
+    print(f"\nreport {shown(out / 'report.html')} and {shown(out / 'report.md')}")
+
+
+def embed(path: Path, marker: str, block: str, check: bool) -> int:
+    """Put `block` between `<!-- marker -->` and `<!-- /marker -->` in a file, or only check that it is there.
+
+    Returns 1 where `check` finds another text. Raises UsageError where the file or its markers are missing.
+    """
+    try:
+        before = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    begin, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    pattern = re.compile(f"({re.escape(begin)}\n).*?({re.escape(end)})", re.DOTALL)
+    if len(pattern.findall(before)) != 1 or before.count(begin) != 1:
+        raise UsageError(f"{path} must have the line {begin} once and {end} below it")
+    after = pattern.sub(lambda match: f"{match[1]}\n{block}\n{match[2]}", before)
+    if check:
+        print(f"{path}: {marker} is {'up to date' if after == before else 'stale'}")
+        return int(after != before)
+    if after != before:
+        write(path, after.encode())
+    print(f"{path}: {marker} {'updated' if after != before else 'was up to date'}")
+    return 0

@@ -1,0 +1,150 @@
+"""`solo tune`: one set of hyper-parameters over several environments, found by Optuna."""
+
+import shlex
+from argparse import RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from solorl.arguments import check_env_id
+from solorl.bench import Store
+from solorl.cli import Parser
+from solorl.cli.bench import Lines, split
+from solorl.engines import LocalEngine, own_cores
+from solorl.errors import UsageError, did_you_mean
+from solorl.plan import Flags, load_script, merge, seed_range, words
+from solorl.tune import METRIC, Study, Tuner, completed, counted, open_study, space_from_file, space_from_script
+
+EPILOG = """the space stands in the script, as `lr: float = 2.5e-4  # step size [tune: log 1e-5..1e-2]`, or in a file:
+  learning-rate = "log 1e-5..1e-2"     a number, equally likely on a logarithmic scale
+  gamma = "0.9..0.999"                 a number between the two
+  num-steps = "32..512 step 32"        a whole number, in steps
+  num-minibatches = [1, 2, 4]          one of these
+
+  solo tune ppo --env-ids CartPole-v1 Acrobot-v1 --target-scores CartPole-v1=0,500 Acrobot-v1=-500,-80 \\
+    --space space.toml --trials 50 --total-timesteps 100000 -- --num-envs 8
+
+The same command again goes on; several at once share the trials. Exit code 0: there is a best trial, 1: all failed."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Search, and print the best flags; UsageError for a search that cannot be."""
+    own, extra = split(argv)
+    args = _parser().parse(own)
+    study = make_study(args, extra)
+    for name, value in (
+        ("--trials", args.trials),
+        ("--prune-after", args.prune_after + 1),
+        ("--workers", args.workers),
+    ):
+        if value is not None and value < 1:
+            raise UsageError(f"solo tune: {name} must be at least {0 if name == '--prune-after' else 1}")
+    storage = args.storage or Path("tune") / f"{study.script.name}.log"
+    found = open_study(storage, study, args.pruner, args.prune_after, args.seed)
+    workers = args.workers or max(1, len(own_cores()))
+    store = Store(args.runs_dir or Path("runs/tune") / storage.stem)
+    view = Lines()
+    view.say(f"{len(counted(found))} of {args.trials} trials so far, {workers} runs at once; output in {store.folder}")
+    view.say(f"watch them: optuna-dashboard {shlex.quote(str(storage))}")
+    code = Tuner(study, found, store, LocalEngine(workers), args.trials, view).run()
+    for line in conclusion(study, found, code, args.script):
+        print(line)
+    return code
+
+
+def _parser() -> Parser:
+    parser = Parser("tune", "Find one set of hyper-parameters for several environments.")
+    parser.formatter_class, parser.epilog = RawDescriptionHelpFormatter, EPILOG
+    parser.add_argument("script", metavar="SCRIPT", help="an algorithm, or a .py file that takes --env-id and --seed")
+    parser.add_argument("--env-ids", metavar="ID", nargs="+", required=True, help="environments")
+    parser.add_argument(
+        "--target-scores", metavar="ID=LOW,HIGH", nargs="+", default=[], help="scores that count as 0 and 1"
+    )
+    parser.add_argument("--num-seeds", metavar="N", type=int, default=3, help="seeds of each trial (default 3)")
+    parser.add_argument("--start-seed", metavar="S", type=int, default=1, help="the first seed (default 1)")
+    parser.add_argument("--trials", metavar="N", type=int, default=50, help="trials of the study in all (default 50)")
+    parser.add_argument(
+        "--space", metavar="FILE.toml", type=Path, help="what is searched (default: the script's comments)"
+    )
+    parser.add_argument("--storage", metavar="FILE", type=Path, help="journal of the study (default tune/SCRIPT.log)")
+    parser.add_argument(
+        "--aggregate", choices=("median", "mean"), default="median", help="of the seeds (default median)"
+    )
+    parser.add_argument("--metric", metavar="KEY", default=METRIC, help=f"what is maximised (default {METRIC})")
+    parser.add_argument("--pruner", choices=("median", "none"), default="median", help="ends hopeless trials early")
+    parser.add_argument("--prune-after", metavar="N", type=int, default=4, help="evaluations before that (default 4)")
+    parser.add_argument("--seed", metavar="S", type=int, help="seed of the search (default: a new one each time)")
+    parser.add_argument("--workers", metavar="N", type=int, help="runs at once (default: one for each core)")
+    parser.add_argument("--total-timesteps", metavar="N", type=int, help="given to every run")
+    parser.add_argument("--runs-dir", metavar="DIR", type=Path, help="default runs/tune/NAME OF THE STORAGE")
+    return parser
+
+
+def make_study(args: Any, extra: Flags) -> Study:
+    """What the command line asks for; UsageError where it does not fit together."""
+    script = load_script(args.script)
+    steps: Flags = {} if args.total_timesteps is None else {"--total-timesteps": (str(args.total_timesteps),)}
+    flags = merge(steps, extra)
+    script.check(flags)
+    if script.ours:
+        for env_id in args.env_ids:
+            check_env_id(env_id)
+    space = space_from_file(args.space, script) if args.space else space_from_script(script)
+    for name in space:
+        if f"--{name}" in flags:
+            raise UsageError(f"solo tune: --{name} is searched, so it cannot be given")
+    return Study(
+        script=script,
+        env_ids=tuple(dict.fromkeys(args.env_ids)),
+        targets=targets(args.target_scores, args.env_ids),
+        seeds=tuple(seed_range(args.num_seeds, args.start_seed, "solo tune")),
+        space=space,
+        flags=flags,
+        aggregate=args.aggregate,
+        metric=args.metric,
+    )
+
+
+def targets(given: Sequence[str], env_ids: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """`ID=LOW,HIGH` for every environment, or for none where there is only one; else UsageError."""
+    found: dict[str, tuple[float, float]] = {}
+    for text in given:
+        env_id, _, bounds = text.rpartition("=")
+        try:
+            low, high = map(float, bounds.split(","))
+        except ValueError:
+            raise UsageError(f"solo tune: --target-scores {text} must look like CartPole-v1=0,500") from None
+        if env_id not in env_ids:
+            raise UsageError(f"solo tune: --target-scores {env_id} is not in --env-ids{did_you_mean(env_id, env_ids)}")
+        if not low < high:
+            raise UsageError(f"solo tune: --target-scores {text} must have the lower score first")
+        found[env_id] = (low, high)
+    missing = [env_id for env_id in env_ids if env_id not in found]
+    if missing and (found or len(set(env_ids)) > 1):
+        raise UsageError(
+            f"solo tune: --target-scores is missing for {missing[0]}; scores of several must be comparable"
+        )
+    return found
+
+
+def conclusion(study: Study, found: Any, code: int, script: str) -> list[str]:
+    """The last lines: how many trials ended how, the best flags ready to paste, and what to do with them."""
+    states = [trial.state.name for trial in found.trials if not trial.user_attrs.get("interrupted")]
+    parts = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "still running elsewhere"}
+    lines = [", ".join(f"{states.count(state)} trials {word}" for state, word in parts.items() if state in states)]
+    if code > 1:
+        lines.append("interrupted; the same command goes on")
+    if not completed(found):
+        failed = [trial.user_attrs.get("reason", "") for trial in found.trials if trial.state.name == "FAIL"]
+        return [*filter(None, lines), "no trial is complete" + (f"; the last failed: {failed[-1]}" if failed else "")]
+    best = found.best_trial
+    lines.append(f"best: trial {best.number} with {best.value:.3f}")
+    for env_id in study.env_ids:
+        scores = ", ".join(f"{score:.1f}" for score in best.user_attrs.get(env_id, []))
+        lines.append(f"  {env_id}: {scores} (seeds {study.seeds[0]} to {study.seeds[-1]})")
+    flags = shlex.join(words(study.all_flags(best.params)))
+    script, fresh, env_ids = shlex.quote(script), study.seeds[-1] + 1000, shlex.join(study.env_ids)
+    lines.append(f"train with it:\n  solo train {script} --env-id {shlex.quote(study.env_ids[0])} {flags}")
+    lines.append("the best of many is lucky, too: evaluate it on fresh seeds before you believe it:")
+    lines.append(f"  solo bench {script} --env-ids {env_ids} --start-seed {fresh} --num-seeds 10 -- {flags}")
+    return lines

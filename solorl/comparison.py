@@ -1,0 +1,370 @@
+"""What a report says: results grouped by environment and method, and their tables, verdicts and curves.
+
+A method is a script with one of its variants. The score of a run is one number: with the metric "eval" the mean return
+of its last greedy evaluation, with "train" the mean return of its last 100 training episodes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from solorl import statistics as st
+from solorl.errors import UsageError, did_you_mean
+from solorl.reference_scores import reference
+from solorl.results import Result
+
+METRICS = {"eval": "greedy evaluation at the end of training", "train": "mean of the last 100 training episodes"}
+AXES = {"steps": "global_step", "time": "wall_time"}
+ALL = "all environments"  # the name of the aggregate among the curves
+WINDOW = 10  # bins over which a training curve is averaged, 5 % of a run
+ALPHA = 0.05  # a difference on one environment counts below this p-value
+IGNORED = ("seed", "device", "cuda", "save_every", "save_model", "capture_video", "track", "wandb_project_name")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class EnvRow:
+    """One method on one environment."""
+
+    env_id: str
+    method: str
+    seeds: int
+    iqm: Estimate
+    mean: Estimate
+    median: Estimate
+    steps: float  # median over runs of the environment steps trained
+    seconds: float  # median over runs of the seconds of training
+    sps: float | None  # median over runs of environment steps per second
+
+
+@dataclass(frozen=True)
+class TotalRow:
+    """One method over all environments, on normalised scores."""
+
+    method: str
+    runs: int
+    iqm: Estimate
+    median: Estimate
+    mean: Estimate
+    gap: Estimate
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Method x against method y on the environments that both have."""
+
+    x: str
+    y: str
+    probability: Estimate  # P(X > Y)
+    envs: int
+    better: list[str]  # environments on which x is better, the p-value of the rank-sum test below ALPHA
+    worse: list[str]
+    few: bool  # too few runs for any such verdict
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The IQM over runs at common positions, with its interval and the runs themselves."""
+
+    x: st.Array  # (p,) environment steps, or seconds
+    y: st.Array  # (p,)
+    band: st.Array  # (p, 2)
+    seeds: dict[str, st.Array] = field(default_factory=dict)  # name of the run -> (p,)
+
+
+@dataclass
+class Comparison:
+    """Results of one report. Environments and methods keep the order in which they were found."""
+
+    groups: dict[tuple[str, str], list[Result]]  # (environment, method) -> runs
+    envs: list[str]
+    methods: list[str]
+    baseline: str
+    metric: str
+    scale: dict[str, tuple[float, float]]  # environment -> the scores that count as 0 and 1
+    notes: list[str]
+
+    @property
+    def shared(self) -> list[str]:
+        """The environments on which every method has runs; aggregates are over these."""
+        return [env for env in self.envs if all((env, method) in self.groups for method in self.methods)]
+
+    def scores(self, env_id: str, method: str, normalised: bool = False) -> st.Array:
+        """The runs' scores: (num_runs,)."""
+        raw = np.array([score(result, self.metric) for result in self.groups[env_id, method]], np.float64)
+        return st.normalise(raw, *self.scale[env_id]) if normalised else raw
+
+
+def score(result: Result, metric: str) -> float | None:
+    """The score of a run, None if it has none of this metric."""
+    if metric == "train":
+        return result.last_100_episodes
+    return result.eval["mean"][-1] if result.eval.get("mean") else None
+
+
+# ---------------------------------------------------------------------- grouping
+def compare(
+    results: Sequence[Result], metric: str = "auto", baseline: str | None = None, normalise: bool = True
+) -> Comparison:
+    """Group results for a report.
+
+    `metric` "auto" is "eval" where every run has evaluations, else "train". `normalise` False leaves scores as they
+    are, for environments that share a scale. Raises UsageError where no run has the metric or no method is `baseline`.
+    """
+    notes: list[str] = []
+    if metric == "auto":
+        metric = "eval" if all(score(result, "eval") is not None for result in results) else "train"
+        if metric == "train":
+            notes.append("Not every run has greedy evaluations, so training episodes are compared.")
+    kept = [result for result in results if score(result, metric) is not None]
+    if not kept:
+        raise UsageError(f"none of the {len(results)} results has {'evaluations' if metric == 'eval' else 'episodes'}")
+    if len(kept) < len(results):
+        left_out = [result.source for result in results if score(result, metric) is None]
+        notes.append(f"Left out, because they have no {metric} scores: {_listed(left_out)}.")
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in kept:
+        groups.setdefault((result.env_id, result.name), []).append(result)
+    envs, methods = list(dict.fromkeys(env for env, _ in groups)), list(dict.fromkeys(name for _, name in groups))
+    if baseline is not None and baseline not in methods:
+        hint = did_you_mean(baseline, methods) or f"; there is {_listed(methods)}"
+        raise UsageError(f"there is no method {baseline}{hint}")
+    first = baseline or methods[0]
+    methods = [first, *(method for method in methods if method != first)]
+    comparison = Comparison(groups, envs, methods, first, metric, {}, notes)
+    comparison.scale = {env: _scale(comparison, env) if normalise else (0.0, 1.0) for env in envs}
+    comparison.notes += _scale_notes(envs, normalise) + _group_notes(comparison)
+    return comparison
+
+
+def _scale(comparison: Comparison, env_id: str) -> tuple[float, float]:
+    """The reference scores of an environment, or the lowest and highest score among the runs."""
+    runs = [comparison.scores(env_id, method) for env, method in comparison.groups if env == env_id]
+    return reference(env_id) or (float(np.min(np.concatenate(runs))), float(np.max(np.concatenate(runs))))
+
+
+def _scale_notes(envs: Sequence[str], normalise: bool) -> list[str]:
+    unknown = [env for env in envs if reference(env) is None]
+    if not normalise or not unknown:
+        return []
+    return [f"No reference scores are known for {_listed(unknown)}: there 0 and 1 are the worst and best run compared."]
+
+
+def _group_notes(comparison: Comparison) -> list[str]:
+    """Sentences on runs that are compared although they are not alike."""
+    notes = []
+    for method in comparison.methods:
+        runs = [run for (_, name), group in comparison.groups.items() if name == method for run in group]
+        versions = {run.script_sha256 for run in runs if run.script_sha256}
+        if len(versions) > 1:
+            notes.append(f"The runs of {method} come from {len(versions)} versions of its script.")
+        missing = [env for env in comparison.envs if (env, method) not in comparison.groups]
+        if missing:
+            notes.append(f"{method} has no runs on {_listed(missing)}; aggregates leave these environments out.")
+    for (env_id, method), group in comparison.groups.items():
+        names = sorted({name for run in group for name in run.args} - set(IGNORED))
+        mixed = [name for name in names if len({repr(run.args.get(name)) for run in group if run.args}) > 1]
+        if mixed:
+            notes.append(f"The runs of {method} on {env_id} differ in {_listed(mixed)}.")
+    for env_id in comparison.envs:
+        runs_of = [group for (env, _), group in comparison.groups.items() if env == env_id]
+        steps = [float(np.median([run.global_step for run in group])) for group in runs_of]
+        if min(steps) < 0.95 * max(steps):
+            notes.append(f"On {env_id} the methods trained for {min(steps):,.0f} to {max(steps):,.0f} steps.")
+    runs = [run for group in comparison.groups.values() for run in group if run.machine]
+    machines = {(run.machine.get("cpu"), run.machine.get("device")) for run in runs}
+    if len(machines) > 1:
+        notes.append(f"The runs come from {len(machines)} kinds of machines, so their times do not compare.")
+    return notes
+
+
+def _listed(names: Sequence[str], most: int = 6) -> str:
+    """Names in a sentence, the first few of many."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+# ---------------------------------------------------------------------- tables
+def estimate(statistic: st.Statistic, scores: st.Scores) -> Estimate:
+    """A statistic of scores with its interval."""
+    low, high = st.interval(statistic, scores)
+    return Estimate(float(statistic(scores)), float(low), float(high))
+
+
+def env_rows(comparison: Comparison, env_id: str | None = None) -> list[EnvRow]:
+    """A row for each environment (or only `env_id`) and method that has runs."""
+    return [
+        _env_row(env, method, comparison.scores(env, method), comparison.groups[env, method])
+        for env in (comparison.envs if env_id is None else [env_id])
+        for method in comparison.methods
+        if (env, method) in comparison.groups
+    ]
+
+
+def _env_row(env_id: str, method: str, scores: st.Array, runs: Sequence[Result]) -> EnvRow:
+    speeds = [run.sps for run in runs if run.sps is not None]
+    return EnvRow(
+        env_id,
+        method,
+        seeds=len(runs),
+        iqm=estimate(st.iqm, [scores]),
+        mean=estimate(st.mean, [scores]),
+        median=estimate(st.median_run, [scores]),
+        steps=float(np.median([run.global_step for run in runs])),
+        seconds=float(np.median([run.wall_time for run in runs])),
+        sps=float(np.median(speeds)) if speeds else None,
+    )
+
+
+def total_rows(comparison: Comparison) -> list[TotalRow]:
+    """A row for each method, over the environments that all have; empty where these are fewer than two."""
+    if len(comparison.shared) < 2:
+        return []
+    rows = []
+    for method in comparison.methods:
+        scores = [comparison.scores(env, method, normalised=True) for env in comparison.shared]
+        iqm, median, mean, gap = (estimate(f, scores) for f in (st.iqm, st.median, st.mean, st.optimality_gap))
+        rows.append(TotalRow(method, sum(map(len, scores)), iqm, median, mean, gap))
+    return rows
+
+
+def pairs(comparison: Comparison) -> list[Pair]:
+    """Every other method against the baseline."""
+    found = [pair(comparison, method, comparison.baseline) for method in comparison.methods[1:]]
+    return [one for one in found if one is not None]
+
+
+def pair(comparison: Comparison, x: str, y: str) -> Pair | None:
+    """Method x against method y; None where they share no environment."""
+    envs = [env for env in comparison.envs if {(env, x), (env, y)} <= comparison.groups.keys()]
+    if not envs:
+        return None
+    of_x, of_y = ([comparison.scores(env, name) for env in envs] for name in (x, y))
+    low, high = st.improvement_interval(of_x, of_y)
+    probability = Estimate(float(st.probability_of_improvement(of_x, of_y)), float(low), float(high))
+    decided = {env: direction(a, b) for env, a, b in zip(envs, of_x, of_y, strict=True)}
+    few = all(least_p(len(a), len(b)) >= ALPHA for a, b in zip(of_x, of_y, strict=True))
+    better, worse = ([env for env, sign in decided.items() if sign == wanted] for wanted in (1, -1))
+    return Pair(x, y, probability, len(envs), better, worse, few)
+
+
+def direction(x: st.Array, y: st.Array) -> int:
+    """1 where runs x are better than runs y, -1 where worse, 0 where the rank-sum test does not tell (p >= ALPHA)."""
+    if st.mann_whitney(x, y) >= ALPHA:
+        return 0
+    return 1 if st.probability_of_improvement([x], [y]) > 0.5 else -1
+
+
+def least_p(n: int, m: int) -> float:
+    """The smallest p-value that n against m runs can give."""
+    return st.mann_whitney(np.arange(n, dtype=float), np.arange(n, n + m, dtype=float))
+
+
+def verdict(one: Pair) -> str:
+    """What a pair shows, in one plain sentence."""
+    p = one.probability
+    chance = f"P(improvement) = {p.value:.2f} [{p.low:.2f}, {p.high:.2f}]"
+    if one.few:
+        return f"{one.x} against {one.y}: too few runs to decide on any environment (4 each are the least); {chance}."
+    if one.envs == 1:
+        word = "better than" if one.better else "worse than" if one.worse else "not distinguishable from"
+        return f"{one.x} is {word} {one.y}; {chance}."
+    undecided = one.envs - len(one.better) - len(one.worse)
+    return (
+        f"{one.x} against {one.y}: better on {len(one.better)} of {one.envs} environments, worse on {len(one.worse)}, "
+        f"undecided on {undecided}; {chance}."
+    )
+
+
+# ---------------------------------------------------------------------- curves
+def points(result: Result, metric: str, axis: str) -> tuple[st.Array, st.Array]:
+    """A run's curve: positions (n,) and returns (n,). Training curves are means over the last WINDOW bins."""
+    columns = result.eval if metric == "eval" else result.train
+    if not columns:
+        return np.empty(0), np.empty(0)
+    x = np.asarray(columns[AXES[axis]], np.float64)
+    if metric == "eval":
+        return x, np.asarray(columns["mean"], np.float64)
+    weight = np.asarray(columns["episodes"], np.float64)
+    window = min(WINDOW, len(weight))
+    total = np.convolve(np.asarray(columns["return"], np.float64) * weight, np.ones(window), "valid")
+    return x[window - 1 :], total / np.convolve(weight, np.ones(window), "valid")
+
+
+def curves(comparison: Comparison, metric: str, axis: str) -> dict[tuple[str, str], Curve]:
+    """The learning curve of every environment and method; those without a common position are left out."""
+    found = {}
+    for (env, method), runs in comparison.groups.items():
+        lines = {str(run.seed): points(run, metric, axis) for run in runs}
+        lines = {seed: line for seed, line in lines.items() if len(line[0])}
+        if not lines:
+            continue
+        xs, ys = [x for x, _ in lines.values()], [y for _, y in lines.values()]
+        grid = st.common_grid(xs)
+        if not len(grid):
+            continue
+        values = st.on_grid(grid, xs, ys)
+        y, band = st.iqm_band([values])
+        found[env, method] = Curve(grid, y, band, dict(zip(lines, values, strict=True)))
+    return found
+
+
+def total_curves(comparison: Comparison, metric: str, axis: str) -> dict[str, Curve]:
+    """Sample efficiency: the IQM of normalised scores over all shared environments, per method.
+
+    On the positions that all runs of a method have; the axis "steps" or "time" as for single environments.
+    """
+    if len(comparison.shared) < 2:
+        return {}
+    found, groups = {}, comparison.groups
+    for method in comparison.methods:
+        lines = {env: [points(run, metric, axis) for run in groups[env, method]] for env in comparison.shared}
+        xs = [x for env in lines.values() for x, _ in env]
+        if not all(map(len, xs)):
+            continue
+        grid = st.common_grid(xs)
+        if len(grid):
+            values = [_normalised(comparison, env, lines[env], grid) for env in comparison.shared]
+            found[method] = Curve(grid, *st.iqm_band(values))
+    return found
+
+
+def _normalised(
+    comparison: Comparison, env_id: str, lines: Sequence[tuple[st.Array, st.Array]], grid: st.Array
+) -> st.Array:
+    """The curves of one environment on a grid, on the scale from 0 to 1: (num_runs, p)."""
+    values = st.on_grid(grid, [x for x, _ in lines], [y for _, y in lines])
+    return st.normalise(values, *comparison.scale[env_id])
+
+
+def profiles(comparison: Comparison) -> dict[str, Curve]:
+    """The performance profile of every method over the shared environments: x are thresholds of normalised scores."""
+    envs = comparison.shared
+    if not envs:
+        return {}
+    by_method = {m: [comparison.scores(env, m, normalised=True) for env in envs] for m in comparison.methods}
+    everything = st.pooled([st.pooled(scores) for scores in by_method.values()])
+    low, high = min(0.0, everything.min()), max(1.0, everything.max())
+    thresholds = np.linspace(low, high + 0.02 * (high - low), 101)
+    return {
+        method: Curve(thresholds, st.profile(scores, thresholds), st.profile_band(scores, thresholds))
+        for method, scores in by_method.items()
+    }
+
+
+def available(comparison: Comparison) -> list[str]:
+    """The metrics of which every environment has a curve, that of the tables first."""
+    return [
+        metric
+        for metric in sorted(METRICS, key=lambda name: name != comparison.metric)
+        if all(any(len(points(run, metric, "steps")[0]) for run in runs) for runs in comparison.groups.values())
+    ]

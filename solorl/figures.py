@@ -1,0 +1,127 @@
+"""The figures of a report as PNG and SVG: learning curves by steps and by time, and performance profiles.
+
+Colours are those of Okabe and Ito, which people with a colour vision deficiency tell apart, too; from the eighth method
+on they repeat with dashed lines.
+"""
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from solorl import comparison as cmp
+from solorl.state import write_atomically
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#767676")
+DASHES = ("-", "--", ":", "-.")
+AXIS_LABELS = {"steps": "environment steps", "time": "time of training"}
+PANEL = (3.9, 2.9)  # inches
+COLUMNS = 3  # panels side by side
+
+
+def write_figures(comparison: cmp.Comparison, folder: Path) -> list[Path]:
+    """Write all figures of a report into `folder`; returns the PNGs. Raises OSError where one cannot be written."""
+    written = []
+    for axis in cmp.AXES:
+        curves = cmp.curves(comparison, comparison.metric, axis)
+        if curves:
+            totals = cmp.total_curves(comparison, comparison.metric, axis)
+            written.append(_write(draw_curves(comparison, curves, totals, axis), folder / f"curves_{axis}"))
+    if len(comparison.shared) > 1:
+        written.append(_write(draw_profiles(comparison), folder / "profiles"))
+    return written
+
+
+def style(number: int) -> dict[str, Any]:
+    """Colour and dash pattern of method `number`."""
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number // len(COLOURS) % len(DASHES)]}
+
+
+def draw_curves(
+    comparison: cmp.Comparison,
+    curves: Mapping[tuple[str, str], cmp.Curve],
+    totals: Mapping[str, cmp.Curve],
+    axis: str,
+) -> Figure:
+    """One panel per environment and, where there are `totals`, one for all: IQM over runs, the band its interval."""
+    panels = [(env, {m: curves[env, m] for m in comparison.methods if (env, m) in curves}) for env in comparison.envs]
+    panels = [(env, lines) for env, lines in panels if lines]
+    if totals:
+        panels.append((f"{cmp.ALL}, normalised", dict(totals)))
+    figure, axes = _grid(len(panels))
+    for place, (env, lines) in zip(axes, panels, strict=True):
+        unit, name = time_unit(max(curve.x[-1] for curve in lines.values())) if axis == "time" else (1, "")
+        for method, curve in lines.items():
+            _draw(place, curve, comparison.methods.index(method), unit)
+        place.set_title(env, fontsize=10)
+        place.xaxis.set_major_formatter(step_label if axis == "steps" else f"{{x:g}} {name}")
+        place.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        place.set_xlim(left=0)
+    figure.supxlabel(AXIS_LABELS[axis], fontsize=10)
+    figure.supylabel("return of the greedy policy" if comparison.metric == "eval" else "training return", fontsize=10)
+    _legend(figure, comparison.methods)
+    return figure
+
+
+def draw_profiles(comparison: cmp.Comparison) -> Figure:
+    """The share of runs above each normalised score, with pointwise intervals."""
+    figure, (place, *_) = _grid(1, width=6.0, height=3.6)
+    for method, curve in cmp.profiles(comparison).items():
+        _draw(place, curve, comparison.methods.index(method))
+    place.set(xlabel="normalised score s", ylabel="share of runs with a score above s", ylim=(-0.02, 1.02))
+    _legend(figure, comparison.methods)
+    return figure
+
+
+def _grid(panels: int, width: float = PANEL[0], height: float = PANEL[1]) -> tuple[Figure, Sequence[Any]]:
+    """A figure of `panels` panels, at most COLUMNS side by side."""
+    columns = panels if panels <= COLUMNS else 2 if panels == 4 else COLUMNS
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(width * columns, height * rows + 0.5), dpi=130, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for place in axes[panels:]:
+        place.remove()
+    for place in axes[:panels]:
+        place.spines[["top", "right"]].set_visible(False)
+        place.grid(alpha=0.25, linewidth=0.6)
+        place.tick_params(labelsize=9)
+    return figure, list(axes[:panels])
+
+
+def _draw(place: Any, curve: cmp.Curve, number: int, unit: float = 1) -> None:
+    """A curve and its band, positions divided by `unit`."""
+    look, x = style(number), curve.x / unit
+    place.fill_between(x, curve.band[:, 0], curve.band[:, 1], color=look["color"], alpha=0.18, linewidth=0)
+    place.plot(x, curve.y, linewidth=1.6, marker="o" if len(curve.x) == 1 else "", **look)
+
+
+def _legend(figure: Figure, methods: Sequence[str]) -> None:
+    lines = [matplotlib.lines.Line2D([], [], linewidth=2, **style(number)) for number in range(len(methods))]
+    columns = min(len(methods), 5)
+    figure.legend(lines, methods, loc="outside upper center", ncols=columns, frameon=False, fontsize=10)
+
+
+def step_label(value: float, _: Any = None) -> str:
+    """A number of steps, as in 250k or 1.5M."""
+    return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}"
+
+
+def time_unit(seconds: float) -> tuple[int, str]:
+    """The unit for times up to `seconds`: its length in seconds and its sign."""
+    return (1, "s") if seconds < 180 else (60, "min") if seconds < 3 * 3600 else (3600, "h")
+
+
+def _write(figure: Figure, path: Path) -> Path:
+    """Write `path`.png and `path`.svg; the same figure gives the same bytes."""
+    with matplotlib.rc_context({"svg.hashsalt": "solorl"}):
+        FigureCanvasAgg(figure)
+        for kind in ("png", "svg"):
+            data = BytesIO()
+            figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
+            write_atomically(path.with_suffix(f".{kind}"), data.getvalue())
+            figure.set_layout_engine("none")  # the places found for the one fit the other, too
+    return path.with_suffix(".png")

@@ -1,0 +1,661 @@
+"""`solo bench`: plans, the engine, and that nothing finished is lost or counted twice, whatever is killed."""
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, environment
+from rich.console import Console
+
+from solorl import bench, cli, engines, plan, results
+from solorl.cli.bench import Lines, table
+from solorl.engines import UNKNOWN, Job, LocalEngine
+from solorl.errors import UsageError
+
+FAKE = Path(__file__).parent / "fake_training.py"
+FOREIGN = """
+import os, sys
+from pathlib import Path
+assert sys.argv[1::2] == ["--env-id", "--seed"], sys.argv
+assert Path.cwd() == Path(os.environ["SOLORL_RUN_DIR"])
+print("hello from", sys.argv[4])
+with open("made_here", "x") as file:
+    file.write(sys.argv[4])
+if sys.argv[4] == "2":
+    raise SystemExit("seed 2 is not liked")
+"""
+MANY = """
+import json, os, sys
+from pathlib import Path
+from solorl import RunArgs
+class Args(RunArgs):
+    env_id: str = "CartPole-v1"
+    num_seeds: int = 1
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+print("seeds", flags.get("--num-seeds"))
+for seed in range(int(flags["--seed"]), int(flags["--seed"]) + int(flags.get("--num-seeds", 1))):
+    folder = Path(flags["--runs-dir"]) / f"seed{seed}"
+    folder.mkdir()
+    args = {"env_id": flags["--env-id"], "seed": seed}
+    (folder / "config.json").write_text(json.dumps({"script": "many.py", "args": args}))
+    (folder / "metrics.jsonl").write_text(json.dumps({"global_step": 1, "wall_time": 1.0}) + chr(10))
+    (folder / "status.json").write_text(json.dumps({"status": "finished", "global_step": 1}))
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder to be in, with a copy of the fake training; its steps are noted in `journal`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FAKE_JOURNAL", str(tmp_path / "journal"))
+    shutil.copy(FAKE, tmp_path / "fake.py")
+    return tmp_path
+
+
+@pytest.fixture
+def solo(place, capfd):
+    """`code, out = solo("bench", ...)` in this process."""
+
+    def call(*words):
+        capfd.readouterr()
+        try:
+            code = cli.main([str(word) for word in words])
+        except SystemExit as end:
+            code = end.code
+        return code, "".join(capfd.readouterr())
+
+    return call
+
+
+def command(*flags, seeds=4, workers=2):
+    """A bench of the fake training."""
+    return ["bench", "fake.py", "--env-ids", "CartPole-v1", "--num-seeds", str(seeds), "--workers", str(workers),
+            "--results", "results", "--runs-dir", "work", "--variant", "", "--", *map(str, flags)]  # fmt: skip
+
+
+@contextlib.contextmanager
+def runner(place, *flags, **kwargs):
+    """The same in a process of its own; killed at the end if it still runs."""
+    words = [sys.executable, "-m", "solorl.cli", *command(*flags, **kwargs)]
+    env = environment(FAKE_JOURNAL=str(place / "journal"), PYTHONUNBUFFERED="1")
+    process = subprocess.Popen(words, cwd=place, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def until(condition, seconds=20):
+    """Wait for something to become true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.01)
+
+
+def steps(place):
+    """(seed, step) -> how often it was run."""
+    path = place / "journal"
+    words = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    return Counter((int(seed), int(step)) for _, seed, _, step in words)
+
+
+def once(seeds, total):
+    """What `steps` says when every step of every seed was run once."""
+    return Counter({(seed, step): 1 for seed in range(1, seeds + 1) for step in range(total)})
+
+
+def tables(place):
+    """Seed -> result of every file in the results folder, each of which must be whole."""
+    found = {}
+    for path in (place / "results").iterdir():
+        result = results.read(path)
+        assert result.seed not in found and result.status == "finished"
+        found[result.seed] = result
+    return found
+
+
+def states(place):
+    """How many tasks are in which state, by their records."""
+    return Counter(json.loads(path.read_text())["state"] for path in (place / "work/tasks").glob("*.json"))
+
+
+def children(place):
+    """Process ids of trainings that run, by their status files."""
+    found = [json.loads(path.read_text()) for path in (place / "work").glob("*/*/status.json")]
+    pids = [status["pid"] for status in found if status["status"] == "running"]
+    return [pid for pid in pids if engines.process_start(pid)]
+
+
+# ---------------------------------------------------------------------- load and faults
+def test_two_hundred_runs_complete(solo, place):
+    code, out = solo(*command("--total-timesteps", 2, "--pause", 0.01, seeds=200))
+    assert code == 0 and "200 of 200 finished in" in out
+    assert set(tables(place)) == set(range(1, 201)) and steps(place) == once(200, 2)
+    assert not list((place / "work/tasks").glob("*.lock"))
+    before = {path: path.stat().st_mtime_ns for path in (place / "results").iterdir()}
+    code, out = solo(*command("--total-timesteps", 2, "--pause", 0.01, seeds=200))
+    assert code == 0 and "200 of 200 finished (200 of them before)" in out
+    assert {path: path.stat().st_mtime_ns for path in (place / "results").iterdir()} == before
+    assert steps(place) == once(200, 2)
+
+
+def test_killed_runner_waits_for_its_orphans_and_goes_on(solo, place):
+    flags = ("--total-timesteps", 60, "--pause", 0.02)
+    assert solo(*command(*flags, seeds=2))[0] == 0
+    with runner(place, *flags, seeds=5) as first:
+        until(lambda: len(children(place)) == 2 and sum(steps(place).values()) > 2 * 60 + 10)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    assert len(children(place)) == 2
+    code, out = solo(*command(*flags, seeds=5))
+    assert code == 0 and out.count("waiting    ") == 2 and "5 of 5 finished (2 of them before)" in out
+    assert steps(place) == once(5, 60)  # nothing ran twice, nothing was left out
+    assert set(tables(place)) == set(range(1, 6))
+    assert all(len(result.eval["global_step"]) == 60 for result in tables(place).values())
+
+
+def test_killed_runner_and_trainings_go_on_from_the_checkpoints(solo, place):
+    flags = ("--total-timesteps", 40, "--pause", 0.02)
+    with runner(place, *flags, seeds=4) as first:
+        until(lambda: len(children(place)) == 2 and sum(steps(place).values()) > 20)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        for pid in children(place):
+            os.kill(pid, signal.SIGKILL)
+    code, out = solo(*command(*flags, seeds=4))
+    assert code == 0 and out.count("resumed    ") == 2
+    assert set(steps(place)) == set(once(4, 40)) and sum(steps(place).values()) <= 4 * 40 + 2
+    assert all(len(result.eval["global_step"]) == 40 for result in tables(place).values())
+    assert len(list((place / "work").glob("*/*/config.json"))) == 4  # each in the folder it began in
+
+
+def test_killed_training_is_a_failure_that_the_same_command_repeats(place):
+    flags = ("--total-timesteps", 30, "--pause", 0.02)
+    with runner(place, *flags) as first:
+        until(lambda: len(children(place)) == 2 and sum(steps(place).values()) > 10)
+        os.kill(children(place)[0], signal.SIGKILL)
+        out = first.communicate()[0]
+    assert first.returncode == 1 and states(place) == {"finished": 3, "failed": 1} and len(tables(place)) == 3
+    assert "failed     fake CartPole-v1 seed" in out and "killed by SIGKILL" in out and "3 of 4 finished" in out
+    with runner(place, *flags) as second:
+        out = second.communicate()[0]
+    assert second.returncode == 0 and "4 of 4 finished (3 of them before)" in out and "resumed" in out
+    assert len(tables(place)) == 4 and sum(steps(place).values()) <= 4 * 30 + 1
+
+
+def test_two_runners_at_once_share_the_work(place):
+    flags = ("--total-timesteps", 8, "--pause", 0.02)
+    with runner(place, *flags, seeds=16) as one, runner(place, *flags, seeds=16) as two:
+        outs = [one.communicate()[0], two.communicate()[0]]
+    assert (one.returncode, two.returncode) == (0, 0), outs
+    assert steps(place) == once(16, 8) and set(tables(place)) == set(range(1, 17))
+    assert all("16 of 16 finished" in out for out in outs)
+    assert sum(out.count("started    ") for out in outs) == 16 and all("started    " in out for out in outs)
+
+
+def test_runner_takes_over_from_a_killed_one_that_works_beside_it(place):
+    flags = ("--total-timesteps", 60, "--pause", 0.02)
+    with runner(place, *flags, seeds=2, workers=2) as one:
+        until(lambda: len(children(place)) == 2)
+        with runner(place, *flags, seeds=2, workers=2) as two:
+            assert "2 runs" in two.stdout.readline() and "elsewhere" in two.stdout.readline()
+            one.send_signal(signal.SIGKILL)
+            out = two.communicate()[0]
+    assert two.returncode == 0 and out.count("waiting    ") == 2, out
+    assert steps(place) == once(2, 60) and len(tables(place)) == 2
+
+
+def test_full_results_disk_loses_nothing(solo, place, monkeypatch):
+    write, written = results.write_atomically, []
+
+    def full(path, data):
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        written.append(path)
+        write(path, data)
+
+    monkeypatch.setattr(results, "write_atomically", full)
+    code, out = solo(*command())
+    assert code == 1 and states(place) == {"finished": 4} and len(tables(place)) == 2
+    assert out.count("is finished, but its table is not in results: No space left on device") == 2
+    assert "2 finished but not collected; the same command collects them" in out
+    monkeypatch.setattr(results, "write_atomically", write)
+    code, out = solo(*command())
+    assert code == 0 and len(tables(place)) == 4 and steps(place) == once(4, 5) and "started" not in out
+
+
+def test_damaged_or_missing_tables_are_made_again(solo, place):
+    solo(*command())
+    files = sorted((place / "results").iterdir())
+    whole = [path.read_bytes() for path in files]
+    files[0].write_bytes(whole[0][:50])
+    files[1].write_bytes(b"")
+    files[2].unlink()
+    files[3].write_bytes(whole[2])  # whole, but of another run
+    code, out = solo(*command())
+    assert code == 0 and out.count("again      ") == 4 and "started" not in out
+    assert [path.read_bytes() for path in files] == whole and steps(place) == once(4, 5)
+    shutil.rmtree(place / "results")
+    assert solo(*command())[0] == 0 and [path.read_bytes() for path in files] == whole
+
+
+def test_lost_records_are_read_from_the_run_folders(solo, place):
+    solo(*command())
+    for i, path in enumerate((place / "work/tasks").glob("*.json")):
+        path.write_text("{" if i % 2 else "[]")
+    code, out = solo(*command())
+    assert code == 0 and "started" not in out and steps(place) == once(4, 5)
+    for path in (place / "work").glob("fake*"):
+        shutil.rmtree(path)
+    code, out = solo(*command())
+    assert code == 0 and "started" not in out and len(tables(place)) == 4  # the tables are there
+    shutil.rmtree(place / "results")
+    code, out = solo(*command())
+    assert code == 0 and out.count("lost       ") == 4 and len(tables(place)) == 4
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_runner_lets_its_trainings_save(solo, place, number, code):
+    flags = ("--total-timesteps", 30, "--pause", 0.02)
+    with runner(place, *flags) as first:
+        until(lambda: sum(steps(place).values()) > 10)
+        first.send_signal(number)
+        out = first.communicate()[0]
+    assert first.returncode == code and "2 running trainings save and end" in out and out.count("stopped    ") == 2
+    assert states(place) == {"stopped": 2} and not children(place) and not list((place / "work/tasks").glob("*.lock"))
+    code, out = solo(*command(*flags))
+    assert code == 0 and out.count("resumed    ") == 2 and out.count("started    ") == 2
+    assert steps(place) == once(4, 30) and len(list((place / "work").glob("*/*/config.json"))) == 4
+
+
+def test_second_interrupt_kills(place):
+    (place / "fake.py").write_text(FAKE.read_text().replace("ending.append(1)", "None"))
+    with runner(place, "--total-timesteps", 2000, "--pause", 0.02) as first:
+        until(lambda: len(children(place)) == 2)
+        first.send_signal(signal.SIGINT)
+        assert any("once more kills them" in line for line in first.stdout)
+        first.send_signal(signal.SIGINT)
+        first.wait(timeout=20)
+    assert first.returncode == 130 and not children(place) and sum(steps(place).values()) < 2000
+
+
+# ---------------------------------------------------------------------- failures
+def test_failed_run_shows_its_last_lines_and_the_others_go_on(solo, place):
+    suite = place / "suite.toml"
+    suite.write_text("""
+        name = "mixed"
+        [[job]]
+        script = "fake.py"
+        env_ids = ["CartPole-v1", "Acrobot-v1"]
+        num_seeds = 2
+        env_flags = {Acrobot-v1 = {fail-at = 3}}
+    """)
+    code, out = solo("bench", suite, "--workers", 2)
+    assert code == 1 and "2 of 4 finished in" in out and out.count("exit code 1\n    | some line\n") == 2
+    assert (
+        "    | RuntimeError: the simulator has crashed" in out and "2 failed; the same command tries them again" in out
+    )
+    assert len(list((place / "benchmark/results/mixed").iterdir())) == 2
+    text = suite.read_text().replace("fail-at = 3", "fail-at = 4")
+    suite.write_text(text)  # other flags are other tasks; the finished ones stay finished
+    code, out = solo("bench", suite, "--workers", 2)
+    assert code == 1 and "2 of 4 finished (2 of them before)" in out
+
+
+def test_failed_run_resumes_and_where_that_fails_begins_anew(solo, place):
+    code, out = solo(*command("--fail-at", 3, seeds=1))
+    assert code == 1 and "started" in out
+    code, out = solo(*command("--fail-at", 3, seeds=1))
+    assert code == 1 and "resumed" in out and steps(place) == once(1, 3)
+    code, out = solo(*command("--fail-at", 3, seeds=1))
+    assert code == 1 and "started" in out and max(steps(place).values()) == 2
+    assert len(list((place / "work").glob("*/*/config.json"))) == 2
+
+
+def test_diverged_run_begins_anew(solo, place):
+    code, out = solo(*command("--diverge-at", 3, seeds=1))
+    assert code == 1 and "diverged: losses/value_loss is nan" in out
+    assert "started" in solo(*command("--diverge-at", 3, seeds=1))[1]
+
+
+def test_script_that_changes_while_others_run_is_not_started(solo, place, monkeypatch):
+    submit = LocalEngine.submit
+
+    def change(engine, job):
+        (place / "fake.py").write_text(FAKE.read_text() + "# new\n")
+        return submit(engine, job)
+
+    monkeypatch.setattr(LocalEngine, "submit", change)
+    code, out = solo(*command(seeds=3, workers=1))
+    assert code == 1 and out.count("fake.py has changed since this command began") == 4 and "1 of 3 finished" in out
+    assert {seed for seed, _ in steps(place)} == {1}
+    monkeypatch.setattr(LocalEngine, "submit", submit)
+    assert solo(*command(seeds=3))[0] == 0 and max(steps(place).values()) == 2  # the new script is a new task
+
+
+def test_full_disk_below_the_runs_is_a_failure_not_a_crash(solo, place, monkeypatch):
+    def full(store, task, **changes):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "work/tasks/x.json")
+
+    monkeypatch.setattr(bench.Store, "note", full)
+    code, out = solo(*command(seeds=2))
+    assert code == 1 and "No space left on device" in out and "0 of 2 finished" in out and not steps(place)
+
+
+# ---------------------------------------------------------------------- other scripts
+def test_foreign_script_runs_in_a_folder_of_its_own(solo, place):
+    (place / "foreign.py").write_text(FOREIGN)
+    words = ["bench", "foreign.py", "--env-ids", "Any/Thing", "--num-seeds", 2, "--workers", 2]
+    code, out = solo(*words)
+    assert code == 1 and "1 of 2 finished" in out and "    | seed 2 is not liked" in out and "no table" in out
+    made = sorted((place / "runs/bench/foreign").glob("*/attempt-*/made_here"))
+    assert [path.read_text() for path in made] == ["1", "2"]
+    code, out = solo(*words)
+    assert code == 1 and "(1 of them before)" in out and "foreign Any/Thing seed 1:" not in out
+    made = sorted((place / "runs/bench/foreign").glob("*/attempt-*/made_here"))
+    assert [path.parent.name for path in made] == ["attempt-1", "attempt-1", "attempt-2"]
+    output = next((place / "runs/bench/foreign").glob("*__2__*/output.txt")).read_text()
+    assert output.count("==== attempt ") == 2 and output.count("hello from 2") == 2
+
+
+def test_tensorboard_files_of_a_foreign_script_are_collected(solo, place):
+    pytest.importorskip("solorl.foreign")
+    (place / "board.py").write_text("""
+import sys
+from tensorboardX import SummaryWriter
+writer = SummaryWriter("runs/some__name")
+for step in range(0, 1000, 100):
+    writer.add_scalar("charts/episodic_return", step / 10, step)
+writer.close()
+""")
+    code, out = solo("bench", "board.py", "--env-ids", "CartPole-v1", "--results", "results", "--", "--lr", 3)
+    assert code == 0, out
+    [result] = tables(place).values()
+    assert (result.env_id, result.script, result.seed, result.args) == ("CartPole-v1", "board", 1, {"lr": "3"})
+    assert result.train["return"][-1] == 90 and result.variant == "lr=3"
+
+
+@pytest.mark.slow
+def test_stable_baselines_is_treated_like_ours(solo, place):
+    pytest.importorskip("stable_baselines3")
+    peer = ROOT / "benchmark/peers/sb3_ppo.py"
+    flags = ("--total-timesteps", 1300, "--eval-every", 512, "--eval-episodes", 2)
+    code, out = solo("bench", peer, "--env-ids", "CartPole-v1", "--results", "results", "--variant", "", "--", *flags)
+    assert code == 0, out
+    [result] = tables(place).values()
+    assert (result.script, result.global_step, result.eval["global_step"]) == ("sb3_ppo", 1024, [512, 1024])
+    assert len(result.train["return"]) > 5 and result.versions["stable-baselines3"]
+
+
+def test_one_process_trains_many_seeds(solo, place):
+    (place / "many.py").write_text(MANY)
+    words = ["bench", "many.py", "--env-ids", "CartPole-v1", "--results", "results", "--runs-dir", "work"]
+    code, out = solo(*words, "--num-seeds", 3)
+    assert code == 0 and "started    many CartPole-v1 seed 1 to 3" in out and set(tables(place)) == {1, 2, 3}
+    code, out = solo(*words, "--num-seeds", 5)
+    assert code == 0 and "seed 4 to 5" in out and set(tables(place)) == {1, 2, 3, 4, 5}
+    assert "5 of 5 finished (3 of them before)" in out
+    code, out = solo(*words, "--num-seeds", 8, "--dry-run")
+    assert "--seed 6 --num-seeds 3" in out and out.count("many.py") == 1
+
+
+# ---------------------------------------------------------------------- the engine
+class FakeEngine:
+    """Jobs that end when told to; remembers what it was asked."""
+
+    slots = 3
+
+    def __init__(self):
+        self.jobs, self.codes, self.cancelled, self.most = {}, {}, [], 0
+
+    def submit(self, job):
+        handle = f"job-{len(self.jobs)}"
+        self.jobs[handle] = job
+        self.most = max(self.most, len(self.jobs) - len(self.codes))
+        return handle
+
+    def adopt(self, handle):
+        return False
+
+    def poll(self, handle):
+        job = self.jobs[handle]
+        flags = dict(zip(job.argv[2::2], job.argv[3::2], strict=True))
+        self.codes[handle] = 0 if flags["--seed"] != "3" else -9
+        if self.codes[handle] == 0:
+            folder = Path(flags.get("--resume") or Path(flags["--runs-dir"]) / "run")
+            folder.mkdir(exist_ok=True)
+            args = {"env_id": flags["--env-id"], "seed": int(flags["--seed"])}
+            (folder / "config.json").write_text(json.dumps({"script": "fake.py", "args": args}))
+            (folder / "metrics.jsonl").write_text('{"global_step": 1, "wall_time": 1}\n')
+            (folder / "status.json").write_text('{"status": "finished", "global_step": 1}')
+        return self.codes[handle]
+
+    def cancel(self, handle, force=False):
+        self.cancelled.append(handle)
+
+
+def fake_runner(place, engine, seeds=7):
+    tasks = plan.make_tasks([plan.load_script("fake.py")], ["CartPole-v1"], range(1, seeds + 1), {"v": {}})
+    return bench.Runner(plan.Plan("x", tasks), bench.Store(place / "work"), engine, place / "results", Lines())
+
+
+def test_any_engine_will_do(place, capfd):
+    engine = FakeEngine()
+    assert fake_runner(place, engine).run() == 1
+    assert engine.most == 3 and len(engine.jobs) == 7 and set(tables(place)) == {1, 2, 4, 5, 6, 7}
+    assert "killed by SIGKILL" in capfd.readouterr().out
+    again = FakeEngine()
+    assert fake_runner(place, again).run() == 1 and len(again.jobs) == 1
+
+
+def test_local_engine_pins_and_assigns_gpus(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    code = "import os, time; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'], "
+    code += "os.environ['CUDA_VISIBLE_DEVICES'], os.environ['MARK']); time.sleep(0.3)"
+    cores = engines.own_cores()
+    engine = LocalEngine(3, cores=cores, gpus=["4", "7"])
+    handles = [engine.submit(Job((sys.executable, "-c", code), tmp_path / str(i), env={"MARK": "m"})) for i in range(3)]
+    until(lambda: all(engine.poll(handle) is not None for handle in handles if handle in engine._jobs))
+    shares = engines.shares(cores, 3)
+    expected = [f"{shares[i]} {len(shares[i])} {gpu} m" for i, gpu in enumerate(["4", "7", "4"])]
+    assert [(tmp_path / str(i)).read_text().strip() for i in range(3)] == expected
+    assert sorted(os.sched_getaffinity(0)) == cores
+
+
+def test_cores_are_shared_equally():
+    assert engines.shares([0, 1, 2, 3], 2) == [[0, 1], [2, 3]]
+    assert engines.shares([0, 1, 2], 2) == [[0], [1, 2]]
+    assert engines.shares([4, 6], 3) == [[4], [6], [4]]
+
+
+def test_local_engine_adopts_and_ends_processes_of_others(tmp_path):
+    one, two = LocalEngine(2), LocalEngine(2)
+    handle = one.submit(Job(("sleep", "60"), tmp_path / "out"))
+    slot = one.submit(Job(("sleep", "60"), tmp_path / "out"))
+    assert two.adopt(slot) and two.poll(slot) is None and not two.adopt("1:not-its-start-time")
+    assert len(engines.own_cores()) < 2 or two._jobs[slot][1] == 1  # the slot whose cores it has
+    one.cancel(slot)
+    until(lambda: one.poll(slot) == -signal.SIGTERM)
+    assert two.poll(slot) == UNKNOWN
+    one.cancel(handle, force=True)
+    until(lambda: one.poll(handle) == -signal.SIGKILL)
+    one.cancel(handle)  # it is gone; nothing happens
+
+
+def test_lock_of_a_dead_process_is_taken_over_and_of_a_living_one_not(place):
+    task = plan.Task(plan.load_script("fake.py"), "CartPole-v1", 1)
+    store = bench.Store(place / "work")
+    path = place / "work/tasks" / f"{task.id}.lock"
+    assert store.lock(task) == "" and store.lock(task) == f"process {os.getpid()}"
+    lock = json.loads(path.read_text())
+    for content, expected in [
+        (lock | {"handle": f"{os.getpid()}:1"}, ""),  # the number was given to a new process
+        ({}, ""),
+        (lock | {"handle": "999999999:1"}, ""),
+        (lock | {"handle": "999999999:1", "host": "elsewhere"}, "process 999999999 on elsewhere"),
+    ]:
+        path.write_text(json.dumps(content))
+        assert store.lock(task).startswith(expected) and bool(store.lock(task))
+        assert (json.loads(path.read_text())["handle"] == lock["handle"]) == (not expected)
+
+
+def test_gpus_are_those_that_may_be_seen(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
+    assert engines.visible_gpus() == ["3", "5"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert engines.visible_gpus() == []
+
+
+# ---------------------------------------------------------------------- what people see
+def test_dry_run_prints_commands_that_work_and_writes_nothing(solo, place):
+    words = command("--total-timesteps", 3, seeds=2)
+    code, out = solo(*words[:-3], "--dry-run", *words[-3:])
+    assert code == 0 and len(out.splitlines()) == 2 and sorted(place.iterdir()) == [place / "fake.py"]
+    assert subprocess.run(["bash", "-c", out.splitlines()[0]]).returncode == 0
+    assert len(list((place / "work").glob("*/*/config.json"))) == 1
+    code, out = solo(*words[:-3], "--dry-run", *words[-3:])
+    assert len(out.splitlines()) == 2 and "1 of 2 are finished" in out  # the pasted one counts
+    (place / "foreign.py").write_text(FOREIGN)
+    out = solo("bench", "foreign.py", "--env-ids", "A", "--dry-run")[1]
+    assert subprocess.run(["bash", "-c", out]).returncode == 0
+    assert next(place.glob("runs/bench/foreign/*/attempt-1/made_here")).read_text() == "1"
+
+
+def test_table_shows_what_runs_and_the_time_left(place):
+    class Half(FakeEngine):
+        def poll(self, handle):
+            return None
+
+    one = fake_runner(place, Half(), seeds=5)
+    one._fill()
+    task = next(iter(one.running.values()))[0]
+    folder = place / "work" / task.id / "run"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"args": {"seed": 1, "total_timesteps": 200}}')
+    (folder / "metrics.jsonl").write_text('{"global_step": 50, "eval/episodic_return": 12.34}\n{"cut')
+    one.store.note(task, started=time.time() - 10)
+    console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(table(one))
+    text = console.export_text()
+    assert (
+        "fake [v] CartPole-v1" in text
+        and "25 %" in text
+        and "12.3" in text
+        and "10 s" in text
+        and "0 of 5 finished, 3 running, 2 waiting" in text
+    )
+    assert one.seconds_left() == pytest.approx((30 + 2 * 40 + 2 * 40) / 3, rel=0.02)
+
+
+def test_task_is_the_same_only_for_the_same_script_environment_seed_and_flags(place):
+    script = plan.load_script("fake.py")
+    base = plan.Task(script, "CartPole-v1", 1, {"--a": ("1",), "--b": ()})
+    assert base.id == plan.Task(plan.load_script("./fake.py"), "CartPole-v1", 1, {"--b": (), "--a": ("1",)}).id
+    (place / "fake.py").write_text(FAKE.read_text() + "\n")
+    others = [
+        plan.Task(plan.load_script("fake.py"), "CartPole-v1", 1, base.flags),
+        plan.Task(script, "ALE/Pong-v5", 1, base.flags),
+        plan.Task(script, "CartPole-v1", 2, base.flags),
+        plan.Task(script, "CartPole-v1", 1, {"--a": ("2",), "--b": ()}),
+    ]
+    assert len({task.id for task in [base, *others]}) == 5 and all("/" not in task.id for task in others)
+
+
+def test_flags_replace_each_other():
+    flags = plan.merge(plan.parse_flags(["--a", "1", "--no-c", "--d=-3"]), plan.table_flags({"a": 2.5, "c": True}, ""))
+    assert plan.words(flags) == ("--a", "2.5", "--d", "-3", "--c")
+    assert plan.words(plan.table_flags({"sizes": [64, 64], "x": False}, "")) == ("--sizes", "64", "64", "--no-x")
+
+
+def test_suites_of_the_project_are_valid():
+    found = {path.stem: plan.load_suite(path, {}) for path in (ROOT / "benchmark/suites").glob("*.toml")}
+    assert len(found["classic"].tasks) == 80 and len(found["smoke"].tasks) == 10
+    lander = [task for task in found["classic"].tasks if task.env_id == "LunarLander-v3"]
+    assert {task.flags["--total-timesteps"] for task in lander} == {("1000000",)} and len(lander) == 20
+    fewer = plan.load_suite(ROOT / "benchmark/suites/classic.toml", {"--total-timesteps": ("5",)}, ["Acrobot-v1"], 3)
+    assert len(fewer.tasks) == 6 and {task.flags["--total-timesteps"] for task in fewer.tasks} == {("5",)}
+
+
+SUITE = """
+name = "s"
+[[job]]
+script = "fake.py"
+env_ids = "CartPole-v1"
+seeds = "1-2"
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('name = "s"', 'nam = "s"', "has the unknown key nam; did you mean name?"),
+        ("env_ids", "env_id", "unknown key env_id; did you mean env_ids?"),
+        ("[[job]]", "[[jobs]]", "unknown key jobs; did you mean job?"),
+        ('"1-2"', '"one"', "seeds in a [[job]]"),
+        ('"1-2"', "[]", "seeds in a [[job]]"),
+        ('"1-2"', '"1-2"\nnum_seeds = 2', "must have either seeds, or num_seeds"),
+        ('seeds = "1-2"', "num_seeds = 0", "at least 1 seed"),
+        ('"1-2"', '"1-2"\nflags = 3', "must be a table such as"),
+        ('"1-2"', '"1-2"\nflags = {seed = 3}', "--seed cannot be a flag for the scripts; use seeds"),
+        ('"1-2"', '"1-2"\nflags = ["lr"]', "lr is no flag"),
+        ('"1-2"', '"1-2"\nvariants = {a = {x = 1}, b = {x = 1}}', "have the same flags: a, b"),
+        ('"1-2"', '"1-2"\nenv_flags = {CartPole-v0 = {x = 1}}', "not in env_ids; did you mean CartPole-v1?"),
+        ('"CartPole-v1"', '"CartPoll-v1"', "there is no environment CartPoll-v1; did you mean CartPole-v1"),
+        ('"fake.py"', '"fak.py"', "there is no file fak.py"),
+        ('"fake.py"', '"pp0"', "there is no algorithm pp0; did you mean ppo"),
+        ('script = "fake.py"', "", "must have script or scripts"),
+        (
+            'script = "fake.py"',
+            'script = "ppo"\nflags = {learning-rat = 1}',
+            "no flag --learning-rat; did you mean --lear",
+        ),
+        ('name = "s"', 'name = "../s"', "name must be letters"),
+        ('name = "s"', "name = ", "is not valid TOML"),
+    ],
+)
+def test_bad_suite_is_one_sentence(solo, place, old, new, sentence):
+    (place / "s.toml").write_text(SUITE.replace(old, new))
+    code, out = solo("bench", "s.toml")
+    assert code == 2 and sentence in out and out.count("\n") == 1 and not (place / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["fake.py"], "needs --env-ids"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--num-seed", "3"], "no flag --num-seed; did you mean --num-seeds"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--num-seeds", "0"], "at least 1 seed"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--workers", "0"], "--workers must be at least 1"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--results", "fake.py"], "fake.py is a file"),
+        (["ppo", "--env-ids", "CartPole-v1", "--", "--gama", "1"], "ppo.py has no flag --gama; did you mean --gamma?"),
+        (["s.toml"], "there is no file s.toml; did you mean t.toml?"),
+        (["t.toml", "--variant", "x"], "--variant is for scripts"),
+        (["t.toml", "--env-ids", "Acrobot-v1"], "has no environment Acrobot-v1"),
+        (["t.toml", "fake.py"], "takes one suite or scripts"),
+        (["fake.py", "sub/fake.py", "--env-ids", "CartPole-v1"], "two scripts are called fake.py"),
+    ],
+)
+def test_bad_command_line_is_one_sentence(solo, place, words, sentence):
+    (place / "t.toml").write_text(SUITE)
+    (place / "sub").mkdir()
+    (place / "sub/fake.py").write_text(FAKE.read_text() + "\n")
+    code, out = solo("bench", *words)
+    assert code == 2 and sentence in out and out.count("\n") == 1 and not (place / "runs").exists()
+
+
+def test_same_name_for_different_flags_is_refused(place):
+    (place / "s.toml").write_text(SUITE + SUITE.replace('name = "s"', "") + "flags = {x = 1}")
+    with pytest.raises(UsageError, match="stands there twice, with different flags"):
+        plan.load_suite(place / "s.toml", {})

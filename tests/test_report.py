@@ -1,0 +1,493 @@
+"""`solo report`: groups, tables, verdicts, curves, the pages it writes, and regressions against a commit."""
+
+import gzip
+import json
+import re
+import subprocess
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from solorl import cli, comparison, figures, results
+from solorl import statistics as st
+from solorl.cli import regression, report_page, report_text
+from solorl.errors import UsageError
+from solorl.results import Result
+
+# Scores of 4 runs each; on CartPole all of `new` is above all of `old`, on Acrobot the two are alike.
+SCORES = {
+    ("CartPole-v1", "old"): [100.0, 110.0, 120.0, 130.0],
+    ("CartPole-v1", "new"): [200.0, 300.0, 400.0, 500.0],
+    ("Acrobot-v1", "old"): [-100.0, -90.0, -110.0, -80.0],
+    ("Acrobot-v1", "new"): [-95.0, -85.0, -105.0, -90.0],
+}
+
+
+def run_of(env_id, script, seed, score, **changes):
+    """A result whose evaluations rise to `score` in 5 steps and whose training episodes are 10 below them."""
+    steps = [1_000 * i for i in range(1, 6)]
+    mean = [score - 10.0 * (5 - i) for i in range(1, 6)]
+    episodes = [(step, step / 500, value - 10, 50.0) for step, value in zip(steps, mean, strict=True)]
+    rows = [(step, step / 500, value, 1.0, 50.0) for step, value in zip(steps, mean, strict=True)]
+    values = {
+        "args": {"env_id": env_id, "seed": seed, "gamma": 0.99},
+        "script_sha256": script,
+        "machine": {"cpu": "a CPU", "device": "cpu"},
+        "global_step": 5_000,
+        "wall_time": 10.0,
+        "eval": results.evaluations(rows),
+        "train": results.thinned(episodes, 5_000),
+        "last_100_episodes": score - 10,
+        "sps": 500.0,
+        "source": f"{env_id} {script} {seed}",
+    }
+    return Result(env_id, script, seed, **(values | changes))
+
+
+def made(scores=SCORES, **changes):
+    """A result for each score."""
+    return [
+        run_of(env_id, script, seed, score, **changes)
+        for (env_id, script), values in scores.items()
+        for seed, score in enumerate(values, 1)
+    ]
+
+
+def solo(capsys, *words):
+    """Exit code, standard output and standard error of a command."""
+    try:
+        code = cli.main([str(word) for word in words])
+    except SystemExit as end:
+        code = end.code
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a result file for each of SCORES."""
+    path = tmp_path_factory.mktemp("results")
+    for result in made():
+        results.write(result, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def report(folder, tmp_path_factory):
+    """A report on them."""
+    out = tmp_path_factory.mktemp("out") / "report"
+    flags = ["--out", str(out), "--baseline", "old", "--title", "A </script><b> & B"]
+    assert cli.main(["report", str(folder), *flags]) == 0
+    return out
+
+
+def page_data(text):
+    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)[1])
+
+
+# ---------------------------------------------------------------------- tables and verdicts
+def test_rows_of_environments():
+    compared = comparison.compare(made(), baseline="old")
+    rows = {(row.env_id, row.method): row for row in comparison.env_rows(compared)}
+    assert list(rows)[:2] == [("CartPole-v1", "old"), ("CartPole-v1", "new")]
+    row = rows["CartPole-v1", "new"]
+    assert (row.seeds, row.steps, row.seconds, row.sps) == (4, 5_000, 10.0, 500.0)
+    assert row.iqm.value == row.mean.value == row.median.value == 350.0
+    scores = np.array(SCORES["CartPole-v1", "new"])
+    assert [row.iqm.low, row.iqm.high] == st.interval(st.iqm, [scores]).tolist()
+    assert 200 <= row.mean.low < 350 < row.mean.high <= 500
+
+
+def test_totals_are_of_normalised_scores():
+    compared = comparison.compare(made(), baseline="old")
+    row = comparison.total_rows(compared)[1]
+    cartpole = (np.array(SCORES["CartPole-v1", "new"]) - 22.6) / (475 - 22.6)
+    acrobot = (np.array(SCORES["Acrobot-v1", "new"]) + 498.6) / 398.6
+    assert row.method == "new" and row.runs == 8
+    assert row.mean.value == pytest.approx((cartpole.mean() + acrobot.mean()) / 2)
+    assert row.gap.value == pytest.approx(1 - np.minimum(np.concatenate([cartpole, acrobot]), 1).mean())
+    raw = comparison.total_rows(comparison.compare(made(), normalise=False))
+    assert raw[0].mean.value == pytest.approx((115 - 95) / 2)
+
+
+def test_verdict_counts_environments_and_gives_the_chance():
+    (pair,) = comparison.pairs(comparison.compare(made(), baseline="old"))
+    assert (pair.better, pair.worse, pair.envs) == (["CartPole-v1"], [], 2)
+    acrobot = np.mean(
+        [(a > b) + 0.5 * (a == b) for a in SCORES["Acrobot-v1", "new"] for b in SCORES["Acrobot-v1", "old"]]
+    )
+    assert pair.probability.value == (1 + acrobot) / 2
+    assert comparison.verdict(pair) == (
+        "new against old: better on 1 of 2 environments, worse on 0, undecided on 1; "
+        f"P(improvement) = {pair.probability.value:.2f} [{pair.probability.low:.2f}, {pair.probability.high:.2f}]."
+    )
+    (other,) = comparison.pairs(comparison.compare(made(), baseline="new"))
+    assert (other.better, other.worse) == ([], ["CartPole-v1"])
+    assert other.probability.value == pytest.approx(1 - pair.probability.value)
+
+
+def test_three_runs_decide_nothing():
+    scores = {key: values[:3] for key, values in SCORES.items()}
+    (pair,) = comparison.pairs(comparison.compare(made(scores), baseline="old"))
+    assert pair.few and pair.better == []
+    assert "too few runs to decide on any environment" in comparison.verdict(pair)
+
+
+def test_verdict_on_one_environment():
+    scores = {key: values for key, values in SCORES.items() if key[0] == "CartPole-v1"}
+    compared = comparison.compare(made(scores), baseline="old")
+    assert report_text.verdicts(compared) == ["new is better than old; P(improvement) = 1.00 [1.00, 1.00]."]
+    assert comparison.total_rows(compared) == []
+
+
+def test_training_metric_is_the_mean_of_the_last_episodes():
+    compared = comparison.compare(made(), metric="train")
+    assert compared.scores("CartPole-v1", "new").tolist() == [190.0, 290.0, 390.0, 490.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(12345.6, "12,346"), (489.65000000000003, "489.6"), (489.6499999999999, "489.6"), (-0.001, "0.00"), (1.0, "1.00"),
+     (-86.36, "-86.4"), (9.999, "10.00"), (0.0, "0.00")],
+)  # fmt: skip
+def test_numbers(value, text):
+    assert report_text.number(value) == text
+
+
+# ---------------------------------------------------------------------- what is not alike is said
+def notes(runs, **options):
+    return " ".join(comparison.compare(runs, **options).notes)
+
+
+def test_alike_runs_need_no_notes():
+    assert notes(made()) == ""
+
+
+def test_notes():
+    runs = made()
+    assert "the worst and best run compared" in notes(
+        [*runs, *made({("Odd-v0", "old"): [1, 2], ("Odd-v0", "new"): [3, 4]})]
+    )
+    assert "2 versions of its script" in notes([*runs, run_of("CartPole-v1", "old", 9, 1.0, script_sha256="other")])
+    odd = run_of("CartPole-v1", "old", 9, 1.0, args={"env_id": "CartPole-v1", "seed": 9, "gamma": 0.9})
+    assert "The runs of old on CartPole-v1 differ in gamma." in notes([*runs, odd])
+    assert "2 kinds of machines" in notes([*runs, run_of("CartPole-v1", "old", 9, 1.0, machine={"cpu": "other"})])
+    longer = [run_of("CartPole-v1", "longer", seed, 1.0, global_step=9_000) for seed in (1, 2)]
+    assert "On CartPole-v1 the methods trained for 5,000 to 9,000 steps." in notes([*runs, *longer])
+    assert "longer has no runs on Acrobot-v1" in notes([*runs, *longer])
+    bare = run_of("CartPole-v1", "bare", 1, 1.0, eval={})
+    assert "training episodes are compared" in notes([*runs, bare])
+    assert "Left out, because they have no eval scores: CartPole-v1 bare 1." in notes([*runs, bare], metric="eval")
+
+
+def test_unknown_environments_are_scaled_by_the_runs():
+    compared = comparison.compare(made({("Odd-v0", "old"): [1.0, 2.0], ("Odd-v0", "new"): [3.0, 5.0]}))
+    assert compared.scores("Odd-v0", "new", normalised=True).tolist() == [0.5, 1.0]
+
+
+# ---------------------------------------------------------------------- curves
+def test_curves_by_steps_and_by_time():
+    compared = comparison.compare(made())
+    curve = comparison.curves(compared, "eval", "steps")["CartPole-v1", "new"]
+    assert curve.x.tolist() == [1_000, 2_000, 3_000, 4_000, 5_000]
+    assert curve.y.tolist() == [310.0, 320.0, 330.0, 340.0, 350.0]
+    assert curve.seeds["2"].tolist() == [260.0, 270.0, 280.0, 290.0, 300.0]
+    assert curve.band[-1].tolist() == st.interval(st.iqm, [np.array(SCORES["CartPole-v1", "new"])], reps=1_000).tolist()
+    assert comparison.curves(compared, "eval", "time")["CartPole-v1", "new"].x.tolist() == [2, 4, 6, 8, 10]
+
+
+def test_runs_that_stop_early_shorten_the_curve():
+    short = run_of("CartPole-v1", "old", 9, 100.0)
+    short = run_of("CartPole-v1", "old", 9, 100.0, eval={name: column[:3] for name, column in short.eval.items()})
+    curve = comparison.curves(comparison.compare([*made(), short]), "eval", "steps")["CartPole-v1", "old"]
+    assert (curve.x[0], curve.x[-1]) == (1_000, 3_000)
+
+
+def test_training_curves_are_means_over_the_last_bins_weighted_by_episodes():
+    train = {"global_step": list(range(1, 13)), "wall_time": list(range(12)), "return": [0.0] * 10 + [5.0, 9.0],
+             "length": [1] * 12, "episodes": [1] * 10 + [10, 1]}  # fmt: skip
+    x, y = comparison.points(run_of("CartPole-v1", "old", 1, 1.0, train=train), "train", "steps")
+    assert x.tolist() == [10, 11, 12]
+    assert y.tolist() == pytest.approx([0, 50 / 19, 59 / 19])
+
+
+def test_sample_efficiency_is_the_iqm_of_normalised_curves():
+    curve = comparison.total_curves(comparison.compare(made()), "eval", "steps")["new"]
+    last = [
+        (np.array(SCORES["CartPole-v1", "new"]) - 22.6) / 452.4,
+        (np.array(SCORES["Acrobot-v1", "new"]) + 498.6) / 398.6,
+    ]
+    assert curve.y[-1] == pytest.approx(float(st.iqm(last)))
+
+
+def test_profile_falls_from_one_to_zero():
+    for curve in comparison.profiles(comparison.compare(made())).values():
+        assert curve.y[0] == 1 and curve.y[-1] == 0
+        assert (np.diff(curve.y) <= 0).all()
+        assert (curve.band[:, 0] <= curve.y).all() and (curve.y <= curve.band[:, 1]).all()
+
+
+# ---------------------------------------------------------------------- what is written
+def test_markdown_report(report):
+    text = (report / "report.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| CartPole-v1 | new"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[2] == "4" and cells[6:] == ["5,000", "10 s", "500"]
+    assert re.fullmatch(r"350\.0 \[\d{3}\.\d, \d{3}\.\d\]", cells[3])
+    assert "**new against old: better on 1 of 2 environments" in text
+    for name in re.findall(r"!\[.*?\]\((.*?)\)", text):
+        assert (report / name).stat().st_size > 5_000
+    assert text.count("![") == 3
+
+
+def test_figures_are_pictures_and_the_same_each_time(report, folder, tmp_path):
+    for name in ("curves_steps", "curves_time", "profiles"):
+        assert (report / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n")
+        assert ElementTree.parse(report / f"{name}.svg").getroot().tag.endswith("svg")
+    text = (report / "curves_steps.svg").read_text()
+    assert all(
+        f"<!-- {words} -->" in text for words in ("CartPole-v1", "Acrobot-v1", "environment steps", "new", "old")
+    )
+    compared = comparison.compare(results.read_all([folder])[0], baseline="old")
+    found = comparison.curves(compared, "eval", "steps")
+    figure = figures.draw_curves(compared, found, comparison.total_curves(compared, "eval", "steps"), "steps")
+    line = figure.axes[1].lines[1]
+    assert (line.get_color(), line.get_ydata()[-1]) == ("#D55E00", 350.0)
+    figures._write(figure, tmp_path / "again")
+    assert (tmp_path / "again.svg").read_text() == text
+    assert (tmp_path / "again.png").read_bytes() == (report / "curves_steps.png").read_bytes()
+
+
+class Tags(HTMLParser):
+    """All tags, and all attributes that could load something."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.loads, self.open = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.loads += [value for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        if tag not in ("meta", "br", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_page_loads_nothing_from_elsewhere(report):
+    text = (report / "report.html").read_text()
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == [] and tags.loads == []
+    assert "link" not in tags.tags and "@import" not in text and "fetch(" not in text
+    assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert tags.tags.count("script") == 2 and "{{" not in text
+    assert "<h1>A &lt;/script&gt;&lt;b&gt; &amp; B</h1>" in text
+
+
+def test_page_has_the_numbers_of_the_curves(report):
+    data = page_data((report / "report.html").read_text())
+    assert data["methods"] == ["old", "new"]
+    assert list(data["curves"]) == ["eval", "train"]
+    panel = data["curves"]["eval"]["steps"][1]
+    assert panel["title"] == "CartPole-v1"
+    new = next(line for line in panel["lines"] if line["m"] == 1)
+    assert new["x"] == [1_000, 2_000, 3_000, 4_000, 5_000] and new["y"] == [310, 320, 330, 340, 350]
+    assert new["runs"]["4"] == [460, 470, 480, 490, 500]
+    assert all(low <= y <= high for low, y, high in zip(new["lo"], new["y"], new["hi"], strict=True))
+    assert data["curves"]["eval"]["time"][1]["lines"][0]["x"] == [2, 4, 6, 8, 10]
+    assert data["curves"]["eval"]["steps"][-1]["title"] == "all environments, normalised"
+    assert [len(line["x"]) for line in data["profiles"][0]["lines"]] == [101, 101]
+
+
+def test_names_cannot_break_the_page():
+    runs = made() + [run_of("CartPole-v1", "old", seed, 1.0, variant="</script><script>x") for seed in (1, 2)]
+    text = report_page.page(comparison.compare(runs), "title", "steps", ["</ul><script>"])
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == [] and tags.tags.count("script") == 2
+    assert "old </script><script>x" in page_data(text)["methods"]
+
+
+def test_report_says_what_it_could_not_read(capsys, folder, tmp_path):
+    for path in folder.glob("CartPole-v1__*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "CartPole-v1__new__4.json.gz").write_bytes(b"rubbish")
+    code, out, _ = solo(capsys, "report", tmp_path, "--out", tmp_path / "report", "--x", "time")
+    assert code == 0
+    assert "CartPole-v1__new__4.json.gz cannot be read" in out
+    assert "CartPole-v1__new__4.json.gz cannot be read" in (tmp_path / "report/report.md").read_text()
+    assert page_data((tmp_path / "report/report.html").read_text())["start"]["axis"] == "time"
+    assert re.search(r"CartPole-v1 +new +3 +300\.0 \[", out)
+
+
+# ---------------------------------------------------------------------- tables in other files
+def test_markdown_between_markers(capsys, folder, tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("before\n<!-- table -->\n<!-- /table -->\nafter\n")
+    command = ("report", folder, "--baseline", "old", "--markdown", page, "--marker", "table")
+    assert solo(capsys, *command, "--check") == (1, f"{page}: table is stale\n", "")
+    assert page.read_text() == "before\n<!-- table -->\n<!-- /table -->\nafter\n"
+    assert solo(capsys, *command)[0] == 0
+    text = page.read_text()
+    assert text.startswith("before\n<!-- table -->\n\n**new against old") and text.endswith(
+        "\n<!-- /table -->\nafter\n"
+    )
+    assert "| CartPole-v1 | new | 4 | 350.0 [" in text
+    link = re.search(r"Every run: \[(.*)\]\(\1\)\.", text)[1]
+    assert (tmp_path / link).resolve() == folder.resolve()
+    assert solo(capsys, *command) == (0, f"{page}: table was up to date\n", "")
+    assert page.read_text() == text
+    assert solo(capsys, *command, "--check") == (0, f"{page}: table is up to date\n", "")
+    page.write_text(text.replace("350.0 [", "360.0 ["))
+    assert solo(capsys, *command, "--check")[0] == 1
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize("text", ["nothing", "<!-- table -->\n", "<!-- /table -->\n<!-- table -->\n",
+                                  "<!-- table -->\n<!-- /table -->\n<!-- table -->\n<!-- /table -->\n"])  # fmt: skip
+def test_missing_markers_are_said(capsys, folder, tmp_path, text):
+    page = tmp_path / "README.md"
+    page.write_text(text)
+    code, _, error = solo(capsys, "report", folder, "--markdown", page, "--marker", "table")
+    assert code == 2 and "must have the line <!-- table --> once and <!-- /table --> below it" in error
+    assert page.read_text() == text
+
+
+# ---------------------------------------------------------------------- mistakes
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "needs run folders or results"),
+        (["/nowhere"], "nothing to report: there is no /nowhere"),
+        (["F", "--baseline", "odl"], "there is no method odl; did you mean old?"),
+        (["F", "--baseline", "xyz"], "there is no method xyz; there is new, old"),
+        (["F", "--metric", "reward"], "invalid choice: 'reward'"),
+        (["F", "--metrik", "eval"], "has no flag --metrik; did you mean --metric?"),
+        (["F", "--markdown", "README.md"], "--markdown FILE and --marker NAME go together"),
+        (["F", "--check"], "--check needs --markdown FILE"),
+        (["F", "--markdown", "/nowhere.md", "--marker", "x"], "/nowhere.md cannot be read: No such file"),
+        (["F", "--against", "HEAD", "--out", "x"], "goes with neither --markdown nor --out"),
+        (["F", "--out", "/dev/null/x"], "/dev/null/x cannot be written"),
+        (["--against", "HEAD", "/nowhere"], "there is no folder /nowhere to compare with HEAD"),
+    ],
+)
+def test_mistakes_are_one_sentence(capsys, folder, words, sentence):
+    code, _, error = solo(capsys, "report", *[folder if word == "F" else word for word in words])
+    assert code == 2
+    assert sentence in error and error.count("\n") == 1
+
+
+def test_no_run_has_the_metric():
+    with pytest.raises(UsageError, match="none of the 1 results has evaluations"):
+        comparison.compare([run_of("CartPole-v1", "old", 1, 1.0, eval={})], metric="eval")
+
+
+# ---------------------------------------------------------------------- against a commit
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository, and the folder to be in, with results of 5 runs of `ppo` in the commit tagged v1."""
+    monkeypatch.chdir(tmp_path)
+    write_runs(tmp_path, {"CartPole-v1": [400, 420, 440, 460, 480], "Acrobot-v1": [-90, -85, -80, -95, -88]})
+    commit(tmp_path, "v1")
+    return tmp_path
+
+
+def write_runs(place, scores, script="ppo"):
+    for env_id, values in scores.items():
+        for seed, score in enumerate(values, 1):
+            results.write(run_of(env_id, script, seed, float(score)), place / "benchmark/results/suite")
+
+
+def commit(place, tag):
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-q", "-m", tag], ["tag", tag]):
+        subprocess.run(["git", *words], cwd=place, check=True)
+
+
+def test_unchanged_results_are_no_regression(capsys, repository):
+    code, out, _ = solo(capsys, "report", "--against", "v1")
+    assert code == 0
+    assert out.count("unchanged") == 2 and out.endswith("no regression\n")
+
+
+def test_a_drop_beyond_chance_is_a_regression(capsys, repository):
+    write_runs(repository, {"CartPole-v1": [200, 210, 220, 230, 240], "Acrobot-v1": [-91, -84, -81, -96, -86]})
+    code, out, _ = solo(capsys, "report", "--against", "v1")
+    assert code == 1
+    row = re.search(r"CartPole-v1 +ppo +5, 5 +440\.0 +220\.0 +(.*)", out)
+    assert re.fullmatch(r"-220\.0 \[-2\d\d\.\d, -1\d\d\.\d\]  REGRESSION", row[1])
+    assert re.search(r"Acrobot-v1 .* no change beyond chance", out)
+    assert out.endswith("1 of 2 compared regressed since v1\n")
+    assert solo(capsys, "report", "--against", "v1", "benchmark/results/suite", "--metric", "train")[0] == 1
+
+
+def test_a_drop_within_chance_is_no_regression(capsys, repository):
+    write_runs(repository, {"CartPole-v1": [380, 400, 440, 450, 470]})  # IQM 430 after 440, 2 % of the range
+    code, out, _ = solo(capsys, "report", "--against", "v1")
+    assert code == 0 and re.search(r"CartPole-v1 .* 440\.0 +430\.0 +-10\.0 \[.*\]  no change beyond chance", out)
+
+
+def test_only_what_is_in_the_commit_counts_as_then(capsys, repository):
+    write_runs(repository, {"CartPole-v1": [200, 210, 220, 230, 240]})
+    commit(repository, "v2")
+    assert solo(capsys, "report", "--against", "v2")[0] == 0
+    assert solo(capsys, "report", "--against", "v1")[0] == 1
+    assert solo(capsys, "report", "--against", "HEAD~1")[0] == 1
+
+
+def test_a_rise_is_an_improvement(capsys, repository):
+    write_runs(repository, {"CartPole-v1": [500, 500, 500, 500, 499]})
+    code, out, _ = solo(capsys, "report", "--against", "v1")
+    assert code == 0 and re.search(r"CartPole-v1 .* improvement\n", out)
+
+
+def test_a_drop_nobody_would_notice_is_no_regression(capsys, repository):
+    write_runs(repository, {"CartPole-v1": [500.0] * 5})
+    commit(repository, "v2")
+    write_runs(repository, {"CartPole-v1": [499.0] * 5})
+    code, out, _ = solo(capsys, "report", "--against", "v2")
+    assert code == 0 and re.search(r"-1\.00 \[-1\.00, -1\.00\]  worse, but by less than 1 %\n", out)
+    write_runs(repository, {"CartPole-v1": [495.0] * 5})
+    assert solo(capsys, "report", "--against", "v2")[0] == 1
+
+
+def test_two_runs_are_too_few(capsys, repository):
+    for path in (repository / "benchmark/results/suite").glob("CartPole*__[345].json.gz"):
+        path.unlink()
+    write_runs(repository, {"CartPole-v1": [1, 2]})
+    code, out, _ = solo(capsys, "report", "--against", "v1")
+    assert code == 0 and re.search(r"CartPole-v1 +ppo +5, 2 .* too few runs \(3 each are the least\)", out)
+
+
+def test_new_and_gone_and_damaged_results_are_said(capsys, repository):
+    write_runs(repository, {"LunarLander-v3": [1, 2, 3]})
+    for path in (repository / "benchmark/results/suite").glob("Acrobot*"):
+        path.unlink()
+    (repository / "benchmark/results/suite/CartPole-v1__ppo__1.json.gz").write_bytes(gzip.compress(b"{")[:-3])
+    code, out, _ = solo(capsys, "report", "--against", "v1")
+    assert code == 0
+    assert "new: ppo on LunarLander-v3\n" in out and "gone: ppo on Acrobot-v1\n" in out
+    assert re.search(r"note: .*CartPole-v1__ppo__1.json.gz cannot be read", out)
+    assert re.search(r"CartPole-v1 +ppo +5, 4 ", out)
+
+
+def test_unknown_revisions_and_places_are_said(capsys, repository, tmp_path_factory):
+    assert solo(capsys, "report", "--against", "v9")[::2] == (2, "error: git knows no commit or tag v9\n")
+    assert solo(capsys, "report", "--against", "--all")[0] == 2
+    outside = tmp_path_factory.mktemp("outside")
+    code, _, error = solo(capsys, "report", "--against", "v1", outside)
+    assert code == 2 and "not a git repository" in error
+    write_runs(repository, {"LunarLander-v3": [1, 2, 3]}, script="other")
+    (repository / "other").mkdir()
+    code, _, error = solo(capsys, "report", "--against", "v1", "other")
+    assert code == 2 and "no environment and method has eval scores both here and at v1" in error
+
+
+def test_files_of_a_commit_are_byte_for_byte(repository):
+    place = repository / "benchmark/results"
+    found = regression.files_at("v1", place)
+    assert len(found) == 10
+    assert all((place / name).read_bytes() == data for name, data in found.items())
