@@ -42,6 +42,7 @@ class RunArgs:
     resume: str = ""  # run folder to go on with; its arguments are the defaults
     resume_changed: bool = False  # go on although hyper-parameters differ from those of the run folder
     save_every: int = 50_000  # environment steps between checkpoints; 0: only at the end
+    save_replay: bool = False  # checkpoints hold the replay buffer, so that off-policy runs resume exactly
     save_model: bool = True  # write model.safetensors (best evaluation) and model_last.safetensors
     eval_every: int = 25_000  # environment steps between evaluations; 0: only at the end
     eval_episodes: int = 20  # episodes of one evaluation, on environments and seeds of their own

@@ -31,6 +31,7 @@ from solorl import simulators, state
 from solorl.arguments import RunArgs, script_path
 from solorl.errors import UsageError, quit_with
 from solorl.evaluation import Policy, draw_learning_curve, film, play_episodes, undisturbed, watch
+from solorl.replay import ReplayLog, is_replay
 from solorl.trackers import MetricsFile, Safe, TensorBoard, WandB, warn
 
 DIVERGED = 3  # exit code of a run that met a NaN or an infinite number
@@ -64,6 +65,7 @@ class Run:
         self._seed()
         self.dir = Path(args.resume) if args.resume else self._new_dir()
         self._parts: dict[str, Any] = {}
+        self._replays: dict[str, tuple[Any, ReplayLog]] = {}
         self._tree: dict[str, Any] | None = None  # the checkpoint that is resumed
         self._step = 0  # environment steps at the last call of log, evaluate or save
         self._due: dict[str, int] = {}  # step of the last call per verb
@@ -105,10 +107,12 @@ class Run:
     def resume(self, **parts: Any) -> int:
         """Name all that a checkpoint must hold; with `--resume` bring it into the saved state.
 
-        `parts` are modules, optimisers, arrays, tensors, generators and vector environments (see `state.capture`).
+        `parts` are modules, optimisers, arrays, tensors, generators, vector environments (see `state.capture`) and
+        replay buffers (see `replay`), which are saved with `--save-replay` only.
         Returns the iteration to start from. Opens the run folder: nothing has been written before.
         """
-        self._parts = parts
+        replays = {name: part for name, part in parts.items() if is_replay(part)}
+        self._parts = parts = {name: part for name, part in parts.items() if name not in replays}
         for part in parts.values():
             if simulators.is_vector_env(part):
                 simulators.record(part)
@@ -121,6 +125,7 @@ class Run:
         for note in notes:
             warn(f"{note}; going on from the checkpoint before it")
         self._open()
+        self._replays = {name: (part, ReplayLog(self.dir / "replay" / name)) for name, part in replays.items()}
         if self._tree is None:
             if self.args.resume:
                 self._say(f"no checkpoint in {self.dir} yet: starting from the beginning")
@@ -130,6 +135,7 @@ class Run:
                 quit_with(f"the checkpoint in {self.dir} has no part named {name}")
             for note in state.restore(part, self._tree["parts"][name]):
                 warn(note)
+        self._resume_replays()
         return self._resume_counters(self._tree["run"])
 
     def reset(self, envs: Any) -> Any:
@@ -227,7 +233,7 @@ class Run:
     def save(self, global_step: int, **parts: Any) -> None:
         """Write a checkpoint every `--save-every` steps and where the loop ends. `parts`: see `resume`; those left
         out are taken as they were named there."""
-        self._parts |= parts
+        self._parts |= {name: part for name, part in parts.items() if name not in self._replays}
         self._step = global_step
         due = self._is_due("save", self.args.save_every, global_step)
         self._ending = self._ending or self._reason_to_end()
@@ -366,6 +372,17 @@ class Run:
             },
         }
 
+    def _resume_replays(self) -> None:
+        saved = (self._tree or {}).get("replay", {})
+        for name, (part, log) in self._replays.items():
+            if name not in saved:
+                warn(f"the part {name} was not saved (--save-replay does it): it starts empty, so this run will differ")
+                continue
+            try:
+                log.load(part, saved[name])
+            except state.CheckpointError as error:
+                warn(f"{error}: the part {name} starts empty, so this run will differ")
+
     def _resume_counters(self, saved: dict[str, Any]) -> int:
         self._step, self._due = saved["step"], dict(saved["due"])
         self._best, self._last_eval = saved["best"], tuple(saved["last_eval"])
@@ -493,6 +510,9 @@ class Run:
             },
             "random": state.random_states(),
             "parts": {name: state.capture(part) for name, part in self._parts.items()},
+            "replay": {name: log.append(part) for name, (part, log) in self._replays.items()}
+            if self.args.save_replay
+            else {},
         }
 
     def _diverged(self, name: str, value: float) -> None:

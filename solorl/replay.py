@@ -1,0 +1,71 @@
+"""Saving a replay buffer little by little: each checkpoint appends the rows inserted since the one before.
+
+A buffer is any object with `arrays`, a dict of NumPy arrays whose first axis is the capacity, and `inserted`, the
+number of rows ever inserted; row i lies at index i % capacity. Each segment on the disk is one safetensors file of
+consecutive rows, never rewritten; its SHA-256 stands in the checkpoint. Segments that no checkpoint needs are deleted.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from solorl.state import CheckpointError, sha256, sync_file
+
+
+def is_replay(part: Any) -> bool:
+    """Whether `part` is a replay buffer in the sense above."""
+    return isinstance(getattr(part, "arrays", None), dict) and hasattr(part, "inserted")
+
+
+class ReplayLog:
+    """The segments of one buffer in a folder of its own."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._segments: list[dict[str, Any]] = []
+        self._needed: set[str] = set()  # names in the checkpoint before
+
+    def append(self, replay: Any) -> dict[str, Any]:
+        """Write the rows inserted since the last call; returns what the checkpoint must hold. Raises OSError."""
+        from safetensors.numpy import save_file
+
+        capacity = len(next(iter(replay.arrays.values())))
+        stop = int(replay.inserted)
+        start = max(stop - capacity, self._segments[-1]["stop"] if self._segments else 0)
+        segments = list(self._segments)
+        if stop > start:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            name = f"{start:012d}_{stop:012d}.safetensors"
+            temporary, rows = self.folder / f".{name}", np.arange(start, stop) % capacity
+            save_file({key: np.ascontiguousarray(array[rows]) for key, array in replay.arrays.items()}, temporary)
+            sync_file(temporary)
+            temporary.replace(self.folder / name)
+            sync_file(self.folder)
+            segments.append({"name": name, "start": start, "stop": stop, "sha256": sha256(self.folder / name)})
+        self._segments = [segment for segment in segments if segment["stop"] > stop - capacity]
+        kept = {segment["name"] for segment in self._segments}
+        for path in self.folder.glob("*.safetensors"):
+            if path.name not in kept | self._needed:
+                path.unlink(missing_ok=True)
+        self._needed = kept
+        return {"inserted": stop, "segments": self._segments}
+
+    def load(self, replay: Any, saved: dict[str, Any]) -> None:
+        """Fill the buffer from its segments. Raises CheckpointError where one is missing, damaged or does not fit."""
+        from safetensors.numpy import load_file
+
+        for segment in saved["segments"]:
+            path = self.folder / segment["name"]
+            try:
+                whole = sha256(path) == segment["sha256"]
+            except OSError as error:
+                raise CheckpointError(f"the replay segment {path.name} cannot be read ({error.strerror})") from error
+            if not whole:
+                raise CheckpointError(f"the replay segment {path.name} is damaged")
+            for key, rows in load_file(path).items():
+                array = replay.arrays[key]
+                array[np.arange(segment["start"], segment["stop"]) % len(array)] = rows
+        replay.inserted = saved["inserted"]
+        self._segments = list(saved["segments"])
+        self._needed = {segment["name"] for segment in self._segments}
