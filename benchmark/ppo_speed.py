@@ -83,6 +83,20 @@ def shares():
     return json.loads(out.splitlines()[-1])
 
 
+def table(path):
+    """The measurements of a file as a Markdown table."""
+    about = json.loads(Path(path).read_text())
+    lines = ["| | steps/s, median | range | ratio to Stable-Baselines3 |", "|---|---:|---:|---:|"]
+    for name in about["rounds"][0]:
+        rates = [each[name] for each in about["rounds"]]
+        ratio = statistics.median(each[name] / each["Stable-Baselines3"] for each in about["rounds"])
+        span = f"{min(rates):,.0f} to {max(rates):,.0f}"
+        lines.append(f"| {name} | {statistics.median(rates):,.0f} | {span} | {ratio:.2f} |")
+    parts = ", ".join(f"{name} {100 * share:.0f} %" for name, share in about["shares"].items())
+    where = f"{len(about['rounds'])} rounds in turn on {about['date']}, {about['cpu']}, Python {about['python']}"
+    return "\n".join([*lines, "", f"{where}. Where SoloRL's time goes (eager): {parts}."])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
@@ -95,19 +109,13 @@ def main():
     names = ["Stable-Baselines3", "SoloRL", "SoloRL compiled"]
     rounds = [{name: measure(name) for name in names} for _ in range(args.rounds)]
     parts = shares()
-    print(f"{'':<20}{'median steps/s':>15}{'range':>20}{'ratio to SB3':>15}")
-    for name in names:
-        rates = [each[name] for each in rounds]
-        ratio = statistics.median(each[name] / each["Stable-Baselines3"] for each in rounds)
-        span = f"{min(rates):,.0f} .. {max(rates):,.0f}"
-        print(f"{name:<20}{statistics.median(rates):>15,.0f}{span:>20}{ratio:>15.2f}")
-    print("shares of SoloRL's time: " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts.items()))
     from solorl.run import _cpu_model, _git
 
     about = {"rounds": rounds, "shares": parts, "cpu": _cpu_model(), "python": platform.python_version()}
     about |= {"date": time.strftime("%Y-%m-%d"), "git": _git(ROOT), "threads": 1, "cores": os.cpu_count()}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(about, indent=1) + "\n")
+    print(table(args.out))
 
 
 if __name__ == "__main__":

@@ -395,9 +395,14 @@ class Run:
 
     # ------------------------------------------------------------------ while it runs
     def _on_signal(self, number: int, frame: Any) -> None:
-        """The first signal ends the run behind the next save; the second ends the program at once."""
+        """The first signal ends the run behind the next save; the second ends at once: Ctrl+C as an exception, which
+        leaves the variables to `python -i`, SIGTERM without any further code of the script's."""
+        if self._signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
         if self._signal:
-            raise SystemExit(128 + number)
+            self._flush()
+            self._set_status("failed")
+            os._exit(128 + number)
         self._signal = number
         self._say(f"{signal.Signals(number).name}: finishing this iteration and saving; once more ends at once")
 

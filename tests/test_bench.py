@@ -206,7 +206,7 @@ def test_two_runners_at_once_share_the_work(place):
 
 
 def test_runner_takes_over_from_a_killed_one_that_works_beside_it(place):
-    flags = ("--total-timesteps", 60, "--pause", 0.02)
+    flags = ("--total-timesteps", 60, "--pause", 0.15)  # long enough for a second runner to start on a busy machine
     with runner(place, *flags, seeds=2, workers=2) as one:
         until(lambda: len(children(place)) == 2)
         with runner(place, *flags, seeds=2, workers=2) as two:

@@ -60,6 +60,25 @@ def test_make_targets_of_the_readme_exist_and_are_dry_runnable():
             assert done.returncode == 0 and done.stdout, done.stderr
 
 
+@pytest.mark.parametrize("page", ["README.md", "algorithms/ppo/README.md"])
+def test_results_tables_are_those_of_the_data(page):
+    """The table is what `solo report` makes of the committed results now."""
+    words = ["report", "benchmark/results/ppo", "--markdown", page, "--marker", "results", "--check"]
+    done = subprocess.run(
+        [sys.executable, "-m", "solorl.cli", *words], cwd=ROOT, env=environment(), capture_output=True
+    )
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+
+
+def test_the_speed_table_is_that_of_the_data():
+    """The numbers between the markers of README.md follow from benchmark/results/speed/ppo.json."""
+    sys.path.insert(0, str(ROOT / "benchmark"))
+    import ppo_speed
+
+    text = (ROOT / "README.md").read_text()
+    assert ppo_speed.table(ROOT / "benchmark/results/speed/ppo.json") in text
+
+
 def test_links_of_every_page_lead_somewhere():
     for page in [*PAGES, ROOT / "LOG.md"]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
