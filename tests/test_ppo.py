@@ -149,6 +149,14 @@ def test_first_ratio_is_one(train):
     assert len(v["terms"]) == 1 and v["logratio"].abs().max() < 1e-6
 
 
+def test_the_noise_of_a_rollout_is_gumbel(train):
+    """Mean 0.5772 and variance pi^2 / 6, within 5 standard errors of 8192 draws."""
+    flags = "--num-envs 4 --num-steps 1024 --total-timesteps 4096 --update-epochs 1 --eval-episodes 1".split()
+    noise = train("ppo", *flags)["noise"]
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.07)
+    assert noise.var().item() == pytest.approx(np.pi**2 / 6, abs=0.2)
+
+
 def test_minibatches_cover_the_batch_once_per_epoch(train):
     v = train("ppo", *SMALL, "--update-epochs", "3")
     assert len(v["terms"]) == 3 * 2 and sorted(v["shuffle"].tolist()) == list(range(32))
