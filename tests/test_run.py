@@ -258,6 +258,18 @@ def test_target_return_is_confirmed_on_fresh_seeds(train):
     assert v["run"]._step == 640
 
 
+def test_a_target_missed_on_fresh_seeds_does_not_end_the_run(train, monkeypatch):
+    real = Run._play_seeds
+
+    def worse(self, stream, *rest):
+        returns, lengths = real(self, stream, *rest)
+        return (returns * 0 if stream == run_module.CONFIRM else returns), lengths
+
+    monkeypatch.setattr(Run, "_play_seeds", worse)
+    v = train("ppo", *TINY, "--target-return", "9", "--eval-every", "64")
+    assert v["run"]._step == 640 and train.out.count("on fresh seeds 0.0: going on") >= 1
+
+
 def test_a_file_named_stop_ends_the_run_cleanly(tmp_path):
     words = [sys.executable, script("ppo"), "--num-steps", "32", "--eval-episodes", "1", "--runs-dir", tmp_path]
     process = subprocess.Popen([*map(str, words)], env=environment(), stdout=subprocess.PIPE, text=True)
