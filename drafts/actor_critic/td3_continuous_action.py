@@ -1,0 +1,236 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["solorl[mujoco]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# ///
+"""Twin delayed deep deterministic policy gradient (TD3), continuous actions, vector observations.
+
+Paper     Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477 ("Alg. 1" below)
+Run       solo train td3_continuous_action --env-id Hopper-v5
+Spaces    vector -> continuous
+Differs   from ddpg_continuous_action.py: two critics, the smaller target counts; noise on the target action
+Not for   discrete actions: sac_discrete.py
+Details   algorithms/actor_critic/README.md
+"""
+
+import copy
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from solorl import Run, RunArgs, parse
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "Hopper-v5"  # Gymnasium id of the environment
+    total_timesteps: int = 1_000_000  # environment steps, summed over environments
+    num_envs: int = 1  # environments stepped side by side
+    learning_starts: int = 25_000  # environment steps of random actions before the first gradient step
+    buffer_size: int = 1_000_000  # transitions the replay buffer holds
+    batch_size: int = 256  # transitions of one gradient step
+    utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
+    learning_rate: float = 3e-4  # step size of both Adams
+    gamma: float = 0.99  # discount factor
+    tau: float = 0.005  # share of the online networks that the target networks take over
+    policy_frequency: int = 2  # gradient steps of the critic per step of the actor and the target networks (d)
+    exploration_noise: float = 0.1  # standard deviation of the noise on actions, in half ranges of the action
+    policy_noise: float = 0.2  # standard deviation of the noise on target actions, in half ranges of the action
+    noise_clip: float = 0.5  # largest such noise
+
+
+def make_env(env_id, **kwargs):
+    """One environment, for training and for evaluation; all that is specific to the environment stands here."""
+    return gym.make(env_id, **kwargs)
+
+
+class Replay:
+    """The last `capacity` transitions, a row [obs | action | reward | done | next_obs] each: one gather is a batch."""
+
+    def __init__(self, capacity, obs_dim, action_dim):
+        self.widths = [obs_dim, action_dim, 1, 1, obs_dim]
+        self.rows = np.zeros((capacity, sum(self.widths)), np.float32)
+        self.arrays = {"rows": self.rows}
+        self.inserted = 0  # rows ever inserted
+
+    @property
+    def size(self):
+        return min(self.inserted, len(self.rows))
+
+    def add(self, obs, action, reward, done, next_obs):
+        """Insert a transition of each environment over the oldest ones; all (num_envs, ...)."""
+        parts = [np.reshape(x, (len(obs), -1)) for x in (obs, action, reward, done, next_obs)]
+        self.rows[(self.inserted + np.arange(len(obs))) % len(self.rows)] = np.concatenate(parts, axis=1)
+        self.inserted += len(obs)
+
+    def sample(self, batch_size, device):
+        """Transitions drawn uniformly with replacement: (batch_size, ...) each, reward and done (batch_size,)."""
+        rows = self.rows.take(np.random.randint(self.size, size=batch_size), axis=0)
+        obs, action, reward, done, next_obs = torch.from_numpy(rows).to(device).split(self.widths, dim=1)
+        return obs, action, reward.squeeze(1), done.squeeze(1), next_obs
+
+
+def mlp(layers, x):
+    """The layers with ReLU between them."""
+    *hidden, last = layers
+    for layer in hidden:
+        x = layer(x).relu()
+    return last(x)
+
+
+class Actor(nn.Module):
+    def __init__(self, obs_dim, low, high):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(obs_dim, 256), nn.Linear(256, 256), nn.Linear(256, len(low))])
+        self.register_buffer("low", torch.as_tensor(low, dtype=torch.float32))
+        self.register_buffer("high", torch.as_tensor(high, dtype=torch.float32))
+
+    def forward(self, obs):  # (batch, obs_dim) -> (batch, action_dim) within the bounds of each dimension
+        return self.low + (self.high - self.low) * (mlp(self.layers, obs).tanh() + 1) / 2
+
+    @torch.inference_mode()
+    def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch, action_dim)
+        """The policy's actions; with noise (batch, action_dim) in half ranges of the action added."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device).flatten(1)
+        action = self(obs) + noise * (self.high - self.low) / 2
+        return action.clamp(self.low, self.high).cpu().numpy()
+
+
+class TwinLinear(nn.Module):
+    """Two linear layers side by side, initialised as `nn.Linear` is; one batched product does for both."""
+
+    def __init__(self, fan_in, fan_out):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2, fan_in, fan_out).uniform_(-(fan_in**-0.5), fan_in**-0.5))
+        self.bias = nn.Parameter(torch.empty(2, 1, fan_out).uniform_(-(fan_in**-0.5), fan_in**-0.5))
+
+    def forward(self, x):  # (k, batch, fan_in) -> (k, batch, fan_out) of the first k layers
+        weight, bias = self.weight[: len(x)], self.bias[: len(x)]
+        if weight.shape[2] == 1:  # for one column a batched product is six times slower than this
+            return (x * weight.mT).sum(2, keepdim=True) + bias
+        return torch.baddbmm(bias, x, weight)
+
+
+class Critic(nn.Module):
+    def __init__(self, obs_dim, action_dim):
+        super().__init__()
+        self.layers = nn.ModuleList([TwinLinear(obs_dim + action_dim, 256), TwinLinear(256, 256), TwinLinear(256, 1)])
+
+    def forward(self, obs, action, k=2):  # (batch, obs_dim), (batch, action_dim) -> (k, batch) of the first k critics
+        return mlp(self.layers, torch.cat([obs, action], 1).expand(k, -1, -1)).squeeze(2)
+
+
+def flatten_parameters(module):
+    """Make all parameters of `module` views of one vector, which is returned: one operation steps or averages them."""
+    parameters = list(module.parameters())
+    vector = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
+    begin = 0
+    for p in parameters:
+        p.data = vector.data[begin : (begin := begin + p.numel())].view_as(p)
+    return vector
+
+
+def gradient(loss_of, module, *inputs):
+    """Gradient of `loss_of(module, *inputs)` for the parameters of `module` only, as one vector, and its metrics."""
+    loss, metrics = loss_of(module, *inputs)
+    parts = torch.autograd.grad(loss, list(module.parameters()))
+    return torch.cat([part.flatten() for part in parts]), metrics
+
+
+def smoothed(action, noise, noise_clip, low, high):
+    """Target actions with clipped noise, both (batch, action_dim), kept within the bounds of each dimension."""
+    return (action + noise.clamp(-noise_clip, noise_clip) * (high - low) / 2).clamp(low, high)
+
+
+def td3_critic_loss(critic, target_critic, target_actor, obs, action, reward, done, next_obs, noise, noise_clip, gamma):
+    """The critics' losses of Alg. 1, added; metrics: mean values, losses, mean loss. `done` is 0 at a time limit."""
+    with torch.no_grad():
+        next_action = smoothed(target_actor(next_obs), noise, noise_clip, target_actor.low, target_actor.high)
+        q_target = reward + gamma * (1 - done) * target_critic(next_obs, next_action).amin(0)
+    q = critic(obs, action)  # (2, batch)
+    loss = ((q - q_target) ** 2).mean(1)
+    return loss.sum(), torch.cat([q.mean(1), loss, loss.mean(0, True)]).detach()
+
+
+def td3_actor_loss(actor, critic, obs):
+    """The negative of the first critic's value, which Alg. 1 ascends; metrics: the loss."""
+    loss = -critic(obs, actor(obs), 1).mean()
+    return loss, loss.detach()
+
+
+if __name__ == "__main__":
+    # ---- setup
+    args = parse(Args)
+    run = Run(args)
+    num_iterations = args.total_timesteps // args.num_envs
+    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
+    run.require(args.batch_size <= args.buffer_size, f"--buffer-size {args.buffer_size} is less than one batch")
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="vector", action="continuous")
+    low, high = envs.single_action_space.low, envs.single_action_space.high
+    run.require(low.ndim == 1 and np.isfinite([low, high]).all(), f"{args.env_id} has actions without finite bounds")
+    obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), len(low)
+
+    actor, critic = Actor(obs_dim, low, high).to(run.device), Critic(obs_dim, action_dim).to(run.device)
+    target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
+    actor_vector, critic_vector = flatten_parameters(actor), flatten_parameters(critic)
+    target_actor_vector, target_critic_vector = flatten_parameters(target_actor), flatten_parameters(target_critic)
+    actor_optimizer = torch.optim.Adam([actor_vector], lr=args.learning_rate, fused=True)
+    critic_optimizer = torch.optim.Adam([critic_vector], lr=args.learning_rate, fused=True)
+    gradient_of = run.compile(gradient)
+    replay = Replay(args.buffer_size, obs_dim, action_dim)
+    names = ("qf1_values", "qf2_values", "qf1_loss", "qf2_loss", "qf_loss", "actor_loss")
+    totals = torch.zeros(2, len(names), device=run.device)  # sums and counts of the metrics since the last row
+    parts = {"actor": actor, "critic": critic, "target_actor": target_actor, "target_critic": target_critic}
+    parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer, "totals": totals}
+    start = run.resume(**parts, replay=replay, envs=envs)
+
+    obs = run.reset(envs)  # (num_envs, *obs_shape)
+    for iteration in run.loop(start, num_iterations):
+        global_step = (iteration + 1) * args.num_envs
+
+        # ---- 1. act: one step in every environment
+        if global_step <= args.learning_starts:
+            action = envs.action_space.sample()
+        else:
+            action = actor.act(obs, args.exploration_noise * torch.randn(args.num_envs, action_dim, device=run.device))
+        next_obs, reward, terminated, truncated, infos = envs.step(action)
+        run.episodes(global_step, reward, terminated | truncated)
+
+        # ---- 2. store: next_obs is already the next episode's where one ended; a time limit is no end of the task
+        final_obs = next_obs.copy()
+        for i in np.flatnonzero(terminated | truncated):
+            final_obs[i] = infos["final_obs"][i]
+        replay.add(obs, action, reward, terminated, final_obs)
+        obs = next_obs
+
+        # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
+        steps = (global_step - args.num_envs - args.learning_starts, global_step - args.learning_starts)
+        updates = range(*(int(args.utd_ratio * max(0, step)) for step in steps))
+        for update in updates if replay.size >= args.batch_size else ():
+            batch = replay.sample(args.batch_size, run.device)
+            noise = args.policy_noise * torch.randn(args.batch_size, action_dim, device=run.device)
+            inputs = (target_critic, target_actor, *batch, noise, args.noise_clip, args.gamma)
+            critic_vector.grad, metrics = gradient_of(td3_critic_loss, critic, *inputs)
+            critic_optimizer.step()
+            totals[:, :-1] += torch.stack([metrics, torch.ones_like(metrics)])
+            if update % args.policy_frequency == 0:
+                actor_vector.grad, metrics = gradient_of(td3_actor_loss, actor, critic, batch[0])
+                actor_optimizer.step()
+                totals[:, -1] += torch.stack([metrics, torch.ones_like(metrics)])
+                target_actor_vector.data.lerp_(actor_vector.data, args.tau)
+                target_critic_vector.data.lerp_(critic_vector.data, args.tau)
+
+        # ---- 4. report: means over all gradient steps since the last row
+        if (iteration + 1) % 100 == 0:
+            metrics = {f"losses/{name}": x / n for name, x, n in zip(names, *totals.tolist(), strict=True) if n}
+            run.log(global_step, metrics)
+            totals.zero_()
+        run.evaluate(global_step, actor.act, make_env)
+        run.save(global_step)
+
+    envs.close()
+    run.close(actor.act, make_env)
