@@ -666,7 +666,7 @@ def _obs_kind(space: Any) -> str:
 def _action_kind(space: Any) -> str:
     """ "discrete", "continuous", "multidiscrete", ...: the kind of an action space, in the words of the headers."""
     if type(space).__name__ == "Box":
-        return "continuous"
+        return "continuous" if len(space.shape) == 1 else f"{len(space.shape)}-dimensional continuous"
     if type(space).__name__ == "Discrete" and space.start != 0:
         return f"discrete (from {space.start})"
     return type(space).__name__.lower()

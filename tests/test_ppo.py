@@ -82,7 +82,7 @@ def test_gradient_of_the_clipped_objective_vanishes_outside_the_clip():
     """Where the ratio has left [1 - eps, 1 + eps] in the advantage's direction, the policy gets no gradient."""
     agent = PPO["Agent"](3, 4)
     obs, action = torch.randn(6, 3), torch.randint(0, 4, (6,))
-    logprob = agent.policy(obs).gather(1, action[:, None])[:, 0].detach() - 1  # ratio e
+    logprob = agent.policy(obs, action)[0].detach() - 1  # ratio e
     args = PPO["Args"](norm_adv=False, ent_coef=0.0)
     loss, *_ = PPO["ppo_loss"](agent, obs, action, logprob, torch.zeros(6), torch.ones(6), torch.zeros(6), args)
     loss.backward()
@@ -120,7 +120,7 @@ def test_one_vector_clips_and_steps_as_torch_does():
     for _ in range(5):
         obs = torch.randn(8, 4)
         for agent in (a, b):
-            loss = (agent.value(obs) * 10).square().mean() + agent.policy(obs)[:, 0].mean()
+            loss = (agent.value(obs) * 10).square().mean() + agent.policy(obs, torch.zeros(8, dtype=int))[0].mean()
             adam_a.zero_grad() if agent is a else vector.grad.zero_()
             loss.backward()
         torch.nn.utils.clip_grad_norm_(a.parameters(), 0.5)
@@ -136,7 +136,7 @@ def test_gumbel_noise_draws_from_the_policy():
     agent = PPO["Agent"](2, 3)
     torch.nn.init.normal_(agent.actor[-1].weight, std=0.3)
     obs, n = np.tile(np.array([[0.3, -0.7]], np.float32), (40_000, 1)), 40_000
-    p = agent.policy(torch.as_tensor(obs[:1])).exp().detach().numpy()[0]
+    p = agent.policy(torch.as_tensor(obs[:3]), torch.arange(3))[0].exp().detach().numpy()
     actions = agent.act(obs, -torch.empty(n, 3).exponential_().log())
     frequency = np.bincount(actions, minlength=3) / n
     assert (np.abs(frequency - p) < 4 * np.sqrt(p * (1 - p) / n)).all()

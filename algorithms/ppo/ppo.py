@@ -85,8 +85,9 @@ class Agent(nn.Module):
         self.actor = nn.ModuleList([linear(obs_dim, 64), linear(64, 64), linear(64, num_actions, gain=0.01)])
         self.critic = nn.ModuleList([linear(obs_dim, 64), linear(64, 64), linear(64, 1, gain=1.0)])
 
-    def policy(self, obs):  # (batch, obs_dim) -> (batch, num_actions) log-probabilities
-        return mlp(self.actor, obs).log_softmax(-1)
+    def policy(self, obs, action):  # (batch, obs_dim), (batch,) -> log-probabilities (batch,), entropies (batch,)
+        policy = mlp(self.actor, obs).log_softmax(-1)
+        return policy.gather(1, action[:, None]).squeeze(1), -(policy.exp() * policy).sum(-1)
 
     def value(self, obs):  # (batch, obs_dim) -> (batch,)
         return mlp(self.critic, obs).squeeze(-1)
@@ -116,10 +117,10 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 def ppo_loss(agent, obs, action, old_logprob, old_value, advantage, returns, args):
     """The negative of Eq. 9 on a minibatch, its three terms, and log-ratios (minibatch_size,) for the metrics.
 
-    All inputs (minibatch_size,) but obs (minibatch_size, obs_dim).
+    obs and action (minibatch_size, ...), all others (minibatch_size,).
     """
-    policy, value = agent.policy(obs), agent.value(obs)
-    logratio = policy.gather(1, action[:, None]).squeeze(1) - old_logprob
+    (logprob, entropy), value = agent.policy(obs, action), agent.value(obs)
+    logratio = logprob - old_logprob
     ratio = logratio.exp()
     if args.norm_adv:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
@@ -129,8 +130,7 @@ def ppo_loss(agent, obs, action, old_logprob, old_value, advantage, returns, arg
     if args.clip_vloss:
         clipped_value = old_value + (value - old_value).clamp(-args.clip_coef, args.clip_coef)
         error = torch.max(error, (clipped_value - returns) ** 2)
-    value_loss = 0.5 * error.mean()
-    entropy = -(policy.exp() * policy).sum(-1).mean()
+    value_loss, entropy = 0.5 * error.mean(), entropy.mean()
     loss = -(objective - args.vf_coef * value_loss + args.ent_coef * entropy)  # Eq. 9
     return loss, objective.detach(), value_loss.detach(), entropy.detach(), logratio.detach()
 
@@ -191,7 +191,7 @@ if __name__ == "__main__":
         batch_obs, batch_action = (torch.as_tensor(x, device=run.device).flatten(0, 1) for x in (obs, action))
         final_value = np.zeros(shape, np.float32)
         with torch.no_grad():
-            logprob = agent.policy(batch_obs).gather(1, batch_action[:, None]).squeeze(1)
+            logprob, _ = agent.policy(batch_obs, batch_action)
             value = agent.value(batch_obs)
             next_value = agent.value(torch.as_tensor(next_obs, dtype=torch.float32, device=run.device).flatten(1))
             if cut:  # a time limit is no end of the task: what would have come has the value of the final observation
@@ -199,7 +199,8 @@ if __name__ == "__main__":
                 final_obs = torch.as_tensor(np.stack(final_obs), dtype=torch.float32, device=run.device).flatten(1)
                 final_value[steps, indices] = agent.value(final_obs).cpu().numpy()
         value_then = value.cpu().numpy().reshape(shape)
-        advantage = gae(reward, value_then, done, final_value, next_value.cpu().numpy(), args.gamma, args.gae_lambda)
+        next_value = next_value.cpu().numpy()
+        advantage = gae(reward, value_then, done, final_value, next_value, args.gamma, args.gae_lambda)
         advantage = torch.as_tensor(advantage, device=run.device).flatten()
         rollout = (batch_obs, batch_action, logprob, value, advantage, advantage + value)  # all (batch_size, ...)
 
@@ -232,7 +233,7 @@ if __name__ == "__main__":
         }
         run.log(global_step, metrics)
         run.evaluate(global_step, agent.act, make_env)
-        run.save(global_step, agent=agent, optimizer=optimizer, envs=envs)
+        run.save(global_step)
 
     envs.close()
     run.close(agent.act, make_env)

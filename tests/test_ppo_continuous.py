@@ -1,0 +1,207 @@
+"""ppo_continuous_action.py and rpo_continuous_action.py: their pure functions against brute force, the real script's
+variables, and that they learn. What they share with ppo.py is tested there (rule R2 keeps it equal)."""
+
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import definitions, rows
+from probes_offpolicy import HIGH, LOW
+
+SCRIPTS = ["ppo_continuous_action", "rpo_continuous_action"]
+PPO = definitions("ppo_continuous_action")
+SMALL = "--env-id probes_offpolicy:AimWhereSeen-v0 --num-envs 2 --num-steps 16 --total-timesteps 128".split()
+SMALL += "--num-minibatches 2 --update-epochs 2 --eval-episodes 1".split()
+PROBE = "--total-timesteps 16384 --num-envs 4 --num-steps 64 --num-minibatches 4 --learning-rate 0.003".split()
+PROBE += "--eval-every 0 --eval-episodes 10".split()
+
+
+# ---------------------------------------------------------------------- pure functions
+def test_running_statistics_are_those_of_all_that_was_seen():
+    """Batches of unequal size, far from 0: mean and variance of the whole, from the first batch on."""
+    rng = np.random.default_rng(0)
+    statistics, seen = PPO["RunningMeanStd"](3), []
+    for n in (5, 1, 200, 17):
+        seen.append(rng.normal([100, -3, 0], [2, 0.1, 30], (n, 3)))
+        statistics.update(torch.as_tensor(seen[-1], dtype=torch.float32))
+        everything = np.concatenate(seen)
+        np.testing.assert_allclose(statistics.mean, everything.mean(0), rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(statistics.var, everything.var(0), rtol=1e-3)
+        assert statistics.count == len(everything)
+
+
+def test_scaling_divides_by_the_deviation_and_clips_at_10():
+    statistics = PPO["RunningMeanStd"](2)
+    statistics.var.copy_(torch.tensor([4.0, 0.0]))
+    got = statistics.scale(torch.tensor([[6.0, 1.0], [-100.0, -1.0]]))
+    np.testing.assert_allclose(got, [[3, 10], [-10, -10]], rtol=1e-6)
+
+
+def test_normalised_observations_have_mean_0_and_deviation_1():
+    agent = PPO["Agent"](2, 1)
+    obs = torch.randn(1000, 2) * torch.tensor([5.0, 0.1]) + 7
+    agent.seen_obs.update(obs)
+    got = agent.normalize(obs)
+    np.testing.assert_allclose(got.mean(0), 0, atol=1e-3)
+    np.testing.assert_allclose(got.std(0, correction=0), 1, rtol=1e-3)
+
+
+def test_discounted_returns_start_anew_behind_every_end():
+    """By the definition, step by step; the reward of an episode's last step counts in it and not in the next."""
+    rng = np.random.default_rng(1)
+    T, N, gamma = 30, 3, 0.9
+    reward, done = rng.normal(size=(2 * T, N)), (rng.random((2 * T, N)) < 0.2).astype(float)
+    so_far, got = np.zeros(N), []
+    for part in (slice(0, T), slice(T, 2 * T)):
+        got.append(PPO["discounted_returns"](reward[part], done[part], so_far, gamma))
+    for n in range(N):
+        for t in range(2 * T):
+            first = max([s + 1 for s in range(t) if done[s, n]], default=0)
+            expected = sum(gamma ** (t - s) * reward[s, n] for s in range(first, t + 1))
+            assert np.concatenate(got)[t, n] == pytest.approx(expected)
+
+
+def test_policy_is_a_gaussian():
+    """Log-probabilities and entropy are those of torch.distributions, and of samples drawn with `act`."""
+    torch.manual_seed(0)
+    agent = PPO["Agent"](3, 2)
+    torch.nn.init.normal_(agent.actor[-1].weight)
+    agent.log_std.data = torch.tensor([0.3, -1.2])
+    agent.seen_obs.update(torch.randn(50, 3) * 3 + 1)
+    obs, action = torch.randn(10, 3), torch.randn(10, 2)
+    mean = torch.as_tensor(agent.act(obs.numpy()))
+    gaussian = torch.distributions.Normal(mean, agent.log_std.exp())
+    logprob, entropy = agent.policy(obs, action)
+    torch.testing.assert_close(logprob, gaussian.log_prob(action).sum(1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropy, gaussian.entropy().sum(1), rtol=1e-5, atol=1e-5)
+    many = agent.act(obs[:1].numpy().repeat(40_000, 0), torch.randn(40_000, 2))
+    np.testing.assert_allclose(many.mean(0), mean[0], atol=0.03)
+    np.testing.assert_allclose(many.std(0), [math.exp(0.3), math.exp(-1.2)], rtol=0.03)
+
+
+def test_moving_the_action_is_moving_the_mean_the_other_way():
+    """What rpo_continuous_action.py relies on."""
+    agent = PPO["Agent"](3, 2)
+    obs, action, move = torch.randn(10, 3), torch.randn(10, 2), torch.rand(10, 2)
+    mean = torch.as_tensor(agent.act(obs.numpy()))
+    moved = torch.distributions.Normal(mean + move, agent.log_std.exp()).log_prob(action).sum(1)
+    torch.testing.assert_close(agent.policy(obs, action - move)[0], moved, rtol=1e-5, atol=1e-5)
+
+
+# ---------------------------------------------------------------------- the real script's variables
+def test_first_ratio_is_one_in_ppo_and_noisy_in_rpo(train):
+    """Also in later iterations: learning sees the observations as acting did. RPO's noise is in the update only."""
+    one = ["--num-minibatches", "1", "--update-epochs", "1", "--learning-rate", "0.01"]
+    v = train("ppo_continuous_action", *SMALL, *one)
+    assert v["logratio"].abs().max() < 1e-5 and v["iteration"] == 3
+    v = train("rpo_continuous_action", *SMALL, *one)
+    assert v["logratio"].abs().max() > 0.05
+    exact, _ = v["agent"].policy(v["batch_obs"], v["batch_action"])
+    assert (v["move"].abs() <= 0.5).all() and v["move"].abs().max() > 0.4 and v["move"].min() < -0.4
+    v = train("rpo_continuous_action", *SMALL, *one, "--rpo-alpha", "0")
+    assert v["logratio"].abs().max() < 1e-5
+
+
+def test_rpo_moves_every_sample_anew_in_every_epoch(train):
+    a = train("rpo_continuous_action", *SMALL, "--update-epochs", "1", "--total-timesteps", "32")["move"]
+    b = train("rpo_continuous_action", *SMALL, "--update-epochs", "2", "--total-timesteps", "32")["move"]
+    assert a.shape == (32, 2) and len(a.unique()) == 64 and not torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_rewards_are_scaled_by_the_returns_of_all_environments(name, train):
+    """The statistics after one rollout are those of its discounted returns; training episodes report raw rewards."""
+    v = train(name, *SMALL, "--total-timesteps", "32")
+    returns = PPO["discounted_returns"](v["reward"], v["done"], np.zeros(2), 0.99)
+    assert v["agent"].seen_returns.count == 32
+    deviation = np.sqrt(np.float64(returns).var())
+    assert v["agent"].seen_returns.var.sqrt().item() == pytest.approx(deviation, rel=1e-4)
+    np.testing.assert_allclose(v["scaled_reward"], np.clip(v["reward"] / deviation, -10, 10), rtol=1e-4)
+    got = [row["charts/episodic_return"] for row in rows(v["run"].dir, "charts/episodic_return")]
+    np.testing.assert_allclose(np.sort(got), np.sort(v["reward"][v["done"] == 1]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_observation_statistics_are_shared_and_frozen_outside_training(name, train):
+    """All environments feed one statistic with the raw observations; evaluating and acting leave it alone."""
+    v = train(name, *SMALL, "--total-timesteps", "32")
+    agent, obs = v["agent"], v["obs"].reshape(32, -1)
+    np.testing.assert_allclose(agent.seen_obs.mean, obs.mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(agent.seen_obs.var, obs.var(0), rtol=1e-4)
+    before = {key: value.clone() for key, value in agent.state_dict().items()}
+    agent.act(100 + np.zeros((5, 1)))
+    assert all(torch.equal(before[key], value) for key, value in agent.state_dict().items())
+    assert {"seen_obs.mean", "seen_obs.var", "seen_obs.count", "seen_returns.var"} <= set(before)
+
+
+def test_statistics_travel_with_the_model(train):
+    """The file of the model holds them, so that `solo play` scores the policy that was trained."""
+    from safetensors.torch import load_file
+
+    v = train("ppo_continuous_action", *SMALL)
+    saved = load_file(v["run"].dir / "model.safetensors")
+    key = next(key for key in saved if key.endswith("seen_obs.mean"))
+    assert torch.equal(saved[key], v["agent"].seen_obs.mean) and v["agent"].seen_obs.count == 128
+
+
+def test_actions_are_clipped_by_the_environment_only(train):
+    """The simulator gets actions within its bounds (the probe asserts it), the update those that were drawn."""
+    v = train("ppo_continuous_action", *SMALL)
+    assert (v["action"] > HIGH).any() or (v["action"] < LOW).any()
+    assert isinstance(v["make_env"]("Pendulum-v1"), gym.wrappers.ClipAction)
+
+
+def test_time_limit_bootstraps_in_the_units_of_the_value(train):
+    """The value of the final observation is already one of scaled rewards: it is not scaled again."""
+    v = train("ppo_continuous_action", *SMALL, "--env-id", "probes_offpolicy:ForeverBox-v0", "--learning-rate", "0")
+    ends = np.argwhere(v["done"])
+    assert len(ends) > 1
+    # the observation is always 0, but its normalisation has moved since: compare with the values next to it
+    for t, n in ends:
+        assert v["final_value"][t, n] == pytest.approx(v["value_then"][t, n], rel=1e-5)
+        assert v["advantage"].reshape(16, 2)[t, n].item() == pytest.approx(
+            v["scaled_reward"][t, n] + 0.99 * v["final_value"][t, n] - v["value_then"][t, n], rel=1e-4
+        )
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_same_seed_same_weights_and_another_seed_others(name, train):
+    a, b, c = (train(name, *SMALL, "--seed", seed)["agent"].state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    assert not any(torch.equal(a[key], c[key]) for key in a if key.endswith("weight"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_resumed_equals_uninterrupted(name, train, tmp_path):
+    """Stopped in the middle of an episode, with statistics and running returns: bit for bit the same in the end."""
+    flags = ["--env-id", "Pendulum-v1", *SMALL[2:], "--num-steps", "30", "--total-timesteps", "480"]
+    whole = train(name, *flags, runs_dir=tmp_path / "whole")
+    stopped = train(name, *flags, "--save-every", "240", runs_dir=tmp_path / "cut")
+    checkpoint = stopped["run"].dir
+    import shutil
+
+    parts = sorted((checkpoint / "checkpoint").iterdir())
+    assert len(parts) >= 2
+    shutil.rmtree(parts[-1])  # the last one, of the end: go on from the one before
+    again = train(name, "--resume", checkpoint)
+    for key, value in whole["agent"].state_dict().items():
+        assert torch.equal(value, again["agent"].state_dict()[key]), key
+    assert torch.equal(whole["so_far"], again["so_far"]) and (whole["so_far"] != 0).all()
+
+
+# ---------------------------------------------------------------------- they learn
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_learns_where_to_aim(name, train):
+    """A policy of the observation in two dimensions with other bounds; the best return is 0, that of 0.5 is -0.5."""
+    v = train(name, "--env-id", "probes_offpolicy:AimWhereSeen-v0", *PROBE)
+    assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] > -0.05
+
+
+def test_value_of_a_constant_reward_under_a_time_limit(train):
+    """1 / (1 - gamma) in units of the reward's scale, where a limit taken for an end would give 6.5."""
+    flags = ["--env-id", "probes_offpolicy:ForeverBox-v0", "--gamma", "0.9", *PROBE]
+    v = train("ppo_continuous_action", *flags, "--total-timesteps", "49152")
+    value = v["agent"].value(torch.zeros(1, 1)).item() * v["agent"].seen_returns.var.sqrt().item()
+    assert value == pytest.approx(10, abs=0.6)
