@@ -552,3 +552,13 @@ def test_sync_keeps_line_ends_permissions_and_a_bare_end(solo, tree):
 def test_catalog_raises_what_the_command_says(tree):
     with pytest.raises(UsageError, match="did you mean a_jax"):
         catalog.find("a_jxa")
+
+
+def test_interrupted_while_a_verb_is_imported(monkeypatch, capsys):
+    """Ctrl+C in the first half second: one word and exit code 130, no traceback."""
+
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "import_module", interrupted)
+    assert cli.main(["list"]) == 130 and capsys.readouterr().err == "interrupted\n"

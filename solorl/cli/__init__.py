@@ -88,6 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return dispatch(sys.argv[1:] if argv is None else argv)
     except UsageError as error:
         quit_with(error)
+    except KeyboardInterrupt:  # before the verb listens for it, as while it is imported
+        sys.stderr.write("interrupted\n")
+        return 130
     except BrokenPipeError:  # `solo list | head`: the reader has left; write what is still buffered nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
