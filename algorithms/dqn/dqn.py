@@ -12,6 +12,7 @@ Not for   image observations: dqn_atari.py; continuous actions: ddpg_continuous_
 Details   algorithms/dqn/README.md
 """
 
+import copy
 from dataclasses import dataclass
 
 import gymnasium as gym
@@ -68,6 +69,18 @@ def mlp(layers, x):
     return F.linear(x, last.weight, last.bias)
 
 
+def numpy_mlp(layers):
+    """`mlp` for NumPy arrays, with the present weights: for a few rows several times faster than torch."""
+    *hidden, last = [(layer.weight.numpy(force=True).T, layer.bias.numpy(force=True)) for layer in layers]
+
+    def forward(x):
+        for weight, bias in hidden:
+            x = np.maximum(x @ weight + bias, 0)
+        return x @ last[0] + last[1]
+
+    return forward
+
+
 class QNetwork(nn.Module):
     def __init__(self, obs_dim, num_actions):
         super().__init__()
@@ -76,11 +89,13 @@ class QNetwork(nn.Module):
     def q(self, obs):  # (batch, obs_dim) -> (batch, num_actions)
         return mlp(self.layers, obs)
 
-    @torch.inference_mode()
+    def policy(self):
+        """The greedy policy with the present weights, a function: NumPy (batch, obs_dim) -> NumPy (batch,)."""
+        q = numpy_mlp(self.layers)
+        return lambda obs: q(obs).argmax(1)
+
     def act(self, obs):  # NumPy (batch, *obs_shape) -> NumPy (batch,)
-        """The actions of the highest value."""
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.layers[0].weight.device).flatten(1)
-        return self.q(obs).argmax(1).cpu().numpy()
+        return self.policy()(np.asarray(obs, np.float32).reshape(len(obs), -1))
 
 
 class Replay:
@@ -96,52 +111,51 @@ class Replay:
     def size(self):
         return min(self.inserted, len(self.rows))
 
-    def add(self, obs, action, reward, done, next_obs):
-        """Insert a transition of each environment over the oldest ones; all (num_envs, ...)."""
-        parts = [np.reshape(x, (len(obs), -1)) for x in (obs, action, reward, done, next_obs)]
-        self.rows[(self.inserted + np.arange(len(obs))) % len(self.rows)] = np.concatenate(parts, axis=1)
-        self.inserted += len(obs)
+    def add(self, *parts):
+        """Insert obs, action, reward, done, next_obs over the oldest rows; all (..., n, width)."""
+        rows = np.concatenate([np.reshape(x, (-1, n)) for x, n in zip(parts, self.widths, strict=True)], axis=1)
+        self.rows[(self.inserted + np.arange(len(rows))) % len(self.rows)] = rows
+        self.inserted += len(rows)
 
     def sample(self, batch_size, device):
         """Transitions drawn uniformly with replacement: (batch_size, ...) each, reward and done (batch_size,)."""
         rows = self.rows.take(np.random.randint(self.size, size=batch_size), axis=0)
         obs, action, reward, done, next_obs = torch.from_numpy(rows).to(device).split(self.widths, dim=1)
-        return obs, action, reward.squeeze(1), done.squeeze(1), next_obs
+        return obs, action.long(), reward.squeeze(1), done.squeeze(1), next_obs
 
 
 def td_loss(q_network, target_network, obs, action, reward, done, next_obs, gamma):
-    """Mean squared error of Alg. 1; metrics: the loss, the mean value.
+    """Mean squared error of Alg. 1; metrics: the loss, the mean value, 1.
 
     All inputs (batch_size,) but obs, next_obs (batch_size, obs_dim) and action (batch_size, 1). `done` is 0 at a limit.
     """
     with torch.no_grad():
-        next_q = target_network.q(next_obs).amax(1)
-        target = reward + gamma * (1 - done) * next_q
-    q = q_network.q(obs).gather(1, action.long()).squeeze(1)
+        target = reward + gamma * (1 - done) * target_network.q(next_obs).amax(1)
+    q = q_network.q(obs).gather(1, action).squeeze(1)
     loss = F.mse_loss(q, target)
-    return loss, torch.stack([loss, q.mean()]).detach()
+    return loss, torch.stack([loss, q.mean(), torch.ones_like(loss)]).detach()
 
 
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)
-    num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment between two updates
+    num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
-    run.require(args.batch_size <= args.buffer_size, f"--buffer-size {args.buffer_size} is less than one batch")
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    make_envs = [lambda: make_env(args.env_id)] * args.num_envs
+    envs = SyncVectorEnv(make_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)  # its array changes with a step
     run.require_spaces(envs, obs="vector", action="discrete")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
-    q_network, target_network = (QNetwork(obs_dim, num_actions).to(run.device) for _ in range(2))
-    target_network.load_state_dict(q_network.state_dict())
+    q_network = QNetwork(obs_dim, num_actions).to(run.device)
+    target_network = copy.deepcopy(q_network)
     parameters, target_parameters = flatten_parameters(q_network), flatten_parameters(target_network)
     optimizer = torch.optim.Adam([parameters], lr=args.learning_rate, fused=True)
     loss_of = run.compile(td_loss)
     replay = Replay(args.buffer_size, obs_dim, action_dim=1)
-    totals = torch.zeros(3, device=run.device)  # sums of the two metrics and number of updates since the last row
+    totals = torch.zeros(3, device=run.device)  # since the last row: sums of the two metrics, number of updates
     parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer, "totals": totals}
     start = run.resume(**parts, replay=replay, envs=envs)
 
@@ -154,43 +168,42 @@ if __name__ == "__main__":
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * batch_steps
 
-        # ---- 1. act: num_steps steps in every environment, epsilon-greedy
+        # ---- 1. act: num_steps steps in every environment, at random with probability epsilon
         progress = min(1.0, iteration / max(1.0, args.exploration_fraction * num_iterations))
         epsilon = args.start_e + (args.end_e - args.start_e) * progress
         action = np.random.randint(num_actions, size=shape)
         greedy = np.random.random(shape) >= epsilon
+        policy = q_network.policy()
         for step in range(num_steps):
             obs[step] = next_obs.reshape(args.num_envs, obs_dim)
             if greedy[step].any():
-                action[step, greedy[step]] = q_network.act(obs[step, greedy[step]])
+                action[step] = np.where(greedy[step], policy(obs[step]), action[step])
             next_obs, reward[step], terminated[step], truncated[step], infos = envs.step(action[step])
             final_obs[step] = next_obs.reshape(args.num_envs, obs_dim)
-            if "final_obs" in infos:  # an episode ended, so next_obs is the first observation of another one
-                for i in np.flatnonzero(terminated[step] | truncated[step]):
+            if "final_obs" in infos:  # where an episode ended, next_obs is already the next one's
+                for i in np.flatnonzero(infos["_final_obs"]):
                     final_obs[step, i] = infos["final_obs"][i].flatten()
         run.episodes(global_step, reward, terminated | truncated)
 
-        # ---- 2. store: where a step led, and whether the task was over there; a time limit is no end of the task
-        replay.add(*(x.reshape(batch_steps, -1) for x in (obs, action, reward, terminated, final_obs)))
+        # ---- 2. store: where a step led and whether the task was over there; a time limit is no end of the task
+        replay.add(obs, action, reward, terminated, final_obs)
 
-        # ---- 3. learn: an update for every train_frequency environment steps
-        updates = range((global_step - batch_steps) // args.train_frequency, global_step // args.train_frequency)
-        if global_step > args.learning_starts and replay.size >= args.batch_size:
-            for update in updates:
-                batch = replay.sample(args.batch_size, run.device)
-                loss, metrics = loss_of(q_network, target_network, *batch, args.gamma)
-                parameters.grad.zero_()
-                loss.backward()
-                optimizer.step()
-                totals[:-1] += metrics
-            totals[-1] += len(updates)
-            if global_step % args.target_network_frequency < batch_steps:
-                target_parameters.data.lerp_(parameters.data, args.tau)
+        # ---- 3. learn: an update for every train_frequency environment steps after learning_starts
+        begin = max(global_step - batch_steps, args.learning_starts)
+        for _ in range(begin // args.train_frequency, global_step // args.train_frequency):
+            batch = replay.sample(args.batch_size, run.device)
+            loss, metrics = loss_of(q_network, target_network, *batch, args.gamma)
+            parameters.grad.zero_()
+            loss.backward()
+            optimizer.step()
+            totals += metrics
+        if global_step % args.target_network_frequency < batch_steps:
+            target_parameters.data.lerp_(parameters.data, args.tau)
 
         # ---- 4. report: means over all updates since the last row
         if global_step % 1000 < batch_steps:
-            loss, q, n = totals.tolist()
-            losses = {"losses/td_loss": loss / n, "losses/q_values": q / n} if n else {}
+            td_error, q, n = totals.tolist()
+            losses = {"losses/td_loss": td_error / n, "losses/q_values": q / n} if n else {}
             run.log(global_step, {"charts/epsilon": epsilon, **losses})
             totals.zero_()
         run.evaluate(global_step, q_network.act, make_env)
