@@ -274,6 +274,8 @@ class Run:
             return function
         import torch
 
+        if hasattr(torch._dynamo.config, "trace_autograd_ops"):  # else torch.autograd.grad cuts the graph in two
+            torch._dynamo.config.trace_autograd_ops = True
         return torch.compile(function, dynamic=False)
 
     # ------------------------------------------------------------------ start

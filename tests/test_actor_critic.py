@@ -39,18 +39,18 @@ def random_batch(n=16, obs_dim=3, action_dim=2):
 
 def spread(critic, obs, action):
     """Let the values of both critics differ from state to state around the same mean: each is the smaller somewhere."""
-    torch.nn.init.normal_(critic.layers[2].weight)
     with torch.no_grad():
-        critic.layers[2].bias -= critic(obs, action).mean(1)[:, None, None]
+        weight, bias = critic.layers()[-1]
+        weight.normal_()
+        bias -= critic(obs, action).mean(1)[:, None, None]
     return critic
 
 
 def value_of(critic, i, obs, action):
     """Critic i of a pair, layer by layer in NumPy."""
     x = np.concatenate([obs.numpy(), action.detach().numpy()], axis=1)
-    for n, layer in enumerate(critic.layers):
-        weight, bias = layer.weight.detach().numpy()[i], layer.bias.detach().numpy()[i]
-        x = x @ weight + bias
+    for n, (weight, bias) in enumerate(critic.layers()):
+        x = x @ weight.detach().numpy()[i] + bias.detach().numpy()[i]
         x = np.maximum(x, 0) if n < 2 else x
     return x[:, 0]
 
@@ -131,14 +131,15 @@ def test_update_to_data_ratio_and_delayed_policy(name, num_envs, utd_ratio, trai
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_no_update_before_the_buffer_holds_a_batch(name, train):
-    v = train(name, "--env-id", diary(name), *SMALL, "--learning-starts", "4", "--batch-size", "32")
+    flags = "--learning-starts 4 --batch-size 32 --utd-ratio 1".split()
+    v = train(name, "--env-id", diary(name), *SMALL, *flags)
     assert steps_of(v["critic_optimizer"]) == 60 - 31
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_targets_move_by_polyak_averaging(name, train):
     """After one gradient step the targets are (1 - tau) old + tau new weights."""
-    flags = ["--env-id", diary(name), *SMALL, "--total-timesteps", "21"]
+    flags = ["--env-id", diary(name), *SMALL, "--total-timesteps", "21", "--utd-ratio", "1"]
     still, mixed = (train(name, *flags, "--tau", tau) for tau in (0, 0.25))
     for what in ("critic",) if "sac" in name else ("critic", "actor"):
         old, new, target = still[f"target_{what}_vector"], still[f"{what}_vector"], mixed[f"target_{what}_vector"]
@@ -255,41 +256,60 @@ def test_the_evaluated_policy_is_greedy(name):
     np.testing.assert_allclose([first.min(0), first.max(0)], [low, high], atol=1e-3)  # all of the ranges is reached
 
 
-def test_a_twin_layer_is_two_linear_layers():
-    """Also for one output, which is computed in another way; initialised like nn.Linear."""
+def linear_layers(layers, i=...):
+    """The layers as `nn.Linear`, of network i where there are several."""
+    made = []
+    for weight, bias in layers():
+        made.append(torch.nn.Linear(*weight[i].shape))
+        made[-1].weight.data, made[-1].bias.data = weight[i].T.detach().clone(), bias[i].flatten().detach().clone()
+    return made
+
+
+def test_layers_are_linear_layers_with_relu_between_them():
+    """Also for one output, which is computed in another way, and for two networks side by side."""
     torch.manual_seed(0)
-    for fan_out in (1, 5):
-        twin, x = TD3["TwinLinear"](100, fan_out), torch.randn(2, 7, 100)
-        got = twin(x)
-        assert got.shape == (2, 7, fan_out)
-        for i in range(2):
-            expected = torch.nn.functional.linear(x[i], twin.weight[i].T, twin.bias[i, 0])
-            torch.testing.assert_close(got[i], expected, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(twin(x[:1]), got[:1], rtol=1e-5, atol=1e-5)
-    twin = TD3["TwinLinear"](100, 400)
-    for p in twin.parameters():  # uniform up to 1 / sqrt(fan_in)
-        assert p.abs().max() <= 0.1 and p.std().item() == pytest.approx(0.1 / 3**0.5, rel=0.1)
-        assert not torch.equal(p[0], p[1])
+    for outputs in (1, 5):
+        for copies in ((), (2,)):
+            layers, x = TD3["Layers"](10, 30, 20, outputs, copies=copies), torch.randn(*copies, 7, 10)
+            got = TD3["mlp"](layers(), x)
+            assert got.shape == (*copies, 7, outputs) and len(list(layers.parameters())) == 1
+            for i in range(2) if copies else (...,):
+                first, second, third = linear_layers(layers, i)
+                torch.testing.assert_close(got[i], third(second(first(x[i]).relu()).relu()), rtol=1e-5, atol=1e-5)
+
+
+def test_layers_begin_like_torch_linear_layers():
+    """Uniform up to 1 / sqrt(fan_in), weights and biases; networks side by side begin differently."""
+    torch.manual_seed(0)
+    for (weight, bias), fan_in in zip(TD3["Layers"](100, 400, 900, copies=(2,))(), (100, 400), strict=True):
+        for p in (weight, bias):
+            assert p.abs().max() <= fan_in**-0.5
+            assert p.std().item() == pytest.approx((3 * fan_in) ** -0.5, rel=0.1)
+            assert p.mean().item() == pytest.approx(0, abs=0.1 * fan_in**-0.5) and not torch.equal(p[0], p[1])
 
 
 def test_gradient_and_vector_train_as_torch_does():
-    """Five steps by `gradient` and Adam on the vector give the weights of zero_grad, backward, Adam on parameters."""
+    """Five steps by `gradient` and Adam on the vector give the weights of zero_grad, backward and Adam on separate
+    linear layers."""
     torch.manual_seed(0)
-    batch = [x.float() for x in random_batch()]
-    critic, actor = TD3["Critic"](3, 2), TD3["Actor"](3, LOW, HIGH)
-    other, target = copy.deepcopy(critic), copy.deepcopy(critic)
-    vector = TD3["flatten_parameters"](critic)
+    obs, action, reward, done, next_obs = batch = [x.float() for x in random_batch()]
+    critic, actor = DDPG["Critic"](3, 2), DDPG["Actor"](3, LOW, HIGH)
+    vector, target = critic.layers.vector, copy.deepcopy(critic)
+    first, second, third = other = torch.nn.ModuleList(linear_layers(critic.layers))
     optimizers = torch.optim.Adam([vector], lr=0.01, fused=True), torch.optim.Adam(other.parameters(), lr=0.01)
-    inputs = (target, actor, *batch, torch.zeros(16, 2), 0.5, 0.9)
     for _ in range(5):
-        vector.grad, _ = TD3["gradient"](TD3["td3_critic_loss"], critic, *inputs)
+        vector.grad, _ = DDPG["gradient"](DDPG["ddpg_critic_loss"], critic, target, actor, *batch, 0.9)
+        with torch.no_grad():
+            q_target = reward + 0.9 * (1 - done) * target(next_obs, actor(next_obs))
+        q = third(second(first(torch.cat([obs, action], 1)).relu()).relu()).squeeze(1)
         optimizers[1].zero_grad()
-        TD3["td3_critic_loss"](other, *inputs)[0].backward()
+        torch.nn.functional.mse_loss(q, q_target).backward()
         for optimizer in optimizers:
             optimizer.step()
-    for x, y in zip(critic.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
-    assert all(p.grad is None for p in [*actor.parameters(), *target.parameters(), *critic.parameters()])
+    for x, y in zip(linear_layers(critic.layers), other, strict=True):
+        torch.testing.assert_close(x.weight, y.weight, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(x.bias, y.bias, rtol=1e-4, atol=1e-5)
+    assert all(p.grad is None for p in [*actor.parameters(), *target.parameters()])
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
@@ -298,7 +318,7 @@ def test_the_actor_loss_gives_the_critics_no_gradient(name):
     torch.manual_seed(0)
     file = definitions(name)
     actor, critic = file["Actor"](3, LOW, HIGH).double(), file["Critic"](3, 2).double()
-    vector, obs = file["flatten_parameters"](actor), random_batch()[0]
+    vector, obs = actor.layers.vector, random_batch()[0]
     inputs = (critic, torch.tensor(0.3), obs, torch.randn(16, 2), -2) if "sac" in name else (critic, obs)
     loss_of = next(value for key, value in file.items() if key.endswith("_actor_loss"))
     gradient, _ = file["gradient"](loss_of, actor, *inputs)
@@ -307,11 +327,11 @@ def test_the_actor_loss_gives_the_critics_no_gradient(name):
     direction = torch.randn_like(vector)
     with torch.no_grad():
         values = []
-        for step in (1e-6, -1e-6):
+        for step in (1e-8, -1e-8):  # small, so that no ReLU turns over
             vector += step * direction
             values.append(loss_of(actor, *inputs)[0].item())
             vector -= step * direction
-    assert (values[0] - values[1]) / 2e-6 == pytest.approx((gradient @ direction).item(), rel=1e-4)
+    assert (values[0] - values[1]) / 2e-8 == pytest.approx((gradient @ direction).item(), rel=1e-4)
 
 
 def test_ddpg_losses_by_hand():

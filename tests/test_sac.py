@@ -15,7 +15,7 @@ SAC, DISCRETE = definitions("sac_continuous_action"), definitions("sac_discrete"
 def double_actor(obs_dim=3):
     torch.manual_seed(0)
     actor = SAC["Actor"](obs_dim, LOW, HIGH).double()
-    torch.nn.init.normal_(actor.layers[2].weight, std=0.1)  # means and deviations that differ
+    actor.layers()[-1][0].data.normal_(std=0.1)  # means and deviations that differ
     return actor
 
 
@@ -41,7 +41,7 @@ def test_densities_integrate_to_one():
     torch.manual_seed(0)
     actor = SAC["Actor"](1, LOW[:1], HIGH[:1]).double()
     obs = torch.zeros(1, 1, dtype=torch.float64)
-    mean, log_std = SAC["mlp"](actor.layers, obs).detach().chunk(2, 1)
+    mean, log_std = SAC["mlp"](actor.layers(), obs).detach().chunk(2, 1)
     std = (-5 + (2 + 5) * (log_std.tanh() + 1) / 2).exp()
     u = torch.linspace(-1 + 1e-9, 1 - 1e-9, 200_001, dtype=torch.float64)[:, None]
     noise = (u.atanh() - mean) / std
@@ -61,9 +61,9 @@ def test_log_probability_is_finite_where_tanh_is_flat():
 def test_standard_deviation_stays_within_its_bounds():
     actor = SAC["Actor"](3, LOW, HIGH).double()
     for bias, log_std in ((-50.0, -5.0), (50.0, 2.0), (0.0, -1.5)):
-        torch.nn.init.zeros_(actor.layers[2].weight)
-        torch.nn.init.constant_(actor.layers[2].bias, bias)
-        torch.nn.init.zeros_(actor.layers[2].bias[:2])
+        weight, last_bias = (part.data for part in actor.layers()[-1])
+        weight.zero_()
+        last_bias.fill_(bias)[:, :2] = 0
         noise = torch.full((1, 2), 0.01, dtype=torch.float64)
         action, _ = actor(torch.zeros(1, 3, dtype=torch.float64), noise)
         share = (action - torch.as_tensor(LOW)) / torch.as_tensor((HIGH - LOW) / 2) - 1
@@ -74,7 +74,7 @@ def test_standard_deviation_stays_within_its_bounds():
 def test_greedy_action_is_the_squashed_mean():
     actor = SAC["Actor"](3, LOW, HIGH)
     obs = torch.randn(20, 3)
-    mean = SAC["mlp"](actor.layers, obs).chunk(2, 1)[0].detach().numpy()
+    mean = SAC["mlp"](actor.layers(), obs).chunk(2, 1)[0].detach().numpy()
     expected = LOW + (HIGH - LOW) * (np.tanh(mean) + 1) / 2
     np.testing.assert_allclose(actor.act(obs.numpy()), expected, rtol=1e-5, atol=1e-5)
 
@@ -116,7 +116,7 @@ def test_critic_loss_by_hand():
 
 def test_actor_and_temperature_loss_by_hand():
     actor, critic, obs = double_actor(), SAC["Critic"](3, 2).double(), random_batch()[0]
-    torch.nn.init.normal_(critic.layers[2].weight)
+    critic.layers()[-1][0].data.normal_()
     noise, log_alpha = torch.randn(16, 2, dtype=torch.float64), torch.tensor(math.log(0.3))
     loss, metrics = SAC["sac_actor_loss"](actor, critic, log_alpha, obs, noise, -2)
     action, logprob = (x.detach() for x in actor(obs, noise))
@@ -166,8 +166,8 @@ def test_expectations_over_discrete_actions_are_exact():
     """Actor loss, entropy and the target's value agree with actions drawn from the policy, to 4 standard errors."""
     torch.manual_seed(0)
     actor, critic, target_critic = DISCRETE["Actor"](3, 4), DISCRETE["Critic"](3, 4), DISCRETE["Critic"](3, 4)
-    for layer in (actor.layers[2], critic.layers[2], target_critic.layers[2]):
-        torch.nn.init.normal_(layer.weight, std=0.3)
+    for net in (actor, critic, target_critic):
+        net.layers()[-1][0].data.normal_(std=0.3)
     obs, _, _, _, next_obs = (x.float() for x in random_batch(32))
     log_alpha = torch.tensor(math.log(0.3))
     with torch.no_grad():
@@ -192,7 +192,7 @@ def test_expectations_over_discrete_actions_are_exact():
 def test_discrete_critic_loss_by_hand():
     torch.manual_seed(0)
     actor, critic, target_critic = DISCRETE["Actor"](3, 4), DISCRETE["Critic"](3, 4), DISCRETE["Critic"](3, 4)
-    torch.nn.init.normal_(target_critic.layers[2].weight, std=0.3)
+    target_critic.layers()[-1][0].data.normal_(std=0.3)
     obs, _, reward, done, next_obs = (x.float() for x in random_batch())
     action, log_alpha = torch.randint(0, 4, (16, 1)).float(), torch.tensor(math.log(0.3))
     inputs = (obs, action, reward, done, next_obs, 0.9)
@@ -217,7 +217,7 @@ def test_discrete_actor_loss_gives_the_critics_no_gradient():
     actor, critic = DISCRETE["Actor"](3, 4), DISCRETE["Critic"](3, 4)
     inputs = (critic, torch.tensor(0.0), torch.randn(16, 3), 1.0)
     gradient, _ = DISCRETE["gradient"](DISCRETE["sac_discrete_actor_loss"], actor, *inputs)
-    assert gradient.shape == DISCRETE["flatten_parameters"](actor).shape and gradient.abs().sum() > 0
+    assert gradient.shape == actor.layers.vector.shape and gradient.abs().sum() > 0
     assert all(p.grad is None for p in critic.parameters())
 
 
@@ -225,7 +225,7 @@ def test_gumbel_noise_draws_from_the_policy():
     """Frequencies of 40,000 actions within 4 standard errors of the probabilities; without noise the mode."""
     torch.manual_seed(0)
     actor, n = DISCRETE["Actor"](2, 3), 40_000
-    torch.nn.init.normal_(actor.layers[2].weight, std=0.3)
+    actor.layers()[-1][0].data.normal_(std=0.3)
     obs = np.tile(np.array([[0.3, -0.7]], np.float32), (n, 1))
     p = actor(torch.as_tensor(obs[:1])).exp().detach().numpy()[0]
     frequency = np.bincount(actor.act(obs, -torch.empty(n, 3).exponential_().log()), minlength=3) / n

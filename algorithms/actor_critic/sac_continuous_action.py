@@ -15,6 +15,7 @@ Details   algorithms/actor_critic/README.md
 import copy
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
@@ -76,25 +77,45 @@ class Replay:
         return obs, action, reward.squeeze(1), done.squeeze(1), next_obs
 
 
+class Layers(nn.Module):
+    """Weights and biases of linear layers, initialised as `nn.Linear` is. All are parts of one vector, so that one
+    operation steps or averages them. With copies=(2,) those of two networks side by side."""
+
+    def __init__(self, *sizes, copies=()):
+        super().__init__()
+        pairs = list(pairwise(sizes))  # (fan_in, fan_out) of each layer
+        self.shapes = [(*copies, rows, fan_out) for fan_in, fan_out in pairs for rows in (fan_in, 1)]
+        self.widths = [math.prod(shape) for shape in self.shapes]
+        bound = torch.cat([torch.full((math.prod(copies) * (i + 1) * o,), i**-0.5) for i, o in pairs])
+        self.vector = nn.Parameter(bound * (2 * torch.rand(len(bound)) - 1))
+
+    def forward(self):  # weights (*copies, fan_in, fan_out), biases (*copies, 1, fan_out)
+        parts = [part.view(shape) for part, shape in zip(self.vector.split(self.widths), self.shapes, strict=True)]
+        return list(zip(parts[::2], parts[1::2], strict=True))
+
+
 def mlp(layers, x):
-    """The layers with ReLU between them."""
-    *hidden, last = layers
-    for layer in hidden:
-        x = layer(x).relu()
-    return last(x)
+    """The layers with ReLU between them, (*copies, batch, fan_in) -> (*copies, batch, fan_out)."""
+    linear = torch.addmm if x.ndim == 2 else torch.baddbmm
+    *hidden, (weight, bias) = layers
+    for w, b in hidden:
+        x = linear(b, x, w).relu_()
+    if weight.shape[-1] == 1:  # for one column a product of matrices is several times slower than this
+        return (x * weight.mT).sum(-1, keepdim=True) + bias
+    return linear(bias, x, weight)
 
 
 class Actor(nn.Module):
     def __init__(self, obs_dim, low, high):
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(obs_dim, 256), nn.Linear(256, 256), nn.Linear(256, 2 * len(low))])
+        self.layers = Layers(obs_dim, 256, 256, 2 * len(low))
         self.register_buffer("low", torch.as_tensor(low, dtype=torch.float32))
         self.register_buffer("high", torch.as_tensor(high, dtype=torch.float32))
 
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
         """Actions for standard normal noise, and their log-probabilities: appendix C with the range of the actions as
         a factor more, and with log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which is exact for every x."""
-        mean, log_std = mlp(self.layers, obs).chunk(2, 1)
+        mean, log_std = mlp(self.layers(), obs).chunk(2, 1)
         log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]
         x, half_range = mean + log_std.exp() * noise, (self.high - self.low) / 2
         normal_logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
@@ -108,45 +129,19 @@ class Actor(nn.Module):
         return self(obs, noise)[0].clamp(self.low, self.high).cpu().numpy()
 
 
-class TwinLinear(nn.Module):
-    """Two linear layers side by side, initialised as `nn.Linear` is; one batched product does for both."""
-
-    def __init__(self, fan_in, fan_out):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(2, fan_in, fan_out).uniform_(-(fan_in**-0.5), fan_in**-0.5))
-        self.bias = nn.Parameter(torch.empty(2, 1, fan_out).uniform_(-(fan_in**-0.5), fan_in**-0.5))
-
-    def forward(self, x):  # (k, batch, fan_in) -> (k, batch, fan_out) of the first k layers
-        weight, bias = self.weight[: len(x)], self.bias[: len(x)]
-        if weight.shape[2] == 1:  # for one column a batched product is six times slower than this
-            return (x * weight.mT).sum(2, keepdim=True) + bias
-        return torch.baddbmm(bias, x, weight)
-
-
 class Critic(nn.Module):
     def __init__(self, obs_dim, action_dim):
         super().__init__()
-        self.layers = nn.ModuleList([TwinLinear(obs_dim + action_dim, 256), TwinLinear(256, 256), TwinLinear(256, 1)])
+        self.layers = Layers(obs_dim + action_dim, 256, 256, 1, copies=(2,))
 
     def forward(self, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (2, batch)
-        return mlp(self.layers, torch.cat([obs, action], 1).expand(2, -1, -1)).squeeze(2)
-
-
-def flatten_parameters(module):
-    """Make all parameters of `module` views of one vector, which is returned: one operation steps or averages them."""
-    parameters = list(module.parameters())
-    vector = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
-    begin = 0
-    for p in parameters:
-        p.data = vector.data[begin : (begin := begin + p.numel())].view_as(p)
-    return vector
+        return mlp(self.layers(), torch.cat([obs, action], 1).expand(2, -1, -1)).squeeze(2)
 
 
 def gradient(loss_of, module, *inputs):
-    """Gradient of `loss_of(module, *inputs)` for the parameters of `module` only, as one vector, and its metrics."""
+    """Gradient of `loss_of(module, *inputs)` for the parameters of `module` only, and the metrics of the loss."""
     loss, metrics = loss_of(module, *inputs)
-    parts = torch.autograd.grad(loss, list(module.parameters()))
-    return torch.cat([part.flatten() for part in parts]), metrics
+    return torch.autograd.grad(loss, module.layers.vector)[0], metrics
 
 
 def sac_critic_loss(critic, target_critic, actor, log_alpha, obs, action, reward, done, next_obs, noise, gamma):
@@ -184,7 +179,8 @@ if __name__ == "__main__":
 
     actor, critic = Actor(obs_dim, low, high).to(run.device), Critic(obs_dim, action_dim).to(run.device)
     target_critic = copy.deepcopy(critic)
-    actor_vector, critic_vector, target_critic_vector = map(flatten_parameters, (actor, critic, target_critic))
+    actor_vector, critic_vector = actor.layers.vector, critic.layers.vector
+    target_critic_vector = target_critic.layers.vector
     log_alpha = torch.tensor(1.0 if args.autotune else args.alpha, device=run.device).log()
     actor_optimizer = torch.optim.Adam([actor_vector], lr=args.policy_lr, fused=True)
     if args.autotune:

@@ -13,7 +13,9 @@ Details   algorithms/actor_critic/README.md
 """
 
 import copy
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
@@ -73,23 +75,43 @@ class Replay:
         return obs, action, reward.squeeze(1), done.squeeze(1), next_obs
 
 
+class Layers(nn.Module):
+    """Weights and biases of linear layers, initialised as `nn.Linear` is. All are parts of one vector, so that one
+    operation steps or averages them. With copies=(2,) those of two networks side by side."""
+
+    def __init__(self, *sizes, copies=()):
+        super().__init__()
+        pairs = list(pairwise(sizes))  # (fan_in, fan_out) of each layer
+        self.shapes = [(*copies, rows, fan_out) for fan_in, fan_out in pairs for rows in (fan_in, 1)]
+        self.widths = [math.prod(shape) for shape in self.shapes]
+        bound = torch.cat([torch.full((math.prod(copies) * (i + 1) * o,), i**-0.5) for i, o in pairs])
+        self.vector = nn.Parameter(bound * (2 * torch.rand(len(bound)) - 1))
+
+    def forward(self):  # weights (*copies, fan_in, fan_out), biases (*copies, 1, fan_out)
+        parts = [part.view(shape) for part, shape in zip(self.vector.split(self.widths), self.shapes, strict=True)]
+        return list(zip(parts[::2], parts[1::2], strict=True))
+
+
 def mlp(layers, x):
-    """The layers with ReLU between them."""
-    *hidden, last = layers
-    for layer in hidden:
-        x = layer(x).relu()
-    return last(x)
+    """The layers with ReLU between them, (*copies, batch, fan_in) -> (*copies, batch, fan_out)."""
+    linear = torch.addmm if x.ndim == 2 else torch.baddbmm
+    *hidden, (weight, bias) = layers
+    for w, b in hidden:
+        x = linear(b, x, w).relu_()
+    if weight.shape[-1] == 1:  # for one column a product of matrices is several times slower than this
+        return (x * weight.mT).sum(-1, keepdim=True) + bias
+    return linear(bias, x, weight)
 
 
 class Actor(nn.Module):
     def __init__(self, obs_dim, low, high):
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(obs_dim, 256), nn.Linear(256, 256), nn.Linear(256, len(low))])
+        self.layers = Layers(obs_dim, 256, 256, len(low))
         self.register_buffer("low", torch.as_tensor(low, dtype=torch.float32))
         self.register_buffer("high", torch.as_tensor(high, dtype=torch.float32))
 
     def forward(self, obs):  # (batch, obs_dim) -> (batch, action_dim) within the bounds of each dimension
-        return self.low + (self.high - self.low) * (mlp(self.layers, obs).tanh() + 1) / 2
+        return self.low + (self.high - self.low) * (mlp(self.layers(), obs).tanh() + 1) / 2
 
     @torch.inference_mode()
     def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch, action_dim)
@@ -99,45 +121,23 @@ class Actor(nn.Module):
         return action.clamp(self.low, self.high).cpu().numpy()
 
 
-class TwinLinear(nn.Module):
-    """Two linear layers side by side, initialised as `nn.Linear` is; one batched product does for both."""
-
-    def __init__(self, fan_in, fan_out):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(2, fan_in, fan_out).uniform_(-(fan_in**-0.5), fan_in**-0.5))
-        self.bias = nn.Parameter(torch.empty(2, 1, fan_out).uniform_(-(fan_in**-0.5), fan_in**-0.5))
-
-    def forward(self, x):  # (k, batch, fan_in) -> (k, batch, fan_out) of the first k layers
-        weight, bias = self.weight[: len(x)], self.bias[: len(x)]
-        if weight.shape[2] == 1:  # for one column a batched product is six times slower than this
-            return (x * weight.mT).sum(2, keepdim=True) + bias
-        return torch.baddbmm(bias, x, weight)
-
-
 class Critic(nn.Module):
     def __init__(self, obs_dim, action_dim):
         super().__init__()
-        self.layers = nn.ModuleList([TwinLinear(obs_dim + action_dim, 256), TwinLinear(256, 256), TwinLinear(256, 1)])
+        self.layers = Layers(obs_dim + action_dim, 256, 256, 1, copies=(2,))
 
-    def forward(self, obs, action, k=2):  # (batch, obs_dim), (batch, action_dim) -> (k, batch) of the first k critics
-        return mlp(self.layers, torch.cat([obs, action], 1).expand(k, -1, -1)).squeeze(2)
+    def forward(self, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (2, batch)
+        return mlp(self.layers(), torch.cat([obs, action], 1).expand(2, -1, -1)).squeeze(2)
 
-
-def flatten_parameters(module):
-    """Make all parameters of `module` views of one vector, which is returned: one operation steps or averages them."""
-    parameters = list(module.parameters())
-    vector = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
-    begin = 0
-    for p in parameters:
-        p.data = vector.data[begin : (begin := begin + p.numel())].view_as(p)
-    return vector
+    def first(self, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (batch,) of the first critic
+        layers = [(weight[0], bias[0]) for weight, bias in self.layers()]
+        return mlp(layers, torch.cat([obs, action], 1)).squeeze(1)
 
 
 def gradient(loss_of, module, *inputs):
-    """Gradient of `loss_of(module, *inputs)` for the parameters of `module` only, as one vector, and its metrics."""
+    """Gradient of `loss_of(module, *inputs)` for the parameters of `module` only, and the metrics of the loss."""
     loss, metrics = loss_of(module, *inputs)
-    parts = torch.autograd.grad(loss, list(module.parameters()))
-    return torch.cat([part.flatten() for part in parts]), metrics
+    return torch.autograd.grad(loss, module.layers.vector)[0], metrics
 
 
 def smoothed(action, noise, noise_clip, low, high):
@@ -157,7 +157,7 @@ def td3_critic_loss(critic, target_critic, target_actor, obs, action, reward, do
 
 def td3_actor_loss(actor, critic, obs):
     """The negative of the first critic's value, which Alg. 1 ascends; metrics: the loss."""
-    loss = -critic(obs, actor(obs), 1).mean()
+    loss = -critic.first(obs, actor(obs)).mean()
     return loss, loss.detach()
 
 
@@ -176,8 +176,8 @@ if __name__ == "__main__":
 
     actor, critic = Actor(obs_dim, low, high).to(run.device), Critic(obs_dim, action_dim).to(run.device)
     target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
-    actor_vector, critic_vector = flatten_parameters(actor), flatten_parameters(critic)
-    target_actor_vector, target_critic_vector = flatten_parameters(target_actor), flatten_parameters(target_critic)
+    actor_vector, critic_vector = actor.layers.vector, critic.layers.vector
+    target_actor_vector, target_critic_vector = target_actor.layers.vector, target_critic.layers.vector
     actor_optimizer = torch.optim.Adam([actor_vector], lr=args.learning_rate, fused=True)
     critic_optimizer = torch.optim.Adam([critic_vector], lr=args.learning_rate, fused=True)
     gradient_of = run.compile(gradient)
