@@ -1,12 +1,14 @@
 """The actor-critic family: its replay and loops against the simulator, DDPG's and TD3's formulas by hand, learning."""
 
 import copy
+import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, definitions, rows
+from conftest import ROOT, definitions, rows, script
 from probes_offpolicy import HIGH, LOW
+from test_resume import assert_same_run, finish, start, wait_for_steps
 
 CONTINUOUS = ["ddpg_continuous_action", "td3_continuous_action", "sac_continuous_action"]
 SCRIPTS = [*CONTINUOUS, "sac_discrete"]
@@ -195,6 +197,23 @@ def test_same_seed_same_weights(name, train):
     for what in ("actor_vector", "critic_vector", "target_critic_vector"):
         assert torch.equal(a[what], b[what])
     assert np.array_equal(a["replay"].arrays["rows"], b["replay"].arrays["rows"])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_killed_and_resumed_with_its_replay_equals_uninterrupted(name, tmp_path):
+    """kill -9 amidst training, also between two rows of metrics; the ring of the replay has wrapped by then."""
+    env_id = "CartPole-v1" if name == "sac_discrete" else "Pendulum-v1"
+    flags = "--total-timesteps 1400 --num-envs 2 --learning-starts 200 --batch-size 16 --buffer-size 300 --save-replay"
+    flags += " --utd-ratio 0.5 --save-every 130 --eval-every 500 --eval-episodes 1"
+    words = [sys.executable, str(script(name)), "--env-id", env_id, *flags.split(), "--runs-dir"]
+    finish([*words, str(tmp_path / "whole")])
+    process = start([*words, str(tmp_path / "killed")])
+    run_dir = wait_for_steps(tmp_path / "killed", 800, process)
+    process.kill()
+    process.wait()
+    out = finish([sys.executable, str(script(name)), "--resume", str(run_dir)])
+    assert "resumed at step" in out
+    assert_same_run(next((tmp_path / "whole").iterdir()), run_dir)
 
 
 def test_another_seed_other_weights(train):
