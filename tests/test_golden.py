@@ -27,6 +27,10 @@ FLAGS = {
     "double_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --eval-episodes 2",
     "dueling_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --eval-episodes 2",
     "d3qn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --eval-episodes 2",
+    "ddpg_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --eval-episodes 2",
+    "td3_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --eval-episodes 2",
+    "sac_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --eval-episodes 2",
+    "sac_discrete": "--env-id CartPole-v1 --total-timesteps 2000 --learning-starts 1000 --eval-episodes 2",
 }
 
 
