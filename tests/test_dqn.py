@@ -143,6 +143,7 @@ def test_the_target_network_moves_by_tau(train):
     flags = ["--env-id", DIARY, *SMALL, "--target-network-frequency", "50", "--total-timesteps", "50"]
     still, mixed = (train("dqn", *flags, "--tau", tau) for tau in (0, 0.25))
     assert torch.equal(still["parameters"], mixed["parameters"])
+    assert not torch.equal(still["parameters"], still["target_parameters"])
     expected = 0.75 * still["target_parameters"] + 0.25 * still["parameters"]
     torch.testing.assert_close(mixed["target_parameters"], expected, rtol=1e-5, atol=1e-7)
 
