@@ -65,6 +65,18 @@ class ActionMustMatch(SeesReward):
         return 1.0 if (action == 1) == (self.obs[0] > 0) else -1.0, True
 
 
+class Faint(SeesReward):
+    """One step, reward 1 for action 1 at observation 100.01 and action 0 at 100, else -1."""
+
+    observation_space = gym.spaces.Box(0.0, 200.0, (1,), np.float32)
+
+    def draw(self):
+        return self.np_random.choice([100.0, 100.01])
+
+    def outcome(self, action):
+        return 1.0 if (action == 1) == (self.obs[0] > 100.005) else -1.0, True
+
+
 class Forever(Probe):
     """Reward 1 for ever, cut by a time limit: the value is 1 / (1 - gamma)."""
 
@@ -129,7 +141,19 @@ class Fickle(Probe):
         return 1.0, self.steps == 1000
 
 
-for cls in (OneStep, SeesReward, Delayed, ActionCounts, ActionMustMatch, Broken, Pixels, Entries, Matrix, Fickle):
+for cls in (
+    OneStep,
+    SeesReward,
+    Delayed,
+    ActionCounts,
+    ActionMustMatch,
+    Faint,
+    Broken,
+    Pixels,
+    Entries,
+    Matrix,
+    Fickle,
+):
     gym.register(f"{cls.__name__}-v0", f"probes:{cls.__name__}", disable_env_checker=True)
 gym.register("Forever-v0", "probes:Forever", max_episode_steps=10, disable_env_checker=True)
 gym.register("ShortCartPole-v0", "gymnasium.envs.classic_control.cartpole:CartPoleEnv", max_episode_steps=5)

@@ -20,6 +20,7 @@ FILE = Path(__file__).with_name("golden.json")
 GOLDEN = json.loads(FILE.read_text())
 FLAGS = {
     "ppo": "--env-id CartPole-v1 --total-timesteps 1536 --eval-episodes 2",
+    "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536 --eval-episodes 2",
     "ppo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768 --eval-episodes 2",
     "rpo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768 --eval-episodes 2",
     "dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --eval-episodes 2",

@@ -98,7 +98,6 @@ def test_first_ratio_is_one_in_ppo_and_noisy_in_rpo(train):
     assert v["logratio"].abs().max() < 1e-5 and v["iteration"] == 3
     v = train("rpo_continuous_action", *SMALL, *one)
     assert v["logratio"].abs().max() > 0.05
-    exact, _ = v["agent"].policy(v["batch_obs"], v["batch_action"])
     assert (v["move"].abs() <= 0.5).all() and v["move"].abs().max() > 0.4 and v["move"].min() < -0.4
     v = train("rpo_continuous_action", *SMALL, *one, "--rpo-alpha", "0")
     assert v["logratio"].abs().max() < 1e-5
