@@ -116,11 +116,13 @@ def test_critic_loss_by_hand():
 
 def test_actor_and_temperature_loss_by_hand():
     actor, critic, obs = double_actor(), SAC["Critic"](3, 2).double(), random_batch()[0]
-    critic.layers()[-1][0].data.normal_()
     noise, log_alpha = torch.randn(16, 2, dtype=torch.float64), torch.tensor(math.log(0.3))
+    spread(critic, obs, actor(obs, noise)[0])
     loss, metrics = SAC["sac_actor_loss"](actor, critic, log_alpha, obs, noise, -2)
     action, logprob = (x.detach() for x in actor(obs, noise))
-    smaller = np.minimum(*(value_of(critic, i, obs, action) for i in (0, 1)))
+    first, second = (value_of(critic, i, obs, action) for i in (0, 1))
+    assert (first > second).any() and (second > first).any()
+    smaller = np.minimum(first, second)
     assert loss.item() == pytest.approx(np.mean(0.3 * logprob.numpy() - smaller), rel=1e-6)
     alpha_loss = np.mean(-0.3 * (logprob.numpy() - 2))
     np.testing.assert_allclose(metrics.numpy(), [loss.item(), -logprob.mean().item(), alpha_loss], rtol=1e-6)
@@ -141,6 +143,8 @@ def test_temperature_falls_where_the_entropy_is_above_its_target(train):
     flags = ["--env-id", diary("sac"), *SMALL, "--total-timesteps", "21", "--q-lr", "0.01"]
     v = train("sac_continuous_action", *flags)
     assert v["metrics"][1] > -2 and v["log_alpha"].item() == pytest.approx(-0.02, rel=0.05)
+    entropy, alpha_loss = v["metrics"][1:].tolist()  # of the second step, at a temperature of exp(-0.01)
+    assert alpha_loss == pytest.approx(math.exp(-0.01) * (entropy + 2), rel=1e-3)  # minus the number of dimensions
     v = train("sac_continuous_action", *flags, "--no-autotune", "--alpha", "0.3")
     assert v["log_alpha"].item() == pytest.approx(math.log(0.3))
 
