@@ -60,14 +60,28 @@ def test_make_targets_of_the_readme_exist_and_are_dry_runnable():
             assert done.returncode == 0 and done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("page", ["README.md", "algorithms/ppo/README.md"])
-def test_results_tables_are_those_of_the_data(page):
+# (page, marker, results): tables that `solo report` makes of the committed results.
+TABLES = [
+    ("README.md", "results", "benchmark/results/classic"),
+    ("algorithms/ppo/README.md", "results", "benchmark/results/classic"),
+]
+
+
+@pytest.mark.parametrize(("page", "marker", "results"), TABLES)
+def test_results_tables_are_those_of_the_data(page, marker, results):
     """The table is what `solo report` makes of the committed results now."""
-    words = ["report", "benchmark/results/ppo", "--markdown", page, "--marker", "results", "--check"]
+    words = ["report", results, "--markdown", page, "--marker", marker, "--check"]
     done = subprocess.run(
         [sys.executable, "-m", "solorl.cli", *words], cwd=ROOT, env=environment(), capture_output=True
     )
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+
+
+def test_every_algorithm_has_its_row():
+    """In README and on its family's page."""
+    for path in (ROOT / "algorithms").glob("*/*.py"):
+        assert f"({path.relative_to(ROOT)})" in (ROOT / "README.md").read_text(), path.name
+        assert f"({path.name})" in (path.parent / "README.md").read_text(), path.name
 
 
 def test_the_speed_table_is_that_of_the_data():
