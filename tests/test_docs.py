@@ -64,6 +64,7 @@ def test_make_targets_of_the_readme_exist_and_are_dry_runnable():
 TABLES = [
     ("README.md", "results", "benchmark/results/classic"),
     ("algorithms/ppo/README.md", "results", "benchmark/results/classic"),
+    ("algorithms/ppo/README.md", "mountaincar", "benchmark/results/mountaincar"),
 ]
 
 
