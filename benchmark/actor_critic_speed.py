@@ -12,18 +12,14 @@ to the best of Stable-Baselines3 within the same round, and the share of what ma
 operations of one step, over the rate of a product of 256 x 256 matrices. Writes the numbers to `--out`.
 """
 
-import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+import speed
+
 RANDOM, WARM_UP, STEPS = 1_000, 1_500, 2_500
 PEER = "Stable-Baselines3"
 WAYS = [PEER, "SoloRL", "SoloRL compiled"]
@@ -31,21 +27,12 @@ NAMES = {f"{way}, {threads} thread{'s' * (threads > 1)}": (way, threads) for way
 
 
 def sb3(algorithm, threads):
-    """Steps per second of Stable-Baselines3; runs in a process of its own."""
+    """Measure Stable-Baselines3's SAC or TD3; in a process of its own."""
     import gymnasium as gym
     import numpy as np
     import stable_baselines3
     import torch
-    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.noise import NormalActionNoise
-
-    class Clock(BaseCallback):
-        start = 0.0
-
-        def _on_step(self):
-            if self.num_timesteps == WARM_UP:
-                self.start = time.perf_counter()
-            return True
 
     torch.set_num_threads(threads)
     extra = {"action_noise": NormalActionNoise(np.zeros(6), np.full(6, 0.1))} if algorithm == "td3" else {}
@@ -53,23 +40,7 @@ def sb3(algorithm, threads):
         "MlpPolicy", gym.make("HalfCheetah-v5"), learning_starts=RANDOM, batch_size=256, train_freq=1, gradient_steps=1,
         policy_kwargs={"net_arch": [256, 256]}, device="cpu", seed=1, **extra,
     )  # fmt: skip
-    clock = Clock()
-    model.learn(STEPS, callback=clock)
-    print((STEPS - WARM_UP) / (time.perf_counter() - clock.start))
-
-
-def solorl(algorithm, threads, *flags):
-    """Steps per second of our script, from the wall times in its metrics."""
-    script = ROOT / f"algorithms/actor_critic/{algorithm}_continuous_action.py"
-    with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, script, "--env-id", "HalfCheetah-v5", "--total-timesteps", STEPS, *flags]
-        words += ["--learning-starts", RANDOM, "--torch-threads", threads, "--device", "cpu", "--save-every", 0]
-        words += ["--eval-every", 0, "--eval-episodes", 1, "--runs-dir", folder]
-        words = [str(word) for word in words]
-        subprocess.run(words, check=True, capture_output=True, env=environment(threads), cwd=ROOT)
-        lines = next(Path(folder).glob("*/metrics.jsonl")).read_text().splitlines()
-    at = {row["global_step"]: row["wall_time"] for row in map(json.loads, lines) if "charts/SPS" in row}
-    return (STEPS - WARM_UP) / (at[STEPS] - at[WARM_UP])
+    speed.time_sb3(model, STEPS, WARM_UP)
 
 
 def gemm(threads):
@@ -85,7 +56,7 @@ for _ in range(20):
     best = min(best, (time.perf_counter() - began) / 100)
 print(2 * 256**3 / best)
 """
-    return float(subprocess.check_output([sys.executable, "-c", code], text=True, env=environment(threads)))
+    return float(subprocess.check_output([sys.executable, "-c", code], text=True, env=speed.environment(threads)))
 
 
 def flops(algorithm):
@@ -105,16 +76,13 @@ def flops(algorithm):
     return batch * (critics + frequency * (train(*policy) + critics_of_actor * 2 * forward(*value)))
 
 
-def environment(threads):
-    return os.environ | {"OMP_NUM_THREADS": str(threads)}
-
-
 def measure(algorithm, name):
     way, threads = NAMES[name]
     if way == PEER:
-        words = [sys.executable, __file__, "--sb3", algorithm, str(threads)]
-        return float(subprocess.check_output(words, text=True, env=environment(threads)).split()[-1])
-    return solorl(algorithm, threads, *(["--compile"] if "compiled" in way else []))
+        return speed.sb3(__file__, algorithm, threads, threads=threads)
+    flags = ["--env-id", "HalfCheetah-v5", "--learning-starts", RANDOM, "--save-every", 0]
+    flags += ["--compile"] if "compiled" in way else []
+    return speed.solorl(f"actor_critic/{algorithm}_continuous_action.py", STEPS, WARM_UP, *flags, threads=threads)
 
 
 def best(rates, way):
@@ -131,14 +99,12 @@ def table(path):
         lines += ["", f"| {algorithm.upper()} {head}", "|---|---:|---:|---:|---:|"]
         for name in rounds[0]:
             rates = [each[name] for each in rounds]
-            ratio = statistics.median(each[name] / best(each, PEER) for each in rounds)
             share = statistics.median(rates) * flops(algorithm) / about["gemm"][str(NAMES[name][1])]
-            span = f"{min(rates):,.0f} to {max(rates):,.0f}"
-            lines.append(f"| {name} | {statistics.median(rates):,.0f} | {span} | {ratio:.2f} | {100 * share:.0f} % |")
+            ratios = [each[name] / best(each, PEER) for each in rounds]
+            lines.append(speed.row(name, rates, ratios, f"{100 * share:.0f} %"))
         ratio = statistics.median(best(each, "SoloRL") / best(each, PEER) for each in rounds)
         lines.append(f"| best of SoloRL over best of {PEER} | | | **{ratio:.2f}** | |")
-    count = {len(rounds) for rounds in about["rounds"].values()}
-    where = f"{max(count)} rounds in turn on {about['date']}, {about['cpu']}, Python {about['python']}"
+    where = speed.where(max(about["rounds"].values(), key=len), about)
     rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s (threads: {threads})" for threads, rate in about["gemm"].items())
     work = ", ".join(
         f"{flops(algorithm) / 1e6:.0f} MFLOP a step of {algorithm.upper()}" for algorithm in about["rounds"]
@@ -147,14 +113,11 @@ def table(path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = speed.arguments("actor_critic", __doc__)
     parser.add_argument("--algorithms", nargs="+", default=["sac", "td3"], choices=["sac", "td3"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmark/results/speed/actor_critic.json")
-    parser.add_argument("--sb3", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.sb3:
+    if args.sb3 is not None:
         sb3(args.sb3[0], int(args.sb3[1]))
         return
     names = [name for name, (_, threads) in NAMES.items() if threads in args.threads]
@@ -165,13 +128,7 @@ def main():
             rates[threads].append(gemm(threads))
         for algorithm in args.algorithms:
             rounds[algorithm].append({name: measure(algorithm, name) for name in names})
-    from solorl.run import _cpu_model, _git
-
-    about = {"rounds": rounds, "gemm": {str(threads): max(each) for threads, each in rates.items()}}
-    about |= {"cpu": _cpu_model(), "python": platform.python_version(), "cores": os.cpu_count()}
-    about |= {"date": time.strftime("%Y-%m-%d"), "git": _git(ROOT)}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(about, indent=1) + "\n")
+    speed.write(args.out, rounds=rounds, gemm={str(threads): max(each) for threads, each in rates.items()})
     print(table(args.out))
 
 

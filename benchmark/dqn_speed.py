@@ -12,19 +12,13 @@ turn; the table gives the median, the range and the ratio to the faster Stable-B
 does more work per update than the DQN it is compared with. Writes the numbers to `--out`.
 """
 
-import argparse
 import json
-import os
-import platform
-import statistics
-import subprocess
-import sys
-import tempfile
-import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+import speed
+
 STEPS, WARM_UP = 50_000, 15_000
+FLAGS = ["--exploration-fraction", "0.2", "--save-every", "0"]
 PEERS = {"Stable-Baselines3, 1 thread": 1, "Stable-Baselines3, 2 threads": 2}
 OURS = {
     "SoloRL dqn": ("dqn",),
@@ -35,18 +29,9 @@ OURS = {
 
 
 def sb3(threads):
-    """Steps per second of Stable-Baselines3's DQN; runs in a process of its own."""
+    """Measure Stable-Baselines3's DQN; in a process of its own."""
     import torch
     from stable_baselines3 import DQN
-    from stable_baselines3.common.callbacks import BaseCallback
-
-    class Clock(BaseCallback):
-        start = 0.0
-
-        def _on_step(self):
-            if self.num_timesteps == WARM_UP:
-                self.start = time.perf_counter()
-            return True
 
     torch.set_num_threads(threads)
     model = DQN(
@@ -54,48 +39,14 @@ def sb3(threads):
         tau=1.0, gamma=0.99, train_freq=10, gradient_steps=1, target_update_interval=500, exploration_fraction=0.2,
         exploration_final_eps=0.05, policy_kwargs={"net_arch": [120, 84]}, device="cpu", seed=1,
     )  # fmt: skip
-    clock = Clock()
-    model.learn(STEPS, callback=clock)
-    print((STEPS - WARM_UP) / (time.perf_counter() - clock.start))
-
-
-def solorl(script, *flags):
-    """Steps per second of a script, from the wall times in its metrics."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", "solorl.cli", "train", ROOT / f"algorithms/dqn/{script}.py", *flags]
-        words += ["--device", "cpu", "--total-timesteps", STEPS, "--exploration-fraction", 0.2, "--runs-dir", folder]
-        words += ["--eval-every", 0, "--eval-episodes", 1, "--save-every", 0]
-        subprocess.run([str(word) for word in words], check=True, capture_output=True, env=environment(), cwd=ROOT)
-        lines = next(Path(folder).glob("*/metrics.jsonl")).read_text().splitlines()
-    at = {row["global_step"]: row["wall_time"] for row in map(json.loads, lines) if "charts/SPS" in row}
-    return (STEPS - WARM_UP) / (at[STEPS] - at[WARM_UP])
-
-
-def environment(threads=1):
-    return os.environ | {"OMP_NUM_THREADS": str(threads)}
+    speed.time_sb3(model, STEPS, WARM_UP)
 
 
 def measure(name):
     if name in PEERS:
-        words = [sys.executable, __file__, "--sb3", str(PEERS[name])]
-        return float(subprocess.check_output(words, text=True, env=environment(PEERS[name])).split()[-1])
-    return solorl(*OURS[name])
-
-
-def shares(script):
-    """Where the time of the eager script goes."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = [
-            sys.executable,
-            ROOT / "benchmark/phases.py",
-            ROOT / f"algorithms/dqn/{script}.py",
-            "--eval-every",
-            "0",
-        ]
-        words += ["--total-timesteps", STEPS, "--exploration-fraction", 0.2, "--eval-episodes", "1"]
-        words += ["--save-every", "0", "--runs-dir", folder]
-        out = subprocess.check_output([str(word) for word in words], text=True, env=environment())
-    return json.loads(out.splitlines()[-1])
+        return speed.sb3(__file__, PEERS[name], threads=PEERS[name])
+    script, *flags = OURS[name]
+    return speed.solorl(f"dqn/{script}.py", STEPS, WARM_UP, *FLAGS, *flags)
 
 
 def table(path):
@@ -103,34 +54,22 @@ def table(path):
     about = json.loads(Path(path).read_text())
     lines = ["| | steps/s, median | range | ratio to Stable-Baselines3 |", "|---|---:|---:|---:|"]
     for name in about["rounds"][0]:
-        rates = [each[name] for each in about["rounds"]]
-        ratio = statistics.median(each[name] / max(each[peer] for peer in PEERS) for each in about["rounds"])
-        span = f"{min(rates):,.0f} to {max(rates):,.0f}"
-        lines.append(f"| {name} | {statistics.median(rates):,.0f} | {span} | {ratio:.2f} |")
-    where = f"{len(about['rounds'])} rounds in turn on {about['date']}, {about['cpu']}, Python {about['python']}."
+        ratios = [each[name] / max(each[peer] for peer in PEERS) for each in about["rounds"]]
+        lines.append(speed.row(name, [each[name] for each in about["rounds"]], ratios))
+    where = f"{speed.where(about['rounds'], about)}."
     for script, parts in about["shares"].items():
-        where += f" Where the time of {script} goes (eager): "
-        where += ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts.items()) + "."
+        where += f" Where the time of {script} goes (eager): {speed.in_words(parts)}."
     return "\n".join([*lines, "", where])
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmark/results/speed/dqn.json")
-    parser.add_argument("--sb3", type=int, default=0, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.sb3:
-        sb3(args.sb3)
+    args = speed.arguments("dqn", __doc__).parse_args()
+    if args.sb3 is not None:
+        sb3(int(args.sb3[0]))
         return
     rounds = [{name: measure(name) for name in (*PEERS, *OURS)} for _ in range(args.rounds)]
-    parts = {script: shares(script) for script in ("dqn", "c51")}
-    from solorl.run import _cpu_model, _git
-
-    about = {"rounds": rounds, "shares": parts, "cpu": _cpu_model(), "python": platform.python_version()}
-    about |= {"date": time.strftime("%Y-%m-%d"), "git": _git(ROOT), "threads": 1, "cores": os.cpu_count()}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(about, indent=1) + "\n")
+    parts = {script: speed.shares(f"dqn/{script}.py", STEPS, *FLAGS) for script in ("dqn", "c51")}
+    speed.write(args.out, rounds=rounds, shares=parts, threads=1)
     print(table(args.out))
 
 

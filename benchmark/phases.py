@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-PHASE = re.compile(r"\s*# ---- (?:\d+\. )?([a-z ]+)")
+PHASE = re.compile(r"\s*# ---- (\d+\. )?([a-z ]+)")
 
 
 def phase_of_line(script):
@@ -22,7 +22,8 @@ def phase_of_line(script):
     phase, phases = "setup", [""]
     for line in Path(script).read_text().splitlines():
         match = PHASE.match(line)
-        phase = match.group(1).strip() if match else phase
+        if match:  # those of the loop have numbers
+            phase = match[2].strip() if match[1] else "setup"
         phases.append(phase)
     return phases
 
@@ -47,7 +48,7 @@ def sample(script, flags):
         runpy.run_path(script, run_name="__main__")
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    loop = {phase: n for phase, n in counts.items() if phase not in ("", "setup", "storage of one rollout")}
+    loop = {phase: n for phase, n in counts.items() if phase not in ("", "setup")}
     total = sum(loop.values())
     return {phase: n / total for phase, n in sorted(loop.items(), key=lambda item: -item[1])}
 

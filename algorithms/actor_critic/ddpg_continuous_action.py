@@ -160,7 +160,7 @@ if __name__ == "__main__":
     envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     run.require_spaces(envs, obs="vector", action="continuous")
     low, high = envs.single_action_space.low, envs.single_action_space.high
-    run.require(low.ndim == 1 and np.isfinite([low, high]).all(), f"{args.env_id} has actions without finite bounds")
+    run.require(np.isfinite([low, high]).all(), f"{args.env_id} has actions without finite bounds")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), len(low)
 
     actor, critic = Actor(obs_dim, low, high).to(run.device), Critic(obs_dim, action_dim).to(run.device)

@@ -1,0 +1,102 @@
+"""What the speed benchmarks share: a process for each measurement, one file for the numbers of all rounds."""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def environment(threads=1):
+    """The environment of a process that measures."""
+    return os.environ | {"OMP_NUM_THREADS": str(threads)}
+
+
+def arguments(name, doc):
+    """A parser with the flags of every speed benchmark; its numbers go into results/speed/NAME.json."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=ROOT / f"benchmark/results/speed/{name}.json")
+    parser.add_argument("--sb3", nargs="*", help=argparse.SUPPRESS)  # measure Stable-Baselines3 in this process
+    return parser
+
+
+def time_sb3(model, steps, warm_up):
+    """Print the steps per second of a model of Stable-Baselines3 that learns until `steps`, from `warm_up` on."""
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    class Clock(BaseCallback):
+        start = 0.0
+
+        def _on_rollout_start(self):
+            if self.num_timesteps == warm_up:
+                self.start = time.perf_counter()
+
+        def _on_step(self):
+            return True
+
+    clock = Clock()
+    model.learn(steps, callback=clock)
+    print((steps - warm_up) / (time.perf_counter() - clock.start))
+
+
+def sb3(benchmark, *words, threads=1):
+    """Steps per second that `python BENCHMARK --sb3 WORDS` prints."""
+    command = [sys.executable, benchmark, "--sb3", *map(str, words)]
+    return float(subprocess.check_output(command, text=True, env=environment(threads)).split()[-1])
+
+
+def solorl(script, steps, warm_up, *flags, threads=1):
+    """Steps per second of a script (its path below algorithms/) between two steps, by the wall times in its metrics."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, "-m", "solorl.cli", "train", ROOT / "algorithms" / script, *flags, "--device", "cpu"]
+        words += ["--total-timesteps", steps, "--eval-every", 0, "--eval-episodes", 1, "--runs-dir", folder]
+        words += ["--torch-threads", threads]
+        words = [str(word) for word in words]
+        subprocess.run(words, check=True, capture_output=True, env=environment(threads), cwd=ROOT)
+        lines = next(Path(folder).glob("*/metrics.jsonl")).read_text().splitlines()
+    at = {row["global_step"]: row["wall_time"] for row in map(json.loads, lines) if "charts/SPS" in row}
+    return (steps - warm_up) / (at[steps] - at[warm_up])
+
+
+def shares(script, steps, *flags):
+    """Where the time of a script goes: the share of each phase."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, ROOT / "benchmark/phases.py", ROOT / "algorithms" / script, "--total-timesteps", steps]
+        words += ["--eval-every", 0, "--eval-episodes", 1, "--runs-dir", folder, *flags]
+        out = subprocess.check_output([str(word) for word in words], text=True, env=environment())
+    return json.loads(out.splitlines()[-1])
+
+
+def row(name, rates, ratios, *more):
+    """A row of a table: medians of the rates and ratios of all rounds, the range of the rates, further cells."""
+    span = f"{min(rates):,.0f} to {max(rates):,.0f}"
+    cells = [name, f"{statistics.median(rates):,.0f}", span, f"{statistics.median(ratios):.2f}", *more]
+    return f"| {' | '.join(cells)} |"
+
+
+def in_words(parts):
+    """Shares of phases as one line."""
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts.items())
+
+
+def where(rounds, about):
+    """How many rounds were measured, when and on what."""
+    return f"{len(rounds)} rounds in turn on {about['date']}, {about['cpu']}, Python {about['python']}"
+
+
+def write(path, **numbers):
+    """Write the numbers with the circumstances in which they were measured."""
+    from solorl.run import _cpu_model, _git
+
+    about = numbers | {"cpu": _cpu_model(), "python": platform.python_version(), "cores": os.cpu_count()}
+    about |= {"date": time.strftime("%Y-%m-%d"), "git": _git(ROOT)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(about, indent=1) + "\n")
