@@ -21,6 +21,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -153,19 +154,15 @@ class Run:
         `--target-return` or a file named `stop` in the run folder."""
         if Run.play is not None:
             return
-        handlers = {sig: signal.signal(sig, self._on_signal) for sig in (signal.SIGINT, signal.SIGTERM)}
         self._resumed_at = time.perf_counter()
         if self._tree is not None:
             state.set_random_states(self._tree["random"])
-        try:
+        with signals(self.on_signal):
             for iteration in range(start, num_iterations):
                 self._iteration, self._is_last = iteration, iteration + 1 == num_iterations
                 yield iteration
                 if self._ending:
                     break
-        finally:
-            for sig, handler in handlers.items():
-                signal.signal(sig, handler)
 
     def episodes(self, global_step: int, reward: Any, done: Any) -> None:
         """Count episode returns and lengths from raw rewards and end flags, both (num_envs,) or (steps, num_envs).
@@ -396,7 +393,7 @@ class Run:
         return saved["iteration"]
 
     # ------------------------------------------------------------------ while it runs
-    def _on_signal(self, number: int, frame: Any) -> None:
+    def on_signal(self, number: int, frame: Any) -> None:
         """The first signal ends the run behind the next save; the second ends at once: Ctrl+C as an exception, which
         leaves the variables to `python -i`, SIGTERM without any further code of the script's."""
         if self._signal and number == signal.SIGINT:
@@ -557,7 +554,6 @@ class Run:
             warn(f"{name} could not be written ({error.strerror}); the one before it is kept")
 
     def _load_model(self) -> None:
-        import torch
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
@@ -568,8 +564,10 @@ class Run:
             quit_with(f"{path} cannot be read ({error}); the run writes it with its first evaluation")
         for part, module in self._modules().items():
             prefix = f"{part}."
-            tensors = {k.removeprefix(prefix): torch.from_numpy(v) for k, v in arrays.items() if k.startswith(prefix)}
-            module.load_state_dict(tensors)
+            mine: dict[str, Any] = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+            if (torch := sys.modules.get("torch")) and isinstance(module, torch.nn.Module):
+                mine = {k: torch.from_numpy(v) for k, v in mine.items()}
+            module.load_state_dict(mine)
 
     def _play(self, play: Play, policy: Policy, make_env: Callable[..., Any]) -> None:
         """Evaluate the loaded policy; film or show it where asked."""
@@ -655,6 +653,17 @@ class Run:
         if self._status == "running":
             self._flush()
             self._set_status("failed")
+
+
+@contextmanager
+def signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Ctrl+C and SIGTERM go to `handler` inside the block."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 # ---------------------------------------------------------------------- small facts

@@ -1,0 +1,200 @@
+"""ppo_jax.py: its pure functions against brute force and its torch twin, and whole trainings."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from conftest import comparable, definitions, rows
+from jax.flatten_util import ravel_pytree
+from safetensors.numpy import load_file
+
+JAX, TORCH = definitions("ppo_jax"), definitions("ppo")
+SMALL = "--num-envs 2 --num-steps 16 --num-minibatches 2 --eval-episodes 2 --eval-every 256 --save-every 256".split()
+
+
+def twins(seed=0):
+    """The same random weights for both: the parameters of JAX and the Agent of torch."""
+    params = JAX["init_params"](jax.random.PRNGKey(seed), 3, 4)
+    params["actor"][-1]["weight"] = jax.random.normal(jax.random.PRNGKey(7), (64, 4))
+    agent = TORCH["Agent"](3, 4)
+    with torch.no_grad():
+        for name, net in (("actor", agent.actor), ("critic", agent.critic)):
+            for layer, mine in zip(net, params[name], strict=True):
+                layer.weight.copy_(torch.from_numpy(np.array(mine["weight"].T)))
+                layer.bias.copy_(torch.from_numpy(np.array(mine["bias"])))
+    return params, agent
+
+
+def minibatch(n=32):
+    rng = np.random.default_rng(0)
+    obs, action = rng.normal(size=(n, 3)), rng.integers(4, size=n)
+    old_logprob, old_value, advantage, returns = -rng.random(n) - 0.5, *rng.normal(size=(3, n))
+    return [np.asarray(x, np.float32) for x in (obs, action, old_logprob, old_value, advantage, returns)]
+
+
+def as_torch(batch):
+    obs, action, *others = map(torch.from_numpy, batch)
+    return [obs, action.long(), *others]
+
+
+def test_gae_is_that_of_the_torch_twin():
+    rng = np.random.default_rng(0)
+    reward, value, next_value = rng.normal(size=(40, 3)), rng.normal(size=(40, 3)), rng.normal(size=3)
+    done = (rng.random((40, 3)) < 0.2).astype(float)
+    final_value = done * rng.normal(size=(40, 3)) * (rng.random((40, 3)) < 0.5)
+    inputs = [np.float32(x) for x in (reward, value, done, final_value, next_value)]
+    got = jax.jit(JAX["gae"])(*inputs, 0.9, 0.8)
+    np.testing.assert_allclose(got, TORCH["gae"](*inputs, 0.9, 0.8), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm_adv", [True, False])
+@pytest.mark.parametrize("clip_vloss", [True, False])
+def test_loss_is_that_of_the_torch_twin(norm_adv, clip_vloss):
+    settings = {"norm_adv": norm_adv, "clip_vloss": clip_vloss, "clip_coef": 0.1, "vf_coef": 0.7, "ent_coef": 0.3}
+    (params, agent), batch = twins(), minibatch()
+    loss, (objective, value_loss, entropy, logratio) = JAX["ppo_loss"](params, *batch, JAX["Args"](**settings))
+    want = TORCH["ppo_loss"](agent, *as_torch(batch), TORCH["Args"](**settings))
+    for x, y in zip((loss, objective, value_loss, entropy, logratio), want, strict=True):
+        np.testing.assert_allclose(x, y.detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_one_update_is_that_of_the_torch_twin():
+    """From the same weights on the same minibatches: loss, clipped gradient and Adam, three times."""
+    params, agent = twins()
+    vector, unravel = ravel_pytree(params)
+    optimizer, settings = optax.scale_by_adam(eps=1e-5), {"max_grad_norm": 0.01}
+    learner = (vector, optimizer.init(vector))
+    adam = torch.optim.Adam(agent.parameters(), lr=0.003, eps=1e-5)
+    for k in range(3):
+        obs, *others = (np.roll(x, k, 0) * (1 + k * (x.ndim == 2)) for x in minibatch())
+        packed = np.concatenate([obs, np.stack(others, 1)], 1)
+        learn = partial(JAX["learn_minibatch"], unravel=unravel, optimizer=optimizer, learning_rate=0.003)
+        learner, _ = jax.jit(partial(learn, args=JAX["Args"](**settings)))(learner, jnp.asarray(packed))
+        loss, *_ = TORCH["ppo_loss"](agent, *as_torch([obs, *others]), TORCH["Args"](**settings))
+        adam.zero_grad()
+        loss.backward()
+        assert torch.nn.utils.clip_grad_norm_(agent.parameters(), 0.01) > 0.01  # it does clip
+        adam.step()
+    for name, net in (("actor", agent.actor), ("critic", agent.critic)):
+        for layer, mine in zip(net, unravel(learner[0])[name], strict=True):
+            np.testing.assert_allclose(mine["weight"].T, layer.weight.detach().numpy(), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(mine["bias"], layer.bias.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_actions_follow_the_policy():
+    params, _ = twins()
+    obs = jnp.tile(jnp.array([0.3, -0.2, 0.5]), (40_000, 1))
+    noise = jax.random.gumbel(jax.random.PRNGKey(0), (40_000, 4))
+    shares = np.bincount(JAX["act"](params, obs, noise), minlength=4) / 40_000
+    logprobs = [JAX["policy"](params, obs[:1], jnp.array([a]))[0][0] for a in range(4)]
+    np.testing.assert_allclose(shares, np.exp(logprobs), atol=0.01)
+    assert (JAX["act"](params, obs[:1]) == np.argmax(logprobs)).all()
+
+
+def one_iteration(**settings):
+    args = JAX["Args"](num_steps=64, **settings)
+    envs, optimizer = JAX["make_envs"]("CartPole-v1", args.num_envs), optax.scale_by_adam(eps=1e-5)
+    training = JAX["begin"](jax.random.PRNGKey(3), envs, optimizer)
+    call = jax.jit(partial(JAX["iteration"], envs=envs, optimizer=optimizer, num_iterations=10, args=args))
+    return training, *call(training)
+
+
+def test_without_steps_the_policy_stays_and_the_ratio_is_one():
+    before, after, (_, _, metrics) = one_iteration(learning_rate=0.0)
+    assert all(jax.tree.leaves(jax.tree.map(lambda x, y: (x == y).all(), before.params, after.params)))
+    assert float(jnp.abs(metrics["losses/approx_kl"])) < 1e-9 and float(metrics["losses/clipfrac"]) == 0
+
+
+def test_target_kl_ends_the_epochs():
+    """With a bound that the first epoch breaks, the weights are those of one epoch."""
+    _, stopped, _ = one_iteration(target_kl=0.0, learning_rate=0.01)
+    _, free, _ = one_iteration(target_kl=1e9, learning_rate=0.01)
+    _, plain, _ = one_iteration(learning_rate=0.01)
+    assert int(stopped.optimizer.count) == 4 and int(free.optimizer.count) == int(plain.optimizer.count) == 16
+    np.testing.assert_allclose(*(ravel_pytree(x.params)[0] for x in (free, plain)), atol=1e-6)
+
+
+def test_a_time_limit_bootstraps():
+    """A reward of 1 at every step under a time limit and no other end: the value is 1 / (1 - gamma), not less."""
+    args = JAX["Args"](num_envs=1, num_steps=8, gamma=0.5, gae_lambda=1.0)
+    value = np.full((8, 1), 2.0, np.float32)
+    done = np.float32([[0], [0], [0], [1], [0], [0], [0], [0]])
+    got = JAX["gae"](np.ones((8, 1), np.float32), value, done, 2.0 * done, np.float32([2.0]), args.gamma, 1.0)
+    np.testing.assert_allclose(got, 0, atol=1e-6)
+
+
+# ---------------------------------------------------------------------- whole trainings
+def folders(path):
+    return sorted((path / "runs").iterdir(), key=lambda folder: int(folder.name.split("__")[2]))
+
+
+def same(a, b):
+    """Metrics but the clock's, weights and the state of the training are bit-equal."""
+    assert comparable(a) == comparable(b)
+    states = [sorted((run / "checkpoint").iterdir())[-1] / "tensors.safetensors" for run in (a, b)]
+    for x, y in ((a / "model_last.safetensors", b / "model_last.safetensors"), states):
+        x, y = load_file(x), load_file(y)
+        assert x.keys() == y.keys() and all(np.array_equal(x[key], y[key]) for key in x)
+
+
+def test_a_seed_is_the_same_alone_and_together(train, tmp_path):
+    flags = [*SMALL, "--total-timesteps", 1024]
+    train("ppo_jax", *flags, "--seed", 5, "--num-seeds", 3)
+    together = folders(tmp_path)
+    assert [run.name.split("__")[2] for run in together] == ["5", "6", "7"]
+    for seed in (5, 7):
+        train("ppo_jax", *flags, "--seed", seed, runs_dir=tmp_path / "alone")
+    for alone in (tmp_path / "alone").iterdir():
+        same(alone, together[int(alone.name.split("__")[2]) - 5])
+    assert comparable(together[0]) != comparable(together[1])
+
+
+def test_a_stopped_training_goes_on_exactly(train, tmp_path):
+    """Ended by the file `stop` at some chunk, resumed together and alone; equal to the training never stopped."""
+    flags = [*SMALL, "--num-seeds", 2]
+    train("ppo_jax", *flags, "--total-timesteps", 4096)
+    whole = folders(tmp_path)
+    train("ppo_jax", *flags, "--total-timesteps", 4096, "--target-return", 5, runs_dir=tmp_path / "cut" / "runs")
+    cut = folders(tmp_path / "cut")
+    assert rows(cut[0])[-1]["global_step"] < 4096
+    train("ppo_jax", "--resume", cut[0], "--num-seeds", 2, "--target-return", "None")
+    for a, b in zip(whole, cut, strict=True):
+        assert rows(b)[-1]["global_step"] == 4096
+        finals = [load_file(run / "model_last.safetensors") for run in (a, b)]
+        assert all(np.array_equal(finals[0][key], finals[1][key]) for key in finals[0])
+
+
+def test_it_logs_what_its_twin_logs(train):
+    run = train("ppo_jax", *SMALL, "--total-timesteps", 512)["run"].runs[0]
+    twin = train("ppo", *SMALL, "--total-timesteps", 512)["run"]
+    keys = [{key for row in rows(r.dir) for key in row} for r in (run, twin)]
+    assert keys[0] == keys[1]
+    config = dataclasses.asdict(run.args).keys() - {"num_seeds"}
+    assert config == dataclasses.asdict(twin.args).keys()
+
+
+def test_a_model_can_be_played(train, tmp_path):
+    run = train("ppo_jax", *SMALL, "--total-timesteps", 512)["run"].runs[0]
+    model = load_file(run.dir / "model.safetensors")
+    assert model["params.actor.0.weight"].shape == (4, 64)
+
+
+def test_it_learns_cartpole(train):
+    """60,000 steps; ppo.py needs about as many for a greedy return of 300."""
+    variables = train("ppo_jax", "--total-timesteps", 60_000, "--num-seeds", 2, "--eval-every", 0)
+    means = [run.last_evaluation[1] for run in variables["run"].runs]
+    assert min(means) > 200, means
+
+
+def test_wrong_input_is_one_sentence(train):
+    train("ppo_jax", "--env-id", "LunarLander-v3", code=2)
+    assert "no JAX environment LunarLander-v3" in train.out and "CartPole-v1" in train.out
+    train("ppo_jax", "--env-id", "Pendulum-v1", code=2)
+    assert "ppo_continuous_action_jax.py" in train.out
+    train("ppo_jax", "--num-seeds", 0, code=2)
+    assert "--num-seeds" in train.out
