@@ -192,7 +192,7 @@ def check_values(args: RunArgs) -> None:
 
 def check_unchanged(args: RunArgs, saved: RunArgs) -> None:
     """Refuse to resume with other hyper-parameters, unless told to; lists them."""
-    shared = {field.name for field in dataclasses.fields(RunArgs)} - {"seed"}
+    shared = {field.name for field in dataclasses.fields(RunArgs)} - {"seed"} | {"num_seeds"}
     changed = [
         f"--{field.name.replace('_', '-')} {getattr(saved, field.name)} -> {getattr(args, field.name)}"
         for field in dataclasses.fields(args)

@@ -4,9 +4,9 @@
     state, obs = envs.reset(key)
     state, step = envs.step(state, action, fresh)      # step.obs, .reward, .terminated, .truncated, .final_obs
 
-The dynamics are those of Gymnasium's classic control, in single precision. An environment whose episode ends is reset in
-the same step: `final_obs` is where the step led, `obs` where the next episode starts (both are equal elsewhere). A time
-limit is `truncated`, never `terminated`.
+The dynamics are those of Gymnasium's classic control, in single precision. An environment whose episode ends is reset
+in the same step: `final_obs` is where the step led, `obs` where the next episode starts (both are equal elsewhere). A
+time limit is `truncated`, never `terminated`.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import quit_with
 
 
 class Step(NamedTuple):
@@ -48,7 +48,7 @@ class Dynamics:
 # ---------------------------------------------------------------------- CartPole
 def cartpole_step(state, action):
     """Euler steps of 0.02 s; falls at 12 degrees or 2.4 units. Barto, Sutton, Anderson 1983."""
-    x, x_dot, theta, theta_dot = state.T
+    _, x_dot, theta, theta_dot = state.T
     force = jnp.where(action == 1, 10.0, -10.0)
     cos, sin = jnp.cos(theta), jnp.sin(theta)
     push = (force + 0.05 * theta_dot**2 * sin) / 1.1  # 0.05: mass 0.1 times half length 0.5; 1.1: both masses
@@ -74,6 +74,7 @@ def mountain_car_step(state, action):
 
 
 def mountain_car_start(key, n):
+    """At rest near the bottom of the valley."""
     return jnp.stack([jax.random.uniform(key, (n,), minval=-0.6, maxval=-0.4), jnp.zeros(n)], 1)
 
 
@@ -89,10 +90,12 @@ def pendulum_step(state, action):
 
 
 def pendulum_start(key, n):
+    """At any angle, slow."""
     return jax.random.uniform(key, (n, 2), minval=-1.0, maxval=1.0) * jnp.array([np.pi, 1.0])
 
 
 def pendulum_observe(state):
+    """Cosine and sine of the angle, angular velocity."""
     theta, theta_dot = state.T
     return jnp.stack([jnp.cos(theta), jnp.sin(theta), theta_dot], 1)
 
@@ -127,6 +130,7 @@ def acrobot_step(state, action):
 
 
 def acrobot_observe(state):
+    """Cosines and sines of the two angles, both angular velocities."""
     theta1, theta2, dtheta1, dtheta2 = state.T
     parts = [jnp.cos(theta1), jnp.sin(theta1), jnp.cos(theta2), jnp.sin(theta2), dtheta1, dtheta2]
     return jnp.stack(parts, 1)
@@ -144,12 +148,14 @@ DYNAMICS = {
 
 # ---------------------------------------------------------------------- many of them, with time limits and resets
 class JaxEnvs:
-    """`num_envs` environments of one kind side by side, with Gymnasium's time limit; see the top of this file."""
+    """`num_envs` environments of one kind side by side, with Gymnasium's time limit; see the top of this file.
+
+    One sentence and exit code 2 for an environment that is not among `DYNAMICS`.
+    """
 
     def __init__(self, env_id: str, num_envs: int):
         if env_id not in DYNAMICS:
-            hint = did_you_mean(env_id, DYNAMICS) or f"; there are {', '.join(DYNAMICS)}"
-            raise UsageError(f"there is no JAX environment {env_id}{hint}")
+            quit_with(f"{env_id} has no JAX environment; there are {', '.join(DYNAMICS)}")
         spec = gym.spec(env_id)
         env = gym.make(env_id)
         self.single_observation_space, self.single_action_space = env.observation_space, env.action_space

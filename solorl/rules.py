@@ -24,7 +24,7 @@ EXEMPT = ("Args", "make_env", "Agent", "Actor", "Critic", "QNetwork")  # differ 
 MAX_LINES, MAX_LINES_DEMANDING = 250, 350
 MAX_WIDTH = 120
 MAX_DEPTH = 5
-ENTRANCES = ("Run", "RunArgs", "parse")  # what a script may use of the library besides the verbs of `run`
+ENTRANCES = ("Run", "Runs", "RunArgs", "parse")  # what a script may use of the library besides the verbs of `run`
 NEVER = ("seed", "device")  # Run uses them; a script that does so too would change results with plumbing
 
 # Where the name of a module is not that of its distribution or extra.
@@ -242,6 +242,8 @@ def provided_names(dependencies: Sequence[str]) -> set[str]:
 def check_flags(source: Source) -> Iterator[Problem]:
     """No dead flags: each field of Args is read outside the class."""
     used = {name for name, _ in uses_of_args(source.tree)}
+    if any(isinstance(node, ast.alias) and node.name == "Runs" for node in ast.walk(source.tree)):
+        used.add("num_seeds")  # Runs reads it
     for name, line in fields_of(source.tree, "Args").items():
         if name not in used and name not in plumbing_flags():
             yield source.problem(line, "flags", f"args.{name} is never used; a flag that does nothing misleads")

@@ -1,10 +1,12 @@
 """The verbs of `Run` for JAX: one process trains the seeds seed, seed + 1, ..., each with a run folder of its own.
 
-    resume, compile, loop, episodes, log, evaluate, save, close
+    require, resume, compile, loop, episodes, log, evaluate, save, close
 
-What a training is at any moment stands in one pytree, `training`, whose leaves have an axis of seeds in front. The host
-meets it between chunks of iterations only: a chunk is one call of compiled code. This module knows no algorithm, no
-network and no loss.
+What the training of a seed is at any moment stands in one pytree. The host meets it between chunks of iterations
+only: a chunk is one call of compiled code. On the CPU every seed is trained by the very code that trains it alone, a
+thread per core, so that its results are the same to the last bit; on other devices one call trains all seeds side by
+side (vmap), and results are the same up to the order in which floating-point numbers are added. This module knows no
+algorithm, no network and no loss.
 """
 
 import dataclasses
@@ -13,6 +15,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from solorl.errors import quit_with
 from solorl.run import Run, signals
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solorl" / "jax"  # of compiled code
+PRINT_EVERY = 10.0  # seconds between lines of progress of several seeds
 
 
 def names_of(tree: Any) -> dict[str, Any]:
@@ -34,35 +38,40 @@ def names_of(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-class _Slice:
-    """What a checkpoint holds of one seed: its slice of every leaf of `runs.training`, or of one field of it."""
+class _Part:
+    """What a checkpoint holds of one seed: its training, or one field of it."""
 
     def __init__(self, runs: "Runs", index: int, field: str = ""):
         self.runs, self.index, self.field = runs, index, field
-        self.loaded: dict[str, np.ndarray] | None = None
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Name -> array, of this seed."""
-        tree = getattr(self.runs.training, self.field) if self.field else self.runs.training
-        return {name: np.asarray(leaf[self.index]) for name, leaf in names_of(tree).items()}
+        """Name -> array."""
+        training = self.runs.training(self.index)
+        tree = getattr(training, self.field) if self.field else training
+        return {name: np.asarray(leaf) for name, leaf in names_of(tree).items()}
 
     def load_state_dict(self, arrays: Mapping[str, Any]) -> None:
-        """Keep the arrays until all seeds have theirs. Raises CheckpointError where they do not fit."""
-        mine = self.state_dict()
-        for name, array in mine.items():
-            if name not in arrays or np.shape(arrays[name]) != array.shape:
-                raise state.CheckpointError(f"{name} is missing or of another shape than {array.shape}")
-        self.loaded = {name: np.asarray(arrays[name], array.dtype) for name, array in mine.items()}
+        """Bring the training into the saved state; one sentence and exit code 2 where the arrays do not fit."""
+        training = self.runs.training(self.index)
+        tree = getattr(training, self.field) if self.field else training
+        leaves = []
+        for name, leaf in names_of(tree).items():
+            if name not in arrays or np.shape(arrays[name]) != leaf.shape:
+                quit_with(f"what was saved does not fit: {name} is missing or has another shape than {leaf.shape}")
+            leaves.append(jnp.asarray(np.asarray(arrays[name]), leaf.dtype))
+        tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
+        self.runs.put(self.index, training._replace(**{self.field: tree}) if self.field else tree)
 
 
 class _SeedRun(Run):
     """The run of one seed; its model is a field of the training."""
 
-    model: _Slice
-    quiet = False  # of several seeds the group speaks
+    model: _Part
+    quiet = False  # where there are several seeds, one speaks for all
+    sps = 0.0  # steps per second at the last row
 
     def _device(self) -> Any:
-        return jax.config.jax_default_device or jax.devices()[0]
+        return jnp.zeros(()).device  # that of new arrays
 
     def _modules(self) -> dict[str, Any]:
         return {self.model.field: self.model}
@@ -81,7 +90,7 @@ class _SeedRun(Run):
         self._resumed_at = time.perf_counter()
 
     def at(self, iteration: int, is_last: bool) -> None:
-        """Say which iteration the verbs are called behind."""
+        """Say behind which iteration the verbs are called."""
         self._iteration, self._is_last = iteration, is_last
 
     def pause(self, seconds: float) -> None:
@@ -109,21 +118,23 @@ class _SeedRun(Run):
 
 
 class Runs:
-    """The trainings of `--num-seeds` seeds, side by side in one process."""
+    """The trainings of `--num-seeds` seeds in one process."""
 
     def __init__(self, args: RunArgs):
         self.args = args
         self.num_seeds: int = args.num_seeds  # type: ignore[attr-defined]
         _choose_device(args.device if args.cuda or args.device != "auto" else "cpu")
-        folders = self._folders()
-        self.runs = [_SeedRun(self._args_of(i, folders)) for i in range(self.num_seeds)]
+        _keep_compiled_code()
+        self.runs = [_SeedRun(each) for each in self._arguments()]
         for run in self.runs:
             run.quiet = self.num_seeds > 1
-        self.keys = jnp.stack([jax.random.PRNGKey(run.args.seed) for run in self.runs])  # (num_seeds, 2)
-        self.training: Any = None
+        self.side_by_side = self.num_seeds > 1 and self.runs[0].device.platform != "cpu"  # vmap
+        self._trainings: list[Any] = []
+        self._stack: Any = None  # all trainings in one, an axis of seeds in front of each leaf, where side_by_side
         self._active = list(range(self.num_seeds))
         self._chunk, self._printed = 1, 0.0
-        self._policies: dict[Any, Any] = {}
+        self._acts: dict[Any, Any] = {}
+        self._made: tuple[Any, Any] = (None, None)
 
     # ------------------------------------------------------------------ verbs, in the order of a script
     def require(self, condition: Any, sentence: str) -> None:
@@ -134,58 +145,59 @@ class Runs:
         """See `Run.require_spaces`."""
         self.runs[0].require_spaces(envs, obs, action)
 
-    def resume(self, training: Any, model: str) -> tuple[int, Any]:
-        """Name all that a checkpoint must hold: `training`, a NamedTuple with an axis of seeds in front of every leaf.
-        `model` is the field of it that `act` needs: it becomes model.safetensors.
+    def resume(self, begin: Callable[[Any], Any], model: str) -> int:
+        """Begin the training of each seed: `begin` maps the key of a seed to a NamedTuple of all that will change; a
+        checkpoint holds it. `model` is the field of it that `act` needs: it becomes model.safetensors.
 
-        Returns the iteration to start from, and the training: as given, or with `--resume` as saved. Opens the run
-        folders: nothing has been written before.
+        With `--resume` the trainings are as saved. Returns the iteration to start from. Opens the run folders: nothing
+        has been written before.
         """
-        self.training = training
+        start = jax.jit(begin)
+        # no two leaves may share a buffer, for the compiled code writes over them
+        self._trainings = [
+            jax.tree.map(lambda x: jnp.array(x, copy=True), start(jax.random.PRNGKey(run.args.seed)))
+            for run in self.runs
+        ]
         starts = []
         for i, run in enumerate(self.runs):
-            run.model, part = _Slice(self, i, model), _Slice(self, i)
-            try:
-                starts.append(run.resume(training=part))
-            except state.CheckpointError as error:
-                quit_with(f"the checkpoint in {run.dir} does not fit: {error}")
-            for loaded, field in ((part.loaded, ""), (run.model.loaded, model)):
-                if loaded is not None:
-                    self._put(i, loaded, field)
+            run.model = _Part(self, i, model)
+            starts.append(run.resume(training=_Part(self, i)))
         if len(set(starts)) > 1:
-            quit_with(f"the seeds stand at different iterations ({starts}); resume each alone, with its own folder")
+            quit_with(f"the seeds stand at different iterations ({starts}); resume each alone, by its own folder")
         if self.num_seeds > 1 and Run.play is None:
             names = [run.dir.name for run in self.runs]
             for run in self.runs:
                 state.write_atomically(run.dir / "together.json", json.dumps(names).encode())
             self._say(f"run folders {names[0]} to {names[-1]} in {self.runs[0].dir.parent}")
-        return starts[0], self.training
+        return starts[0]
 
-    def compile(self, iteration: Callable[[Any], Any], chunk: int) -> Callable[[Any, range], Any]:
-        """Compile up to `chunk` iterations of all seeds into one call, `train(training, iterations)`.
+    def training(self, index: int) -> Any:
+        """The training of one seed as it is now. Its arrays are gone once the training goes on."""
+        return self._trainings[index] if self._stack is None else jax.tree.map(lambda x: x[index], self._stack)
 
-        `iteration` maps the training of one seed to what it is one iteration later and a pytree to report. `train`
-        returns the training and the reports as NumPy arrays (num_seeds, len(iterations), ...). The buffers of its
-        argument are used again: only the training it returns is alive. Compiled code is kept on disk for later runs.
+    def put(self, index: int, training: Any) -> None:
+        """Replace the training of one seed; before `compile`."""
+        self._trainings[index] = training
+
+    def compile(self, iteration: Callable[[Any], Any], chunk: int) -> Callable[[range], Any]:
+        """Compile up to `chunk` iterations into one call; returns `train(iterations)`, which does as many as the range
+        is long and returns what they report, as NumPy arrays (num_seeds, len(iterations), ...).
+
+        `iteration` maps the training of one seed to that one iteration later and a pytree to report. Compiled code is
+        kept on the disk for later runs.
         """
+        self._chunk = chunk
         if Run.play is not None:
-            return lambda training, iterations: (training, None)
+            return lambda iterations: None
         began = time.perf_counter()
         for run in self.runs:
             run.start_clock()
-        self._chunk = chunk
-        CACHE.mkdir(parents=True, exist_ok=True)
-        jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR", str(CACHE)))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-        compiled = jax.jit(_chunk_of(_of_all_seeds(iteration, self.num_seeds), chunk), donate_argnums=0)
-        call = compiled.lower(self.training, jnp.int32(0)).compile()
+        if self.side_by_side:
+            self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
+            train = self._side_by_side(_compiled(jax.vmap(iteration), chunk, self._stack))
+        else:
+            train = self._in_threads(_compiled(iteration, chunk, self._trainings[0]))
         self._say(f"compiled in {time.perf_counter() - began:.1f} s")
-
-        def train(training: Any, iterations: range) -> Any:
-            self.training, history = call(training, jnp.int32(len(iterations)))
-            cut = jax.tree.map(lambda x: np.moveaxis(np.asarray(x)[: len(iterations)], 1, 0), history)
-            return self.training, cut
-
         return train
 
     def loop(self, start: int, num_iterations: int, batch_size: int) -> Iterator[range]:
@@ -213,89 +225,102 @@ class Runs:
             self.runs[i].episodes(global_step, reward[i].reshape(shape), done[i].reshape(shape))
 
     def log(self, global_step: int, metrics: Mapping[str, Any]) -> None:
-        """Write a row of each seed, metrics are (num_seeds,); see `Run.log`. `charts/SPS` counts the steps of a seed."""
+        """Write a row of each seed, metrics are (num_seeds,); see `Run.log`. `charts/SPS` counts steps of a seed."""
         for i in self._active:
             self.runs[i].log(global_step, {name: value[i] for name, value in metrics.items()})
-        self._progress(global_step)
+        now = time.perf_counter()
+        if self.num_seeds > 1 and now - self._printed > PRINT_EVERY:
+            self._printed = now
+            recent = np.nanmean([run.recent_return for run in self.runs])
+            rate = sum(self.runs[i].sps for i in self._active)
+            self._say(
+                f"step {global_step:>10,}  return {recent:.1f}  {rate:,.0f} steps/s, {self.num_seeds} seeds together"
+            )
 
-    def evaluate(self, global_step: int, act: Callable[..., Any], params: Any, make_env: Callable[..., Any]) -> None:
-        """See `Run.evaluate`; the policy of a seed is `act(params of the seed, obs)`, compiled here."""
+    def evaluate(self, global_step: int, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
+        """See `Run.evaluate`; the policy of a seed is `act(model, obs)`, compiled here, with the field `model`."""
+        self._made = (act, make_env)
         for i in self._active:
-            self._alone(i, lambda run, i=i: run.evaluate(global_step, self._policy(act, params, i), make_env))
-        self._say_mean(global_step)
-        self._ends = (act, params, make_env)
+            policy = self._policy(act, i)
+            self._alone(i, lambda run, policy=policy: run.evaluate(global_step, policy, make_env))  # type: ignore[misc]
+        self._say_evaluations(f"step {global_step:>10,}", global_step)
 
     def save(self, global_step: int) -> None:
         """See `Run.save`. A seed that has reached `--target-return` is closed; the others go on."""
         for i in list(self._active):
             self._alone(i, lambda run: run.save(global_step))
             if self.runs[i].ending not in ("", "signal"):
-                self._close(i, *self._ends)
+                self.runs[i].close(self._policy(self._made[0], i), self._made[1])
                 self._active.remove(i)
 
-    def close(self, act: Callable[..., Any], params: Any, make_env: Callable[..., Any]) -> None:
+    def close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
         """See `Run.close`."""
         code = None
         for i in self._active:
             try:
-                self._close(i, act, params, make_env)
+                self.runs[i].close(self._policy(act, i), make_env)
             except SystemExit as exit:
                 code = exit.code
-        if self.num_seeds > 1 and Run.play is None:
-            self._say_mean(-1)
+        if Run.play is None:
+            self._say_evaluations("in the end:    ")
         if code is not None:
             raise SystemExit(code)
 
     # ------------------------------------------------------------------ parts of the verbs
-    def _folders(self) -> list[str]:
-        """The folders to resume, one a seed, or empty names."""
-        if not self.args.resume or self.num_seeds == 1:
-            return [self.args.resume] * self.num_seeds
-        first = Path(self.args.resume)
-        try:
-            names = json.loads((first / "together.json").read_text())
-        except OSError:
-            names = [first.name]
-        if len(names) != self.num_seeds or names[0] != first.name:
-            quit_with(
-                f"{first} holds seed 1 of {len(names)} trained together, not of {self.num_seeds}; "
-                f"go on with --num-seeds {len(names)} and the folder of the first seed, or with one seed alone"
-            )
-        return [str(first.with_name(name)) for name in names]
+    def _arguments(self) -> list[Any]:
+        """The arguments of each seed as if it were trained alone, so that it can be resumed alone."""
+        folders = [self.args.resume] * self.num_seeds
+        if self.args.resume and self.num_seeds > 1:
+            first = Path(self.args.resume)
+            file = first / "together.json"
+            names = json.loads(file.read_text()) if file.exists() else [first.name]
+            if len(names) != self.num_seeds or names[0] != first.name:
+                quit_with(
+                    f"{first} is one of {len(names)} seeds trained together; go on with them all by "
+                    f"--resume {first.with_name(names[0])} --num-seeds {len(names)}, or with one by its own folder"
+                )
+            folders = [str(first.with_name(name)) for name in names]
+        return [
+            dataclasses.replace(self.args, seed=self.args.seed + i, resume=folder, num_seeds=1)  # type: ignore[call-arg]
+            for i, folder in enumerate(folders)
+        ]
 
-    def _args_of(self, index: int, folders: list[str]) -> Any:
-        """The arguments of one seed as if it were trained alone, so that it can be resumed alone."""
-        return dataclasses.replace(
-            self.args, seed=self.args.seed + index, resume=folders[index], num_seeds=1
-        )  # type: ignore[call-arg]
+    def _in_threads(self, call: Callable[..., Any]) -> Callable[[range], Any]:
+        """All seeds in a chunk, as many at once as there are cores."""
+        pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
 
-    def _put(self, index: int, arrays: Mapping[str, np.ndarray], field: str) -> None:
-        """Write the arrays of one seed into the training."""
-        tree = getattr(self.training, field) if field else self.training
-        leaves = [leaf.at[index].set(arrays[name]) for name, leaf in names_of(tree).items()]
-        tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
-        self.training = self.training._replace(**{field: tree}) if field else tree
+        def one(index: int, count: int) -> Any:
+            self._trainings[index], report = call(self._trainings[index], jnp.int32(count))
+            return jax.tree.map(lambda x: np.asarray(x)[:count], report)  # waits for the end
 
-    def _policy(self, act: Callable[..., Any], params: Any, index: int) -> Callable[[Any], Any]:
+        def train(iterations: range) -> Any:
+            reports = list(pool.map(lambda index: one(index, len(iterations)), range(self.num_seeds)))
+            return jax.tree.map(lambda *leaves: np.stack(leaves), *reports)
+
+        return train
+
+    def _side_by_side(self, call: Callable[..., Any]) -> Callable[[range], Any]:
+        """All seeds in a chunk by one call."""
+
+        def train(iterations: range) -> Any:
+            self._stack, report = call(self._stack, jnp.int32(len(iterations)))
+            return jax.tree.map(lambda x: np.moveaxis(np.asarray(x)[: len(iterations)], 1, 0), report)
+
+        return train
+
+    def _policy(self, act: Callable[..., Any], index: int) -> Callable[[Any], Any]:
         """The greedy policy of one seed, NumPy to NumPy."""
-        if act not in self._policies:
-            self._policies[act] = jax.jit(act)
-        mine = jax.tree.map(lambda x: x[index], params)
-        return lambda obs: np.asarray(self._policies[act](mine, np.asarray(obs, np.float32).reshape(len(obs), -1)))
+        compiled = self._acts.setdefault(act, jax.jit(act))
+        model = getattr(self.training(index), self.runs[index].model.field)
+        return lambda obs: np.asarray(compiled(model, np.asarray(obs, np.float32).reshape(len(obs), -1)))
 
-    def _alone(self, index: int, verb: Callable[[Run], None]) -> None:
-        """Call a verb of one run; what it takes is not training time of the others."""
+    def _alone(self, index: int, verb: Callable[[_SeedRun], None]) -> None:
+        """Call a verb of one run; the time it takes is not training time of the others."""
         began = time.perf_counter()
         verb(self.runs[index])
         for other in self._active:
             if other != index:
                 self.runs[other].pause(time.perf_counter() - began)
-
-    def _say(self, text: str) -> None:
-        Run._say(self.runs[0], text)
-
-    def _close(self, index: int, act: Callable[..., Any], params: Any, make_env: Callable[..., Any]) -> None:
-        self.runs[index].close(self._policy(act, params, index), make_env)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         for run in self.runs[1:]:
@@ -304,44 +329,21 @@ class Runs:
         self.runs[0].on_signal(number, frame)
         self.runs[0].quiet = self.num_seeds > 1
 
-    def _progress(self, global_step: int) -> None:
-        now = time.perf_counter()
-        if self.num_seeds == 1 or now - self._printed < 10.0:
-            return
-        self._printed = now
-        recent = [run.recent_return for run in self.runs]
-        rate = sum(self.runs[i].sps for i in self._active)
-        self._say(
-            f"step {global_step:>10,}  return {np.nanmean(recent):>8.1f} over {self.num_seeds} seeds  {rate:>9,.0f} steps/s"
-        )
+    def _say(self, text: str) -> None:
+        Run._say(self.runs[0], text)
 
-    def _say_mean(self, global_step: int) -> None:
-        """One line for the evaluations of all seeds at this step; of their last ones for -1."""
-        if self.num_seeds == 1:
-            return
+    def _say_evaluations(self, when: str, step: int | None = None) -> None:
+        """One line for the evaluations of several seeds: those at `step`, or the last ones."""
         found = [run.last_evaluation for run in self.runs]
-        means = [mean for step, mean in found if global_step in (-1, step)]
-        if means:
-            when = f"step {global_step:>10,}" if global_step >= 0 else "in the end:    "
-            self._say(
-                f"{when}  evaluation {np.mean(means):.1f}, from {min(means):.1f} to {max(means):.1f}, of {len(means)} seeds"
-            )
+        means = [mean for at, mean in found if (step is None and at >= 0) or at == step]
+        if self.num_seeds > 1 and means:
+            span = f"from {min(means):.1f} to {max(means):.1f}"
+            self._say(f"{when}  evaluation {np.mean(means):.1f}, {span}, {len(means)} seeds")
 
 
-def _of_all_seeds(iteration: Callable[[Any], Any], num_seeds: int) -> Callable[[Any], Any]:
-    """`iteration` for trainings with an axis of seeds in front."""
-    if num_seeds > 1:
-        return jax.vmap(iteration)
-
-    def one(training: Any) -> Any:
-        result = iteration(jax.tree.map(lambda x: x[0], training))
-        return jax.tree.map(lambda x: x[None], result)
-
-    return one
-
-
-def _chunk_of(iteration: Callable[[Any], Any], chunk: int) -> Callable[[Any, Any], Any]:
-    """`count` iterations in a row, at most `chunk`, and their reports (chunk, ...), of which the first `count` count."""
+def _compiled(iteration: Callable[[Any], Any], chunk: int, training: Any) -> Callable[[Any, Any], Any]:
+    """A call of `count` iterations, at most `chunk`, that writes over its argument: the training behind them, and their
+    reports (chunk, ...), of which the first `count` mean something."""
 
     def many(training: Any, count: Any) -> Any:
         report = jax.eval_shape(iteration, training)[1]
@@ -353,7 +355,18 @@ def _chunk_of(iteration: Callable[[Any], Any], chunk: int) -> Callable[[Any, Any
 
         return jax.lax.fori_loop(0, count, body, (training, history))
 
-    return many
+    return jax.jit(many, donate_argnums=0).lower(training, jnp.int32(0)).compile()
+
+
+def _keep_compiled_code() -> None:
+    """Compiled code stays on the disk; the environment variable JAX_COMPILATION_CACHE_DIR says where else."""
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        try:
+            CACHE.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return
+        jax.config.update("jax_compilation_cache_dir", str(CACHE))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def _choose_device(name: str) -> None:
@@ -361,9 +374,8 @@ def _choose_device(name: str) -> None:
     if name == "auto":
         return
     platform, _, number = name.partition(":")
-    platform = {"cuda": "gpu"}.get(platform, platform)
     try:
-        devices = jax.devices(platform)
+        devices = jax.devices({"cuda": "gpu"}.get(platform, platform))
         jax.config.update("jax_default_device", devices[int(number or 0)])
     except (RuntimeError, ValueError, IndexError):
         there = sorted({device.platform for device in jax.devices()})

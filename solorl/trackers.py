@@ -7,6 +7,7 @@ before a resume included). No tracker can stop a training: one that fails gives 
 import json
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,25 @@ class MetricsFile:
         self._size = size
 
 
+@contextmanager
+def _without_torch():
+    """Imports inside do not find torch unless it is there already: tensorboardX would load it, seconds, for no use."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+
+
 class TensorBoard:
     """Event files in the run folder."""
 
     def __init__(self, folder: Path, purge_step: int | None):
-        from tensorboardX import SummaryWriter
+        with _without_torch():
+            from tensorboardX import SummaryWriter
         from tensorboardX.proto.summary_pb2 import Summary
 
         self._writer, self._summary = SummaryWriter(str(folder), purge_step=purge_step), Summary

@@ -139,6 +139,7 @@ def same(a, b):
     states = [sorted((run / "checkpoint").iterdir())[-1] / "tensors.safetensors" for run in (a, b)]
     for x, y in ((a / "model_last.safetensors", b / "model_last.safetensors"), states):
         x, y = load_file(x), load_file(y)
+        x, y = ({k: v for k, v in z.items() if not k.startswith("/random")} for z in (x, y))  # not used by JAX
         assert x.keys() == y.keys() and all(np.array_equal(x[key], y[key]) for key in x)
 
 
@@ -193,7 +194,7 @@ def test_it_learns_cartpole(train):
 
 def test_wrong_input_is_one_sentence(train):
     train("ppo_jax", "--env-id", "LunarLander-v3", code=2)
-    assert "no JAX environment LunarLander-v3" in train.out and "CartPole-v1" in train.out
+    assert "LunarLander-v3 has no JAX environment" in train.out and "CartPole-v1" in train.out
     train("ppo_jax", "--env-id", "Pendulum-v1", code=2)
     assert "ppo_continuous_action_jax.py" in train.out
     train("ppo_jax", "--num-seeds", 0, code=2)

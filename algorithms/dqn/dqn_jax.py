@@ -53,7 +53,9 @@ class Training(NamedTuple):
     params: list  # of the Q-network
     target_params: list
     optimizer: Any  # state of Adam, for the vector of all parameters
-    replay: jax.Array  # the last transitions, (capacity, 2 * obs_dim + 3): rows [obs | action | reward | done | next_obs]
+    replay: (
+        jax.Array
+    )  # the last transitions, (capacity, 2 * obs_dim + 3): rows [obs | action | reward | done | next_obs]
     state: Any  # of the environments
     obs: jax.Array  # (num_envs, obs_dim), where the environments are
     key: jax.Array  # of the random numbers to come
@@ -203,17 +205,17 @@ if __name__ == "__main__":
 
     optimizer = optax.scale_by_adam()
     start_of = partial(begin, envs=envs, optimizer=optimizer, capacity=args.buffer_size)
-    start, training = run.resume(jax.vmap(start_of)(run.keys), model="params")  # (num_seeds, ...) each
+    start = run.resume(start_of, model="params")
     one = partial(iteration, envs=envs, optimizer=optimizer, num_iterations=num_iterations, args=args)
-    train = run.compile(one, chunk=1000 // batch_steps)
+    train = run.compile(one, chunk=max(1, 1000 // batch_steps))
 
     for iterations in run.loop(start, num_iterations, batch_steps):
         global_step = iterations.stop * batch_steps
-        training, (reward, done, epsilon, metrics) = train(training, iterations)
+        reward, done, epsilon, metrics = train(iterations)  # (num_seeds, len(iterations), ...) each
         run.episodes(global_step, reward, done)
         td_error, q, n = metrics.sum(1).T  # (num_seeds,) each
         losses = {"losses/td_loss": td_error / n, "losses/q_values": q / n} if n.all() else {}
         run.log(global_step, {"charts/epsilon": epsilon[:, -1], **losses})
-        run.evaluate(global_step, act, training.params, make_env)
+        run.evaluate(global_step, act, make_env)
         run.save(global_step)
-    run.close(act, training.params, make_env)
+    run.close(act, make_env)

@@ -269,16 +269,15 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
 
     optimizer = optax.scale_by_adam(eps=1e-5)
-    training = jax.vmap(partial(begin, envs=envs, optimizer=optimizer))(run.keys)  # (num_seeds, ...) each
-    start, training = run.resume(training, model="params")
+    start = run.resume(partial(begin, envs=envs, optimizer=optimizer), model="params")
     one = partial(iteration, envs=envs, optimizer=optimizer, num_iterations=num_iterations, args=args)
     train = run.compile(one, chunk=16)
 
     for iterations in run.loop(start, num_iterations, batch_size):
         global_step = iterations.stop * batch_size
-        training, (reward, done, metrics) = train(training, iterations)
+        reward, done, metrics = train(iterations)  # (num_seeds, len(iterations), ...) each
         run.episodes(global_step, reward, done)
         run.log(global_step, {name: values.mean(1) for name, values in metrics.items()})
-        run.evaluate(global_step, act, training.params, make_env)
+        run.evaluate(global_step, act, make_env)
         run.save(global_step)
-    run.close(act, training.params, make_env)
+    run.close(act, make_env)
