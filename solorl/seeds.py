@@ -29,6 +29,8 @@ from solorl.errors import quit_with
 from solorl.run import Run, signals
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solorl" / "jax"  # of compiled code
+# Operations of microseconds: handing them to other threads costs more than it brings.
+ONE_THREAD = {"xla_cpu_multi_thread_eigen": False, "xla_cpu_enable_concurrency_optimized_scheduler": False}
 PRINT_EVERY = 10.0  # seconds between lines of progress of several seeds
 
 
@@ -125,6 +127,7 @@ class Runs:
         self.num_seeds: int = args.num_seeds  # type: ignore[attr-defined]
         _choose_device(args.device if args.cuda or args.device != "auto" else "cpu")
         _keep_compiled_code()
+        jax.config.update("jax_cpu_enable_async_dispatch", False)  # a call runs in the thread that makes it
         self.runs = [_SeedRun(each) for each in self._arguments()]
         for run in self.runs:
             run.quiet = self.num_seeds > 1
@@ -355,7 +358,8 @@ def _compiled(iteration: Callable[[Any], Any], chunk: int, training: Any) -> Cal
 
         return jax.lax.fori_loop(0, count, body, (training, history))
 
-    return jax.jit(many, donate_argnums=0).lower(training, jnp.int32(0)).compile()
+    options = ONE_THREAD if jax.tree.leaves(training)[0].device.platform == "cpu" else None
+    return jax.jit(many, donate_argnums=0).lower(training, jnp.int32(0)).compile(options)
 
 
 def _keep_compiled_code() -> None:
