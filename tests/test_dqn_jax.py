@@ -71,7 +71,7 @@ def iterations(count, capacity, env_id="CartPole-v1", **settings):
 
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_the_buffer_holds_the_last_transitions_of_each_environment(num_envs):
-    """Rows follow each other within an environment; at an end `next_obs` is where it ended; the oldest are overwritten."""
+    """Rows follow each other within an environment; at an end `next_obs` is where it ended; old rows are overwritten."""
     count, steps = 30, 10 // num_envs
     history, (_, done, _, _) = iterations(count, 250, num_envs=num_envs, learning_starts=10_000)
     rows = np.asarray(history[-1].replay)
@@ -117,7 +117,7 @@ def test_epsilon_falls_linearly_and_actions_are_random_as_often():
     envs = JAX["make_envs"]("CartPole-v1", 4)
     state, obs = envs.reset(jax.random.PRNGKey(0))
     params = jax.tree.map(jnp.zeros_like, JAX["init_params"](jax.random.PRNGKey(0), 4, 2))  # the greedy action is 0
-    _, (_, action, _) = JAX["explore"](params, envs, state, obs, jax.random.PRNGKey(1), 5_000, 0.3)
+    _, (_, action, _) = JAX["explore"](partial(JAX["act"], params), envs, state, obs, jax.random.PRNGKey(1), 5_000, 0.3)
     assert np.mean(action) == pytest.approx(0.15, abs=0.01)
     _, (_, _, epsilon, _) = iterations(40, 400, exploration_fraction=0.5, start_e=0.9, end_e=0.1)
     np.testing.assert_allclose(epsilon, np.maximum(0.9 - 0.8 * np.arange(40) / 20, 0.1), rtol=1e-5)
@@ -139,7 +139,9 @@ def test_it_logs_what_its_twin_logs(train):
 
 
 def test_it_learns_cartpole(train):
-    flags = "--total-timesteps 60000 --learning-starts 1000 --train-frequency 2 --learning-rate 1e-3 --eval-every 0".split()
+    flags = (
+        "--total-timesteps 60000 --learning-starts 1000 --train-frequency 2 --learning-rate 1e-3 --eval-every 0".split()
+    )
     variables = train("dqn_jax", *flags, "--num-seeds", 2)
     means = [run.last_evaluation[1] for run in variables["run"].runs]
     assert min(means) > 100, means  # a random policy gets 22

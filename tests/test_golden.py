@@ -7,11 +7,11 @@ python tests/test_golden.py [NAME ...]
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from conftest import ROOT, comparable, environment
 
 from solorl.run import _cpu_model
@@ -32,7 +32,16 @@ FLAGS = {
     "td3_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --eval-episodes 2",
     "sac_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --eval-episodes 2",
     "sac_discrete": "--env-id CartPole-v1 --total-timesteps 2000 --learning-starts 1000 --eval-episodes 2",
+    "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512 --eval-episodes 2",
+    "c51_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --eval-episodes 2",
+    "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --eval-episodes 2",
 }
+
+
+def circumstances(script):
+    """What the last bits of a script's numbers depend on."""
+    library = "jax" if script.endswith("_jax") else "torch"
+    return {"library": f"{library} {version(library).partition('+')[0]}", "cpu": _cpu_model()}
 
 
 def first_rows(script, folder):
@@ -44,10 +53,10 @@ def first_rows(script, folder):
 
 @pytest.mark.parametrize("script", list(FLAGS))
 def test_the_first_iterations_are_the_recorded_ones(script, tmp_path):
-    """All rows on the recorded kind of processor and version of torch; elsewhere, where a last bit may differ and
+    """All rows on the recorded kind of processor and version of the library; elsewhere, where a last bit may differ and
     trajectories part, the first iteration to 1 %."""
     got, want = first_rows(script, tmp_path), GOLDEN[script]["rows"]
-    if (GOLDEN[script]["torch"], GOLDEN[script]["cpu"]) == (torch.__version__, _cpu_model()):
+    if circumstances(script).items() <= GOLDEN[script].items():
         assert [set(row) for row in got] == [set(row) for row in want]
         for row, expected in zip(got, want, strict=True):
             for key, value in expected.items():
@@ -70,8 +79,7 @@ def record(names):
         with tempfile.TemporaryDirectory() as folder:
             golden[script] = {
                 "flags": FLAGS[script],
-                "torch": torch.__version__,
-                "cpu": _cpu_model(),
+                **circumstances(script),
                 "rows": first_rows(script, folder),
             }
     FILE.write_text(json.dumps(golden, indent=1) + "\n")

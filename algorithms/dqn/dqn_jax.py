@@ -123,7 +123,7 @@ def begin(key, envs, optimizer, capacity):
     return Training(params, params, adam, replay, state, obs, key, jnp.int32(0))
 
 
-def explore(params, envs, state, obs, key, num_steps, epsilon):
+def explore(policy, envs, state, obs, key, num_steps, epsilon):
     """num_steps steps in every environment, at random with probability epsilon: the environments behind them, and the
     steps (num_steps, num_envs, ...)."""
     coin_key, action_key, start_key = jax.random.split(key, 3)
@@ -134,7 +134,7 @@ def explore(params, envs, state, obs, key, num_steps, epsilon):
 
     def advance(carry, inputs):
         (state, obs), (greedy, random, fresh) = carry, inputs
-        action = jnp.where(greedy, act(params, obs), random)
+        action = jnp.where(greedy, policy(obs), random)
         state, step = envs.step(state, action, fresh)
         return (state, step.obs), (obs, action, step)
 
@@ -160,7 +160,7 @@ def iteration(training, envs, optimizer, num_iterations, args):
     # ---- 1. act: num_steps steps in every environment, at random with probability epsilon
     progress = jnp.minimum(1, training.iteration / max(1.0, args.exploration_fraction * num_iterations))
     epsilon = args.start_e + (args.end_e - args.start_e) * progress
-    inputs = (params, envs, training.state, training.obs, explore_key, num_steps, epsilon)
+    inputs = (partial(act, params), envs, training.state, training.obs, explore_key, num_steps, epsilon)
     (state, next_obs), (obs, action, step) = explore(*inputs)
 
     # ---- 2. store: where a step led and whether the task was over there; a time limit is no end of the task

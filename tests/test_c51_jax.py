@@ -1,0 +1,61 @@
+"""c51_jax.py: the projection against its definition sample by sample, loss and policy against the torch twin."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from conftest import definitions
+from test_c51 import distributions, projected
+
+JAX, TORCH = definitions("c51_jax"), definitions("c51")
+
+
+@pytest.mark.parametrize(("v_min", "v_max", "n_atoms"), [(-100, 100, 101), (-10, 10, 51), (0, 1, 2), (-3, 0.5, 8)])
+def test_projection_is_that_of_every_sample(v_min, v_max, n_atoms):
+    """Values between the atoms, on them (an integer b), at both edges and far beyond; probability is kept."""
+    rng, atoms = np.random.default_rng(0), np.linspace(v_min, v_max, n_atoms)
+    p, span = distributions(50, n_atoms), v_max - v_min
+    value = rng.uniform(v_min - 0.3 * span, v_max + 0.3 * span, (50, n_atoms))
+    value[10:20] = rng.choice(atoms, (10, n_atoms))
+    value[20:40] = np.repeat([v_min, v_max, v_min - 1000 * span, v_max + 1000 * span], 5)[:, None]
+    value[40:50] = atoms  # reward 0, discount 1: nothing changes
+    got = jax.jit(JAX["project"])(*(jnp.asarray(x, jnp.float32) for x in (p, value, atoms)))
+    expected = np.array([projected(*sample, atoms) for sample in zip(p, value, strict=True)])
+    np.testing.assert_allclose(got, expected, atol=2e-5)
+    np.testing.assert_allclose(got[40:50], p[40:50], atol=1e-5)
+
+
+def test_loss_gradient_and_policy_are_those_of_the_torch_twin():
+    atoms = np.linspace(-3, 3, 7).astype(np.float32)
+    params, target_params = (JAX["init_params"](jax.random.PRNGKey(i), 3, 4, 7) for i in range(2))
+    networks = [TORCH["QNetwork"](3, 4, torch.from_numpy(atoms)) for _ in range(2)]
+    with torch.no_grad():
+        for network, mine in zip(networks, (params, target_params), strict=True):
+            for layer, values in zip(network.layers, mine, strict=True):
+                layer.weight.copy_(torch.from_numpy(np.array(values["weight"].T)))
+                layer.bias.copy_(torch.from_numpy(np.array(values["bias"])))
+    rng = np.random.default_rng(0)
+    obs, next_obs = rng.normal(size=(2, 32, 3)).astype(np.float32)
+    action, done = rng.integers(4, size=32).astype(np.float32), (rng.random(32) < 0.3).astype(np.float32)
+    columns = obs, action, rng.normal(size=32).astype(np.float32), done, next_obs
+    loss_of = lambda params: JAX["c51_loss"](params, target_params, *columns, jnp.asarray(atoms), 0.9)  # noqa: E731
+    (loss, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
+    inputs = [torch.from_numpy(x) for x in columns]
+    inputs[1] = inputs[1].long()[:, None]
+    want, want_metrics = TORCH["c51_loss"](*networks, *inputs, 0.9)
+    want.backward()
+    np.testing.assert_allclose(loss, want.item(), rtol=1e-5)
+    np.testing.assert_allclose(metrics, want_metrics[:2].numpy(), rtol=1e-4, atol=1e-5)
+    for layer, mine in zip(networks[0].layers, gradient, strict=True):
+        np.testing.assert_allclose(mine["weight"].T, layer.weight.grad.numpy(), rtol=1e-3, atol=1e-6)
+    np.testing.assert_array_equal(JAX["act"](params, obs, jnp.asarray(atoms)), networks[0].act(obs))
+
+
+def test_it_learns_cartpole(train):
+    flags = (
+        "--total-timesteps 40000 --learning-starts 1000 --train-frequency 2 --learning-rate 1e-3 --eval-every 0".split()
+    )
+    variables = train("c51_jax", *flags, "--num-seeds", 2)
+    means = [run.last_evaluation[1] for run in variables["run"].runs]
+    assert min(means) > 60, means  # a random policy gets 22
