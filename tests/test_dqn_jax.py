@@ -71,7 +71,7 @@ def iterations(count, capacity, env_id="CartPole-v1", **settings):
 
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_the_buffer_holds_the_last_transitions_of_each_environment(num_envs):
-    """Rows follow each other within an environment; at an end `next_obs` is where it ended; old rows are overwritten."""
+    """Rows follow each other within an environment; at an end `next_obs` is where it led; old rows are overwritten."""
     count, steps = 30, 10 // num_envs
     history, (_, done, _, _) = iterations(count, 250, num_envs=num_envs, learning_starts=10_000)
     rows = np.asarray(history[-1].replay)

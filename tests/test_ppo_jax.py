@@ -73,7 +73,10 @@ def test_one_update_is_that_of_the_torch_twin():
     for k in range(3):
         obs, *others = (np.roll(x, k, 0) * (1 + k * (x.ndim == 2)) for x in minibatch())
         packed = np.concatenate([obs, np.stack(others, 1)], 1)
-        learn = partial(JAX["learn_minibatch"], unravel=unravel, optimizer=optimizer, learning_rate=0.003)
+        shapes = [(3,), (), (), (), (), ()]
+        learn = partial(
+            JAX["learn_minibatch"], shapes=shapes, unravel=unravel, optimizer=optimizer, learning_rate=0.003
+        )
         learner, _ = jax.jit(partial(learn, args=JAX["Args"](**settings)))(learner, jnp.asarray(packed))
         loss, *_ = TORCH["ppo_loss"](agent, *as_torch([obs, *others]), TORCH["Args"](**settings))
         adam.zero_grad()

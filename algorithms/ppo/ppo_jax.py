@@ -166,29 +166,37 @@ def begin(key, envs, optimizer):
     return Training(params, optimizer.init(ravel_pytree(params)[0]), state, obs, key, jnp.int32(0))
 
 
-def rollout(params, envs, state, obs, key, num_steps):
-    """num_steps steps in every environment: the environments behind it, and steps (num_steps, num_envs, ...)."""
-    noise_key, start_key = jax.random.split(key)
-    noise = jax.random.gumbel(noise_key, (num_steps, envs.num_envs, int(envs.single_action_space.n)))
-    fresh = envs.starts(start_key, num_steps)  # where episodes begin anew; all random numbers are drawn at once
+def rollout(sampler, envs, state, obs, noise, fresh):
+    """A step in every environment for each row of noise and of fresh states, both (num_steps, num_envs, ...): the
+    environments behind it and the steps (num_steps, num_envs, ...). `sampler` maps observations, noise to actions."""
 
     def advance(carry, inputs):
         (state, obs), (noise, fresh) = carry, inputs
-        action = act(params, obs, noise)
+        action = sampler(obs, noise)
         state, step = envs.step(state, action, fresh)
         return (state, step.obs), (obs, action, step)
 
     return jax.lax.scan(advance, (state, obs), (noise, fresh))
 
 
-def learn_minibatch(learner, minibatch, unravel, optimizer, learning_rate, args):
-    """One step of Adam on one minibatch (minibatch_size, obs_dim + 5), whose columns are those of `columns`."""
+def pack(arrays):
+    """Arrays (num_steps, num_envs, ...) as columns of one matrix, so that one gather shuffles them all, and the shapes
+    that `unpack` needs."""
+    columns = [x.reshape(x.shape[0] * x.shape[1], -1).astype(jnp.float32) for x in arrays]
+    return jnp.concatenate(columns, 1), [x.shape[2:] for x in arrays]
+
+
+def unpack(rows, shapes):
+    """The arrays (n, ...) whose columns stand side by side in `rows`."""
+    widths = [shape[0] if shape else 1 for shape in shapes]
+    begins = [sum(widths[:i]) for i in range(len(widths))]
+    return [rows[:, b : b + w].reshape(-1, *s) for b, w, s in zip(begins, widths, shapes, strict=True)]
+
+
+def learn_minibatch(learner, minibatch, shapes, unravel, optimizer, learning_rate, args):
+    """One step of Adam on a packed minibatch: the vector of all parameters and Adam behind it; the loss's terms."""
     vector, state = learner
-
-    def loss_of(vector):
-        obs, others = minibatch[:, :-5], minibatch[:, -5:].T
-        return ppo_loss(unravel(vector), obs, *others, args)
-
+    loss_of = lambda vector: ppo_loss(unravel(vector), *unpack(minibatch, shapes), args)  # noqa: E731
     gradient, terms = jax.grad(loss_of, has_aux=True)(vector)
     gradient *= jnp.minimum(1, args.max_grad_norm / (jnp.linalg.norm(gradient) + 1e-6))
     direction, state = optimizer.update(gradient, state)
@@ -197,28 +205,29 @@ def learn_minibatch(learner, minibatch, unravel, optimizer, learning_rate, args)
 
 def iteration(training, envs, optimizer, num_iterations, args):
     """One iteration of one seed: the training behind it, and what it reports."""
-    params, batch_size = training.params, args.num_envs * args.num_steps
-    rollout_key, shuffle_key, key = jax.random.split(training.key, 3)
+    params, shape = training.params, (args.num_steps, args.num_envs)
+    noise_key, start_key, shuffle_key, key = jax.random.split(training.key, 4)  # all random numbers are drawn at once
 
     # ---- 1. act: num_steps steps in every environment
-    inputs = (params, envs, training.state, training.obs, rollout_key, args.num_steps)
-    (state, next_obs), (obs, action, step) = rollout(*inputs)
+    noise = jax.random.gumbel(noise_key, (*shape, int(envs.single_action_space.n)))
+    fresh = envs.starts(start_key, args.num_steps)  # where episodes begin anew
+    sampler = partial(act, params)
+    (state, next_obs), (obs, action, step) = rollout(sampler, envs, training.state, training.obs, noise, fresh)
     done = step.terminated | step.truncated
 
     # ---- 2. credit: advantages and returns, with values and log-probabilities of the policy that acted
-    batch_obs, final_obs = (x.reshape(batch_size, -1) for x in (obs, step.final_obs))
-    logprob, _ = policy(params, batch_obs, action.reshape(-1))
-    value = value_of(params, batch_obs).reshape(done.shape)
+    logprob, _ = jax.vmap(partial(policy, params))(obs, action)  # (num_steps, num_envs)
+    value, final_value = (jax.vmap(partial(value_of, params))(x) for x in (obs, step.final_obs))
     # a time limit is no end of the task: what would have come has the value of the final observation
-    final_value = jnp.where(step.truncated, value_of(params, final_obs).reshape(done.shape), 0)
+    final_value = jnp.where(step.truncated, final_value, 0)
     advantage = gae(step.reward, value, done, final_value, value_of(params, next_obs), args.gamma, args.gae_lambda)
-    columns = (action, logprob, value, advantage, advantage + value)
-    batch = jnp.concatenate([batch_obs, *(x.reshape(-1, 1) for x in columns)], 1)  # (batch_size, obs_dim + 5)
+    batch, shapes = pack([obs, action, logprob, value, advantage, advantage + value])
 
     # ---- 3. learn: update_epochs passes over the rollout in shuffled minibatches
     vector, unravel = ravel_pytree(params)
     learning_rate = args.learning_rate * (1 - training.iteration / num_iterations if args.anneal_lr else 1)
-    learn = partial(learn_minibatch, unravel=unravel, optimizer=optimizer, learning_rate=learning_rate, args=args)
+    learn = partial(learn_minibatch, shapes=shapes, unravel=unravel, optimizer=optimizer)
+    learn = partial(learn, learning_rate=learning_rate, args=args)
 
     def epoch(carry, key):
         learner, go_on = carry
