@@ -34,6 +34,9 @@ FLAGS = {
     "sac_discrete": "--env-id CartPole-v1 --total-timesteps 2000 --learning-starts 1000 --eval-episodes 2",
     "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512 --eval-episodes 2",
     "ppo_continuous_action_jax": "--num-steps 256 --total-timesteps 768 --eval-episodes 2",
+    "ddpg_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --eval-episodes 2",
+    "td3_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --eval-episodes 2",
+    "sac_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --eval-episodes 2",
     "c51_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --eval-episodes 2",
     "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --eval-episodes 2",
 }
