@@ -54,16 +54,20 @@ def sb3(benchmark, *words, threads=1):
 
 
 def solorl(script, steps, warm_up, *flags, threads=1):
-    """Steps per second of a script (its path below algorithms/) between two steps, by the wall times in its metrics."""
+    """Steps per second of a script (its path below algorithms/) between two steps, by the wall times in its metrics; of
+    all seeds together where it trains several."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "solorl.cli", "train", ROOT / "algorithms" / script, *flags, "--device", "cpu"]
         words += ["--total-timesteps", steps, "--eval-every", 0, "--eval-episodes", 1, "--runs-dir", folder]
         words += ["--torch-threads", threads]
         words = [str(word) for word in words]
         subprocess.run(words, check=True, capture_output=True, env=environment(threads), cwd=ROOT)
-        lines = next(Path(folder).glob("*/metrics.jsonl")).read_text().splitlines()
-    at = {row["global_step"]: row["wall_time"] for row in map(json.loads, lines) if "charts/SPS" in row}
-    return (steps - warm_up) / (at[steps] - at[warm_up])
+        seeds = [file.read_text().splitlines() for file in Path(folder).glob("*/metrics.jsonl")]
+    rate = 0.0
+    for lines in seeds:
+        at = {row["global_step"]: row["wall_time"] for row in map(json.loads, lines) if "charts/SPS" in row}
+        rate += (steps - warm_up) / (at[steps] - at[warm_up])
+    return rate
 
 
 def shares(script, steps, *flags):

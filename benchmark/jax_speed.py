@@ -1,0 +1,123 @@
+"""Steps per second of the files in JAX, of their torch twins, of SBX and of Stable-Baselines3: the same work in turn.
+
+    pip install stable-baselines3 sbx-rl
+    python benchmark/jax_speed.py --rounds 5 --algorithms ppo dqn c51
+
+PPO and DQN (and C51) on CartPole-v1, SAC and TD3 on Pendulum-v1; nets, batches and numbers of updates are those of
+the torch files' defaults, SAC and TD3 begin to learn behind 1,000 random steps. Each measurement is a process of its
+own on the CPU; the clock starts when everything is imported and compiled and learning has begun. The files in JAX
+hold their environments in the compiled code, the others step Gymnasium's. A round measures every contestant once, in
+turn; the table gives the median, the range and the ratio to SBX within the same round. `--seeds 1 2 4 8` measures one
+process that trains so many seeds, all their steps counted. Writes the numbers to `--out`.
+"""
+
+import json
+from pathlib import Path
+
+import speed
+
+PEERS = ("Stable-Baselines3", "SBX")
+CASES = {  # algorithm: environment, torch file, JAX file, (steps, before the clock starts) of peers and torch, of JAX
+    "ppo": ("CartPole-v1", "ppo/ppo.py", "ppo/ppo_jax.py", (100 * 512, 20 * 512), (1600 * 512, 160 * 512)),
+    "dqn": ("CartPole-v1", "dqn/dqn.py", "dqn/dqn_jax.py", (50_000, 15_000), (200_000, 20_000)),
+    "c51": ("CartPole-v1", "dqn/c51.py", "dqn/c51_jax.py", (50_000, 15_000), (100_000, 20_000)),
+    "sac": ("Pendulum-v1", *(f"actor_critic/sac_continuous_action{x}.py" for x in ("", "_jax")), *[(3_000, 1_500)] * 2),
+    "td3": ("Pendulum-v1", *(f"actor_critic/td3_continuous_action{x}.py" for x in ("", "_jax")), *[(3_000, 1_500)] * 2),
+}
+FLAGS = {
+    "dqn": ["--exploration-fraction", 0.05],
+    "c51": ["--exploration-fraction", 0.05],
+    "sac": ["--learning-starts", 1_000],
+    "td3": ["--learning-starts", 1_000],
+}
+
+
+def peer(library, algorithm):
+    """Measure the algorithm of a library with Stable-Baselines3's interface; in a process of its own."""
+    import importlib
+
+    from stable_baselines3.common.env_util import make_vec_env
+
+    if library == "Stable-Baselines3":
+        import torch
+
+        torch.set_num_threads(1)
+    env_id, _, _, (steps, before), _ = CASES[algorithm]
+    settings = {
+        "ppo": {"n_steps": 128, "batch_size": 128, "n_epochs": 4, "learning_rate": 2.5e-4, "ent_coef": 0.01},
+        "dqn": {
+            "learning_rate": 2.5e-4, "buffer_size": 10_000, "learning_starts": 10_000, "batch_size": 128,
+            "train_freq": 10, "gradient_steps": 1, "target_update_interval": 500, "exploration_fraction": 0.05,
+            "exploration_final_eps": 0.05, "policy_kwargs": {"net_arch": [120, 84]},
+        },
+        "sac": {"learning_starts": 1_000, "batch_size": 256, "policy_kwargs": {"net_arch": [256, 256]}},
+        "td3": {"learning_starts": 1_000, "batch_size": 256, "policy_kwargs": {"net_arch": [256, 256]}},
+    }[algorithm]  # fmt: skip
+    if algorithm == "td3":
+        settings |= {"train_freq": 1, "gradient_steps": 1}
+    envs = make_vec_env(env_id, 4 if algorithm == "ppo" else 1)
+    module = importlib.import_module({"SBX": "sbx"}.get(library, "stable_baselines3"))
+    model = getattr(module, algorithm.upper())("MlpPolicy", envs, device="cpu", seed=1, **settings)
+    speed.time_sb3(model, steps, before)
+
+
+def measure(algorithm, name, num_seeds=1):
+    if name in PEERS:
+        return speed.sb3(__file__, name, algorithm)
+    env_id, torch, jax, there, here = CASES[algorithm]
+    flags = ["--env-id", env_id, "--save-every", 0, *FLAGS.get(algorithm, [])]
+    if name == "SoloRL, JAX":
+        return speed.solorl(jax, *here, *flags, "--num-seeds", num_seeds)
+    return speed.solorl(torch, *there, *flags, *(["--compile"] if "compiled" in name else []))
+
+
+def contestants(algorithm):
+    return [*(PEERS if algorithm != "c51" else ()), "SoloRL, torch", "SoloRL, torch compiled", "SoloRL, JAX"]
+
+
+def table(path):
+    """The measurements of a file as Markdown tables."""
+    about = json.loads(Path(path).read_text())
+    lines = []
+    for algorithm, rounds in about["rounds"].items():
+        peer = "SBX" if "SBX" in rounds[0] else "SoloRL, torch"
+        lines += ["", f"| {algorithm.upper()} on {CASES[algorithm][0]} | steps/s, median | range | ratio to {peer} |"]
+        lines += ["|---|---:|---:|---:|"]
+        for name in rounds[0]:
+            rates = [each[name] for each in rounds]
+            lines.append(speed.row(name, rates, [each[name] / each[peer] for each in rounds]))
+    if about["seeds"]:
+        lines += [
+            "",
+            "| PPO in JAX, seeds together | steps/s of all | range | ratio to one seed |",
+            "|---:|---:|---:|---:|",
+        ]
+        for number in about["seeds"][0]:
+            rates = [each[number] for each in about["seeds"]]
+            first = next(iter(about["seeds"][0]))
+            lines.append(speed.row(number, rates, [each[number] / each[first] for each in about["seeds"]]))
+    longest = max([*about["rounds"].values(), about["seeds"]], key=len)
+    return "\n".join([*lines[1:], "", f"{speed.where(longest, about)}, one thread each."])
+
+
+def main():
+    parser = speed.arguments("jax", __doc__)
+    parser.add_argument("--algorithms", nargs="*", default=list(CASES), choices=CASES)
+    parser.add_argument("--seeds", nargs="*", type=int, default=[])
+    args = parser.parse_args()
+    if args.sb3 is not None:
+        peer(*args.sb3)
+        return
+    rounds = {algorithm: [] for algorithm in args.algorithms}
+    seeds = []
+    for _ in range(args.rounds):
+        for algorithm in args.algorithms:
+            rounds[algorithm].append({name: measure(algorithm, name) for name in contestants(algorithm)})
+        if args.seeds:
+            seeds.append({str(n): measure("ppo", "SoloRL, JAX", n) for n in args.seeds})
+    speed.write(args.out, rounds=rounds, seeds=seeds, threads=1)
+    print(table(args.out))
+
+
+if __name__ == "__main__":
+    main()
