@@ -1,5 +1,6 @@
 """Every command printed in README and docs works: all of them are run here, shortened where they train."""
 
+import importlib
 import re
 import shlex
 import shutil
@@ -85,13 +86,19 @@ def test_every_algorithm_has_its_row():
         assert f"({path.name})" in (path.parent / "README.md").read_text(), path.name
 
 
-def test_the_speed_table_is_that_of_the_data():
-    """The numbers between the markers of README.md follow from benchmark/results/speed/ppo.json."""
+@pytest.mark.parametrize(
+    ("page", "benchmark", "data"),
+    [
+        ("README.md", "ppo_speed", "ppo"),
+        ("algorithms/dqn/README.md", "dqn_speed", "dqn"),
+        ("algorithms/actor_critic/README.md", "actor_critic_speed", "actor_critic"),
+    ],
+)
+def test_speed_tables_are_those_of_the_data(page, benchmark, data):
+    """The table on the page follows from benchmark/results/speed."""
     sys.path.insert(0, str(ROOT / "benchmark"))
-    import ppo_speed
-
-    text = (ROOT / "README.md").read_text()
-    assert ppo_speed.table(ROOT / "benchmark/results/speed/ppo.json") in text
+    table = importlib.import_module(benchmark).table(ROOT / f"benchmark/results/speed/{data}.json")
+    assert f"<!-- speed -->\n{table}\n<!-- /speed -->" in (ROOT / page).read_text()
 
 
 def test_links_of_every_page_lead_somewhere():
