@@ -3,6 +3,7 @@
 import dataclasses
 from functools import partial
 
+import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from conftest import comparable, definitions, rows
 from jax.flatten_util import ravel_pytree
 from safetensors.numpy import load_file
+
+from solorl.jax_envs import Step
 
 JAX, TORCH = definitions("ppo_jax"), definitions("ppo")
 SMALL = "--num-envs 2 --num-steps 16 --num-minibatches 2 --eval-episodes 2 --eval-every 256 --save-every 256".split()
@@ -122,13 +125,38 @@ def test_target_kl_ends_the_epochs():
     np.testing.assert_allclose(*(ravel_pytree(x.params)[0] for x in (free, plain)), atol=1e-6)
 
 
-def test_a_time_limit_bootstraps():
-    """A reward of 1 at every step under a time limit and no other end: the value is 1 / (1 - gamma), not less."""
-    args = JAX["Args"](num_envs=1, num_steps=8, gamma=0.5, gae_lambda=1.0)
-    value = np.full((8, 1), 2.0, np.float32)
-    done = np.float32([[0], [0], [0], [1], [0], [0], [0], [0]])
-    got = JAX["gae"](np.ones((8, 1), np.float32), value, done, 2.0 * done, np.float32([2.0]), args.gamma, 1.0)
-    np.testing.assert_allclose(got, 0, atol=1e-6)
+class Constant:
+    """A reward of 1 at every step; every fifth step ends the episode, by a time limit or as the end of the task."""
+
+    num_envs, single_action_space = 2, gym.spaces.Discrete(2)
+    single_observation_space = gym.spaces.Box(-1, 1, (1,))
+
+    def __init__(self, time_limit):
+        self.time_limit = time_limit
+
+    def reset(self, key):
+        return jnp.zeros(2, int), jnp.ones((2, 1))
+
+    def starts(self, key, num_steps):
+        return jnp.zeros((num_steps, 2, 1))
+
+    def step(self, state, action, fresh):
+        end, obs = (state + 1) % 5 == 0, jnp.ones((2, 1))
+        limit = jnp.full(2, self.time_limit)
+        return state + 1, Step(obs, jnp.ones(2), end & ~limit, end & limit, obs)
+
+
+@pytest.mark.parametrize("time_limit", [True, False])
+def test_a_time_limit_bootstraps(time_limit):
+    """The only state is worth 1 / (1 - gamma) under a time limit; where the task ends, a mean of what is left."""
+    args = JAX["Args"](num_envs=2, num_steps=20, gamma=0.5, learning_rate=0.02, anneal_lr=False, clip_vloss=False)
+    envs, optimizer = Constant(time_limit), optax.scale_by_adam(eps=1e-5)
+    one = partial(JAX["iteration"], envs=envs, optimizer=optimizer, num_iterations=1, args=args)
+    training = JAX["begin"](jax.random.PRNGKey(0), envs, optimizer)
+    training, _ = jax.jit(lambda training: jax.lax.scan(lambda t, _: one(t), training, length=200))(training)
+    value = float(JAX["value_of"](training.params, jnp.ones((1, 1)))[0])
+    # without the limit: lambda-returns weigh how many steps are left, 1 to 5 of them
+    assert value == pytest.approx(2, abs=0.05) if time_limit else 1.4 < value < 1.8
 
 
 # ---------------------------------------------------------------------- whole trainings
