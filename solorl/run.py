@@ -157,7 +157,7 @@ class Run:
         self._resumed_at = time.perf_counter()
         if self._tree is not None:
             state.set_random_states(self._tree["random"])
-        with signals(self.on_signal):
+        with signals(self._on_signal):
             for iteration in range(start, num_iterations):
                 self._iteration, self._is_last = iteration, iteration + 1 == num_iterations
                 yield iteration
@@ -393,7 +393,7 @@ class Run:
         return saved["iteration"]
 
     # ------------------------------------------------------------------ while it runs
-    def on_signal(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: Any) -> None:
         """The first signal ends the run behind the next save; the second ends at once: Ctrl+C as an exception, which
         leaves the variables to `python -i`, SIGTERM without any further code of the script's."""
         if self._signal and number == signal.SIGINT:

@@ -329,7 +329,7 @@ class Runs:
         for run in self.runs[1:]:
             run.stop_by(number)
         self.runs[0].quiet = False  # it speaks for all
-        self.runs[0].on_signal(number, frame)
+        self.runs[0]._on_signal(number, frame)
         self.runs[0].quiet = self.num_seeds > 1
 
     def _say(self, text: str) -> None:

@@ -339,12 +339,23 @@ def test_play_scores_a_real_run(twins):
     assert re.search(r"^CartPole-v1: \S+ ± \S+ over 2 ", done.stdout)
 
 
-@pytest.mark.parametrize("path", catalog.script_paths().values(), ids=lambda path: path.stem)
+TORCH = [path for path in catalog.script_paths().values() if catalog.parse_header(path).framework == "torch"]
+
+
+@pytest.mark.parametrize("path", TORCH, ids=lambda path: path.stem)
 def test_standalone_leaves_nothing_of_solorl(path):
     text = standalone(path, "mine.py")
     assert "solorl" not in catalog.top_modules(ast.parse(text)) and '"solorl' not in text.split("# ///\n")[0]
     used = set(re.findall(r"\brun\.(\w+)\(", text))
     assert used <= set(dir(stub.Run)), "verbs that the stub has not"
+
+
+def test_standalone_refuses_files_in_jax():
+    """Their environments and runs of many seeds are of the library."""
+    with pytest.raises(UsageError, match=r"cannot stand alone: it says `from solorl\.jax_envs import JaxEnvs`"):
+        UsageError, match="ppo_jax.py cannot stand alone: it says `from solorl.jax_envs import JaxEnvs`"
+    ):
+        standalone(ROOT / "algorithms" / "ppo" / "ppo_jax.py", "mine.py")
 
 
 def test_stub_has_the_verbs_of_the_library():
