@@ -21,8 +21,10 @@ from solorl.errors import UsageError, did_you_mean
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 # What differs between siblings by nature: settings, networks and, in JAX, state and loop.
-EXEMPT = ("Args", "make_env", "Agent", "Actor", "Critic", "QNetwork")
-EXEMPT += ("Training", "Learner", "init_params", "policy", "act", "begin", "iteration")
+EXEMPT = (
+    *("Args", "make_env", "Agent", "Actor", "Critic", "QNetwork"),
+    *("Training", "Learner", "init_params", "policy", "act", "begin", "iteration"),
+)
 MAX_LINES, MAX_LINES_DEMANDING = 250, 350
 MAX_WIDTH = 120
 MAX_DEPTH = 5

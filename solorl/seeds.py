@@ -30,7 +30,10 @@ from solorl.run import Run, signals
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solorl" / "jax"  # of compiled code
 # Operations of microseconds: handing them to other threads costs more than it brings.
-ONE_THREAD = {"xla_cpu_multi_thread_eigen": False, "xla_cpu_enable_concurrency_optimized_scheduler": False}
+ONE_THREAD: dict[str, str | bool] = {
+    "xla_cpu_multi_thread_eigen": False,
+    "xla_cpu_enable_concurrency_optimized_scheduler": False,
+}
 PRINT_EVERY = 10.0  # seconds between lines of progress of several seeds
 
 

@@ -353,8 +353,6 @@ def test_standalone_leaves_nothing_of_solorl(path):
 def test_standalone_refuses_files_in_jax():
     """Their environments and runs of many seeds are of the library."""
     with pytest.raises(UsageError, match=r"cannot stand alone: it says `from solorl\.jax_envs import JaxEnvs`"):
-        UsageError, match="ppo_jax.py cannot stand alone: it says `from solorl.jax_envs import JaxEnvs`"
-    ):
         standalone(ROOT / "algorithms" / "ppo" / "ppo_jax.py", "mine.py")
 
 
