@@ -309,7 +309,7 @@ def curves(comparison: Comparison, metric: str, axis: str) -> dict[tuple[str, st
         if not lines:
             continue
         xs, ys = [x for x, _ in lines.values()], [y for _, y in lines.values()]
-        grid = st.common_grid(xs)
+        grid = st.common_grid(xs, hold=axis == "time")  # behind its end a run scores what it scored there
         if not len(grid):
             continue
         values = st.on_grid(grid, xs, ys)
@@ -321,7 +321,8 @@ def curves(comparison: Comparison, metric: str, axis: str) -> dict[tuple[str, st
 def total_curves(comparison: Comparison, metric: str, axis: str) -> dict[str, Curve]:
     """Sample efficiency: the IQM of normalised scores over all shared environments, per method.
 
-    On the positions that all runs of a method have; the axis "steps" or "time" as for single environments.
+    On the positions that all runs of a method have, by time until its last run ends; the axis "steps" or "time" as for
+    single environments.
     """
     if len(comparison.shared) < 2:
         return {}
@@ -331,7 +332,7 @@ def total_curves(comparison: Comparison, metric: str, axis: str) -> dict[str, Cu
         xs = [x for env in lines.values() for x, _ in env]
         if not all(map(len, xs)):
             continue
-        grid = st.common_grid(xs)
+        grid = st.common_grid(xs, hold=axis == "time")
         if len(grid):
             values = [_normalised(comparison, env, lines[env], grid) for env in comparison.shared]
             found[method] = Curve(grid, *st.iqm_band(values))
