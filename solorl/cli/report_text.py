@@ -56,9 +56,9 @@ def total_caption(comparison: cmp.Comparison) -> str:
 def curve_caption(comparison: cmp.Comparison) -> str:
     """What lines and bands are."""
     return (
-        "Lines are interquartile means over runs, bands their 95 % bootstrap intervals. A curve ends where its shortest "
-        "run ends; by time, where its last one ends, and those before keep their score. Training curves are means over "
-        "the last 5 % of a run."
+        "Lines are interquartile means over runs, bands their 95 % bootstrap intervals. A curve ends where its "
+        "shortest run ends; by time, where its last one ends, and those before keep their score. Training curves are "
+        "means over the last 5 % of a run."
     )
 
 
