@@ -132,10 +132,13 @@ def test_samples_are_uniform_over_what_is_stored():
 
 
 def test_it_logs_what_its_twin_logs(train):
-    run = train("dqn_jax", *SMALL, "--total-timesteps", 2000)["run"].runs[0]
-    twin = train("dqn", *SMALL, "--total-timesteps", 2000)["run"]
+    flags = [*SMALL, "--total-timesteps", 2000, "--eval-every", 350]
+    run = train("dqn_jax", *flags)["run"].runs[0]
+    twin = train("dqn", *flags)["run"]
     keys = [{key for row in rows(r.dir) for key in row} for r in (run, twin)]
     assert keys[0] == keys[1]
+    evaluated = [[row["global_step"] for row in rows(r.dir, "eval/episodic_return")] for r in (run, twin)]
+    assert evaluated[0] == evaluated[1] and len(evaluated[0]) > 1  # also where a chunk must end for it
 
 
 def test_it_learns_cartpole(train):

@@ -206,6 +206,8 @@ def test_it_logs_what_its_twin_logs(train):
     twin = train("ppo", *SMALL, "--total-timesteps", 512)["run"]
     keys = [{key for row in rows(r.dir) for key in row} for r in (run, twin)]
     assert keys[0] == keys[1]
+    evaluated = [[row["global_step"] for row in rows(r.dir, "eval/episodic_return")] for r in (run, twin)]
+    assert evaluated[0] == evaluated[1] and len(evaluated[0]) > 1  # also where a chunk must end for it
     config = dataclasses.asdict(run.args).keys() - {"num_seeds"}
     assert config == dataclasses.asdict(twin.args).keys()
 
