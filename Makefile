@@ -3,12 +3,16 @@ PYTHON ?= python3
 PY := .venv/bin/python
 FLAGS ?=
 
-.PHONY: train test lint docs bench clean
+.PHONY: train test coverage lint docs bench clean
 
 train: .venv/.run
 	.venv/bin/solo train ppo --env-id CartPole-v1 --target-return 500 --capture-video $(FLAGS)
 
 test: .venv/.dev
+	$(PY) -m pytest -n 2 --dist worksteal -m "not slow" $(FLAGS)
+
+# All tests, the slow ones too, and how much of the library they reach; takes twice as long.
+coverage: .venv/.dev
 	$(PY) -m pytest -n 2 --dist worksteal --cov=solorl --cov-report=term --cov-fail-under=90 $(FLAGS)
 
 lint: .venv/.dev

@@ -199,7 +199,7 @@ def test_same_seed_same_weights(name, train):
     assert np.array_equal(a["replay"].arrays["rows"], b["replay"].arrays["rows"])
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [SCRIPTS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS[1:])])
 def test_killed_and_resumed_with_its_replay_equals_uninterrupted(name, tmp_path):
     """kill -9 amidst training, also between two rows of metrics; the ring of the replay has wrapped by then."""
     env_id = "CartPole-v1" if name == "sac_discrete" else "Pendulum-v1"
