@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from solorl import results
+from solorl import results, signals
 from solorl.engines import UNKNOWN, Engine, Job, command_line, is_alive, own_handle, process_start
 from solorl.plan import Plan, Task, sha256
 from solorl.state import write_atomically
@@ -314,8 +314,7 @@ class Runner:
 
     def run(self) -> int:
         """The exit code: 0 when everything is finished and collected, 1 when not, 128 + signal when interrupted."""
-        handlers = {number: signal.signal(number, self._on_signal) for number in listened_signals()}
-        try:
+        with signals.handled(self._on_signal, signals.listened()):
             while self.running or (not self._signal and (self.queue or self.elsewhere)):
                 self._reap()
                 if self._signal:
@@ -324,9 +323,6 @@ class Runner:
                     self._fill()
                 self.view.refresh(self)
                 time.sleep(TICK)
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
         if self._signal:
             return 128 + self._signal
         return 1 if self.failed or self.uncollected else 0
@@ -573,12 +569,3 @@ def _kind(task: Task) -> tuple[str, str, str]:
 
 def _plural(word: str, count: int) -> str:
     return word if count == 1 else f"{word}s"
-
-
-def listened_signals() -> list[int]:
-    """The signals that interrupt; those the user has switched off (`nohup`) stay so."""
-    return [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) != signal.SIG_IGN
-    ]

@@ -21,14 +21,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from solorl import simulators, state
+from solorl import signals, simulators, state
 from solorl.arguments import RunArgs, script_path
 from solorl.errors import UsageError, quit_with
 from solorl.evaluation import Policy, draw_learning_curve, film, play_episodes, undisturbed, watch
@@ -157,7 +156,7 @@ class Run:
         self._resumed_at = time.perf_counter()
         if self._tree is not None:
             state.set_random_states(self._tree["random"])
-        with signals(self._on_signal):
+        with signals.handled(self._on_signal):
             for iteration in range(start, num_iterations):
                 self._iteration, self._is_last = iteration, iteration + 1 == num_iterations
                 yield iteration
@@ -653,17 +652,6 @@ class Run:
         if self._status == "running":
             self._flush()
             self._set_status("failed")
-
-
-@contextmanager
-def signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Ctrl+C and SIGTERM go to `handler` inside the block."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 # ---------------------------------------------------------------------- small facts

@@ -20,7 +20,6 @@ import hashlib
 import json
 import platform
 import re
-import signal
 import statistics
 import time
 from collections import deque
@@ -29,7 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from solorl.bench import GRACE, TICK, Found, Store, View, listened_signals
+from solorl import signals
+from solorl.bench import GRACE, TICK, Found, Store, View
 from solorl.catalog import parse_source, read_source
 from solorl.engines import Engine, is_alive, own_handle
 from solorl.errors import UsageError
@@ -252,14 +252,10 @@ class Tuner:
 
     def run(self) -> int:
         """0 when the study has all its trials and a best one, 1 when all failed, 128 + signal when interrupted."""
-        handlers = {number: signal.signal(number, self._on_signal) for number in listened_signals()}
-        try:
+        with signals.handled(self._on_signal, signals.listened()):
             self._reclaim()
             while self._turn():
                 time.sleep(TICK)
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
         if self._signal:
             return 128 + self._signal
         return 0 if completed(self.found) else 1

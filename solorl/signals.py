@@ -1,0 +1,24 @@
+"""Ctrl+C, SIGTERM and SIGHUP: who hears them, and for how long."""
+
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+def listened() -> list[int]:
+    """The signals that interrupt a command of many runs; those the user has switched off (`nohup`) stay so."""
+    return [each for each in (*ENDING, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]
+
+
+@contextmanager
+def handled(handler: Callable[[int, Any], None], numbers: Iterable[int] = ENDING) -> Iterator[None]:
+    """The signals go to `handler(number, frame)` inside the block, and where they went before behind it."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
