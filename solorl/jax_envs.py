@@ -18,8 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from solorl.errors import quit_with
-
 
 class Step(NamedTuple):
     """What a step of every environment brought; all (num_envs, ...)."""
@@ -147,15 +145,25 @@ DYNAMICS = {
 
 
 # ---------------------------------------------------------------------- many of them, with time limits and resets
+def open_envs(env_id: str, num_envs: int) -> Any:
+    """`num_envs` environments to be stepped inside a compiled loop: JaxEnvs if there are any of this kind, else
+    EnvPoolEnvs; one sentence and exit code 2 where there are neither."""
+    if env_id in DYNAMICS:
+        return JaxEnvs(env_id, num_envs)
+    from solorl.envpool_envs import EnvPoolEnvs
+
+    return EnvPoolEnvs(env_id, num_envs)
+
+
 class JaxEnvs:
     """`num_envs` environments of one kind side by side, with Gymnasium's time limit; see the top of this file.
 
-    One sentence and exit code 2 for an environment that is not among `DYNAMICS`.
+    `env_id` is one of `DYNAMICS`.
     """
 
+    saved = True  # their state is part of the training, and so of a checkpoint
+
     def __init__(self, env_id: str, num_envs: int):
-        if env_id not in DYNAMICS:
-            quit_with(f"{env_id} has no JAX environment; there are {', '.join(DYNAMICS)}")
         spec = gym.spec(env_id)
         env = gym.make(env_id)
         self.single_observation_space, self.single_action_space = env.observation_space, env.action_space

@@ -10,11 +10,12 @@ algorithm, no network and no loss.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from solorl import state
+from solorl import signals, state
 from solorl.arguments import RunArgs
 from solorl.errors import quit_with
-from solorl.run import Run, signals
+from solorl.run import Run
+from solorl.trackers import warn
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solorl" / "jax"  # of compiled code
 # Operations of microseconds: handing them to other threads costs more than it brings.
@@ -51,21 +53,18 @@ class _Part:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Name -> array."""
-        training = self.runs.training(self.index)
-        tree = getattr(training, self.field) if self.field else training
-        return {name: np.asarray(leaf) for name, leaf in names_of(tree).items()}
+        return {name: np.asarray(leaf) for name, leaf in names_of(self.runs.training(self.index, self.field)).items()}
 
     def load_state_dict(self, arrays: Mapping[str, Any]) -> None:
         """Bring the training into the saved state; one sentence and exit code 2 where the arrays do not fit."""
-        training = self.runs.training(self.index)
-        tree = getattr(training, self.field) if self.field else training
+        tree = self.runs.training(self.index, self.field)
         leaves = []
         for name, leaf in names_of(tree).items():
             if name not in arrays or np.shape(arrays[name]) != leaf.shape:
                 quit_with(f"what was saved does not fit: {name} is missing or has another shape than {leaf.shape}")
             leaves.append(jnp.asarray(np.asarray(arrays[name]), leaf.dtype))
         tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
-        self.runs.put(self.index, training._replace(**{self.field: tree}) if self.field else tree)
+        self.runs.put(self.index, self.field, tree)
 
 
 class _SeedRun(Run):
@@ -97,6 +96,10 @@ class _SeedRun(Run):
     def at(self, iteration: int, is_last: bool) -> None:
         """Say behind which iteration the verbs are called."""
         self._iteration, self._is_last = iteration, is_last
+
+    def begin_episodes(self) -> None:
+        """No episode is running."""
+        self._returns = self._lengths = None
 
     def pause(self, seconds: float) -> None:
         """Do not count these seconds as training time."""
@@ -151,25 +154,31 @@ class Runs:
         """See `Run.require_spaces`."""
         self.runs[0].require_spaces(envs, obs, action)
 
-    def resume(self, begin: Callable[[Any], Any], model: str) -> int:
+    def resume(self, begin: Callable[[Any], Any], model: str, anew: Sequence[str] = ()) -> int:
         """Begin the training of each seed: `begin` maps the key of a seed to a NamedTuple of all that will change; a
         checkpoint holds it. `model` is the field of it that `act` needs: it becomes model.safetensors.
 
-        With `--resume` the trainings are as saved. Returns the iteration to start from. Opens the run folders: nothing
-        has been written before.
+        With `--resume` the trainings are as saved, but for the fields `anew`, where the environments are such that no
+        checkpoint can hold them: their episodes begin anew, and the run says so. Returns the iteration to start from.
+        Opens the run folders: nothing has been written before.
         """
         start = jax.jit(begin)
+        keys = [jax.random.PRNGKey(run.args.seed) for run in self.runs]
         # no two leaves may share a buffer, for the compiled code writes over them
-        self._trainings = [
-            jax.tree.map(lambda x: jnp.array(x, copy=True), start(jax.random.PRNGKey(run.args.seed)))
-            for run in self.runs
-        ]
+        self._trainings = [jax.tree.map(lambda x: jnp.array(x, copy=True), start(key)) for key in keys]
         starts = []
         for i, run in enumerate(self.runs):
             run.model = _Part(self, i, model)
             starts.append(run.resume(training=_Part(self, i)))
+            if anew and starts[-1]:
+                fresh = start(jax.random.fold_in(keys[i], starts[-1]))
+                for field in anew:
+                    self.put(i, field, getattr(fresh, field))
+                run.begin_episodes()
         if len(set(starts)) > 1:
             quit_with(f"the seeds stand at different iterations ({starts}); resume each alone, by its own folder")
+        if anew and starts[0]:
+            warn(f"the environments of {self.args.env_id} cannot be saved, so their running episodes begin anew")  # type: ignore[attr-defined]
         if self.num_seeds > 1 and Run.play is None:
             names = [run.dir.name for run in self.runs]
             for run in self.runs:
@@ -177,17 +186,20 @@ class Runs:
             self._say(f"run folders {names[0]} to {names[-1]} in {self.runs[0].dir.parent}")
         return starts[0]
 
-    def training(self, index: int) -> Any:
-        """The training of one seed as it is now. Its arrays are gone once the training goes on."""
-        return self._trainings[index] if self._stack is None else jax.tree.map(lambda x: x[index], self._stack)
+    def training(self, index: int, field: str = "") -> Any:
+        """The training of one seed as it is now, or one field of it. Its arrays are gone once the training goes on."""
+        tree = self._trainings[index] if self._stack is None else self._stack
+        tree = getattr(tree, field) if field else tree
+        return tree if self._stack is None else jax.tree.map(lambda x: x[index], tree)
 
-    def put(self, index: int, training: Any) -> None:
-        """Replace the training of one seed; before `compile`."""
-        self._trainings[index] = training
+    def put(self, index: int, field: str, tree: Any) -> None:
+        """Replace the training of one seed, or one field of it; before `compile`."""
+        self._trainings[index] = self._trainings[index]._replace(**{field: tree}) if field else tree
 
     def compile(self, iteration: Callable[[Any], Any], chunk: int) -> Callable[[range], Any]:
         """Compile up to `chunk` iterations into one call; returns `train(iterations)`, which does as many as the range
-        is long and returns what they report, as NumPy arrays (num_seeds, len(iterations), ...).
+        is long and returns what they report, as NumPy arrays (num_seeds, len(iterations), ...). Rows of seeds that have
+        reached `--target-return` mean nothing.
 
         `iteration` maps the training of one seed to that one iteration later and a pytree to report. Compiled code is
         kept on the disk for later runs.
@@ -211,7 +223,7 @@ class Runs:
         `batch_size` is the number of environment steps of one iteration. Ends early as `Run.loop` does."""
         if Run.play is not None:
             return
-        with signals(self._on_signal):
+        with signals.handled(self._on_signal):
             while start < num_iterations and self._active:
                 end = min(num_iterations, (start // self._chunk + 1) * self._chunk)
                 for every in filter(None, (self.args.eval_every, self.args.save_every)):
@@ -300,8 +312,12 @@ class Runs:
             return jax.tree.map(lambda x: np.asarray(x)[:count], report)  # waits for the end
 
         def train(iterations: range) -> Any:
-            reports = list(pool.map(lambda index: one(index, len(iterations)), range(self.num_seeds)))
-            return jax.tree.map(lambda *leaves: np.stack(leaves), *reports)
+            found = pool.map(lambda index: one(index, len(iterations)), self._active)
+            reports = dict(zip(self._active, found, strict=True))
+            any_of_them = reports[self._active[0]]
+            return jax.tree.map(
+                lambda *leaves: np.stack(leaves), *(reports.get(i, any_of_them) for i in range(self.num_seeds))
+            )
 
         return train
 
@@ -316,9 +332,11 @@ class Runs:
 
     def _policy(self, act: Callable[..., Any], index: int) -> Callable[[Any], Any]:
         """The greedy policy of one seed, NumPy to NumPy."""
-        compiled = self._acts.setdefault(act, jax.jit(act))
-        model = getattr(self.training(index), self.runs[index].model.field)
-        return lambda obs: np.asarray(compiled(model, np.asarray(obs, np.float32).reshape(len(obs), -1)))
+        if act not in self._acts:
+            self._acts[act] = jax.jit(act)
+        compiled = self._acts[act]
+        model = functools.cache(lambda: self.training(index, self.runs[index].model.field))  # only where it acts
+        return lambda obs: np.asarray(compiled(model(), np.asarray(obs, np.float32).reshape(len(obs), -1)))
 
     def _alone(self, index: int, verb: Callable[[_SeedRun], None]) -> None:
         """Call a verb of one run; the time it takes is not training time of the others."""

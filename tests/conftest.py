@@ -10,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in a job behind `&`, but what is tested must hear Ctrl+C
@@ -38,6 +40,14 @@ def rows(run_dir, key=None):
 def comparable(run_dir):
     """All rows without what depends on the clock."""
     return [{k: v for k, v in row.items() if k not in ("wall_time", "charts/SPS")} for row in rows(run_dir)]
+
+
+def copy_layers(params, layers):
+    """The weights of a net in JAX, a list of {"weight": (fan_in, fan_out), "bias"}, into torch's Linear layers."""
+    for mine, layer in zip(params, layers, strict=True):
+        layer.load_state_dict(
+            {"weight": torch.tensor(np.array(mine["weight"].T)), "bias": torch.tensor(np.array(mine["bias"]))}
+        )
 
 
 @pytest.fixture

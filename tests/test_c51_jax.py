@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from conftest import definitions
+from conftest import copy_layers, definitions
 from test_c51 import distributions, projected
 
 JAX, TORCH = definitions("c51_jax"), definitions("c51")
@@ -30,11 +30,8 @@ def test_loss_gradient_and_policy_are_those_of_the_torch_twin():
     atoms = np.linspace(-3, 3, 7).astype(np.float32)
     params, target_params = (JAX["init_params"](jax.random.PRNGKey(i), 3, 4, 7) for i in range(2))
     networks = [TORCH["QNetwork"](3, 4, torch.from_numpy(atoms)) for _ in range(2)]
-    with torch.no_grad():
-        for network, mine in zip(networks, (params, target_params), strict=True):
-            for layer, values in zip(network.layers, mine, strict=True):
-                layer.weight.copy_(torch.from_numpy(np.array(values["weight"].T)))
-                layer.bias.copy_(torch.from_numpy(np.array(values["bias"])))
+    copy_layers(params, networks[0].layers)
+    copy_layers(target_params, networks[1].layers)
     rng = np.random.default_rng(0)
     obs, next_obs = rng.normal(size=(2, 32, 3)).astype(np.float32)
     action, done = rng.integers(4, size=32).astype(np.float32), (rng.random(32) < 0.3).astype(np.float32)

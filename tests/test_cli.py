@@ -352,7 +352,7 @@ def test_standalone_leaves_nothing_of_solorl(path):
 
 def test_standalone_refuses_files_in_jax():
     """Their environments and runs of many seeds are of the library."""
-    with pytest.raises(UsageError, match=r"cannot stand alone: it says `from solorl\.jax_envs import JaxEnvs`"):
+    with pytest.raises(UsageError, match=r"cannot stand alone: it says `from solorl\.jax_envs import open_envs`"):
         standalone(ROOT / "algorithms" / "ppo" / "ppo_jax.py", "mine.py")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 import torch
-from conftest import definitions, rows
+from conftest import copy_layers, definitions, rows
 from jax.flatten_util import ravel_pytree
 
 JAX, TORCH = definitions("dqn_jax"), definitions("dqn")
@@ -18,10 +18,7 @@ SMALL = "--total-timesteps 400 --learning-starts 100 --batch-size 16 --eval-epis
 def twin(params, num_actions):
     """The torch network with the same weights."""
     network = TORCH["QNetwork"](len(params[0]["weight"]), num_actions)
-    with torch.no_grad():
-        for layer, mine in zip(network.layers, params, strict=True):
-            layer.weight.copy_(torch.from_numpy(np.array(mine["weight"].T)))
-            layer.bias.copy_(torch.from_numpy(np.array(mine["bias"])))
+    copy_layers(params, network.layers)
     return network
 
 

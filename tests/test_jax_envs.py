@@ -95,9 +95,3 @@ def test_an_end_at_the_time_limit_is_an_end():
     late = (jnp.array([[2.39, 5.0, 0.0, 0.0]]), jnp.array([499]))
     _, step = envs.step(late, jnp.array([1]), state)
     assert step.terminated.all() and not step.truncated.any()
-
-
-def test_an_unknown_environment_names_those_there_are(capsys):
-    with pytest.raises(SystemExit) as end:
-        JaxEnvs("LunarLander-v3", 1)
-    assert end.value.code == 2 and "CartPole-v1" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
-from conftest import comparable, definitions, rows
+from conftest import comparable, copy_layers, definitions, rows
 from safetensors.numpy import load_file
 
 JAX, TORCH = definitions("ppo_continuous_action_jax"), definitions("ppo_continuous_action")
@@ -18,12 +18,9 @@ def twins():
     params = JAX["init_params"](jax.random.PRNGKey(0), 3, 2) | {"log_std": jnp.array([-0.3, 0.4])}
     params["actor"][-1]["weight"] = jax.random.normal(jax.random.PRNGKey(7), (64, 2))
     agent = TORCH["Agent"](3, 2)
-    with torch.no_grad():
-        agent.log_std.copy_(torch.from_numpy(np.array(params["log_std"])))
-        for name, net in (("actor", agent.actor), ("critic", agent.critic)):
-            for layer, mine in zip(net, params[name], strict=True):
-                layer.weight.copy_(torch.from_numpy(np.array(mine["weight"].T)))
-                layer.bias.copy_(torch.from_numpy(np.array(mine["bias"])))
+    agent.log_std.data.copy_(torch.from_numpy(np.array(params["log_std"])))
+    copy_layers(params["actor"], agent.actor)
+    copy_layers(params["critic"], agent.critic)
     return params, agent
 
 

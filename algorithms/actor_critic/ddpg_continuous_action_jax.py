@@ -25,13 +25,13 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from solorl import RunArgs, parse
-from solorl.jax_envs import JaxEnvs
+from solorl.jax_envs import open_envs
 from solorl.seeds import Runs
 
 
 @dataclass
 class Args(RunArgs):
-    env_id: str = "Pendulum-v1"  # id of the environment, in JAX for training and in Gymnasium for evaluation
+    env_id: str = "Pendulum-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
     num_envs: int = 1  # environments stepped side by side
@@ -75,8 +75,8 @@ def make_env(env_id, **kwargs):
 
 
 def make_envs(env_id, num_envs):
-    """The same environment in JAX, for training."""
-    return JaxEnvs(env_id, num_envs)
+    """The same environments for training: in JAX if there are any of this kind, else in EnvPool."""
+    return open_envs(env_id, num_envs)
 
 
 def init_mlp(key, *sizes):
@@ -238,7 +238,8 @@ if __name__ == "__main__":
     optimizer = optax.scale_by_adam()
     unravel = [ravel_pytree(layers)[1] for layers in init_params(jax.random.PRNGKey(0), obs_dim, action_dim)]
     capacity = min(args.buffer_size, args.total_timesteps)
-    start = run.resume(partial(begin, envs=envs, optimizer=optimizer, capacity=capacity), model="actor")
+    lost = () if envs.saved else ("state", "obs")  # what begins anew in a resumed run
+    start = run.resume(partial(begin, envs=envs, optimizer=optimizer, capacity=capacity), model="actor", anew=lost)
     one = partial(iteration, envs=envs, unravel=unravel, bounds=bounds, optimizer=optimizer, args=args)
     train = run.compile(one, chunk=max(1, 500 // args.num_envs))
 

@@ -25,13 +25,13 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from solorl import RunArgs, parse
-from solorl.jax_envs import JaxEnvs
+from solorl.jax_envs import open_envs
 from solorl.seeds import Runs
 
 
 @dataclass
 class Args(RunArgs):
-    env_id: str = "CartPole-v1"  # id of the environment, in JAX for training and in Gymnasium for evaluation
+    env_id: str = "CartPole-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 500_000  # environment steps, summed over environments
     num_envs: int = 1  # environments stepped side by side
@@ -72,8 +72,8 @@ def make_env(env_id, **kwargs):
 
 
 def make_envs(env_id, num_envs):
-    """The same environment in JAX, for training."""
-    return JaxEnvs(env_id, num_envs)
+    """The same environments for training: in JAX if there are any of this kind, else in EnvPool."""
+    return open_envs(env_id, num_envs)
 
 
 def init_mlp(key, *sizes):
@@ -229,7 +229,8 @@ if __name__ == "__main__":
     policy = partial(act, atoms=atoms)
     optimizer = optax.scale_by_adam(eps=0.01 / args.batch_size)
     start_of = partial(begin, envs=envs, optimizer=optimizer, capacity=args.buffer_size, n_atoms=args.n_atoms)
-    start = run.resume(start_of, model="params")
+    lost = () if envs.saved else ("state", "obs")  # what begins anew in a resumed run
+    start = run.resume(start_of, model="params", anew=lost)
     one = partial(iteration, envs=envs, atoms=atoms, optimizer=optimizer, num_iterations=num_iterations, args=args)
     train = run.compile(one, chunk=max(1, 1000 // batch_steps))
 

@@ -26,13 +26,13 @@ from gymnasium.wrappers import ClipAction
 from jax.flatten_util import ravel_pytree
 
 from solorl import RunArgs, parse
-from solorl.jax_envs import JaxEnvs
+from solorl.jax_envs import open_envs
 from solorl.seeds import Runs
 
 
 @dataclass
 class Args(RunArgs):
-    env_id: str = "Pendulum-v1"  # id of the environment, in JAX for training and in Gymnasium for evaluation
+    env_id: str = "Pendulum-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
     num_envs: int = 1  # environments stepped side by side
@@ -98,8 +98,8 @@ def make_env(env_id, **kwargs):
 
 
 def make_envs(env_id, num_envs):
-    """The same environment in JAX, for training."""
-    return JaxEnvs(env_id, num_envs)
+    """The same environments for training: in JAX if there are any of this kind, else in EnvPool."""
+    return open_envs(env_id, num_envs)
 
 
 def init_mlp(key, *sizes, gain):
@@ -131,9 +131,8 @@ def init_params(key, obs_dim, action_dim):
 
 def policy(params, obs, action):
     """Normalised (batch, obs_dim), (batch, action_dim) -> log-probabilities (batch,), entropies (batch,)."""
-    log_std = params["log_std"]
-    noise = (action - mlp(params["actor"], obs)) * jnp.exp(-log_std)
-    entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+    noise = (action - mlp(params["actor"], obs)) * jnp.exp(-params["log_std"])
+    entropy = (params["log_std"] + 0.5 * math.log(2 * math.pi * math.e)).sum()
     return (0.5 - 0.5 * noise**2).sum(1) - entropy, jnp.full(len(obs), entropy)
 
 
@@ -148,10 +147,8 @@ def act(agent, obs, noise=0.0):  # (batch, obs_dim) -> (batch, action_dim)
 
 
 def discounted_returns(reward, done, so_far, gamma):
-    """What an episode has brought up to each step, earlier rewards discounted: both (num_steps, num_envs).
-
-    so_far (num_envs,) is what it had brought before, 0 at its beginning. Returns what it has brought now, too.
-    """
+    """What an episode has brought up to each step, earlier rewards discounted: both (num_steps, num_envs); so_far
+    (num_envs,) is what it had brought before, 0 at its beginning. Returns what it has brought now, too."""
 
     def forwards(so_far, inputs):
         reward, done = inputs
@@ -336,7 +333,8 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="continuous")
 
     optimizer = optax.scale_by_adam(eps=1e-5)
-    start = run.resume(partial(begin, envs=envs, optimizer=optimizer), model="agent")
+    lost = () if envs.saved else ("state", "obs", "so_far")  # what begins anew in a resumed run
+    start = run.resume(partial(begin, envs=envs, optimizer=optimizer), model="agent", anew=lost)
     one = partial(iteration, envs=envs, optimizer=optimizer, num_iterations=num_iterations, args=args)
     train = run.compile(one, chunk=16)
 
