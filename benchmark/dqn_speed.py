@@ -34,11 +34,8 @@ def sb3(threads):
     from stable_baselines3 import DQN
 
     torch.set_num_threads(threads)
-    model = DQN(
-        "MlpPolicy", "CartPole-v1", learning_rate=2.5e-4, buffer_size=10_000, learning_starts=10_000, batch_size=128,
-        tau=1.0, gamma=0.99, train_freq=10, gradient_steps=1, target_update_interval=500, exploration_fraction=0.2,
-        exploration_final_eps=0.05, policy_kwargs={"net_arch": [120, 84]}, device="cpu", seed=1,
-    )  # fmt: skip
+    settings = speed.PEERS["dqn"] | {"exploration_fraction": 0.2}
+    model = DQN("MlpPolicy", "CartPole-v1", device="cpu", seed=1, **settings)
     speed.time_sb3(model, STEPS, WARM_UP)
 
 
@@ -53,9 +50,7 @@ def table(path):
     """The measurements of a file as a Markdown table."""
     about = json.loads(Path(path).read_text())
     lines = ["| | steps/s, median | range | ratio to Stable-Baselines3 |", "|---|---:|---:|---:|"]
-    for name in about["rounds"][0]:
-        ratios = [each[name] / max(each[peer] for peer in PEERS) for each in about["rounds"]]
-        lines.append(speed.row(name, [each[name] for each in about["rounds"]], ratios))
+    lines += speed.rows(about["rounds"], PEERS)
     where = f"{speed.where(about['rounds'], about)}."
     for script, parts in about["shares"].items():
         where += f" Where the time of {script} goes (eager): {speed.in_words(parts)}."

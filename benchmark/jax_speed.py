@@ -18,9 +18,9 @@ import speed
 
 PEERS = ("Stable-Baselines3", "SBX")
 CASES = {  # algorithm: environment, torch file, JAX file, (steps, before the clock starts) of peers and torch, of JAX
-    "ppo": ("CartPole-v1", "ppo/ppo.py", "ppo/ppo_jax.py", (100 * 512, 20 * 512), (1600 * 512, 160 * 512)),
-    "dqn": ("CartPole-v1", "dqn/dqn.py", "dqn/dqn_jax.py", (50_000, 15_000), (200_000, 20_000)),
-    "c51": ("CartPole-v1", "dqn/c51.py", "dqn/c51_jax.py", (50_000, 15_000), (100_000, 20_000)),
+    "ppo": ("CartPole-v1", "ppo/ppo.py", "ppo/ppo_jax.py", (100 * 512, 20 * 512), (800 * 512, 80 * 512)),
+    "dqn": ("CartPole-v1", "dqn/dqn.py", "dqn/dqn_jax.py", (30_000, 15_000), (200_000, 20_000)),
+    "c51": ("CartPole-v1", "dqn/c51.py", "dqn/c51_jax.py", (30_000, 15_000), (100_000, 20_000)),
     "sac": ("Pendulum-v1", *(f"actor_critic/sac_continuous_action{x}.py" for x in ("", "_jax")), *[(3_000, 1_500)] * 2),
     "td3": ("Pendulum-v1", *(f"actor_critic/td3_continuous_action{x}.py" for x in ("", "_jax")), *[(3_000, 1_500)] * 2),
 }
@@ -44,15 +44,11 @@ def peer(library, algorithm):
         torch.set_num_threads(1)
     env_id, _, _, (steps, before), _ = CASES[algorithm]
     settings = {
-        "ppo": {"n_steps": 128, "batch_size": 128, "n_epochs": 4, "learning_rate": 2.5e-4, "ent_coef": 0.01},
-        "dqn": {
-            "learning_rate": 2.5e-4, "buffer_size": 10_000, "learning_starts": 10_000, "batch_size": 128,
-            "train_freq": 10, "gradient_steps": 1, "target_update_interval": 500, "exploration_fraction": 0.05,
-            "exploration_final_eps": 0.05, "policy_kwargs": {"net_arch": [120, 84]},
-        },
+        "ppo": speed.PEERS["ppo"],
+        "dqn": speed.PEERS["dqn"] | {"exploration_fraction": 0.05},
         "sac": {"learning_starts": 1_000, "batch_size": 256, "policy_kwargs": {"net_arch": [256, 256]}},
         "td3": {"learning_starts": 1_000, "batch_size": 256, "policy_kwargs": {"net_arch": [256, 256]}},
-    }[algorithm]  # fmt: skip
+    }[algorithm]
     if algorithm == "td3":
         settings |= {"train_freq": 1, "gradient_steps": 1}
     envs = make_vec_env(env_id, 4 if algorithm == "ppo" else 1)
@@ -68,11 +64,11 @@ def measure(algorithm, name, num_seeds=1):
     flags = ["--env-id", env_id, "--save-every", 0, *FLAGS.get(algorithm, [])]
     if name == "SoloRL, JAX":
         return speed.solorl(jax, *here, *flags, "--num-seeds", num_seeds)
-    return speed.solorl(torch, *there, *flags, *(["--compile"] if "compiled" in name else []))
+    return speed.solorl(torch, *there, *flags)
 
 
 def contestants(algorithm):
-    return [*(PEERS if algorithm != "c51" else ()), "SoloRL, torch", "SoloRL, torch compiled", "SoloRL, JAX"]
+    return [*(PEERS if algorithm != "c51" else ()), "SoloRL, torch", "SoloRL, JAX"]
 
 
 def table(path):
@@ -83,19 +79,14 @@ def table(path):
         peer = "SBX" if "SBX" in rounds[0] else "SoloRL, torch"
         lines += ["", f"| {algorithm.upper()} on {CASES[algorithm][0]} | steps/s, median | range | ratio to {peer} |"]
         lines += ["|---|---:|---:|---:|"]
-        for name in rounds[0]:
-            rates = [each[name] for each in rounds]
-            lines.append(speed.row(name, rates, [each[name] / each[peer] for each in rounds]))
+        lines += speed.rows(rounds, [peer])
     if about["seeds"]:
         lines += [
             "",
             "| PPO in JAX, seeds together | steps/s of all | range | ratio to one seed |",
             "|---:|---:|---:|---:|",
         ]
-        for number in about["seeds"][0]:
-            rates = [each[number] for each in about["seeds"]]
-            first = next(iter(about["seeds"][0]))
-            lines.append(speed.row(number, rates, [each[number] / each[first] for each in about["seeds"]]))
+        lines += speed.rows(about["seeds"], list(about["seeds"][0])[:1])
     longest = max([*about["rounds"].values(), about["seeds"]], key=len)
     return "\n".join([*lines[1:], "", f"{speed.where(longest, about)}, one thread each."])
 

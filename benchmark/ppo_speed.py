@@ -34,11 +34,12 @@ def sb3(env_id):
     _, batch, iterations, before = CASES[env_id]
     if env_id == "CartPole-v1":
         envs = make_vec_env(env_id, 4)
-        settings = {"n_steps": 128, "batch_size": 128, "n_epochs": 4, "learning_rate": 2.5e-4, "ent_coef": 0.01}
+        settings = {}
     else:
         envs = VecNormalize(make_vec_env(env_id, 1))
         settings = {"n_steps": 2048, "batch_size": 64, "n_epochs": 10, "learning_rate": 3e-4, "ent_coef": 0.0}
-    model = PPO("MlpPolicy", envs, clip_range=0.2, clip_range_vf=0.2, device="cpu", seed=1, **settings)
+    settings = speed.PEERS["ppo"] | settings
+    model = PPO("MlpPolicy", envs, clip_range_vf=0.2, device="cpu", seed=1, **settings)
     speed.time_sb3(model, batch * iterations, batch * before)
 
 
@@ -54,9 +55,7 @@ def table(path):
     """The measurements of a file as a Markdown table."""
     about = json.loads(Path(path).read_text())
     lines = ["| | steps/s, median | range | ratio to Stable-Baselines3 |", "|---|---:|---:|---:|"]
-    for name in about["rounds"][0]:
-        ratios = [each[name] / each["Stable-Baselines3"] for each in about["rounds"]]
-        lines.append(speed.row(name, [each[name] for each in about["rounds"]], ratios))
+    lines += speed.rows(about["rounds"], ["Stable-Baselines3"])
     where = speed.where(about["rounds"], about)
     return "\n".join([*lines, "", f"{where}. Where SoloRL's time goes (eager): {speed.in_words(about['shares'])}."])
 

@@ -12,6 +12,16 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PEERS = {  # what Stable-Baselines3 and libraries with its interface need to do the work of our defaults on CartPole-v1
+    "ppo": {
+        "n_steps": 128, "batch_size": 128, "n_epochs": 4, "learning_rate": 2.5e-4, "ent_coef": 0.01, "clip_range": 0.2,
+    },
+    "dqn": {
+        "learning_rate": 2.5e-4, "buffer_size": 10_000, "learning_starts": 10_000, "batch_size": 128, "tau": 1.0,
+        "gamma": 0.99, "train_freq": 10, "gradient_steps": 1, "target_update_interval": 500,
+        "exploration_final_eps": 0.05, "policy_kwargs": {"net_arch": [120, 84]},
+    },
+}  # fmt: skip
 
 
 def environment(threads=1):
@@ -84,6 +94,13 @@ def row(name, rates, ratios, *more):
     span = f"{min(rates):,.0f} to {max(rates):,.0f}"
     cells = [name, f"{statistics.median(rates):,.0f}", span, f"{statistics.median(ratios):.2f}", *more]
     return f"| {' | '.join(cells)} |"
+
+
+def rows(rounds, peers):
+    """A row for each contestant; the ratios are those to the fastest of `peers` in the same round."""
+    for name in rounds[0]:
+        ratios = [each[name] / max(each[peer] for peer in peers) for each in rounds]
+        yield row(name, [each[name] for each in rounds], ratios)
 
 
 def in_words(parts):
