@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -90,6 +91,7 @@ def test_every_algorithm_has_its_row():
     ("page", "benchmark", "data"),
     [
         ("README.md", "ppo_speed", "ppo"),
+        ("algorithms/ppo/README.md", "ppo_speed", "ppo_halfcheetah"),
         ("algorithms/dqn/README.md", "dqn_speed", "dqn"),
         ("algorithms/actor_critic/README.md", "actor_critic_speed", "actor_critic"),
     ],
@@ -99,6 +101,19 @@ def test_speed_tables_are_those_of_the_data(page, benchmark, data):
     sys.path.insert(0, str(ROOT / "benchmark"))
     table = importlib.import_module(benchmark).table(ROOT / f"benchmark/results/speed/{data}.json")
     assert f"<!-- speed -->\n{table}\n<!-- /speed -->" in (ROOT / page).read_text()
+
+
+def test_implementation_details_are_linked_to_their_lines():
+    """Each link leads to the line on which its name is defined, or on which its phase begins."""
+    linked = runpy.run_path(str(ROOT / "docs/line_links.py"))["linked"]
+    for page in (ROOT / "algorithms").glob("*/README.md"):
+        text = page.read_text()
+        assert linked(page) == text, f"{page}: run python docs/line_links.py"
+        found = re.findall(r"\[`?([\w.]+|phase \d)`?\]\((\w+\.py)#L(\d+)\)", text)
+        assert len(found) >= 10
+        for name, file, line in found:
+            there = (page.parent / file).read_text().splitlines()[int(line) - 1]
+            assert name.split(".")[-1].replace("phase", "# ----") in there, (page, name, file, line)
 
 
 def test_links_of_every_page_lead_somewhere():
