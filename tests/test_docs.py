@@ -88,19 +88,29 @@ def test_every_algorithm_has_its_row():
 
 
 @pytest.mark.parametrize(
-    ("page", "benchmark", "data"),
+    ("page", "marker", "benchmark", "data"),
     [
-        ("README.md", "ppo_speed", "ppo"),
-        ("algorithms/ppo/README.md", "ppo_speed", "ppo_halfcheetah"),
-        ("algorithms/dqn/README.md", "dqn_speed", "dqn"),
-        ("algorithms/actor_critic/README.md", "actor_critic_speed", "actor_critic"),
+        ("README.md", "speed", "ppo_speed", "ppo"),
+        ("README.md", "jax", "jax_speed", "jax"),
+        ("algorithms/ppo/README.md", "speed", "ppo_speed", "ppo_halfcheetah"),
+        ("algorithms/dqn/README.md", "speed", "dqn_speed", "dqn"),
+        ("algorithms/actor_critic/README.md", "speed", "actor_critic_speed", "actor_critic"),
     ],
 )
-def test_speed_tables_are_those_of_the_data(page, benchmark, data):
+def test_speed_tables_are_those_of_the_data(page, marker, benchmark, data):
     """The table on the page follows from benchmark/results/speed."""
     sys.path.insert(0, str(ROOT / "benchmark"))
     table = importlib.import_module(benchmark).table(ROOT / f"benchmark/results/speed/{data}.json")
-    assert f"<!-- speed -->\n{table}\n<!-- /speed -->" in (ROOT / page).read_text()
+    assert f"<!-- {marker} -->\n{table}\n<!-- /{marker} -->" in (ROOT / page).read_text()
+
+
+def test_the_tricks_of_the_speed_benchmark_stand_in_the_script():
+    """Each of them can still be undone: what it replaces is in ppo_jax.py, and what comes out is Python."""
+    sys.path.insert(0, str(ROOT / "benchmark"))
+    variants = importlib.import_module("jax_tricks").variants()
+    assert len(variants) >= 9 and len(set(variants.values())) == len(variants)
+    for name, source in variants.items():
+        compile(source, name, "exec")
 
 
 def test_implementation_details_are_linked_to_their_lines():
