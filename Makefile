@@ -36,7 +36,7 @@ bench: .venv/.dev
 	touch .venv/.run
 
 .venv/.dev: .venv/.run requirements-dev.lock
-	$(PY) -m pip install --quiet --requirement requirements-dev.lock
+	$(PY) -m pip install --quiet --no-deps --requirement requirements-dev.lock
 	touch .venv/.dev
 
 clean:

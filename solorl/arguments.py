@@ -23,6 +23,7 @@ EXTRAS = {
     "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
     "ale_py": ("ale_py", "atari"),
 }
+REGISTER = {"-MinAtar": ("solorl.gymnax_envs", "gymnax")}  # end of an id: module that registers it, its extra
 NAMESPACES = {"ALE": "atari", "MinAtar": "minatar", "dm_control": "dm_control"}
 
 
@@ -203,13 +204,16 @@ def check_unchanged(args: RunArgs, saved: RunArgs) -> None:
 
 
 def _newest(ids: Iterable[str]) -> list[str]:
-    """Of each environment only the id with the highest version."""
+    """Of each environment only the id with the highest version, or that without one."""
     newest: dict[str, int] = {}
+    unversioned = []
     for env_id in ids:
         name, _, version = env_id.rpartition("-v")
         if name and version.isdigit():
             newest[name] = max(newest.get(name, 0), int(version))
-    return [f"{name}-v{version}" for name, version in newest.items()]
+        else:
+            unversioned.append(env_id)
+    return [f"{name}-v{version}" for name, version in newest.items()] + unversioned
 
 
 def check_env_id(env_id: str) -> None:
@@ -218,6 +222,11 @@ def check_env_id(env_id: str) -> None:
 
     try:
         module, colon, name = env_id.rpartition(":")
+        for end, (module_of_ours, extra) in REGISTER.items():
+            if name.endswith(end) and importlib.util.find_spec(extra) is None:
+                raise UsageError(f"{env_id} needs an extra: pip install 'solorl[{extra}]'")
+            if name.endswith(end):
+                importlib.import_module(module_of_ours)
         if colon:
             importlib.import_module(module)
         spec = gym.spec(name)

@@ -146,10 +146,14 @@ DYNAMICS = {
 
 # ---------------------------------------------------------------------- many of them, with time limits and resets
 def open_envs(env_id: str, num_envs: int) -> Any:
-    """`num_envs` environments to be stepped inside a compiled loop: JaxEnvs if there are any of this kind, else
-    EnvPoolEnvs; one sentence and exit code 2 where there are neither."""
+    """`num_envs` environments to be stepped inside a compiled loop: JaxEnvs or GymnaxEnvs if there are any of this
+    kind, else EnvPoolEnvs; one sentence and exit code 2 where there are none."""
     if env_id in DYNAMICS:
         return JaxEnvs(env_id, num_envs)
+    if env_id.endswith("-MinAtar"):
+        from solorl.gymnax_envs import GymnaxEnvs
+
+        return GymnaxEnvs(env_id, num_envs)
     from solorl.envpool_envs import EnvPoolEnvs
 
     return EnvPoolEnvs(env_id, num_envs)

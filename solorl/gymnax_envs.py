@@ -1,0 +1,91 @@
+"""MinAtar's games as gymnax has them: pure JAX for training, and the same as Gymnasium environments for evaluation.
+
+    envs = GymnaxEnvs("Breakout-MinAtar", num_envs=64)  # used as jax_envs.JaxEnvs is
+    env = gymnasium.make("Breakout-MinAtar")  # registered when this module is imported
+
+Observations (10, 10, channels) become vectors of numbers. Unlike the original, gymnax's games have no sticky actions
+and cut episodes off (at 1,000 steps; Freeway: 2,500).
+"""
+
+from typing import Any
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from solorl.errors import quit_with
+from solorl.jax_envs import Step
+
+GAMES = tuple(f"{name}-MinAtar" for name in ("Asterix", "Breakout", "Freeway", "SpaceInvaders"))
+
+
+def _make(env_id: str) -> tuple[Any, Any]:
+    try:
+        import gymnax
+    except ImportError:
+        quit_with(f"{env_id} needs an extra: pip install 'solorl[gymnax]'")
+    return gymnax.make(env_id)
+
+
+def _spaces(game: Any, params: Any) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
+    size = int(np.prod(game.observation_space(params).shape))
+    return gym.spaces.Box(0.0, 1.0, (size,), np.float32), gym.spaces.Discrete(game.num_actions)
+
+
+class GymnaxEnvs:
+    """`num_envs` games of one kind side by side. `env_id` is one of `GAMES`."""
+
+    saved = True  # their state is part of the training, and so of a checkpoint
+
+    def __init__(self, env_id: str, num_envs: int):
+        self.game, self.params = _make(env_id)
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = _spaces(self.game, self.params)
+
+    def reset(self, key: Any) -> tuple[Any, Any]:
+        """New episodes everywhere: state, obs (num_envs, obs_dim)."""
+        obs, state = jax.vmap(self.game.reset, (0, None))(jax.random.split(key, self.num_envs), self.params)
+        return state, self._vector(obs)
+
+    def step(self, state: Any, action: Any, fresh: Any) -> tuple[Any, Step]:
+        """One step everywhere, with the keys of this step (num_envs, 2) that `starts` draws."""
+        step = jax.vmap(self.game.step, (0, 0, 0, None))
+        obs, state, reward, terminated, truncated, info = step(fresh, state, action, self.params)
+        final_obs = self._vector(info["final_observation"])
+        return state, Step(self._vector(obs), reward, terminated, truncated & ~terminated, final_obs)
+
+    def starts(self, key: Any, num_steps: int) -> Any:
+        """Keys for `num_steps` steps, for the games are random: (num_steps, num_envs, 2)."""
+        return jax.random.split(key, (num_steps, self.num_envs))
+
+    def _vector(self, obs: Any) -> Any:
+        return obs.reshape(self.num_envs, -1).astype(jnp.float32)
+
+
+class GymnaxEnv(gym.Env[np.ndarray, np.int64]):
+    """One game with Gymnasium's interface, compiled step by step; `seed` of `reset` decides all that is random."""
+
+    def __init__(self, env_id: str):
+        self.game, self.params = _make(env_id)
+        self.observation_space, self.action_space = _spaces(self.game, self.params)
+        self._state: Any = None
+        self._step = jax.jit(self.game.step)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        """See `gymnasium.Env.reset`."""
+        super().reset(seed=seed)
+        self._key = jax.random.PRNGKey(int(self.np_random.integers(2**31)))
+        obs, self._state = self.game.reset(self._key, self.params)
+        return np.asarray(obs, np.float32).ravel(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """See `gymnasium.Env.step`."""
+        self._key, key = jax.random.split(self._key)
+        _, self._state, reward, terminated, truncated, info = self._step(key, self._state, int(action), self.params)
+        obs = np.asarray(info["final_observation"], np.float32).ravel()
+        return obs, float(reward), bool(terminated), bool(truncated and not terminated), {}
+
+
+for _game in GAMES:
+    gym.register(_game, "solorl.gymnax_envs:GymnaxEnv", kwargs={"env_id": _game}, disable_env_checker=True)
