@@ -9,7 +9,6 @@ is where the step led, `obs` where the next episode starts. Python is called for
 EnvPool cannot hand out the state of its environments (`saved` is False): in a resumed run the episodes begin anew.
 """
 
-import os
 import warnings
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ from jax.experimental import io_callback
 
 from solorl.errors import did_you_mean, quit_with
 from solorl.jax_envs import DYNAMICS, Step
+from solorl.seeds import Runs
 
 
 class EnvPoolEnvs:
@@ -77,7 +77,7 @@ class EnvPoolEnvs:
             pool = self.envpool.make_gymnasium(
                 self.env_id,
                 num_envs=self.num_envs,
-                num_threads=min(self.num_envs, len(os.sched_getaffinity(0))),
+                num_threads=min(self.num_envs, Runs.cores_per_seed),
                 seed=int(np.asarray(key).ravel()[-1]) >> 1,  # of 31 bits
                 max_episode_steps=gym.spec(self.env_id).max_episode_steps,
             )

@@ -26,6 +26,7 @@ import numpy as np
 
 from solorl import signals, state
 from solorl.arguments import RunArgs
+from solorl.engines import own_cores
 from solorl.errors import quit_with
 from solorl.run import Run
 from solorl.trackers import warn
@@ -128,9 +129,12 @@ class _SeedRun(Run):
 class Runs:
     """The trainings of `--num-seeds` seeds in one process."""
 
+    cores_per_seed = len(own_cores())  # of the processor, for the environments of a seed; set by __init__
+
     def __init__(self, args: RunArgs):
         self.args = args
         self.num_seeds: int = args.num_seeds  # type: ignore[attr-defined]
+        Runs.cores_per_seed = max(1, len(own_cores()) // self.num_seeds)
         _choose_device(args.device if args.cuda or args.device != "auto" else "cpu")
         _keep_compiled_code()
         jax.config.update("jax_cpu_enable_async_dispatch", False)  # a call runs in the thread that makes it
@@ -305,7 +309,7 @@ class Runs:
 
     def _in_threads(self, call: Callable[..., Any]) -> Callable[[range], Any]:
         """All seeds in a chunk, as many at once as there are cores."""
-        pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+        pool = ThreadPoolExecutor(len(own_cores()))
 
         def one(index: int, count: int) -> Any:
             self._trainings[index], report = call(self._trainings[index], jnp.int32(count))
