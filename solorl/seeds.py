@@ -146,6 +146,7 @@ class Runs:
         self._stack: Any = None  # all trainings in one, an axis of seeds in front of each leaf, where side_by_side
         self._active = list(range(self.num_seeds))
         self._chunk, self._printed = 1, 0.0
+        self._code: Any = None  # with which a seed has ended that did not come to its end
         self._acts: dict[Any, Any] = {}
         self._made: tuple[Any, Any] = (None, None)
 
@@ -247,9 +248,16 @@ class Runs:
             self.runs[i].episodes(global_step, reward[i].reshape(shape), done[i].reshape(shape))
 
     def log(self, global_step: int, metrics: Mapping[str, Any]) -> None:
-        """Write a row of each seed, metrics are (num_seeds,); see `Run.log`. `charts/SPS` counts steps of a seed."""
-        for i in self._active:
-            self.runs[i].log(global_step, {name: value[i] for name, value in metrics.items()})
+        """Write a row of each seed, metrics are (num_seeds,); see `Run.log`. `charts/SPS` counts steps of a seed.
+        A seed that diverges ends, the others go on; the exit code is 3 in the end."""
+        for i in list(self._active):
+            try:
+                self.runs[i].log(global_step, {name: value[i] for name, value in metrics.items()})
+            except SystemExit as end:
+                self._code = end.code
+                self._active.remove(i)
+        if not self._active:
+            raise SystemExit(self._code)
         now = time.perf_counter()
         if self.num_seeds > 1 and now - self._printed > PRINT_EVERY:
             self._printed = now
@@ -277,16 +285,15 @@ class Runs:
 
     def close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
         """See `Run.close`."""
-        code = None
         for i in self._active:
             try:
                 self.runs[i].close(self._policy(act, i), make_env)
-            except SystemExit as exit:
-                code = exit.code
+            except SystemExit as end:
+                self._code = end.code
         if Run.play is None:
             self._say_evaluations("in the end:    ")
-        if code is not None:
-            raise SystemExit(code)
+        if self._code is not None:
+            raise SystemExit(self._code)
 
     # ------------------------------------------------------------------ parts of the verbs
     def _arguments(self) -> list[Any]:

@@ -1,6 +1,7 @@
 """ppo_jax.py: its pure functions against brute force and its torch twin, and whole trainings."""
 
 import dataclasses
+import json
 import shutil
 import sys
 from functools import partial
@@ -12,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 import torch
-from conftest import comparable, copy_layers, definitions, rows
+from conftest import comparable, copy_layers, definitions, rows, script
 from conftest import run as shell
 from jax.flatten_util import ravel_pytree
 from safetensors.numpy import load_file
@@ -225,6 +226,23 @@ def test_a_model_can_be_played(train, tmp_path):
     ]
     assert "over 3 greedy episodes" in played[0].stdout and played[0].stdout == played[1].stdout
     assert comparable(run.dir) == before  # nothing of the run was touched
+
+
+def test_a_seed_that_diverges_ends_alone(train, tmp_path):
+    """The first of two: its row has a NaN in the second chunk; the other seed trains as it would alone."""
+    source, line = script("ppo_jax").read_text(), "        run.log(global_step"
+    assert source.count(line) == 1
+    change = "        if global_step > 700:\n            metrics['losses/entropy'][0] = float('nan')\n"
+    (tmp_path / "ppo_jax.py").write_text(source.replace(line, change + line))
+    train(tmp_path / "ppo_jax.py", *SMALL, "--num-seeds", 2, "--total-timesteps", 2048, code=3)
+    diverged, other = folders(tmp_path)
+    assert "losses/entropy is nan" in train.out and (diverged / "crash").is_dir()
+    assert [json.loads((run / "status.json").read_text())["status"] for run in (diverged, other)] == [
+        "diverged: losses/entropy is nan",
+        "finished",
+    ]
+    train("ppo_jax", *SMALL, "--seed", 2, "--total-timesteps", 2048, runs_dir=tmp_path / "alone" / "runs")
+    assert comparable(other) == comparable(*folders(tmp_path / "alone"))
 
 
 def test_it_learns_cartpole(train):
