@@ -43,7 +43,8 @@ class EnvRow:
     median: Estimate
     steps: float  # median over runs of the environment steps trained
     seconds: float  # median over runs of the seconds of training
-    sps: float | None  # median over runs of environment steps per second
+    sps: float | None  # median over runs of environment steps per second, of all that were trained at once
+    together: int  # largest number of runs trained at once
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ def env_rows(comparison: Comparison, env_id: str | None = None) -> list[EnvRow]:
 
 
 def _env_row(env_id: str, method: str, scores: st.Array, runs: Sequence[Result]) -> EnvRow:
-    speeds = [run.sps for run in runs if run.sps is not None]
+    speeds = [run.sps * run.together for run in runs if run.sps is not None]
     return EnvRow(
         env_id,
         method,
@@ -222,6 +223,7 @@ def _env_row(env_id: str, method: str, scores: st.Array, runs: Sequence[Result])
         steps=float(np.median([run.global_step for run in runs])),
         seconds=float(np.median([run.wall_time for run in runs])),
         sps=float(np.median(speeds)) if speeds else None,
+        together=max(run.together for run in runs),
     )
 
 

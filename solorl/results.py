@@ -54,6 +54,7 @@ class Result:
     train: Columns = field(default_factory=dict)  # training episodes in bins of equal step width: TRAIN_COLUMNS
     last_100_episodes: float | None = None  # mean return of the last 100 training episodes
     sps: float | None = None  # median environment steps per second
+    together: int = 1  # runs trained at once by one process: the time is that of all, the speed that of this one
     source: str = ""  # where it was read from; not stored
 
     @property
@@ -281,8 +282,15 @@ def _result(run_dir: Path, config: dict[str, Any], status: dict[str, Any], rows:
         train=thinned(episodes, total),
         last_100_episodes=last_mean([row[2] for row in episodes]),
         sps=middle(rates),
+        together=_together(run_dir),
         source=str(run_dir),
     )
+
+
+def _together(run_dir: Path) -> int:
+    """How many runs the process trained at once."""
+    path = run_dir / "together.json"
+    return len(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else 1
 
 
 def _read_json(path: Path) -> dict[str, Any]:

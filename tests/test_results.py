@@ -71,6 +71,16 @@ def test_collected_numbers(tmp_path):
     assert result.script_sha256 == "ab" * 32
 
 
+def test_seeds_trained_at_once_are_counted(tmp_path):
+    run = make_run(tmp_path / "run")
+    assert read(collect(run, tmp_path / "results")).together == 1
+    (run / "together.json").write_text(json.dumps(["run", "run2", "run3"]))
+    assert read(collect(run, tmp_path / "results")).together == 3
+    (run / "together.json").write_text("[")
+    with pytest.raises(ResultError, match="is damaged"):
+        collect(run, tmp_path / "results")
+
+
 def test_training_episodes_are_thinned_to_means_of_equal_bins():
     episodes = [(step, step / 10, float(step), 1.0) for step in range(1, 10_001)]
     table = thinned(episodes, 10_000)

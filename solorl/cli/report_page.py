@@ -118,7 +118,7 @@ def _env_table(comparison: cmp.Comparison) -> str:
                 *map(_cell, (row.iqm, row.mean, row.median)),
                 str(row.seeds),
                 f"{row.steps:,.0f}",
-                text.duration(row.seconds),
+                text.training_time(row),
                 "-" if row.sps is None else f"{row.sps:,.0f}",
             ]
             for row in cmp.env_rows(comparison, env)

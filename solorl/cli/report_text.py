@@ -37,9 +37,11 @@ def verdicts(comparison: cmp.Comparison) -> list[str]:
 
 def table_caption(comparison: cmp.Comparison) -> str:
     """What the numbers of the first table are."""
+    several = any(run.together > 1 for runs in comparison.groups.values() for run in runs)
     return (
         f"The score of a run is its {cmp.METRICS[comparison.metric]}. Interquartile mean (IQM), mean and median over "
-        "runs, each with its 95 % bootstrap interval; steps, time and speed are medians over runs."
+        "runs, each with its 95 % bootstrap interval; steps, time and speed are medians over runs"
+        + ("; of seeds trained at once, time and speed are those of all of them." if several else ".")
     )
 
 
@@ -102,6 +104,11 @@ def summary(comparison: cmp.Comparison) -> tuple[list[str], list[list[str]]]:
     return ["environment", "method", "runs", "IQM [95 %]", "mean [95 %]", "steps"], rows + totals
 
 
+def training_time(row: cmp.EnvRow) -> str:
+    """The time of a run, or of as many as were trained at once."""
+    return duration(row.seconds) + (f" ({row.together} at once)" if row.together > 1 else "")
+
+
 def env_table(comparison: cmp.Comparison) -> str:
     """A row for each environment and method."""
     head = ["Environment", "Method", "Seeds", "IQM", "Mean", "Median", "Steps", "Time", "Steps/s"]
@@ -112,7 +119,7 @@ def env_table(comparison: cmp.Comparison) -> str:
             str(row.seeds),
             *map(estimate, (row.iqm, row.mean, row.median)),
             f"{row.steps:,.0f}",
-            duration(row.seconds),
+            training_time(row),
             "-" if row.sps is None else f"{row.sps:,.0f}",
         ]
         for row in cmp.env_rows(comparison)
