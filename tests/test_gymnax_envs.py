@@ -19,6 +19,8 @@ def test_steps_are_those_of_the_game_and_ended_episodes_begin_anew():
     state, obs = envs.reset(jax.random.PRNGKey(0))
     step, step_env = jax.jit(envs.step), jax.jit(jax.vmap(game.step_env, (0, 0, 0, None)))
     rng, ends = np.random.default_rng(0), 0
+    keys = np.asarray(envs.starts(jax.random.PRNGKey(1), 60)).reshape(360, 2)
+    assert len(np.unique(keys, axis=0)) == 360  # no two games share what is random
     assert obs.shape == (6, *envs.single_observation_space.shape) == (6, 400)
     for keys in envs.starts(jax.random.PRNGKey(1), 60):
         action = jnp.asarray(rng.integers(3, size=6))
