@@ -136,7 +136,12 @@ class Run:
             for note in state.restore(part, self._tree["parts"][name]):
                 warn(note)
         self._resume_replays()
-        return self._resume_counters(self._tree["run"])
+        start = self._resume_counters(self._tree["run"])
+        for envs in filter(simulators.is_vector_env, parts.values()):
+            for i in simulators.restarted(envs):
+                if self._returns is not None and self._lengths is not None:
+                    self._returns[i] = self._lengths[i] = 0
+        return start
 
     def reset(self, envs: Any) -> Any:
         """The first observations (num_envs, *obs_shape): of a reset with seeds no other environment has, or, resumed,

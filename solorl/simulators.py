@@ -6,6 +6,7 @@ resets and replays, and compares the observation it arrives at. Where that diffe
 other processes, the episode restarts and the run says so.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium as gym
@@ -81,6 +82,7 @@ def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
     """Bring every environment to its captured state; returns a sentence where the episodes restart instead."""
     for space, state in zip(_spaces(envs), tree["spaces"], strict=True):
         space.np_random.bit_generator.state = state
+    envs._restarted = range(envs.num_envs)
     if "envs" not in tree:
         return [f"the state of {type(envs).__name__} cannot be saved, so its running episodes restart"]
     restarted = []
@@ -92,9 +94,15 @@ def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
     for i, env in enumerate(envs.envs):
         envs._env_obs[i] = env.obs
     envs._autoreset_envs = tree["autoreset"]
+    envs._restarted = restarted
     if restarted:
         return [f"the simulator did not replay exactly, so the running episodes of environments {restarted} restart"]
     return []
+
+
+def restarted(envs: Any) -> Iterable[int]:
+    """The environments whose episodes `restore` could not go on with."""
+    return getattr(envs, "_restarted", ())
 
 
 def observations(envs: Any) -> Any:

@@ -163,3 +163,4 @@ def test_simulators_that_cannot_be_replayed_restart_their_episodes_and_say_so(tr
     shutil.rmtree(sorted((v["run"].dir / "checkpoint").iterdir())[-1])
     v = train("ppo", "--resume", v["run"].dir)
     assert "did not replay exactly" in train.out and "[0, 1] restart" in train.out and v["start"] == 1
+    assert v["run"]._lengths.tolist() == [32, 32]  # steps since the resume only
