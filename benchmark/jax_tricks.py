@@ -23,10 +23,14 @@ UNDONE = {  # what is given up -> what stands in the file and what stands there 
     ],
     "every iteration a call of its own": [("chunk=16", "chunk=1")],
     "noise drawn step by step": [
-        ("noise = jax.random.gumbel(noise_key, (*shape, int(envs.single_action_space.n)))", "noise = jax.random.split(noise_key, args.num_steps)"),
+        (
+            "noise = jax.random.gumbel(noise_key, (*shape, int(envs.single_action_space.n)))",
+            "noise = jax.random.split(noise_key, args.num_steps)",
+        ),
         (
             "sampler = partial(act, params)\n",
-            "sampler = lambda obs, key: act(params, obs, jax.random.gumbel(key, (args.num_envs, int(envs.single_action_space.n))))\n",
+            "sampler = lambda obs, key: act(params, obs, "
+            "jax.random.gumbel(key, (args.num_envs, int(envs.single_action_space.n))))\n",
         ),
     ],
     "first states drawn step by step": [
@@ -42,7 +46,10 @@ UNDONE = {  # what is given up -> what stands in the file and what stands there 
     ],
     "GAE's loop not unrolled": [("reverse=True, unroll=16", "reverse=True")],
     "each array shuffled by itself": [
-        ("return jnp.concatenate(columns, 1), [x.shape[2:] for x in arrays]", "return tuple(columns), [x.shape[2:] for x in arrays]"),
+        (
+            "return jnp.concatenate(columns, 1), [x.shape[2:] for x in arrays]",
+            "return tuple(columns), [x.shape[2:] for x in arrays]",
+        ),
         (
             "return [rows[:, b : b + w].reshape(-1, *s) for b, w, s in zip(begins, widths, shapes, strict=True)]",
             "return [x.reshape(-1, *s) for x, s in zip(rows, shapes, strict=True)]",
@@ -66,7 +73,7 @@ UNDONE = {  # what is given up -> what stands in the file and what stands there 
             "return (jax.tree.map(lambda x, y: x - learning_rate * y, vector, direction), state), terms",
         ),
     ],
-}  # fmt: skip
+}
 
 
 def variants():
