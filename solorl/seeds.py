@@ -141,7 +141,7 @@ class Runs:
         self.runs = [_SeedRun(each) for each in self._arguments()]
         for run in self.runs:
             run.quiet = self.num_seeds > 1
-        self.side_by_side = self.num_seeds > 1 and self.runs[0].device.platform != "cpu"  # vmap
+        self.side_by_side = self.num_seeds > 1 and not _is_cpu(self.runs[0].device)  # vmap
         self._trainings: list[Any] = []
         self._stack: Any = None  # all trainings in one, an axis of seeds in front of each leaf, where side_by_side
         self._active = list(range(self.num_seeds))
@@ -390,8 +390,12 @@ def _compiled(iteration: Callable[[Any], Any], chunk: int, training: Any) -> Cal
 
         return jax.lax.fori_loop(0, count, body, (training, history))
 
-    options = ONE_THREAD if jax.tree.leaves(training)[0].device.platform == "cpu" else None
+    options = ONE_THREAD if _is_cpu(jax.tree.leaves(training)[0].device) else None
     return jax.jit(many, donate_argnums=0).lower(training, jnp.int32(0)).compile(options)
+
+
+def _is_cpu(device: Any) -> bool:
+    return device.platform == "cpu"
 
 
 def _keep_compiled_code() -> None:

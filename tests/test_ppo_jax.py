@@ -228,6 +228,26 @@ def test_a_model_can_be_played(train, tmp_path):
     assert comparable(run.dir) == before  # nothing of the run was touched
 
 
+def test_seeds_side_by_side_are_trained_as_in_threads(train, tmp_path, monkeypatch):
+    """As on a GPU, one call for all seeds: rows, models and checkpoints are those of threads but for rounding."""
+    flags = [*SMALL, "--num-seeds", 2, "--total-timesteps", 256]
+    train("ppo_jax", *flags)
+    monkeypatch.setattr("solorl.seeds._is_cpu", lambda device: False)
+    run = train("ppo_jax", *flags, runs_dir=tmp_path / "beside" / "runs")["run"]
+    assert run.side_by_side
+    for a, b in zip(folders(tmp_path), folders(tmp_path / "beside"), strict=True):
+        for mine, other in zip(comparable(a), comparable(b), strict=True):
+            assert mine.keys() == other.keys()
+            np.testing.assert_allclose(list(mine.values()), list(other.values()), rtol=2e-3, atol=2e-4)
+        for file in ("model_last.safetensors", next((a / "checkpoint").glob("*/tensors.safetensors")).relative_to(a)):
+            mine, other = load_file(a / file), load_file(b / file)
+            assert mine.keys() == other.keys()
+            for key, array in mine.items():
+                np.testing.assert_allclose(array, other[key], rtol=2e-3, atol=2e-3, err_msg=key)
+    first, second = (load_file(run / "model_last.safetensors") for run in folders(tmp_path / "beside"))
+    assert not np.allclose(first["params.actor.0.weight"], second["params.actor.0.weight"])
+
+
 def test_a_seed_that_diverges_ends_alone(train, tmp_path):
     """The first of two: its row has a NaN in the second chunk; the other seed trains as it would alone."""
     source, line = script("ppo_jax").read_text(), "        run.log(global_step"
