@@ -65,6 +65,7 @@ def test_make_targets_of_the_readme_exist_and_are_dry_runnable():
 # (page, marker, results): tables that `solo report` makes of the committed results.
 TABLES = [
     ("README.md", "results", "benchmark/results/classic"),
+    ("README.md", "jax-results", "benchmark/results/jax"),
     ("algorithms/ppo/README.md", "results", "benchmark/results/classic"),
     ("algorithms/ppo/README.md", "mountaincar", "benchmark/results/mountaincar"),
 ]
