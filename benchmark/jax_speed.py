@@ -97,7 +97,7 @@ def table(path):
         ]
         lines += speed.rows(about["seeds"], list(about["seeds"][0])[:1])
     longest = max([*about["rounds"].values(), about["seeds"]], key=len)
-    threads = f"one thread each, seeds together one for each of {about['cores']} cores"
+    threads = f"one thread each (SBX: as XLA chooses), seeds together one for each of {about['cores']} cores"
     return "\n".join([*lines[1:], "", f"{speed.where(longest, about)}, {threads}."])
 
 
