@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +24,12 @@ EXTRAS = {
     "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
     "ale_py": ("ale_py", "atari"),
 }
-REGISTER = {"-MinAtar": ("solorl.gymnax_envs", "gymnax")}  # end of an id: module that registers it, its extra
+# Environments that exist in JAX only: pattern of their ids -> (class that steps many of them, in a module that
+# registers them; our extra, named as the package it brings).
+REGISTER = {
+    "*-MinAtar": ("solorl.gymnax_envs:GymnaxEnvs", "gymnax"),
+    "brax/*": ("solorl.brax_envs:BraxEnvs", "brax"),
+}
 NAMESPACES = {"ALE": "atari", "MinAtar": "minatar", "dm_control": "dm_control"}
 
 
@@ -222,11 +228,11 @@ def check_env_id(env_id: str) -> None:
 
     try:
         module, colon, name = env_id.rpartition(":")
-        for end, (module_of_ours, extra) in REGISTER.items():
-            if name.endswith(end) and importlib.util.find_spec(extra) is None:
+        for pattern, (family, extra) in REGISTER.items():
+            if fnmatch(name, pattern) and importlib.util.find_spec(extra) is None:
                 raise UsageError(f"{env_id} needs an extra: pip install 'solorl[{extra}]'")
-            if name.endswith(end):
-                importlib.import_module(module_of_ours)
+            if fnmatch(name, pattern):
+                importlib.import_module(family.partition(":")[0])
         if colon:
             importlib.import_module(module)
         spec = gym.spec(name)

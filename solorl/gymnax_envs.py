@@ -63,29 +63,5 @@ class GymnaxEnvs:
         return obs.reshape(self.num_envs, -1).astype(jnp.float32)
 
 
-class GymnaxEnv(gym.Env[np.ndarray, np.int64]):
-    """One game with Gymnasium's interface, compiled step by step; `seed` of `reset` decides all that is random."""
-
-    def __init__(self, env_id: str):
-        self.game, self.params = _make(env_id)
-        self.observation_space, self.action_space = _spaces(self.game, self.params)
-        self._state: Any = None
-        self._step = jax.jit(self.game.step)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        """See `gymnasium.Env.reset`."""
-        super().reset(seed=seed)
-        self._key = jax.random.PRNGKey(int(self.np_random.integers(2**31)))
-        obs, self._state = self.game.reset(self._key, self.params)
-        return np.asarray(obs, np.float32).ravel(), {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """See `gymnasium.Env.step`."""
-        self._key, key = jax.random.split(self._key)
-        _, self._state, reward, terminated, truncated, info = self._step(key, self._state, int(action), self.params)
-        obs = np.asarray(info["final_observation"], np.float32).ravel()
-        return obs, float(reward), bool(terminated), bool(truncated and not terminated), {}
-
-
 for _game in GAMES:
-    gym.register(_game, "solorl.gymnax_envs:GymnaxEnv", kwargs={"env_id": _game}, disable_env_checker=True)
+    gym.register(_game, "solorl.jax_envs:FunctionalEnv", kwargs={"env_id": _game}, disable_env_checker=True)

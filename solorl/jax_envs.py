@@ -11,12 +11,17 @@ time limit is `truncated`, never `terminated`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from solorl.arguments import REGISTER
 
 
 class Step(NamedTuple):
@@ -146,14 +151,13 @@ DYNAMICS = {
 
 # ---------------------------------------------------------------------- many of them, with time limits and resets
 def open_envs(env_id: str, num_envs: int) -> Any:
-    """`num_envs` environments to be stepped inside a compiled loop: JaxEnvs or GymnaxEnvs if there are any of this
-    kind, else EnvPoolEnvs; one sentence and exit code 2 where there are none."""
+    """`num_envs` environments to be stepped inside a compiled loop: JaxEnvs, GymnaxEnvs or BraxEnvs if there are any of
+    this kind, else EnvPoolEnvs; one sentence and exit code 2 where there are none."""
     if env_id in DYNAMICS:
         return JaxEnvs(env_id, num_envs)
-    if env_id.endswith("-MinAtar"):
-        from solorl.gymnax_envs import GymnaxEnvs
-
-        return GymnaxEnvs(env_id, num_envs)
+    for pattern, (family, _) in REGISTER.items():
+        if fnmatch(env_id, pattern):
+            return resolve_name(family)(env_id, num_envs)
     from solorl.envpool_envs import EnvPoolEnvs
 
     return EnvPoolEnvs(env_id, num_envs)
@@ -196,3 +200,36 @@ class JaxEnvs:
         """First states of episodes for `num_steps` steps: (num_steps, num_envs, state_dim)."""
         states = self.dynamics.start(key, num_steps * self.num_envs)
         return states.reshape(num_steps, self.num_envs, -1)
+
+
+class FunctionalEnv(gym.Env[np.ndarray, Any]):
+    """One environment that exists in JAX only (of `REGISTER`) with Gymnasium's interface, compiled step by step, for
+    evaluation and for the files in torch. The `seed` of `reset` decides all that is random."""
+
+    def __init__(self, env_id: str):
+        self.envs, self._begin, self._advance = _compiled(env_id)
+        self.observation_space, self.action_space = self.envs.single_observation_space, self.envs.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        """See `gymnasium.Env.reset`."""
+        super().reset(seed=seed)
+        self._key, key = jax.random.split(jax.random.PRNGKey(int(self.np_random.integers(2**31))))
+        self._state, obs = self._begin(key)
+        return np.asarray(obs[0]), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """See `gymnasium.Env.step`."""
+        self._key, self._state, step = self._advance(self._key, self._state, np.asarray(action)[None])
+        reward, terminated, truncated = (x[0].item() for x in (step.reward, step.terminated, step.truncated))
+        return np.asarray(step.final_obs[0]), reward, terminated, truncated, {}
+
+
+@cache  # compiled once for all environments of an evaluation
+def _compiled(env_id: str) -> Any:
+    envs = open_envs(env_id, 1)
+
+    def advance(key: Any, state: Any, action: Any) -> Any:
+        key, start = jax.random.split(key)
+        return key, *envs.step(state, action, envs.starts(start, 1)[0])
+
+    return envs, jax.jit(envs.reset), jax.jit(advance)

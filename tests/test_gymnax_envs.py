@@ -52,10 +52,10 @@ def test_the_environment_of_evaluation_plays_the_same_game():
     """The same keys, the same actions: the same observations, rewards and ends as in training."""
     env, envs = gym.make("Breakout-MinAtar"), open_envs("Breakout-MinAtar", 1)
     obs, _ = env.reset(seed=3)
-    state = jax.tree.map(lambda x: jnp.asarray(x)[None], env.unwrapped._state)
+    state = env.unwrapped._state
     for t in range(200):
-        key = jax.random.split(env.unwrapped._key)[1]
-        state, want = envs.step(state, jnp.array([t % 3]), key[None])
+        start = jax.random.split(env.unwrapped._key)[1]
+        state, want = envs.step(state, jnp.array([t % 3]), envs.starts(start, 1)[0])
         obs, reward, terminated, truncated, _ = env.step(t % 3)
         assert env.observation_space.contains(obs)
         np.testing.assert_array_equal(obs, want.final_obs[0])
