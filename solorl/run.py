@@ -174,13 +174,13 @@ class Run:
         `global_step` is the count of environment steps behind the last row. An episode that ends is logged as
         `charts/episodic_return` and `charts/episodic_length` (agent steps) at the step at which it ended.
         """
-        reward, done = np.atleast_2d(np.asarray(reward, np.float64)), np.atleast_2d(np.asarray(done, bool))
+        reward, done = np.atleast_2d(reward), np.atleast_2d(done)
         steps, num_envs = reward.shape
         if self._returns is None or self._lengths is None:
             self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         begin = 0
-        for t in map(int, np.flatnonzero(done.any(axis=1))):
-            self._returns += reward[begin : t + 1].sum(0)
+        for t in map(int, np.flatnonzero(done.any(axis=1))) if done.any() else ():
+            self._returns += reward[begin : t + 1].sum(0, dtype=np.float64)
             self._lengths += t + 1 - begin
             begin = t + 1
             for i in np.flatnonzero(done[t]):
@@ -194,7 +194,7 @@ class Run:
                     },
                 )
                 self._returns[i], self._lengths[i] = 0.0, 0
-        self._returns += reward[begin:].sum(0)
+        self._returns += reward[begin:].sum(0, dtype=np.float64)
         self._lengths += steps - begin
 
     def log(self, global_step: int, metrics: Mapping[str, Any]) -> None:
@@ -412,11 +412,11 @@ class Run:
     def _reason_to_end(self) -> str:
         if self._signal:
             return "signal"
-        now, stop = time.perf_counter(), self.dir / "stop"
-        if now - self._looked > 0.5:  # seconds: a look at the disk is too dear for every step
-            self._looked = now
-        elif not self._is_last:
+        now = time.perf_counter()
+        if now - self._looked < 0.5 and not self._is_last:  # seconds: a look at the disk is too dear for every step
             return ""
+        self._looked = now
+        stop = self.dir / "stop"
         if stop.exists():
             stop.unlink(missing_ok=True)
             self._say(f"the file {stop} asks to end here")
