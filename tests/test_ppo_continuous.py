@@ -40,7 +40,7 @@ def test_scaling_divides_by_the_deviation_and_clips_at_10():
 
 
 def test_normalised_observations_have_mean_0_and_deviation_1():
-    agent = PPO["Agent"](2, 1)
+    agent = PPO["Agent"](2, 1, 1.0)
     obs = torch.randn(1000, 2) * torch.tensor([5.0, 0.1]) + 7
     agent.seen_obs.update(obs)
     got = agent.normalize(obs)
@@ -66,7 +66,7 @@ def test_discounted_returns_start_anew_behind_every_end():
 def test_policy_is_a_gaussian():
     """Log-probabilities and entropy are those of torch.distributions, and of samples drawn with `act`."""
     torch.manual_seed(0)
-    agent = PPO["Agent"](3, 2)
+    agent = PPO["Agent"](3, 2, 1.0)
     torch.nn.init.normal_(agent.actor[-1].weight)
     agent.log_std.data = torch.tensor([0.3, -1.2])
     agent.seen_obs.update(torch.randn(50, 3) * 3 + 1)
@@ -83,7 +83,7 @@ def test_policy_is_a_gaussian():
 
 def test_moving_the_action_is_moving_the_mean_the_other_way():
     """What rpo_continuous_action.py relies on."""
-    agent = PPO["Agent"](3, 2)
+    agent = PPO["Agent"](3, 2, 1.0)
     obs, action, move = torch.randn(10, 3), torch.randn(10, 2), torch.rand(10, 2)
     mean = torch.as_tensor(agent.act(obs.numpy()))
     moved = torch.distributions.Normal(mean + move, agent.log_std.exp()).log_prob(action).sum(1)
@@ -107,6 +107,20 @@ def test_rpo_moves_every_sample_anew_in_every_epoch(train):
     a = train("rpo_continuous_action", *SMALL, "--update-epochs", "1", "--total-timesteps", "32")["move"]
     b = train("rpo_continuous_action", *SMALL, "--update-epochs", "2", "--total-timesteps", "32")["move"]
     assert a.shape == (32, 2) and len(a.unique()) == 64 and not torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "ppo_continuous_action_jax"])
+def test_the_first_deviation_is_a_flag(name, train):
+    """Entropy and actions of the policy that has not learned."""
+    small = SMALL if name in SCRIPTS else ["--env-id", "Pendulum-v1", *SMALL[2:]]
+    v = train(name, *small, "--learning-rate", 0, "--std-init", 0.1, "--num-steps", 64)
+    run, dims = (v["run"], 2) if name in SCRIPTS else (v["run"].runs[0], 1)
+    entropy = [row["losses/entropy"] for row in rows(run.dir, "losses/entropy")]
+    np.testing.assert_allclose(entropy, dims * math.log(0.1 * math.sqrt(2 * math.pi * math.e)), rtol=1e-5)
+    if name in SCRIPTS:
+        assert v["action"].std() == pytest.approx(0.1, rel=0.15)
+    train(name, *small, "--std-init", 0, code=2)
+    assert "--std-init 0.0 must be above 0" in train.out
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -15,9 +15,9 @@ JAX, TORCH = definitions("ppo_continuous_action_jax"), definitions("ppo_continuo
 
 def twins():
     """The same random weights for both: the parameters of JAX and the Agent of torch."""
-    params = JAX["init_params"](jax.random.PRNGKey(0), 3, 2) | {"log_std": jnp.array([-0.3, 0.4])}
+    params = JAX["init_params"](jax.random.PRNGKey(0), 3, 2, 1.0) | {"log_std": jnp.array([-0.3, 0.4])}
     params["actor"][-1]["weight"] = jax.random.normal(jax.random.PRNGKey(7), (64, 2))
-    agent = TORCH["Agent"](3, 2)
+    agent = TORCH["Agent"](3, 2, 1.0)
     agent.log_std.data.copy_(torch.from_numpy(np.array(params["log_std"])))
     copy_layers(params["actor"], agent.actor)
     copy_layers(params["critic"], agent.critic)

@@ -7,7 +7,7 @@
 Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below); GAE: https://arxiv.org/abs/1506.02438
 Run       solo train ppo_continuous_action --env-id HalfCheetah-v5
 Spaces    vector -> continuous
-Differs   from ppo.py: Gaussian policy; observations and rewards are normalised by what was seen so far
+Differs   from ppo.py: Gaussian policy of a given first deviation; observations and rewards are normalised
 Not for   discrete actions: ppo.py
 Details   algorithms/ppo/README.md
 """
@@ -44,6 +44,7 @@ class Args(RunArgs):
     clip_vloss: bool = True  # clip the change of the value, too
     vf_coef: float = 0.5  # c1 of Eq. 9
     ent_coef: float = 0.0  # c2 of Eq. 9
+    std_init: float = 1.0  # standard deviation of the policy in the beginning
     target_kl: float | None = None  # no further epoch once an epoch's mean KL divergence is above this
 
 
@@ -101,11 +102,11 @@ class RunningMeanStd(nn.Module):
 
 
 class Agent(nn.Module):
-    def __init__(self, obs_dim, action_dim):
+    def __init__(self, obs_dim, action_dim, std):
         super().__init__()
         self.actor = nn.ModuleList([linear(obs_dim, 64), linear(64, 64), linear(64, action_dim, gain=0.01)])
         self.critic = nn.ModuleList([linear(obs_dim, 64), linear(64, 64), linear(64, 1, gain=1.0)])
-        self.log_std = nn.Parameter(torch.zeros(action_dim))
+        self.log_std = nn.Parameter(torch.full((action_dim,), math.log(std)))
         self.seen_obs, self.seen_returns = RunningMeanStd(obs_dim), RunningMeanStd()
 
     def normalize(self, obs):  # (batch, obs_dim) -> (batch, obs_dim)
@@ -193,11 +194,12 @@ if __name__ == "__main__":
         batch_size % args.num_minibatches == 0 and minibatch_size > 1,
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
+    run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
     envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     run.require_spaces(envs, obs="vector", action="continuous")
     obs_dim, action_dim = (int(np.prod(x.shape)) for x in (envs.single_observation_space, envs.single_action_space))
 
-    agent = Agent(obs_dim, action_dim).to(run.device)
+    agent = Agent(obs_dim, action_dim, args.std_init).to(run.device)
     parameters = flatten_parameters(agent)
     optimizer = torch.optim.Adam([parameters], lr=args.learning_rate, eps=1e-5, fused=True)
     loss_of = run.compile(ppo_loss)

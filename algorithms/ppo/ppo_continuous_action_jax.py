@@ -7,7 +7,7 @@
 Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below); GAE: https://arxiv.org/abs/1506.02438
 Run       solo train ppo_continuous_action_jax --env-id Pendulum-v1 --num-seeds 4
 Spaces    vector -> continuous
-Differs   from ppo_jax.py: a Gaussian policy; observations and rewards are normalised
+Differs   from ppo_jax.py: Gaussian policy of a given first deviation; observations and rewards are normalised
 Not for   discrete actions: ppo_jax.py; image observations: ppo_atari.py
 Details   algorithms/ppo/README.md
 """
@@ -49,6 +49,7 @@ class Args(RunArgs):
     clip_vloss: bool = True  # clip the change of the value, too
     vf_coef: float = 0.5  # c1 of Eq. 9
     ent_coef: float = 0.0  # c2 of Eq. 9
+    std_init: float = 1.0  # standard deviation of the policy in the beginning
     target_kl: float | None = None  # no further epoch once an epoch's mean KL divergence is above this
 
 
@@ -120,12 +121,12 @@ def mlp(layers, x):
     return x @ last["weight"] + last["bias"]
 
 
-def init_params(key, obs_dim, action_dim):
+def init_params(key, obs_dim, action_dim, std):
     actor, critic = jax.random.split(key)
     return {
         "actor": init_mlp(actor, obs_dim, 64, 64, action_dim, gain=0.01),
         "critic": init_mlp(critic, obs_dim, 64, 64, 1, gain=1.0),
-        "log_std": jnp.zeros(action_dim),
+        "log_std": jnp.full(action_dim, math.log(std)),
     }
 
 
@@ -202,11 +203,11 @@ def approx_kl(logratio):
     return (jnp.exp(logratio) - 1 - logratio).mean()
 
 
-def begin(key, envs, optimizer):
+def begin(key, envs, optimizer, args):
     """The training of one seed before its first iteration."""
     params_key, envs_key, key = jax.random.split(key, 3)
     obs_dim, action_dim = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
-    params = init_params(params_key, obs_dim, action_dim)
+    params = init_params(params_key, obs_dim, action_dim, args.std_init)
     state, obs = envs.reset(envs_key)
     agent = Agent(params, Moments(jnp.zeros(obs_dim), jnp.ones(obs_dim), jnp.float32(0)))
     seen_returns, so_far = Moments(jnp.zeros(()), jnp.ones(()), jnp.float32(0)), jnp.zeros(envs.num_envs)
@@ -329,12 +330,13 @@ if __name__ == "__main__":
         batch_size % args.num_minibatches == 0 and batch_size > args.num_minibatches,
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
+    run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
     envs = make_envs(args.env_id, args.num_envs)
     run.require_spaces(envs, obs="vector", action="continuous")
 
     optimizer = optax.scale_by_adam(eps=1e-5)
     lost = () if envs.saved else ("state", "obs", "so_far")  # what begins anew in a resumed run
-    start = run.resume(partial(begin, envs=envs, optimizer=optimizer), model="agent", anew=lost)
+    start = run.resume(partial(begin, envs=envs, optimizer=optimizer, args=args), model="agent", anew=lost)
     one = partial(iteration, envs=envs, optimizer=optimizer, num_iterations=num_iterations, args=args)
     train = run.compile(one, chunk=16)
 

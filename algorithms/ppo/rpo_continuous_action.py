@@ -44,6 +44,7 @@ class Args(RunArgs):
     clip_vloss: bool = True  # clip the change of the value, too
     vf_coef: float = 0.5  # c1 of Eq. 9
     ent_coef: float = 0.0  # c2 of Eq. 9
+    std_init: float = 1.0  # standard deviation of the policy in the beginning
     rpo_alpha: float = 0.5  # largest move of the mean while learning
     target_kl: float | None = None  # no further epoch once an epoch's mean KL divergence is above this
 
@@ -102,11 +103,11 @@ class RunningMeanStd(nn.Module):
 
 
 class Agent(nn.Module):
-    def __init__(self, obs_dim, action_dim):
+    def __init__(self, obs_dim, action_dim, std):
         super().__init__()
         self.actor = nn.ModuleList([linear(obs_dim, 64), linear(64, 64), linear(64, action_dim, gain=0.01)])
         self.critic = nn.ModuleList([linear(obs_dim, 64), linear(64, 64), linear(64, 1, gain=1.0)])
-        self.log_std = nn.Parameter(torch.zeros(action_dim))
+        self.log_std = nn.Parameter(torch.full((action_dim,), math.log(std)))
         self.seen_obs, self.seen_returns = RunningMeanStd(obs_dim), RunningMeanStd()
 
     def normalize(self, obs):  # (batch, obs_dim) -> (batch, obs_dim)
@@ -194,11 +195,12 @@ if __name__ == "__main__":
         batch_size % args.num_minibatches == 0 and minibatch_size > 1,
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
+    run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
     envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     run.require_spaces(envs, obs="vector", action="continuous")
     obs_dim, action_dim = (int(np.prod(x.shape)) for x in (envs.single_observation_space, envs.single_action_space))
 
-    agent = Agent(obs_dim, action_dim).to(run.device)
+    agent = Agent(obs_dim, action_dim, args.std_init).to(run.device)
     parameters = flatten_parameters(agent)
     optimizer = torch.optim.Adam([parameters], lr=args.learning_rate, eps=1e-5, fused=True)
     loss_of = run.compile(ppo_loss)
