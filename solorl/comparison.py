@@ -113,6 +113,28 @@ def score(result: Result, metric: str) -> float | None:
 
 
 # ---------------------------------------------------------------------- grouping
+def only(results: Sequence[Result], env_ids: Sequence[str] = (), methods: Sequence[str] = ()) -> list[Result]:
+    """The results on these environments by these methods, where any are named, in the order of the methods.
+
+    Raises UsageError for a name that no result has.
+    """
+    for kind, names, known in (
+        ("environment", env_ids, [result.env_id for result in results]),
+        ("method", methods, [result.name for result in results]),
+    ):
+        for name in names:
+            if name not in known:
+                raise UsageError(f"no result is of {kind} {name}{_hint(name, list(dict.fromkeys(known)))}")
+    kept = [result for result in results if not env_ids or result.env_id in env_ids]
+    if not methods:
+        return kept
+    return [result for name in dict.fromkeys(methods) for result in kept if result.name == name]
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    return did_you_mean(name, known) or f"; there is {_listed(known)}"
+
+
 def compare(
     results: Sequence[Result], metric: str = "auto", baseline: str | None = None, normalise: bool = True
 ) -> Comparison:
@@ -137,8 +159,7 @@ def compare(
         groups.setdefault((result.env_id, result.name), []).append(result)
     envs, methods = list(dict.fromkeys(env for env, _ in groups)), list(dict.fromkeys(name for _, name in groups))
     if baseline is not None and baseline not in methods:
-        hint = did_you_mean(baseline, methods) or f"; there is {_listed(methods)}"
-        raise UsageError(f"there is no method {baseline}{hint}")
+        raise UsageError(f"there is no method {baseline}{_hint(baseline, methods)}")
     first = baseline or methods[0]
     methods = [first, *(method for method in methods if method != first)]
     comparison = Comparison(groups, envs, methods, first, metric, {}, notes)

@@ -356,6 +356,18 @@ def test_markdown_between_markers(capsys, folder, tmp_path):
     assert not (tmp_path / "report").exists()
 
 
+def test_only_some_environments_and_methods(capsys, folder, tmp_path):
+    """The first method named is the one compared with."""
+    page = tmp_path / "README.md"
+    page.write_text("<!-- table -->\n<!-- /table -->\n")
+    command = ("report", folder, "--markdown", page, "--marker", "table")
+    assert solo(capsys, *command, "--env-ids", "CartPole-v1", "--methods", "old", "new")[0] == 0
+    assert "**new is better than old" in page.read_text() and "Acrobot" not in page.read_text()
+    assert solo(capsys, *command, "--methods", "new")[0] == 0
+    rows = [line.split(" | ")[:2] for line in page.read_text().splitlines() if line.startswith("| ")][2:]
+    assert sorted(rows) == [["| Acrobot-v1", "new"], ["| CartPole-v1", "new"]]
+
+
 @pytest.mark.parametrize("text", ["nothing", "<!-- table -->\n", "<!-- /table -->\n<!-- table -->\n",
                                   "<!-- table -->\n<!-- /table -->\n<!-- table -->\n<!-- /table -->\n"])  # fmt: skip
 def test_missing_markers_are_said(capsys, folder, tmp_path, text):
@@ -374,6 +386,9 @@ def test_missing_markers_are_said(capsys, folder, tmp_path, text):
         (["/nowhere"], "nothing to report: there is no /nowhere"),
         (["F", "--baseline", "odl"], "there is no method odl; did you mean old?"),
         (["F", "--baseline", "xyz"], "there is no method xyz; there is new, old"),
+        (["F", "--env-ids", "Acrobat-v1"], "no result is of environment Acrobat-v1; did you mean Acrobot-v1?"),
+        (["F", "--methods", "old", "xyz"], "no result is of method xyz; there is new, old"),
+        (["F", "--against", "HEAD", "--methods", "old"], "goes with neither --env-ids nor --methods"),
         (["F", "--metric", "reward"], "invalid choice: 'reward'"),
         (["F", "--metrik", "eval"], "has no flag --metrik; did you mean --metric?"),
         (["F", "--markdown", "README.md"], "--markdown FILE and --marker NAME go together"),

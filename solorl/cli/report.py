@@ -24,6 +24,8 @@ def parser() -> Parser:
     p.add_argument("--metric", choices=["eval", "train"], help="greedy evaluations (default) or training episodes")
     p.add_argument("--x", choices=["steps", "time"], default="steps", help="axis shown first (default: steps)")
     p.add_argument("--baseline", metavar="NAME", help="method the others are compared with (default: the first)")
+    p.add_argument("--env-ids", metavar="ID", nargs="+", default=[], help="only these environments")
+    p.add_argument("--methods", metavar="NAME", nargs="+", default=[], help="only these methods, in this order")
     p.add_argument("--normalise", action="store_true", default=True, help="aggregate normalised scores (default)")
     p.add_argument("--no-normalise", action="store_false", dest="normalise", help="aggregate scores as they are")
     p.add_argument("--title", metavar="T", default="Results", help="title of the report")
@@ -42,6 +44,8 @@ def check_flags(args: Namespace) -> None:
         raise UsageError("solo report: --check needs --markdown FILE and --marker NAME")
     if args.against and (args.markdown or args.out):
         raise UsageError("solo report: --against prints its table; it goes with neither --markdown nor --out")
+    if args.against and (args.env_ids or args.methods):
+        raise UsageError("solo report: --against compares all there is; it goes with neither --env-ids nor --methods")
     if not args.paths and not args.against:
         raise UsageError("solo report needs run folders or results, as in `solo report runs/`")
 
@@ -61,6 +65,9 @@ def main(argv: Sequence[str]) -> int:
     results, problems = read_all(args.paths)
     if not results:
         raise UsageError(f"nothing to report: {'; '.join(problems[:3])}")
+    results = cmp.only(results, args.env_ids, args.methods)
+    if not results:
+        raise UsageError("no result is both of --env-ids and of --methods")
     comparison = cmp.compare(results, args.metric or "auto", args.baseline, args.normalise)
     if args.markdown:
         for problem in problems:
