@@ -62,19 +62,24 @@ def test_make_targets_of_the_readme_exist_and_are_dry_runnable():
             assert done.returncode == 0 and done.stdout, done.stderr
 
 
-# (page, marker, results): tables that `solo report` makes of the committed results.
+# (page, marker, words of `solo report`): tables that it makes of the committed results.
+JAX, PPO, DQN, ACTOR_CRITIC = "benchmark/results/jax", "algorithms/ppo", "algorithms/dqn", "algorithms/actor_critic"
 TABLES = [
     ("README.md", "results", "benchmark/results/classic"),
-    ("README.md", "jax-results", "benchmark/results/jax"),
-    ("algorithms/ppo/README.md", "results", "benchmark/results/classic"),
-    ("algorithms/ppo/README.md", "mountaincar", "benchmark/results/mountaincar"),
+    ("README.md", "jax-results", JAX),
+    (f"{PPO}/README.md", "results", "benchmark/results/classic"),
+    (f"{PPO}/README.md", "mountaincar", "benchmark/results/mountaincar"),
+    (f"{PPO}/README.md", "halfcheetah", f"{JAX} --env-ids HalfCheetah-v5"),
+    (f"{PPO}/README.md", "lunarlander", f"{JAX} benchmark/results/classic --env-ids LunarLander-v3"),
+    (f"{DQN}/README.md", "results", f"{JAX} --methods dqn_jax c51_jax"),
+    (f"{ACTOR_CRITIC}/README.md", "results", "benchmark/results/actor_critic --env-ids Pendulum-v1"),
 ]
 
 
-@pytest.mark.parametrize(("page", "marker", "results"), TABLES)
-def test_results_tables_are_those_of_the_data(page, marker, results):
+@pytest.mark.parametrize(("page", "marker", "words"), TABLES)
+def test_results_tables_are_those_of_the_data(page, marker, words):
     """The table is what `solo report` makes of the committed results now."""
-    words = ["report", results, "--markdown", page, "--marker", marker, "--check"]
+    words = ["report", *words.split(), "--markdown", page, "--marker", marker, "--check"]
     done = subprocess.run(
         [sys.executable, "-m", "solorl.cli", *words], cwd=ROOT, env=environment(), capture_output=True
     )
