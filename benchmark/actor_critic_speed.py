@@ -128,7 +128,8 @@ def main():
             rates[threads].append(gemm(threads))
         for algorithm in args.algorithms:
             rounds[algorithm].append({name: measure(algorithm, name) for name in names})
-    speed.write(args.out, rounds=rounds, gemm={str(threads): max(each) for threads, each in rates.items()})
+        gemms = {str(threads): max(each) for threads, each in rates.items()}
+        speed.write(args.out, rounds=rounds, gemm=gemms)  # so that an interruption loses one round
     print(table(args.out))
 
 

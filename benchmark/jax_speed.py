@@ -116,7 +116,7 @@ def main():
             rounds[algorithm].append({name: measure(algorithm, name) for name in contestants(algorithm)})
         if args.seeds:
             seeds.append({str(n): measure("ppo", "SoloRL, JAX", n) for n in args.seeds})
-    speed.write(args.out, rounds=rounds, seeds=seeds, threads=1)
+        speed.write(args.out, rounds=rounds, seeds=seeds, threads=1)  # so that an interruption loses one round
     print(table(args.out))
 
 

@@ -109,7 +109,7 @@ def main():
         for _ in range(args.rounds):
             rates = {name: speed.solorl(file, STEPS, WARM_UP, "--save-every", 0) for name, file in files.items()}
             rounds.append(rates)
-    speed.write(args.out, rounds=rounds, threads=1)
+            speed.write(args.out, rounds=rounds, threads=1)  # so that an interruption loses one round
     print(table(args.out))
 
 
