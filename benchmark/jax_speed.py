@@ -97,7 +97,9 @@ def table(path):
         ]
         lines += speed.rows(about["seeds"], list(about["seeds"][0])[:1])
     longest = max([*about["rounds"].values(), about["seeds"]], key=len)
-    threads = f"one thread each (SBX: as XLA chooses), seeds together one for each of {about['cores']} cores"
+    threads = "one thread each (SBX: as XLA chooses)"
+    if about["seeds"]:
+        threads += f", seeds together one for each of {about['cores']} cores"
     return "\n".join([*lines[1:], "", f"{speed.where(longest, about)}, {threads}."])
 
 

@@ -103,6 +103,7 @@ def test_every_algorithm_has_its_row():
         ("algorithms/ppo/README.md", "tricks", "jax_tricks", "jax_tricks"),
         ("algorithms/dqn/README.md", "speed", "dqn_speed", "dqn"),
         ("algorithms/actor_critic/README.md", "speed", "actor_critic_speed", "actor_critic"),
+        ("algorithms/actor_critic/README.md", "jax-speed", "jax_speed", "jax_actor_critic"),
     ],
 )
 def test_speed_tables_are_those_of_the_data(page, marker, benchmark, data):
