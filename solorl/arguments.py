@@ -222,17 +222,21 @@ def _newest(ids: Iterable[str]) -> list[str]:
     return [f"{name}-v{version}" for name, version in newest.items()] + unversioned
 
 
+def family_of(env_id: str) -> tuple[str, str] | None:
+    """What `REGISTER` says of an environment that exists in JAX only; None of any other."""
+    return next((family for pattern, family in REGISTER.items() if fnmatch(env_id, pattern)), None)
+
+
 def check_env_id(env_id: str) -> None:
     """Refuse an environment that is not registered or whose simulator is not installed."""
     import gymnasium as gym
 
     try:
         module, colon, name = env_id.rpartition(":")
-        for pattern, (family, extra) in REGISTER.items():
-            if fnmatch(name, pattern) and importlib.util.find_spec(extra) is None:
-                raise UsageError(f"{env_id} needs an extra: pip install 'solorl[{extra}]'")
-            if fnmatch(name, pattern):
-                importlib.import_module(family.partition(":")[0])
+        if family := family_of(name):
+            if importlib.util.find_spec(family[1]) is None:
+                raise UsageError(f"{env_id} needs an extra: pip install 'solorl[{family[1]}]'")
+            importlib.import_module(family[0].partition(":")[0])
         if colon:
             importlib.import_module(module)
         spec = gym.spec(name)

@@ -80,5 +80,6 @@ class BraxEnvs:
 
 
 for _body in BODIES:
-    for _id in (f"brax/{_body}", *(f"brax/{_body}-{_physics}" for _physics in PHYSICS)):
+    _engines = PHYSICS if _body != "swimmer" else PHYSICS[:1]  # of which Brax refuses the others
+    for _id in (f"brax/{_body}", *(f"brax/{_body}-{_physics}" for _physics in _engines)):
         gym.register(_id, "solorl.jax_envs:FunctionalEnv", kwargs={"env_id": _id}, disable_env_checker=True)

@@ -116,7 +116,7 @@ def score(result: Result, metric: str) -> float | None:
 def only(results: Sequence[Result], env_ids: Sequence[str] = (), methods: Sequence[str] = ()) -> list[Result]:
     """The results on these environments by these methods, where any are named, in the order of the methods.
 
-    Raises UsageError for a name that no result has.
+    Raises UsageError for a name that no result has, and where nothing is left.
     """
     for kind, names, known in (
         ("environment", env_ids, [result.env_id for result in results]),
@@ -126,9 +126,11 @@ def only(results: Sequence[Result], env_ids: Sequence[str] = (), methods: Sequen
             if name not in known:
                 raise UsageError(f"no result is of {kind} {name}{_hint(name, list(dict.fromkeys(known)))}")
     kept = [result for result in results if not env_ids or result.env_id in env_ids]
-    if not methods:
-        return kept
-    return [result for name in dict.fromkeys(methods) for result in kept if result.name == name]
+    if methods:
+        kept = [result for name in dict.fromkeys(methods) for result in kept if result.name == name]
+    if not kept:
+        raise UsageError(f"{_listed(methods)} has no result on {_listed(env_ids)}")
+    return kept
 
 
 def _hint(name: str, known: Sequence[str]) -> str:

@@ -11,7 +11,6 @@ time limit is `truncated`, never `terminated`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import cache
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from solorl.arguments import REGISTER
+from solorl.arguments import family_of
 
 
 class Step(NamedTuple):
@@ -155,9 +154,8 @@ def open_envs(env_id: str, num_envs: int) -> Any:
     this kind, else EnvPoolEnvs; one sentence and exit code 2 where there are none."""
     if env_id in DYNAMICS:
         return JaxEnvs(env_id, num_envs)
-    for pattern, (family, _) in REGISTER.items():
-        if fnmatch(env_id, pattern):
-            return resolve_name(family)(env_id, num_envs)
+    if family := family_of(env_id):
+        return resolve_name(family[0])(env_id, num_envs)
     from solorl.envpool_envs import EnvPoolEnvs
 
     return EnvPoolEnvs(env_id, num_envs)
@@ -203,8 +201,8 @@ class JaxEnvs:
 
 
 class FunctionalEnv(gym.Env[np.ndarray, Any]):
-    """One environment that exists in JAX only (of `REGISTER`) with Gymnasium's interface, compiled step by step, for
-    evaluation and for the files in torch. The `seed` of `reset` decides all that is random."""
+    """One environment that exists in JAX only (see `arguments.REGISTER`) with Gymnasium's interface, compiled step by
+    step, for evaluation and for the files in torch. The `seed` of `reset` decides all that is random."""
 
     def __init__(self, env_id: str):
         self.envs, self._begin, self._advance = _compiled(env_id)
@@ -215,13 +213,14 @@ class FunctionalEnv(gym.Env[np.ndarray, Any]):
         super().reset(seed=seed)
         self._key, key = jax.random.split(jax.random.PRNGKey(int(self.np_random.integers(2**31))))
         self._state, obs = self._begin(key)
-        return np.asarray(obs[0]), {}
+        return np.asarray(obs)[0], {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """See `gymnasium.Env.step`."""
         self._key, self._state, step = self._advance(self._key, self._state, np.asarray(action)[None])
+        step = jax.device_get(step)  # at once: an access to an array of JAX is an operation of its own
         reward, terminated, truncated = (x[0].item() for x in (step.reward, step.terminated, step.truncated))
-        return np.asarray(step.final_obs[0]), reward, terminated, truncated, {}
+        return step.final_obs[0], reward, terminated, truncated, {}
 
 
 @cache  # compiled once for all environments of an evaluation

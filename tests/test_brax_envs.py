@@ -106,3 +106,5 @@ def test_a_training_goes_on_exactly(train, tmp_path):
 def test_a_wrong_body_is_one_sentence(train):
     train("ppo_continuous_action_jax", "--env-id", "brax/aant", code=2)
     assert "did you mean brax/ant" in train.out
+    train("ppo_continuous_action_jax", "--env-id", "brax/swimmer-spring", code=2)  # an engine that this body has not
+    assert "there is no environment brax/swimmer-spring" in train.out

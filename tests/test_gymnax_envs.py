@@ -50,7 +50,7 @@ def test_a_time_limit_is_truncated():
 
 def test_the_environment_of_evaluation_plays_the_same_game():
     """The same keys, the same actions: the same observations, rewards and ends as in training."""
-    env, envs = gym.make("Breakout-MinAtar"), open_envs("Breakout-MinAtar", 1)
+    envs, env = open_envs("Breakout-MinAtar", 1), gym.make("Breakout-MinAtar")  # in this order: the first registers
     obs, _ = env.reset(seed=3)
     state = env.unwrapped._state
     for t in range(200):

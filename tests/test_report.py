@@ -366,6 +366,9 @@ def test_only_some_environments_and_methods(capsys, folder, tmp_path):
     assert solo(capsys, *command, "--methods", "new")[0] == 0
     rows = [line.split(" | ")[:2] for line in page.read_text().splitlines() if line.startswith("| ")][2:]
     assert sorted(rows) == [["| Acrobot-v1", "new"], ["| CartPole-v1", "new"]]
+    apart = made({("CartPole-v1", "old"): [1.0], ("Acrobot-v1", "new"): [2.0]})
+    with pytest.raises(UsageError, match="new has no result on CartPole-v1"):
+        comparison.only(apart, ["CartPole-v1"], ["new"])
 
 
 @pytest.mark.parametrize("text", ["nothing", "<!-- table -->\n", "<!-- /table -->\n<!-- table -->\n",

@@ -66,8 +66,6 @@ def main(argv: Sequence[str]) -> int:
     if not results:
         raise UsageError(f"nothing to report: {'; '.join(problems[:3])}")
     results = cmp.only(results, args.env_ids, args.methods)
-    if not results:
-        raise UsageError("no result is both of --env-ids and of --methods")
     comparison = cmp.compare(results, args.metric or "auto", args.baseline, args.normalise)
     if args.markdown:
         for problem in problems:
