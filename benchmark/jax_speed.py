@@ -8,16 +8,19 @@ the torch files' defaults, SAC and TD3 begin to learn behind 1,000 random steps.
 own on the CPU; the clock starts when everything is imported and compiled and learning has begun. The files in JAX
 hold CartPole in the compiled code and step EnvPool's HalfCheetah from there, the others step Gymnasium's. A round
 measures every contestant once, in turn; the table gives the median, the range and the ratio to SBX within the same
-round. `--seeds 1 2 4 8` measures one process that trains so many seeds, all their steps counted. Writes the numbers to
-`--out`.
+round. `--seeds 1 2 4 8` measures one process that trains so many seeds, all their steps counted. `--rejax PYTHON` adds
+rejax's PPO, whole trainings compiled as PureJaxRL does; it needs an older JAX than ours, hence a Python of its own with
+what peers/rejax_ppo.py lists. Writes the numbers to `--out`.
 """
 
 import json
+import subprocess
 from pathlib import Path
 
 import speed
 
 PEERS = ("Stable-Baselines3", "SBX")
+REJAX = {"rejax": [], "rejax, one core": ["--one-core"]}
 CASES = {  # algorithm: environment, torch file, JAX file, (steps, before the clock starts) of peers and torch, of JAX
     "ppo": ("CartPole-v1", "ppo/ppo.py", "ppo/ppo_jax.py", (100 * 512, 20 * 512), (800 * 512, 80 * 512)),
     "dqn": ("CartPole-v1", "dqn/dqn.py", "dqn/dqn_jax.py", (30_000, 15_000), (200_000, 20_000)),
@@ -66,7 +69,15 @@ def peer(library, algorithm):
     speed.time_sb3(model, steps, before)
 
 
-def measure(algorithm, name, num_seeds=1):
+def rejax(python, *words):
+    """Steps per second of rejax's PPO."""
+    command = [python, Path(__file__).parent / "peers/rejax_ppo.py", *map(str, words)]
+    return float(subprocess.check_output(command, text=True, env=speed.environment()).split()[-1])
+
+
+def measure(algorithm, name, num_seeds=1, python=None):
+    if name in REJAX:
+        return rejax(python, *REJAX[name])
     if name in PEERS:
         return speed.sb3(__file__, name, algorithm)
     env_id, torch, jax, there, here = CASES[algorithm]
@@ -76,8 +87,9 @@ def measure(algorithm, name, num_seeds=1):
     return speed.solorl(torch, *there, *flags)
 
 
-def contestants(algorithm):
-    return [*(PEERS if algorithm != "c51" else ()), "SoloRL, torch", "SoloRL, JAX"]
+def contestants(algorithm, python):
+    peers = [*PEERS, *(REJAX if algorithm == "ppo" and python else ())]
+    return [*(peers if algorithm != "c51" else ()), "SoloRL, torch", "SoloRL, JAX"]
 
 
 def table(path):
@@ -97,7 +109,8 @@ def table(path):
         ]
         lines += speed.rows(about["seeds"], list(about["seeds"][0])[:1])
     longest = max([*about["rounds"].values(), about["seeds"]], key=len)
-    threads = "one thread each (SBX: as XLA chooses)"
+    free = "SBX, rejax" if "rejax" in about["rounds"].get("ppo", [{}])[0] else "SBX"
+    threads = f"one thread each ({free}: as XLA chooses)"
     if about["seeds"]:
         threads += f", seeds together one for each of {about['cores']} cores"
     return "\n".join([*lines[1:], "", f"{speed.where(longest, about)}, {threads}."])
@@ -107,6 +120,7 @@ def main():
     parser = speed.arguments("jax", __doc__)
     parser.add_argument("--algorithms", nargs="*", default=list(CASES), choices=CASES)
     parser.add_argument("--seeds", nargs="*", type=int, default=[])
+    parser.add_argument("--rejax", metavar="PYTHON", help="measure rejax's PPO, too, with this interpreter")
     args = parser.parse_args()
     if args.sb3 is not None:
         peer(*args.sb3)
@@ -115,9 +129,12 @@ def main():
     seeds = []
     for _ in range(args.rounds):
         for algorithm in args.algorithms:
-            rounds[algorithm].append({name: measure(algorithm, name) for name in contestants(algorithm)})
+            names = contestants(algorithm, args.rejax)
+            rounds[algorithm].append({name: measure(algorithm, name, python=args.rejax) for name in names})
         if args.seeds:
             seeds.append({str(n): measure("ppo", "SoloRL, JAX", n) for n in args.seeds})
+            if args.rejax:
+                seeds[-1] |= {f"rejax, {n}": rejax(args.rejax, "--num-seeds", n) for n in args.seeds if n > 1}
         speed.write(args.out, rounds=rounds, seeds=seeds, threads=1)  # so that an interruption loses one round
     print(table(args.out))
 
