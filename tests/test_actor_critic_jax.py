@@ -1,6 +1,7 @@
 """DDPG, TD3 and SAC in JAX: whole gradient steps against the torch twins, replay, schedules, metrics, resume."""
 
 from functools import partial
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -143,10 +144,10 @@ def test_the_number_of_gradient_steps_is_the_ratio_times_the_environment_steps(n
     assert int(history[-1].learner.actor_adam.count) == expected * (2 if name == "sac" else 1)
 
 
-@pytest.mark.parametrize("num_envs", [1, 2])
-def test_the_buffer_holds_the_last_transitions_of_each_environment(num_envs):
+@pytest.mark.parametrize(("name", "num_envs"), [("ddpg", 1), ("ddpg", 2), ("td3", 2), ("sac", 2)])
+def test_the_buffer_holds_the_last_transitions_of_each_environment(name, num_envs):
     """More than an episode of Pendulum's 200 steps: a time limit is no end, and next_obs is where it led."""
-    history, (reward, done, _) = iterations("ddpg", 260, capacity=240, learning_starts=10_000, num_envs=num_envs)
+    history, (reward, done, *_) = iterations(name, 260, capacity=240, learning_starts=10_000, num_envs=num_envs)
     stored = np.asarray(history[-1].replay)
     kept = 240 // num_envs
     order = np.roll(stored, -(260 * num_envs % 240), axis=0).reshape(kept, num_envs, -1)  # oldest first
@@ -156,6 +157,58 @@ def test_the_buffer_holds_the_last_transitions_of_each_environment(num_envs):
     together = (order[:-1, :, 6:] == order[1:, :, :3]).all(-1)  # next_obs is the obs of the row behind it ...
     np.testing.assert_array_equal(together, ~ends[:-1])  # ... but at ends
     assert (np.abs(order[..., 3]) <= 2).all() and order[..., 3].std() > 1  # uniform within the bounds before learning
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_are_uniform_over_what_is_stored_and_column_by_column(name):
+    """A row of the buffer is [obs 3 | action 2 | reward | done | next_obs 3]; each cell here says where it is."""
+    replay = 100.0 * jnp.arange(50)[:, None] + jnp.arange(10)
+    obs, action, reward, done, next_obs = JAX[name]["sample"](replay, jax.random.PRNGKey(0), 20, 40_000, 3)
+    got = np.concatenate([obs, action, reward[:, None], done[:, None], next_obs], 1)
+    np.testing.assert_array_equal(got, replay[np.asarray(reward).astype(int) // 100])
+    counts = np.bincount(np.asarray(reward).astype(int) // 100, minlength=50)
+    assert (counts[20:] == 0).all() and abs(counts[:20] - 2000).max() < 250
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_acts_by_the_present_policy_with_its_noise(name):
+    """Behind `learning_starts` a stored action is that of the weights before the step, moved by the policy's noise."""
+    history, _ = iterations(name, 300)
+    z = []
+    for before, after in pairwise(history[21:]):  # the buffer of 300 rows is not full yet
+        action = np.asarray(after.replay)[int(before.iteration), 3] / 2  # in half ranges
+        if name == "sac":
+            mean, log_std = np.asarray(JAX[name]["mlp"](before.actor, before.obs))[0]
+            z.append((np.arctanh(np.clip(action, -0.999, 0.999)) - mean) / np.exp(3.5 * np.tanh(log_std) - 1.5))
+        else:
+            policy = float(JAX[name]["act"](before.actor, before.obs, 0.0, (-2.0, 2.0))[0, 0]) / 2
+            if abs(policy) < 0.5:  # elsewhere the bounds cut the noise
+                z.append((action - policy) / 0.1)
+    assert len(z) > 100 and abs(np.mean(z)) < 0.25 and 0.85 < np.std(z) < 1.15
+    assert abs(np.corrcoef(z[1:], z[:-1])[0, 1]) < 0.25  # new noise at every step
+
+
+@pytest.mark.parametrize(("name", "every"), [("td3", 3), ("sac", 3), ("sac", 1)])
+def test_the_actor_moves_every_policy_frequency_updates(name, every):
+    """As many steps in a row as were left out in SAC, one in TD3, whose targets move with it."""
+    history, _ = iterations(name, 32, policy_frequency=every, tau=0.5)
+    learners = [training.learner for training in history[20:]]  # before and after each of 12 updates
+    for update, (old, new) in enumerate(pairwise(learners)):
+        steps = (every if name == "sac" else 1) if update % every == 0 else 0
+        assert int(new.actor_adam.count - old.actor_adam.count) == steps
+        assert (old.actor != new.actor).any() == (steps > 0)
+        assert (old.target_critic != new.target_critic).any() == (steps > 0 or name == "sac")
+
+
+def test_the_temperature_stays_without_autotune_and_targets_move_when_due():
+    history, report = iterations("sac", 32, autotune=False, target_network_frequency=4, tau=0.5)
+    for update, (old, new) in enumerate(pairwise(history[20:])):
+        old, new = old.learner, new.learner
+        wanted = (old.target_critic + new.critic) / 2 if update % 4 == 0 else old.target_critic
+        np.testing.assert_allclose(new.target_critic, wanted, atol=1e-7)
+    assert (report[3] == 1).all() and int(history[-1].learner.alpha_adam.count) == 0  # begun with alpha 1
+    moved = iterations("sac", 32)[1][3]
+    assert (moved[:20] == 1).all() and len(set(moved[20:].tolist())) > 5
 
 
 @pytest.mark.parametrize("name", NAMES)

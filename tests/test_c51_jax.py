@@ -49,6 +49,13 @@ def test_loss_gradient_and_policy_are_those_of_the_torch_twin():
     np.testing.assert_array_equal(JAX["act"](params, obs, jnp.asarray(atoms)), networks[0].act(obs))
 
 
+def test_adam_has_the_epsilon_of_its_batch(train):
+    """A first step of Adam is gradient / (gradient + epsilon)."""
+    optimizer = train("c51_jax", "--total-timesteps", 10, "--batch-size", 50)["optimizer"]
+    direction, _ = optimizer.update(jnp.float32([1e-4]), optimizer.init(jnp.zeros(1)))
+    np.testing.assert_allclose(direction, [1e-4 / (1e-4 + 0.01 / 50)], rtol=1e-4)
+
+
 def test_it_learns_cartpole(train):
     flags = (
         "--total-timesteps 40000 --learning-starts 1000 --train-frequency 2 --learning-rate 1e-3 --eval-every 0".split()

@@ -11,7 +11,8 @@ import torch
 from conftest import copy_layers, definitions, rows
 from jax.flatten_util import ravel_pytree
 
-JAX, TORCH = definitions("dqn_jax"), definitions("dqn")
+SCRIPTS = {name: definitions(name) for name in ("dqn_jax", "c51_jax")}
+JAX, TORCH = SCRIPTS["dqn_jax"], definitions("dqn")
 SMALL = "--total-timesteps 400 --learning-starts 100 --batch-size 16 --eval-episodes 2".split()
 
 
@@ -51,12 +52,16 @@ def test_loss_and_one_update_are_those_of_the_torch_twin():
         np.testing.assert_allclose(mine["weight"].T, layer.weight.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-def iterations(count, capacity, env_id="CartPole-v1", **settings):
+def iterations(count, capacity, env_id="CartPole-v1", name="dqn_jax", **settings):
     """The training after `count` iterations and all they reported, stacked."""
-    args = JAX["Args"](env_id=env_id, batch_size=16, buffer_size=capacity, **settings)
-    envs, optimizer = JAX["make_envs"](args.env_id, args.num_envs), optax.scale_by_adam()
-    training = JAX["begin"](jax.random.PRNGKey(3), envs, optimizer, capacity)
-    one = jax.jit(partial(JAX["iteration"], envs=envs, optimizer=optimizer, num_iterations=count, args=args))
+    script = SCRIPTS[name]
+    args = script["Args"](env_id=env_id, batch_size=16, buffer_size=capacity, **settings)
+    atoms = {"n_atoms": 11} if name == "c51_jax" else {}
+    envs, optimizer = script["make_envs"](args.env_id, args.num_envs), optax.scale_by_adam()
+    training = script["begin"](jax.random.PRNGKey(3), envs, optimizer, capacity, **atoms)
+    atoms = {"atoms": jnp.linspace(0, 100, 11)} if atoms else {}
+    settings = {"envs": envs, "optimizer": optimizer, "num_iterations": count, "args": args, **atoms}
+    one = jax.jit(partial(script["iteration"], **settings))
     history = [training]
     reports = []
     for _ in range(count):
@@ -66,11 +71,11 @@ def iterations(count, capacity, env_id="CartPole-v1", **settings):
     return history, jax.tree.map(lambda *x: np.stack(x), *reports)
 
 
-@pytest.mark.parametrize("num_envs", [1, 2])
-def test_the_buffer_holds_the_last_transitions_of_each_environment(num_envs):
+@pytest.mark.parametrize(("name", "num_envs"), [("dqn_jax", 1), ("dqn_jax", 2), ("c51_jax", 2)])
+def test_the_buffer_holds_the_last_transitions_of_each_environment(name, num_envs):
     """Rows follow each other within an environment; at an end `next_obs` is where it led; old rows are overwritten."""
     count, steps = 30, 10 // num_envs
-    history, (_, done, _, _) = iterations(count, 250, num_envs=num_envs, learning_starts=10_000)
+    history, (_, done, _, _) = iterations(count, 250, name=name, num_envs=num_envs, learning_starts=10_000)
     rows = np.asarray(history[-1].replay)
     order = np.roll(rows, -(count * 10 % 250), axis=0).reshape(25, steps, num_envs, -1)  # oldest first
     flat = order.reshape(-1, num_envs, rows.shape[1])
@@ -83,15 +88,17 @@ def test_the_buffer_holds_the_last_transitions_of_each_environment(num_envs):
     np.testing.assert_array_equal(flat[..., 6] == 1, fallen)
 
 
-def test_a_time_limit_is_not_stored_as_an_end():
-    history, (_, done, _, _) = iterations(25, 250, env_id="MountainCar-v0", learning_starts=10_000)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_time_limit_is_not_stored_as_an_end(name):
+    history, (_, done, _, _) = iterations(25, 250, name=name, env_id="MountainCar-v0", learning_starts=10_000)
     rows = np.asarray(history[-1].replay)  # [obs 2 | action | reward | done | next_obs 2]
     assert done.sum() == 1 and (rows[:, 4] == 0).all() and (rows[:, 3] == -1).all()
 
 
-def test_updates_begin_behind_learning_starts_and_come_every_train_frequency_steps():
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_updates_begin_behind_learning_starts_and_come_every_train_frequency_steps(name):
     for num_envs in (1, 4, 20):
-        history, (*_, metrics) = iterations(20, 400, num_envs=num_envs, learning_starts=100)
+        history, (*_, metrics) = iterations(20, 400, name=name, num_envs=num_envs, learning_starts=100)
         steps = num_envs * max(1, 10 // num_envs)
         total = steps * 20
         assert metrics[:, 2].sum() == total // 10 - 100 // 10 == int(history[-1].optimizer.count)
@@ -99,30 +106,32 @@ def test_updates_begin_behind_learning_starts_and_come_every_train_frequency_ste
         assert first * steps < 110 <= (first + 1) * steps
 
 
-def test_the_target_network_is_the_q_network_of_the_last_move():
-    history, _ = iterations(30, 400, learning_starts=20, target_network_frequency=100)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_target_network_is_the_q_network_of_the_last_move(name):
+    history, _ = iterations(30, 400, name=name, learning_starts=20, target_network_frequency=100)
     for i in range(1, 31):
         moved = i - i % 10
         for x, y in zip(jax.tree.leaves(history[i].target_params), jax.tree.leaves(history[moved].params), strict=True):
             np.testing.assert_allclose(x, y, atol=1e-7)
-    half, _ = iterations(30, 400, learning_starts=20, target_network_frequency=100, tau=0.25)
+    half, _ = iterations(30, 400, name=name, learning_starts=20, target_network_frequency=100, tau=0.25)
     old, new, got = (ravel_pytree(x)[0] for x in (half[19].target_params, half[20].params, half[20].target_params))
     np.testing.assert_allclose(got, 0.75 * old + 0.25 * new, atol=1e-6)
 
 
-def test_epsilon_falls_linearly_and_actions_are_random_as_often():
-    envs = JAX["make_envs"]("CartPole-v1", 4)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_epsilon_falls_linearly_and_actions_are_random_as_often(name):
+    envs, first = JAX["make_envs"]("CartPole-v1", 4), lambda obs: jnp.zeros(len(obs), int)  # the greedy action is 0
     state, obs = envs.reset(jax.random.PRNGKey(0))
-    params = jax.tree.map(jnp.zeros_like, JAX["init_params"](jax.random.PRNGKey(0), 4, 2))  # the greedy action is 0
-    _, (_, action, _) = JAX["explore"](partial(JAX["act"], params), envs, state, obs, jax.random.PRNGKey(1), 5_000, 0.3)
+    _, (_, action, _) = SCRIPTS[name]["explore"](first, envs, state, obs, jax.random.PRNGKey(1), 5_000, 0.3)
     assert np.mean(action) == pytest.approx(0.15, abs=0.01)
-    _, (_, _, epsilon, _) = iterations(40, 400, exploration_fraction=0.5, start_e=0.9, end_e=0.1)
+    _, (_, _, epsilon, _) = iterations(40, 400, name=name, exploration_fraction=0.5, start_e=0.9, end_e=0.1)
     np.testing.assert_allclose(epsilon, np.maximum(0.9 - 0.8 * np.arange(40) / 20, 0.1), rtol=1e-5)
 
 
-def test_samples_are_uniform_over_what_is_stored():
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_samples_are_uniform_over_what_is_stored(name):
     replay = jnp.repeat(jnp.arange(50.0)[:, None], 11, 1)
-    obs, action, *_ = JAX["sample"](replay, jax.random.PRNGKey(0), 20, 40_000, 4)
+    obs, action, *_ = SCRIPTS[name]["sample"](replay, jax.random.PRNGKey(0), 20, 40_000, 4)
     counts = np.bincount(np.asarray(obs[:, 0], int), minlength=50)
     assert (counts[20:] == 0).all() and abs(counts[:20] - 2000).max() < 250
     assert (obs[:, 0] == action).all()
