@@ -64,14 +64,17 @@ def test_make_targets_of_the_readme_exist_and_are_dry_runnable():
 
 # (page, marker, words of `solo report`): tables that it makes of the committed results.
 JAX, PPO, DQN, ACTOR_CRITIC = "benchmark/results/jax", "algorithms/ppo", "algorithms/dqn", "algorithms/actor_critic"
+CONTINUOUS = "benchmark/results/ppo_continuous"
+PENDULUM = "ppo_continuous_action rpo_continuous_action ppo_continuous_action_jax"
 TABLES = [
     ("README.md", "results", "benchmark/results/classic"),
     ("README.md", "jax-results", JAX),
     (f"{PPO}/README.md", "results", "benchmark/results/classic"),
     (f"{PPO}/README.md", "mountaincar", "benchmark/results/mountaincar"),
-    (f"{PPO}/README.md", "halfcheetah", f"{JAX} --env-ids HalfCheetah-v5"),
+    (f"{PPO}/README.md", "pendulum", f"{CONTINUOUS} {JAX} --env-ids Pendulum-v1 --methods {PENDULUM}"),
+    (f"{PPO}/README.md", "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5"),
     (f"{PPO}/README.md", "lunarlander", f"{JAX} benchmark/results/classic --env-ids LunarLander-v3"),
-    (f"{DQN}/README.md", "results", f"{JAX} --methods dqn_jax c51_jax"),
+    (f"{DQN}/README.md", "results", f"benchmark/results/dqn {JAX} --methods dqn dqn_jax c51 c51_jax"),
     (f"{ACTOR_CRITIC}/README.md", "results", "benchmark/results/actor_critic --env-ids Pendulum-v1"),
 ]
 
