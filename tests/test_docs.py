@@ -102,6 +102,7 @@ def test_every_algorithm_has_its_row():
         ("README.md", "speed", "ppo_speed", "ppo"),
         ("README.md", "jax", "jax_speed", "jax"),
         ("algorithms/ppo/README.md", "speed", "ppo_speed", "ppo_halfcheetah"),
+        ("algorithms/ppo/README.md", "rejax", "jax_speed", "jax_rejax"),
         ("algorithms/ppo/README.md", "start", "jax_start", "jax_start"),
         ("algorithms/ppo/README.md", "tricks", "jax_tricks", "jax_tricks"),
         ("algorithms/dqn/README.md", "speed", "dqn_speed", "dqn"),
