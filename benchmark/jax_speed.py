@@ -14,12 +14,12 @@ what peers/rejax_ppo.py lists. Writes the numbers to `--out`.
 """
 
 import json
-import subprocess
 from pathlib import Path
 
 import speed
 
 PEERS = ("Stable-Baselines3", "SBX")
+REJAX_PPO = Path(__file__).parent / "peers/rejax_ppo.py"
 REJAX = {"rejax": [], "rejax, one core": ["--one-core"]}
 CASES = {  # algorithm: environment, torch file, JAX file, (steps, before the clock starts) of peers and torch, of JAX
     "ppo": ("CartPole-v1", "ppo/ppo.py", "ppo/ppo_jax.py", (100 * 512, 20 * 512), (800 * 512, 80 * 512)),
@@ -69,15 +69,9 @@ def peer(library, algorithm):
     speed.time_sb3(model, steps, before)
 
 
-def rejax(python, *words):
-    """Steps per second of rejax's PPO."""
-    command = [python, Path(__file__).parent / "peers/rejax_ppo.py", *map(str, words)]
-    return float(subprocess.check_output(command, text=True, env=speed.environment()).split()[-1])
-
-
 def measure(algorithm, name, num_seeds=1, python=None):
     if name in REJAX:
-        return rejax(python, *REJAX[name])
+        return speed.printed(python, REJAX_PPO, "--num-seeds", num_seeds, *REJAX[name])
     if name in PEERS:
         return speed.sb3(__file__, name, algorithm)
     env_id, torch, jax, there, here = CASES[algorithm]
@@ -88,8 +82,9 @@ def measure(algorithm, name, num_seeds=1, python=None):
 
 
 def contestants(algorithm, python):
-    peers = [*PEERS, *(REJAX if algorithm == "ppo" and python else ())]
-    return [*(peers if algorithm != "c51" else ()), "SoloRL, torch", "SoloRL, JAX"]
+    peers = PEERS if algorithm != "c51" else ()
+    rejax = REJAX if algorithm == "ppo" and python else ()
+    return [*peers, *rejax, "SoloRL, torch", "SoloRL, JAX"]
 
 
 def table(path):
@@ -134,7 +129,7 @@ def main():
         if args.seeds:
             seeds.append({str(n): measure("ppo", "SoloRL, JAX", n) for n in args.seeds})
             if args.rejax:
-                seeds[-1] |= {f"rejax, {n}": rejax(args.rejax, "--num-seeds", n) for n in args.seeds if n > 1}
+                seeds[-1] |= {f"rejax, {n}": measure("ppo", "rejax", n, args.rejax) for n in args.seeds if n > 1}
         speed.write(args.out, rounds=rounds, seeds=seeds, threads=1)  # so that an interruption loses one round
     print(table(args.out))
 

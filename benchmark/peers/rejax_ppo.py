@@ -8,8 +8,8 @@
 """Steps per second of rejax's PPO on gymnax's CartPole-v1, with the settings of algorithms/ppo/ppo_jax.py.
 
 Run       uv run --no-project benchmark/peers/rejax_ppo.py [--num-seeds N] [--one-core]     seeds by `vmap`
-rejax holds environments, networks and the whole training in one compiled function, as PureJaxRL does, which cannot be
-installed. Its last version does not work with a current JAX (distrax and TensorFlow Probability use what JAX removed),
+rejax holds environments, networks and the whole training in one compiled function, as PureJaxRL does, which is no
+package. Its last version does not work with a current JAX (distrax and TensorFlow Probability use what JAX removed),
 so it has an environment of its own. It reports nothing while it trains and counts no episodes, and its step size stays
 as it is: less work than ours. Prints the steps per second of the fastest of three trainings, compiled before.
 """
