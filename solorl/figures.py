@@ -4,6 +4,7 @@ Colours are those of Okabe and Ito, which people with a colour vision deficiency
 on they repeat with dashed lines.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -12,14 +13,18 @@ from typing import Any
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from solorl import comparison as cmp
+from solorl.errors import UsageError
 from solorl.state import write_atomically
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#767676")
 DASHES = ("-", "--", ":", "-.")
 AXIS_LABELS = {"steps": "environment steps", "time": "time of training"}
 PANEL = (3.9, 2.9)  # inches
+SINGLE = (6.0, 3.6)  # one alone
+NAME = (0.075, 0.7)  # inches that a name takes in the legend: each character, and the line before it
 COLUMNS = 3  # panels side by side
 
 
@@ -34,6 +39,37 @@ def write_figures(comparison: cmp.Comparison, folder: Path) -> list[Path]:
     if len(comparison.shared) > 1:
         written.append(_write(draw_profiles(comparison), folder / "profiles"))
     return written
+
+
+def write_curves(comparison: cmp.Comparison, path: Path) -> None:
+    """Write the learning curves by steps, without those over all environments, as the PNG `path`.
+
+    The picture carries what it was drawn from, for `shows`. Raises UsageError where no run has a curve, OSError where
+    `path` cannot be written.
+    """
+    curves = cmp.curves(comparison, comparison.metric, "steps")
+    if not curves:
+        raise UsageError(f"{path}: there is no curve to draw, the runs have no common steps")
+    _write(draw_curves(comparison, curves, {}, "steps"), path.with_suffix(""), ("png",), fingerprint(curves))
+
+
+def shows(path: Path, comparison: cmp.Comparison) -> bool:
+    """Whether `write_curves` drew the picture `path` from the same curves; False where it cannot be read."""
+    try:
+        with Image.open(path) as picture:
+            drawn = getattr(picture, "text", {}).get("Source")
+    except OSError:
+        return False
+    return drawn == fingerprint(cmp.curves(comparison, comparison.metric, "steps"))
+
+
+def fingerprint(curves: Mapping[tuple[str, str], cmp.Curve]) -> str:
+    """A hash of names, lines and bands; the last bits, in which machines differ, do not count."""
+    digest = hashlib.sha256()
+    for (env, method), curve in curves.items():
+        points = (f"{value:.8g}" for array in (curve.x, curve.y, curve.band) for value in array.flatten())
+        digest.update(f"{env} {method} {' '.join(points)}\n".encode())
+    return digest.hexdigest()
 
 
 def style(number: int) -> dict[str, Any]:
@@ -69,7 +105,7 @@ def draw_curves(
 
 def draw_profiles(comparison: cmp.Comparison) -> Figure:
     """The share of runs above each normalised score, with pointwise intervals."""
-    figure, (place, *_) = _grid(1, width=6.0, height=3.6)
+    figure, (place, *_) = _grid(1)
     for method, curve in cmp.profiles(comparison).items():
         _draw(place, curve, comparison.methods.index(method))
     place.set(xlabel="normalised score s", ylabel="share of runs with a score above s", ylim=(-0.02, 1.02))
@@ -77,8 +113,9 @@ def draw_profiles(comparison: cmp.Comparison) -> Figure:
     return figure
 
 
-def _grid(panels: int, width: float = PANEL[0], height: float = PANEL[1]) -> tuple[Figure, Sequence[Any]]:
+def _grid(panels: int) -> tuple[Figure, Sequence[Any]]:
     """A figure of `panels` panels, at most COLUMNS side by side."""
+    width, height = SINGLE if panels == 1 else PANEL
     columns = panels if panels <= COLUMNS else 2 if panels == 4 else COLUMNS
     rows = -(-panels // columns)
     figure = Figure(figsize=(width * columns, height * rows + 0.5), dpi=130, layout="constrained")
@@ -101,7 +138,8 @@ def _draw(place: Any, curve: cmp.Curve, number: int, unit: float = 1) -> None:
 
 def _legend(figure: Figure, methods: Sequence[str]) -> None:
     lines = [matplotlib.lines.Line2D([], [], linewidth=2, **style(number)) for number in range(len(methods))]
-    columns = min(len(methods), 5)
+    width = NAME[0] * max(map(len, methods)) + NAME[1]
+    columns = min(len(methods), 5, max(1, int(figure.get_figwidth() / width)))
     figure.legend(lines, methods, loc="outside upper center", ncols=columns, frameon=False, fontsize=10)
 
 
@@ -115,13 +153,14 @@ def time_unit(seconds: float) -> tuple[int, str]:
     return (1, "s") if seconds < 180 else (60, "min") if seconds < 3 * 3600 else (3600, "h")
 
 
-def _write(figure: Figure, path: Path) -> Path:
-    """Write `path`.png and `path`.svg; the same figure gives the same bytes."""
+def _write(figure: Figure, path: Path, kinds: Sequence[str] = ("png", "svg"), source: str = "") -> Path:
+    """Write `path`.png and `path`.svg; the same figure gives the same bytes. `source` goes into the PNG."""
+    png = {"Software": None} | ({"Source": source} if source else {})
     with matplotlib.rc_context({"svg.hashsalt": "solorl"}):
         FigureCanvasAgg(figure)
-        for kind in ("png", "svg"):
+        for kind in kinds:
             data = BytesIO()
-            figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
+            figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else png)
             write_atomically(path.with_suffix(f".{kind}"), data.getvalue())
             figure.set_layout_engine("none")  # the places found for the one fit the other, too
     return path.with_suffix(".png")

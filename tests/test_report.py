@@ -1,8 +1,10 @@
 """`solo report`: groups, tables, verdicts, curves, the pages it writes, and regressions against a commit."""
 
+import dataclasses
 import gzip
 import json
 import re
+import shutil
 import subprocess
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -371,6 +373,50 @@ def test_only_some_environments_and_methods(capsys, folder, tmp_path):
         comparison.only(apart, ["CartPole-v1"], ["new"])
 
 
+def test_curves_below_the_table(capsys, folder, tmp_path):
+    """The picture is drawn where its curves have changed, and only then; --check looks at both and writes nothing."""
+    folder = shutil.copytree(folder, tmp_path / "results")
+    page, picture = tmp_path / "README.md", tmp_path / "pictures/new.png"
+    page.write_text("<!-- table -->\n<!-- /table -->\n")
+    command = ("report", folder, "--markdown", page, "--marker", "table", "--curves", picture)
+    assert solo(capsys, *command, "--check")[0] == 1 and not picture.exists()
+    assert solo(capsys, *command)[0] == 0
+    assert "\n![learning curves](pictures/new.png)\n" in page.read_text()
+    first = picture.read_bytes()
+    assert first.startswith(b"\x89PNG\r\n") and not picture.with_suffix(".svg").exists()
+    assert solo(capsys, *command, "--check")[0] == 0
+    picture.touch()
+    before = picture.stat().st_mtime_ns
+    assert solo(capsys, *command) == (0, f"{page}: table was up to date\n{picture}: was up to date\n", "")
+    assert picture.stat().st_mtime_ns == before
+
+    # An evaluation in the middle of a run changes the curve, but not the table.
+    path = next(folder.glob("CartPole-v1__new__*.json.gz"))
+    data = json.loads(gzip.decompress(path.read_bytes()))
+    data["eval"]["mean"][0] += 1000
+    path.write_bytes(gzip.compress(json.dumps(data).encode()))
+    code, out, _ = solo(capsys, *command, "--check")
+    assert (code, out) == (1, f"{page}: table is up to date\n{picture}: is stale\n")
+    assert picture.read_bytes() == first
+    assert solo(capsys, *command)[0] == 0 and picture.read_bytes() != first
+
+    picture.write_bytes(b"no picture")
+    assert solo(capsys, *command, "--check")[0] == 1
+
+
+def test_what_a_picture_of_curves_is_known_by():
+    """Other names or another band make another picture, the last bits of a line do not."""
+    curves = comparison.curves(comparison.compare(made()), "eval", "steps")
+    names = list(curves)
+    some = {name: curves[name] for name in names[:2]}
+    renamed = dict(zip(names[1::-1], some.values(), strict=True))
+    assert figures.fingerprint(some) != figures.fingerprint(renamed)
+    moved = dataclasses.replace(curves[names[0]], band=curves[names[0]].band + 1)
+    assert figures.fingerprint(some) != figures.fingerprint(some | {names[0]: moved})
+    nudged = dataclasses.replace(curves[names[0]], y=curves[names[0]].y * (1 + 1e-13))
+    assert figures.fingerprint(some) == figures.fingerprint(some | {names[0]: nudged})
+
+
 @pytest.mark.parametrize("text", ["nothing", "<!-- table -->\n", "<!-- /table -->\n<!-- table -->\n",
                                   "<!-- table -->\n<!-- /table -->\n<!-- table -->\n<!-- /table -->\n"])  # fmt: skip
 def test_missing_markers_are_said(capsys, folder, tmp_path, text):
@@ -395,6 +441,8 @@ def test_missing_markers_are_said(capsys, folder, tmp_path, text):
         (["F", "--metric", "reward"], "invalid choice: 'reward'"),
         (["F", "--metrik", "eval"], "has no flag --metrik; did you mean --metric?"),
         (["F", "--markdown", "README.md"], "--markdown FILE and --marker NAME go together"),
+        (["F", "--curves", "x.png"], "--curves PNG needs --markdown FILE"),
+        (["F", "--markdown", "x.md", "--marker", "x", "--curves", "x.svg"], "must end in .png, not x.svg"),
         (["F", "--check"], "--check needs --markdown FILE"),
         (["F", "--markdown", "/nowhere.md", "--marker", "x"], "/nowhere.md cannot be read: No such file"),
         (["F", "--against", "HEAD", "--out", "x"], "goes with neither --markdown nor --out"),

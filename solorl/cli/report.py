@@ -31,6 +31,7 @@ def parser() -> Parser:
     p.add_argument("--title", metavar="T", default="Results", help="title of the report")
     p.add_argument("--markdown", metavar="FILE", type=Path, help="only put the table between two markers in this file")
     p.add_argument("--marker", metavar="NAME", help="the markers are the lines <!-- NAME --> and <!-- /NAME -->")
+    p.add_argument("--curves", metavar="PNG", type=Path, help="and the learning curves in this file, shown below it")
     p.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the text in FILE is stale")
     p.add_argument("--against", metavar="REV", help="compare with the results of a commit; exit code 1 on a regression")
     return p
@@ -40,6 +41,10 @@ def check_flags(args: Namespace) -> None:
     """Refuse combinations of flags that mean nothing."""
     if bool(args.markdown) != bool(args.marker):
         raise UsageError("solo report: --markdown FILE and --marker NAME go together")
+    if args.curves and not args.markdown:
+        raise UsageError("solo report: --curves PNG needs --markdown FILE and --marker NAME")
+    if args.curves and args.curves.suffix != ".png":
+        raise UsageError(f"solo report: --curves must end in .png, not {args.curves}")
     if args.check and not args.markdown:
         raise UsageError("solo report: --check needs --markdown FILE and --marker NAME")
     if args.against and (args.markdown or args.out):
@@ -70,8 +75,11 @@ def main(argv: Sequence[str]) -> int:
     if args.markdown:
         for problem in problems:
             print(f"note: {problem}")
-        evidence = [Path(os.path.relpath(path, args.markdown.parent)).as_posix() for path in args.paths]
-        return embed(args.markdown, args.marker, text.block(comparison, evidence), args.check)
+        here = args.markdown.parent
+        evidence = [Path(os.path.relpath(path, here)).as_posix() for path in args.paths]
+        picture = Path(os.path.relpath(args.curves, here)).as_posix() if args.curves else ""
+        stale = embed(args.markdown, args.marker, text.block(comparison, evidence, picture), args.check)
+        return stale | (draw(comparison, args.curves, args.check) if args.curves else 0)
     out = args.out or DEFAULT_OUT
     write_report(comparison, out, args, problems)
     print_summary(comparison, problems, out)
@@ -91,6 +99,25 @@ def write_report(comparison, out: Path, args: Namespace, problems: Sequence[str]
     pictures.sort(key=lambda name: name != f"curves_{args.x}.png")
     write(out / "report.md", report_text.report(comparison, args.title, pictures, problems).encode())
     write(out / "report.html", report_page.page(comparison, args.title, args.x, problems).encode())
+
+
+def draw(comparison, path: Path, check: bool) -> int:
+    """Draw the learning curves, or only check that they are those of these runs.
+
+    Returns 1 where `check` finds other curves. Raises UsageError where the picture cannot be drawn.
+    """
+    from solorl import figures
+
+    current = figures.shows(path, comparison)
+    if not check and not current:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figures.write_curves(comparison, path)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    now = ("up to date" if current else "stale") if check else "was up to date" if current else "updated"
+    print(f"{path}: {'is ' if check else ''}{now}")
+    return int(check and not current)
 
 
 def print_summary(comparison, problems: Sequence[str], out: Path) -> None:

@@ -18,7 +18,7 @@ def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[s
     parts = {
         "TITLE": html.escape(title),
         "INTRO": "".join(f'<p class="verdict">{html.escape(line)}</p>\n' for line in text.verdicts(comparison)),
-        "CAPTION": html.escape(text.curve_caption(comparison)),
+        "CAPTION": html.escape(text.CURVE_CAPTION),
         "TABLES": _tables(comparison),
         "NOTES": _notes([*comparison.notes, *problems]),
         "DATA": json.dumps(_data(comparison, axis), separators=(",", ":")).replace("</", "<\\/"),

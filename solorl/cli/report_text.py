@@ -55,15 +55,11 @@ def total_caption(comparison: cmp.Comparison) -> str:
     )
 
 
-def curve_caption(comparison: cmp.Comparison) -> str:
-    """What lines and bands are."""
-    return (
-        "Lines are interquartile means over runs, bands their 95 % bootstrap intervals. A curve ends where its "
-        "shortest run ends; by time, where its last one ends, and those before keep their score. Training curves are "
-        "means over the last 5 % of a run."
-    )
-
-
+LINES = "Lines are interquartile means over runs, bands their 95 % bootstrap intervals."
+CURVE_CAPTION = (
+    f"{LINES} A curve ends where its shortest run ends; by time, where its last one ends, and those before keep their "
+    "score. Training curves are means over the last 5 % of a run."
+)
 PAIR_CAPTION = (
     "Better or worse on an environment: the exact two-sided rank-sum test gives p < 0.05 (not corrected for the number "
     "of environments). P(improvement): the chance that a run of the one method beats a run of the other, averaged over "
@@ -150,11 +146,15 @@ def pair_table(comparison: cmp.Comparison) -> str:
     return table(["Comparison", "P(improvement)", "Better on", "Worse on"], rows) if rows else ""
 
 
-def block(comparison: cmp.Comparison, evidence: Sequence[str]) -> str:
-    """What `--markdown` puts between its markers: the verdicts, the table of environments, links to the `evidence`."""
+def block(comparison: cmp.Comparison, evidence: Sequence[str], picture: str = "") -> str:
+    """What `--markdown` puts between its markers: the verdicts, the table of environments, links to the `evidence`.
+
+    Then, where there is one, the `picture` of the learning curves.
+    """
     lines = "".join(f"**{sentence}**\n\n" for sentence in verdicts(comparison))
     links = ", ".join(f"[{path}]({path})" for path in evidence)
-    return f"{lines}{env_table(comparison)}\n{table_caption(comparison)} Every run: {links}.\n"
+    curves = f"\n![learning curves]({picture})\n\n{LINES}\n" if picture else ""
+    return f"{lines}{env_table(comparison)}\n{table_caption(comparison)} Every run: {links}.\n{curves}"
 
 
 def report(comparison: cmp.Comparison, title: str, pictures: Sequence[str], problems: Sequence[str]) -> str:
@@ -167,7 +167,7 @@ def report(comparison: cmp.Comparison, title: str, pictures: Sequence[str], prob
     if pairs := pair_table(comparison):
         parts += ["## Comparisons\n", PAIR_CAPTION + "\n", pairs]
     if pictures:
-        parts += ["## Curves\n", curve_caption(comparison) + " The page report.html has them interactive.\n"]
+        parts += ["## Curves\n", CURVE_CAPTION + " The page report.html has them interactive.\n"]
         parts += [f"![{name.rpartition('.')[0].replace('_', ', by ')}]({name})\n" for name in pictures]
     notes = [*comparison.notes, *problems]
     if notes:

@@ -1,0 +1,44 @@
+"""Makes the tables and curves of results on all pages, anew from the data in benchmark/results.
+
+python docs/results.py
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PPO, DQN, ACTOR_CRITIC = (f"algorithms/{family}/README.md" for family in ("ppo", "dqn", "actor_critic"))
+CLASSIC, CONTINUOUS, JAX = (f"benchmark/results/{name}" for name in ("classic", "ppo_continuous", "jax"))
+PENDULUM = "--env-ids Pendulum-v1 --methods"
+
+# page, its markers, words of `solo report`, picture in docs/curves ("" for none)
+TABLES = [
+    ("README.md", "results", CLASSIC, ""),
+    ("README.md", "jax-results", JAX, ""),
+    (PPO, "results", CLASSIC, "ppo"),
+    (PPO, "mountaincar", "benchmark/results/mountaincar", "ppo_mountaincar"),
+    (PPO, "lunarlander", f"{JAX} {CLASSIC} --env-ids LunarLander-v3", "ppo_lunarlander"),
+    (
+        PPO,
+        "pendulum",
+        f"{CONTINUOUS} {JAX} {PENDULUM} ppo_continuous_action rpo_continuous_action ppo_continuous_action_jax",
+        "ppo_pendulum",
+    ),
+    (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5", "ppo_halfcheetah"),
+    (DQN, "results", f"benchmark/results/dqn {JAX} --methods dqn dqn_jax c51 c51_jax", "dqn"),
+    (ACTOR_CRITIC, "results", "benchmark/results/actor_critic --env-ids Pendulum-v1", "actor_critic_pendulum"),
+]
+
+
+def words(page, marker, report, picture):
+    """The command line of one of TABLES, behind `solo`."""
+    curves = ["--curves", f"docs/curves/{picture}.png"] if picture else []
+    return ["report", *report.split(), "--markdown", page, "--marker", marker, *curves]
+
+
+if __name__ == "__main__":
+    codes = [
+        subprocess.run([sys.executable, "-m", "solorl.cli", *words(*entry)], cwd=ROOT).returncode for entry in TABLES
+    ]
+    sys.exit(max(codes))
