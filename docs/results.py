@@ -15,7 +15,7 @@ PENDULUM = "--env-ids Pendulum-v1 --methods"
 # page, its markers, words of `solo report`, picture in docs/curves ("" for none)
 TABLES = [
     ("README.md", "results", CLASSIC, ""),
-    ("README.md", "jax-results", JAX, ""),
+    ("README.md", "jax-results", f"{JAX} --baseline ppo_jax", ""),
     (PPO, "results", CLASSIC, "ppo"),
     (PPO, "mountaincar", "benchmark/results/mountaincar", "ppo_mountaincar"),
     (PPO, "lunarlander", f"{JAX} {CLASSIC} --env-ids LunarLander-v3", "ppo_lunarlander"),
