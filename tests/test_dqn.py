@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import ROOT, comparable, definitions, rows
 
-SCRIPTS = ["dqn", "c51", "double_dqn", "dueling_dqn", "d3qn"]
+SCRIPTS = ["dqn", "c51", "double_dqn", "dueling_dqn", "d3qn", "ez_greedy_dqn"]
 DQN = definitions("dqn")
 DIARY = "probes_offpolicy:DiscreteDiary-v0"
 SMALL = "--total-timesteps 60 --learning-starts 20 --train-frequency 1 --batch-size 8 --buffer-size 64".split()
@@ -128,7 +128,7 @@ def test_no_update_until_learning_starts(train):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_target_network_moves_exactly_when_due(name, train):
     """Due at step 50: it is the network of the start before, the Q-network of step 50 from then on."""
-    flags = ["--env-id", DIARY, *SMALL, "--target-network-frequency", "50"]
+    flags = ["--env-id", DIARY, *SMALL, "--target-network-frequency", "50", "--end-e", "1"]
     first, before, due, after = (train(name, *flags, "--total-timesteps", n) for n in (20, 49, 50, 60))
     assert torch.equal(first["parameters"], before["target_parameters"])
     assert not torch.equal(before["parameters"], before["target_parameters"])
@@ -162,6 +162,7 @@ def test_epsilon_falls_linearly_over_environment_steps(num_envs, train):
 def test_actions_are_random_with_probability_epsilon(name, train):
     """Of four actions one is greedy: with epsilon 0.4 it is taken with probability 0.6 + 0.1, in every environment."""
     flags = "--total-timesteps 4000 --learning-starts 4000 --buffer-size 4000 --num-envs 2 --start-e 0.4".split()
+    flags += ["--duration-exponent", "50"] if name == "ez_greedy_dqn" else []  # every random action lasts one step
     v = train(name, "--env-id", DIARY, *SMALL, *flags, "--end-e", "0.4", "--train-frequency", "8")
     stored = v["replay"].arrays["rows"]
     is_greedy = stored[:, 3] == v["q_network"].act(stored[:, :3])
@@ -171,6 +172,77 @@ def test_actions_are_random_with_probability_epsilon(name, train):
     v = train(name, "--env-id", DIARY, *SMALL, "--learning-starts", "60", *flags)
     stored = v["replay"].arrays["rows"][:60]
     assert (stored[:, 3] == v["q_network"].act(stored[:, :3])).all()
+
+
+def test_random_actions_last_as_long_as_the_zeta_distribution_says(train):
+    """With epsilon 1 a new random action begins at step t of an episode with probability u(t) = sum over n of p(n)
+    u(t - n), u(0) = 1, where p(n) = n**-2 / (pi**2 / 6); three of four of them are other actions than the last.
+
+    No action is kept up from one episode to the next, whether it ended or was cut off, in either environment.
+    """
+    flags = "--total-timesteps 28000 --learning-starts 28000 --buffer-size 28000 --num-envs 2".split()
+    flags += "--start-e 1 --end-e 1 --train-frequency 8".split()
+    v = train("ez_greedy_dqn", "--env-id", DIARY, *SMALL, *flags)
+    stored = v["replay"].arrays["rows"]
+    p = [0] + [6 / np.pi**2 / n**2 for n in range(1, 4)]
+    u = [1.0]
+    for t in range(1, 4):
+        u.append(sum(p[n] * u[t - n] for n in range(1, t + 1)))
+    for who in range(2):
+        step, action = stored[who::2, 2].astype(int), stored[who::2, 3]
+        for t in range(4):
+            changes = (action[1:] != action[:-1])[step[1:] == t]
+            expected = 0.75 * u[t]
+            assert changes.mean() == pytest.approx(expected, abs=4 * np.sqrt(expected * (1 - expected) / len(changes)))
+        np.testing.assert_allclose(np.bincount(action.astype(int)) / 14_000, 0.25, atol=0.02)
+
+
+def test_a_random_action_is_kept_up_for_its_steps():
+    """Environment by environment, step by step, as Alg. 1 says; a beginning while another lasts does not count."""
+    rng, num_envs = np.random.default_rng(0), 5
+    keep_up = definitions("ez_greedy_dqn")["keep_up"]
+    held, left = np.zeros((2, num_envs), np.int64)
+    expected = [(0, 0)] * num_envs  # action, steps left
+    lasted = 0
+    for _ in range(500):
+        begins, action, duration = rng.random(num_envs) < 0.3, rng.integers(4, size=num_envs), rng.zipf(2.0, num_envs)
+        keep_up(held, left, begins, action, duration)
+        for i, (kept, steps) in enumerate(expected):
+            if steps == 0 and begins[i]:
+                kept, steps = action[i], duration[i]
+            lasted += steps > 0 and bool(begins[i]) and kept != action[i]
+            expected[i] = (kept, steps)
+        assert list(zip(held, left, strict=True)) == expected
+        left -= left > 0
+        expected = [(kept, max(0, steps - 1)) for kept, steps in expected]
+    assert lasted > 100
+
+
+def test_between_random_actions_the_policy_acts(train):
+    """An action that is not the greedy one is random: it, or another random one, lasts as the loop's arrays say."""
+    flags = "--total-timesteps 4000 --learning-starts 4000 --buffer-size 4000 --start-e 0.2 --end-e 0.2".split()
+    v = train("ez_greedy_dqn", "--env-id", DIARY, *SMALL, *flags, "--train-frequency", "8", "--num-envs", "2")
+    stored = v["replay"].arrays["rows"]
+    other, step = stored[:, 3] != v["q_network"].act(stored[:, :3]), stored[:, 2]
+    # at step 0 one of five is random, and three of four of these are not the greedy action
+    first = other[step == 0]
+    assert first.mean() == pytest.approx(0.15, abs=4 * np.sqrt(0.15 * 0.85 / len(first)))
+    # r(t): random at step t = one begins at s <= t and lasts beyond t; it can begin where none lasts
+    p = np.array([0] + [6 / np.pi**2 / n**2 for n in range(1, 4)])
+    begins = [0.2]
+    for t in range(1, 4):
+        lasts = sum(begins[s] * (1 - p[: t - s + 1].sum()) for s in range(t))
+        begins.append(0.2 * (1 - lasts))
+    for t in range(1, 4):
+        share = sum(begins[s] * (1 - p[: t - s + 1].sum()) for s in range(t + 1))
+        got = other[step == t]
+        expected = 0.75 * share
+        assert got.mean() == pytest.approx(expected, abs=4 * np.sqrt(expected * (1 - expected) / len(got)))
+
+
+def test_durations_need_an_exponent_above_1(train):
+    train("ez_greedy_dqn", "--env-id", DIARY, *SMALL, "--duration-exponent", "1", code=2)
+    assert "--duration-exponent must be above 1, not 1.0" in train.out and "Traceback" not in train.out
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -216,13 +288,13 @@ def test_same_seed_same_weights_and_another_seed_others(name, train):
 def test_resumed_with_its_replay_equals_uninterrupted(name, train):
     """The last checkpoint thrown away, the run goes on from the one before, in the middle of a row of metrics."""
     flags = "--total-timesteps 3000 --learning-starts 500 --train-frequency 10 --num-envs 2 --buffer-size 1000".split()
-    flags = ["--env-id", "CartPole-v1", *SMALL, *flags, "--save-every", "1700", "--save-replay"]
+    flags = ["--env-id", "CartPole-v1", *SMALL, *flags, "--save-every", "1700", "--save-replay", "--end-e", "0.9"]
     whole = train(name, *flags)
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
     shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
     v = train(name, "--resume", run_dir)
     assert v["start"] == 170 and comparable(run_dir) == expected
-    for what in ("parameters", "target_parameters", "totals"):
+    for what in ("parameters", "target_parameters", "totals", *(["exploring"] if name == "ez_greedy_dqn" else [])):
         assert torch.equal(v[what], whole[what])
     assert np.array_equal(v["replay"].arrays["rows"], whole["replay"].arrays["rows"])
     states = (x["optimizer"].state[x["parameters"]] for x in (v, whole))
@@ -261,7 +333,7 @@ def test_other_spaces_are_refused_with_the_file_to_use(train):
 
 
 # ---------------------------------------------------------------------- pure functions
-@pytest.mark.parametrize("name", ["dqn", "double_dqn", "dueling_dqn", "d3qn"])
+@pytest.mark.parametrize("name", ["dqn", "double_dqn", "dueling_dqn", "d3qn", "ez_greedy_dqn"])
 def test_loss_by_hand(name):
     """The target sample by sample from Q-values computed layer by layer; no gradient reaches the target network."""
     loss_of = definitions(name)["double_td_loss" if name in ("double_dqn", "d3qn") else "td_loss"]

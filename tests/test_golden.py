@@ -28,6 +28,7 @@ FLAGS = {
     "double_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --eval-episodes 2",
     "dueling_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --eval-episodes 2",
     "d3qn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --eval-episodes 2",
+    "ez_greedy_dqn": "--env-id MountainCar-v0 --total-timesteps 3000 --learning-starts 500 --eval-episodes 2",
     "ddpg_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --eval-episodes 2",
     "td3_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --eval-episodes 2",
     "sac_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --eval-episodes 2",

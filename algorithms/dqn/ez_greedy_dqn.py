@@ -1,0 +1,228 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["solorl[box2d]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# ///
+"""DQN with εz-greedy exploration: a random action lasts for a while; discrete actions, vector observations.
+
+Paper     Dabney, Ostrovski, Barreto 2021, https://arxiv.org/abs/2006.01782 ("Alg. n" below)
+Run       solo train ez_greedy_dqn --env-id MountainCar-v0
+Spaces    vector -> discrete
+Differs   from dqn.py: a random action is kept up for a number of steps drawn from a heavy-tailed distribution
+Not for   image observations: dqn_atari.py; continuous actions: ddpg_continuous_action.py
+Details   algorithms/dqn/README.md
+"""
+
+import copy
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from solorl import Run, RunArgs, parse
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "CartPole-v1"  # Gymnasium id of the environment
+    total_timesteps: int = 500_000  # environment steps, summed over environments
+    num_envs: int = 1  # environments stepped side by side
+    buffer_size: int = 10_000  # transitions the replay buffer holds
+    batch_size: int = 128  # transitions of one update
+    learning_starts: int = 10_000  # environment steps before the first update
+    train_frequency: int = 10  # environment steps per update
+    learning_rate: float = 2.5e-4  # step size of Adam
+    gamma: float = 0.99  # discount factor
+    target_network_frequency: int = 500  # environment steps between moves of the target network
+    tau: float = 1.0  # how far it moves towards the Q-network: 1 is a copy
+    start_e: float = 1.0  # epsilon at the start: probability of a random action
+    end_e: float = 0.05  # epsilon at the end
+    exploration_fraction: float = 0.5  # share of total_timesteps in which epsilon falls linearly
+    duration_exponent: float = 2.0  # mu > 1: a random action lasts n steps with a probability in proportion to n**-mu
+
+
+def make_env(env_id, **kwargs):
+    """One environment, for training and for evaluation; all that is specific to the environment stands here."""
+    return gym.make(env_id, **kwargs)
+
+
+def flatten_parameters(module):
+    """Make all parameters of `module`, and their gradients, views of one vector: the parameter that is returned. So one
+    operation clips or steps them all; `zero_grad` would cut the views, `vector.grad.zero_()` keeps them."""
+    parameters = list(module.parameters())
+    vector = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
+    vector.grad = torch.zeros_like(vector)
+    begin = 0
+    for p in parameters:
+        part = slice(begin, begin := begin + p.numel())
+        p.data, p.grad = vector.data[part].view_as(p), vector.grad[part].view_as(p)
+    return vector
+
+
+def mlp(layers, x):
+    """The layers with ReLU between them, (batch, fan_in) -> (batch, fan_out); faster than calling modules."""
+    *hidden, last = layers
+    for layer in hidden:
+        x = F.linear(x, layer.weight, layer.bias).relu()
+    return F.linear(x, last.weight, last.bias)
+
+
+def numpy_mlp(layers):
+    """`mlp` for NumPy arrays, with the present weights: for a few rows several times faster than torch."""
+    *hidden, last = [(layer.weight.numpy(force=True).T, layer.bias.numpy(force=True)) for layer in layers]
+
+    def forward(x):
+        for weight, bias in hidden:
+            x = np.maximum(x @ weight + bias, 0)
+        return x @ last[0] + last[1]
+
+    return forward
+
+
+class QNetwork(nn.Module):
+    def __init__(self, obs_dim, num_actions):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(obs_dim, 120), nn.Linear(120, 84), nn.Linear(84, num_actions)])
+
+    def q(self, obs):  # (batch, obs_dim) -> (batch, num_actions)
+        return mlp(self.layers, obs)
+
+    def policy(self):
+        """The greedy policy with the present weights, a function: NumPy (batch, obs_dim) -> NumPy (batch,)."""
+        q = numpy_mlp(self.layers)
+        return lambda obs: q(obs).argmax(1)
+
+    def act(self, obs):  # NumPy (batch, *obs_shape) -> NumPy (batch,)
+        return self.policy()(np.asarray(obs, np.float32).reshape(len(obs), -1))
+
+
+def keep_up(held, left, begins, action, duration):
+    """εz-greedy, Alg. 1: where `begins` says so and no random action lasts, `action` is one for `duration` steps.
+
+    All NumPy (num_envs,). Changes in place `held`, the random actions that last, and `left`, the steps they still do.
+    """
+    begins = begins & (left == 0)
+    held[begins], left[begins] = action[begins], duration[begins]
+
+
+class Replay:
+    """The last `capacity` transitions, a row [obs | action | reward | done | next_obs] each: one gather is a batch."""
+
+    def __init__(self, capacity, obs_dim, action_dim):
+        self.widths = [obs_dim, action_dim, 1, 1, obs_dim]
+        self.rows = np.zeros((capacity, sum(self.widths)), np.float32)
+        self.arrays = {"rows": self.rows}
+        self.inserted = 0  # rows ever inserted
+
+    @property
+    def size(self):
+        return min(self.inserted, len(self.rows))
+
+    def add(self, *parts):
+        """Insert obs, action, reward, done, next_obs over the oldest rows; all (..., n, width)."""
+        rows = np.concatenate([np.reshape(x, (-1, n)) for x, n in zip(parts, self.widths, strict=True)], axis=1)
+        self.rows[(self.inserted + np.arange(len(rows))) % len(self.rows)] = rows
+        self.inserted += len(rows)
+
+    def sample(self, batch_size, device):
+        """Transitions drawn uniformly with replacement: (batch_size, ...) each, reward and done (batch_size,)."""
+        rows = self.rows.take(np.random.randint(self.size, size=batch_size), axis=0)
+        obs, action, reward, done, next_obs = torch.from_numpy(rows).to(device).split(self.widths, dim=1)
+        return obs, action.long(), reward.squeeze(1), done.squeeze(1), next_obs
+
+
+def td_loss(q_network, target_network, obs, action, reward, done, next_obs, gamma):
+    """Mean squared error of Alg. 1; metrics: the loss, the mean value, 1.
+
+    All inputs (batch_size,) but obs, next_obs (batch_size, obs_dim) and action (batch_size, 1). `done` is 0 at a limit.
+    """
+    with torch.no_grad():
+        target = reward + gamma * (1 - done) * target_network.q(next_obs).amax(1)
+    q = q_network.q(obs).gather(1, action).squeeze(1)
+    loss = F.mse_loss(q, target)
+    return loss, torch.stack([loss, q.mean(), torch.ones_like(loss)]).detach()
+
+
+if __name__ == "__main__":
+    # ---- setup
+    args = parse(Args)
+    run = Run(args)
+    num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
+    batch_steps = args.num_envs * num_steps
+    num_iterations = args.total_timesteps // batch_steps
+    run.require(args.duration_exponent > 1, f"--duration-exponent must be above 1, not {args.duration_exponent}")
+    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
+    make_envs = [lambda: make_env(args.env_id)] * args.num_envs
+    envs = SyncVectorEnv(make_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)  # its array changes with a step
+    run.require_spaces(envs, obs="vector", action="discrete")
+    obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
+
+    q_network = QNetwork(obs_dim, num_actions).to(run.device)
+    target_network = copy.deepcopy(q_network)
+    parameters, target_parameters = flatten_parameters(q_network), flatten_parameters(target_network)
+    optimizer = torch.optim.Adam([parameters], lr=args.learning_rate, fused=True)
+    loss_of = run.compile(td_loss)
+    replay = Replay(args.buffer_size, obs_dim, action_dim=1)
+    totals = torch.zeros(3, device=run.device)  # since the last row: sums of the two metrics, number of updates
+    parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer, "totals": totals}
+    exploring = torch.zeros(2, args.num_envs, dtype=torch.int64)
+    held, left = exploring.numpy()  # in each environment: the random action that lasts, the steps it still does
+    start = run.resume(**parts, exploring=exploring, replay=replay, envs=envs)
+
+    # ---- storage of one iteration, in host memory
+    shape = (num_steps, args.num_envs)
+    obs, final_obs = (np.zeros((*shape, obs_dim), np.float32) for _ in range(2))
+    reward, terminated, truncated = np.zeros(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, bool)
+
+    next_obs = run.reset(envs)  # (num_envs, *obs_shape)
+    for iteration in run.loop(start, num_iterations):
+        global_step = (iteration + 1) * batch_steps
+
+        # ---- 1. act: num_steps steps in every environment, at random with probability epsilon
+        progress = min(1.0, iteration / max(1.0, args.exploration_fraction * num_iterations))
+        epsilon = args.start_e + (args.end_e - args.start_e) * progress
+        action = np.random.randint(num_actions, size=shape)
+        begins = np.random.random(shape) < epsilon
+        duration = np.random.zipf(args.duration_exponent, size=shape)
+        policy = q_network.policy()
+        for step in range(num_steps):
+            obs[step] = next_obs.reshape(args.num_envs, obs_dim)
+            keep_up(held, left, begins[step], action[step], duration[step])
+            action[step] = held if left.all() else np.where(left > 0, held, policy(obs[step]))
+            next_obs, reward[step], terminated[step], truncated[step], infos = envs.step(action[step])
+            left[:] = np.where(terminated[step] | truncated[step], 0, np.maximum(left - 1, 0))
+            final_obs[step] = next_obs.reshape(args.num_envs, obs_dim)
+            if "final_obs" in infos:  # where an episode ended, next_obs is already the next one's
+                for i in np.flatnonzero(infos["_final_obs"]):
+                    final_obs[step, i] = infos["final_obs"][i].flatten()
+        run.episodes(global_step, reward, terminated | truncated)
+
+        # ---- 2. store: where a step led and whether the task was over there; a time limit is no end of the task
+        replay.add(obs, action, reward, terminated, final_obs)
+
+        # ---- 3. learn: an update for every train_frequency environment steps after learning_starts
+        begin = max(global_step - batch_steps, args.learning_starts)
+        for _ in range(begin // args.train_frequency, global_step // args.train_frequency):
+            batch = replay.sample(args.batch_size, run.device)
+            loss, metrics = loss_of(q_network, target_network, *batch, args.gamma)
+            parameters.grad.zero_()
+            loss.backward()
+            optimizer.step()
+            totals += metrics
+        if global_step % args.target_network_frequency < batch_steps:
+            target_parameters.data.lerp_(parameters.data, args.tau)
+
+        # ---- 4. report: means over all updates since the last row
+        if global_step % 1000 < batch_steps:
+            td_error, q, n = totals.tolist()
+            losses = {"losses/td_loss": td_error / n, "losses/q_values": q / n} if n else {}
+            run.log(global_step, {"charts/epsilon": epsilon, **losses})
+            totals.zero_()
+        run.evaluate(global_step, q_network.act, make_env)
+        run.save(global_step)
+
+    envs.close()
+    run.close(q_network.act, make_env)
