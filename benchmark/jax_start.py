@@ -1,10 +1,10 @@
-"""Seconds from the start of `solo train ppo_jax --target-return 500` to its end: imports, compilation, training,
-evaluations, the confirmation of 500.0 on fresh seeds, the learning curve.
+"""Seconds from the start of `solo train ppo_jax --target-return 500` until it says that 500 was reached: imports,
+compilation, training, evaluations, the confirmation on fresh seeds. And to its end: checkpoint and learning curve, too.
 
     python benchmark/jax_start.py --rounds 5
 
 Each round is another seed: first with an empty folder of compiled code, then with what the first run left there. The
-table gives the median, the range and the training's share. Writes the numbers to `--out`.
+table gives medians, ranges and the share of training and evaluations. Writes the numbers to `--out`.
 """
 
 import json
@@ -22,30 +22,45 @@ NAMES = ["nothing compiled before", "compiled code kept from a run before"]
 
 
 def measure(seed, cache, folder):
-    """Seconds of one run, the step at which it ended and the seconds of training and compilation."""
+    """Seconds of one run until the target was reached, in all, and of training; the step at which it ended."""
     words = [sys.executable, "-m", "solorl.cli", "train", speed.ROOT / "algorithms/ppo/ppo_jax.py"]
     words += ["--seed", seed, "--target-return", 500, "--runs-dir", folder, "--device", "cpu"]
-    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)}
-    began = time.perf_counter()
-    subprocess.run([str(word) for word in words], check=True, capture_output=True, env=environment, cwd=speed.ROOT)
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache), "PYTHONUNBUFFERED": "1"}
+    reached, began = [], time.perf_counter()
+    command = subprocess.Popen(
+        [str(word) for word in words], stdout=subprocess.PIPE, text=True, env=environment, cwd=speed.ROOT
+    )
+    for line in command.stdout:
+        if line.startswith("target 500 reached") and line.endswith("done\n"):
+            reached.append(time.perf_counter() - began)
+    if command.wait() or len(reached) != 1:
+        sys.exit(f"{' '.join(map(str, words))}: exit code {command.returncode}, target reached {len(reached)} times")
     seconds = time.perf_counter() - began
     (status,) = Path(folder).glob("*/status.json")
     status = json.loads(status.read_text())
-    return {"seconds": seconds, "global_step": status["global_step"], "training": status["wall_time"]}
+    return {
+        "reached": reached[0],
+        "seconds": seconds,
+        "global_step": status["global_step"],
+        "training": status["wall_time"],
+    }
 
 
 def table(path):
     """The measurements of a file as a Markdown table."""
     about = json.loads(Path(path).read_text())
     lines = [
-        "| `solo train ppo_jax --target-return 500` | seconds, median | range | of these training | steps, median |"
+        "| `solo train ppo_jax --target-return 500` | seconds to 500 | range | to the end | range | training | steps |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    lines.append("|---|---:|---:|---:|---:|")
     for name in NAMES:
         runs = [each[name] for each in about["rounds"]]
         middle = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-        span = f"{min(run['seconds'] for run in runs):.1f} to {max(run['seconds'] for run in runs):.1f}"
-        cells = [name, f"{middle['seconds']:.1f}", span, f"{middle['training']:.1f}", f"{middle['global_step']:,.0f}"]
+        cells = [name]
+        for key in ("reached", "seconds"):
+            values = [run[key] for run in runs]
+            cells += [f"{middle[key]:.1f}", f"{min(values):.1f} to {max(values):.1f}"]
+        cells += [f"{middle['training']:.1f}", f"{middle['global_step']:,.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", f"{speed.where(about['rounds'], about)}."])
 
