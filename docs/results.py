@@ -26,8 +26,19 @@ TABLES = [
         "ppo_pendulum",
     ),
     (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5", "ppo_halfcheetah"),
-    (DQN, "results", f"benchmark/results/dqn {JAX} --methods dqn dqn_jax c51 c51_jax double_dqn dueling_dqn ez_greedy_dqn", "dqn"),
+    (
+        DQN,
+        "results",
+        f"benchmark/results/dqn {JAX} --methods dqn dqn_jax c51 c51_jax double_dqn dueling_dqn ez_greedy_dqn",
+        "dqn",
+    ),
     (ACTOR_CRITIC, "results", "benchmark/results/actor_critic --env-ids Pendulum-v1", "actor_critic_pendulum"),
+    (
+        ACTOR_CRITIC,
+        "halfcheetah",
+        "benchmark/results/actor_critic --env-ids HalfCheetah-v5",
+        "actor_critic_halfcheetah",
+    ),
 ]
 
 
