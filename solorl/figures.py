@@ -41,26 +41,23 @@ def write_figures(comparison: cmp.Comparison, folder: Path) -> list[Path]:
     return written
 
 
-def write_curves(comparison: cmp.Comparison, path: Path) -> None:
-    """Write the learning curves by steps, without those over all environments, as the PNG `path`.
+def write_curves(comparison: cmp.Comparison, curves: Mapping[tuple[str, str], cmp.Curve], path: Path) -> None:
+    """Write learning curves by steps as the PNG `path`, which carries what it was drawn from, for `shows`.
 
-    The picture carries what it was drawn from, for `shows`. Raises UsageError where no run has a curve, OSError where
-    `path` cannot be written.
+    Raises UsageError where there are no curves, OSError where `path` cannot be written.
     """
-    curves = cmp.curves(comparison, comparison.metric, "steps")
     if not curves:
         raise UsageError(f"{path}: there is no curve to draw, the runs have no common steps")
     _write(draw_curves(comparison, curves, {}, "steps"), path.with_suffix(""), ("png",), fingerprint(curves))
 
 
-def shows(path: Path, comparison: cmp.Comparison) -> bool:
+def shows(path: Path, curves: Mapping[tuple[str, str], cmp.Curve]) -> bool:
     """Whether `write_curves` drew the picture `path` from the same curves; False where it cannot be read."""
     try:
         with Image.open(path) as picture:
-            drawn = getattr(picture, "text", {}).get("Source")
+            return getattr(picture, "text", {}).get("Source") == fingerprint(curves)
     except OSError:
         return False
-    return drawn == fingerprint(cmp.curves(comparison, comparison.metric, "steps"))
 
 
 def fingerprint(curves: Mapping[tuple[str, str], cmp.Curve]) -> str:

@@ -106,13 +106,15 @@ def draw(comparison, path: Path, check: bool) -> int:
 
     Returns 1 where `check` finds other curves. Raises UsageError where the picture cannot be drawn.
     """
+    from solorl import comparison as cmp
     from solorl import figures
 
-    current = figures.shows(path, comparison)
+    curves = cmp.curves(comparison, comparison.metric, "steps")
+    current = figures.shows(path, curves)
     if not check and not current:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            figures.write_curves(comparison, path)
+            figures.write_curves(comparison, curves, path)
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from None
     now = ("up to date" if current else "stale") if check else "was up to date" if current else "updated"
