@@ -61,7 +61,8 @@ def test_discounted_returns_are_those_of_the_torch_twin():
     rng = np.random.default_rng(0)
     reward, done = rng.normal(size=(40, 3)).astype(np.float32), (rng.random((40, 3)) < 0.2).astype(np.float32)
     so_far = rng.normal(size=3).astype(np.float32)
-    after, returns = jax.jit(JAX["discounted_returns"])(reward, done, so_far, 0.9)
+    before = so_far.copy()  # JAX shares NumPy's memory and computes while the twin below writes to `so_far`
+    after, returns = jax.jit(JAX["discounted_returns"])(reward, done, before, 0.9)
     np.testing.assert_allclose(returns, TORCH["discounted_returns"](reward, done, so_far, 0.9), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(after, so_far, rtol=1e-5, atol=1e-5)  # the twin writes there
 
