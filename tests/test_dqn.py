@@ -263,10 +263,10 @@ def test_the_policy_follows_the_weights():
     net = network("dqn")
     vector = DQN["flatten_parameters"](net)
     obs = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
-    before = net.policy()(obs)
+    before = net.numpy_policy()(obs)
     with torch.no_grad():
         vector.neg_()
-    after = net.policy()(obs)
+    after = net.numpy_policy()(obs)
     np.testing.assert_array_equal(after, values(net, torch.as_tensor(obs)).argmax(1))
     assert (before != after).any()
 
@@ -365,9 +365,11 @@ def test_one_vector_steps_as_torch_does():
     vector = DQN["flatten_parameters"](b)
     adam_a, adam_b = torch.optim.Adam(a.parameters(), lr=0.01), torch.optim.Adam([vector], lr=0.01, fused=True)
     for _ in range(5):
-        adam_a.zero_grad(), vector.grad.zero_()
-        for net in (a, b):
-            DQN["td_loss"](net, target, *random_batch(), 0.9)[0].backward()
+        adam_a.zero_grad()
+        loss, expected = DQN["td_loss"](a, target, *random_batch(), 0.9)
+        loss.backward()
+        vector.grad, metrics = DQN["gradient"](DQN["td_loss"], b, target, *random_batch(), 0.9)
+        torch.testing.assert_close(metrics, expected)
         adam_a.step(), adam_b.step()
     for x, y in zip(a.parameters(), b.parameters(), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)

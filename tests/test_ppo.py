@@ -55,7 +55,8 @@ def test_loss_by_hand():
     for norm_adv in (True, False):
         for clip_vloss in (True, False):
             args = PPO["Args"](norm_adv=norm_adv, clip_vloss=clip_vloss, clip_coef=0.1, vf_coef=0.7, ent_coef=0.3)
-            got = PPO["ppo_loss"](agent, obs, action, old_logprob, old_value, advantage, returns, args)
+            loss, terms = PPO["ppo_loss"](agent, obs, action, old_logprob, old_value, advantage, returns, args)
+            got = loss, *terms
             with torch.no_grad():
                 logits, v = (reference(net, obs.double().numpy()) for net in (agent.actor, agent.critic))
                 v = v[:, 0]
@@ -117,12 +118,18 @@ def test_one_vector_clips_and_steps_as_torch_does():
     vector = PPO["flatten_parameters"](b)
     adam_a = torch.optim.Adam(a.parameters(), lr=0.01, eps=1e-5)
     adam_b = torch.optim.Adam([vector], lr=0.01, eps=1e-5, fused=True)
+
+    def loss_of(agent, obs):
+        logprob = agent.policy(obs, torch.zeros(8, dtype=int))[0]
+        return (agent.value(obs) * 10).square().mean() + logprob.mean(), logprob.detach()
+
     for _ in range(5):
         obs = torch.randn(8, 4)
-        for agent in (a, b):
-            loss = (agent.value(obs) * 10).square().mean() + agent.policy(obs, torch.zeros(8, dtype=int))[0].mean()
-            adam_a.zero_grad() if agent is a else vector.grad.zero_()
-            loss.backward()
+        adam_a.zero_grad()
+        loss, expected = loss_of(a, obs)
+        loss.backward()
+        vector.grad, metrics = PPO["gradient"](loss_of, b, obs)
+        torch.testing.assert_close(metrics, expected)
         torch.nn.utils.clip_grad_norm_(a.parameters(), 0.5)
         vector.grad *= (0.5 / (vector.grad.norm() + 1e-6)).clamp(max=1)
         adam_a.step(), adam_b.step()
@@ -137,10 +144,31 @@ def test_gumbel_noise_draws_from_the_policy():
     torch.nn.init.normal_(agent.actor[-1].weight, std=0.3)
     obs, n = np.tile(np.array([[0.3, -0.7]], np.float32), (40_000, 1)), 40_000
     p = agent.policy(torch.as_tensor(obs[:3]), torch.arange(3))[0].exp().detach().numpy()
-    actions = agent.act(obs, -torch.empty(n, 3).exponential_().log())
+    actions = agent.act(obs, np.random.default_rng(0).gumbel(size=(n, 3)))
     frequency = np.bincount(actions, minlength=3) / n
     assert (np.abs(frequency - p) < 4 * np.sqrt(p * (1 - p) / n)).all()
     assert (agent.act(obs) == p.argmax()).all()
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_normalized", "ppo_continuous_action", "rpo_continuous_action"])
+def test_acting_in_numpy_is_the_network_of_torch(name):
+    """With biases, with noise, and also where the clip of normalised observations bites."""
+    torch.manual_seed(0)
+    rng, file, continuous = np.random.default_rng(0), definitions(name), "continuous" in name
+    agent = file["Agent"](3, 4, *([0.7] if continuous else []))
+    for parameter in agent.actor.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    obs, noise = rng.normal(size=(200, 3)).astype(np.float32), rng.normal(size=(200, 4))
+    obs[::10] *= 100
+    shown = torch.as_tensor(obs)
+    if name != "ppo":
+        agent.seen_obs.update(torch.randn(50, 3) * 2 + 1)
+        assert (agent.normalize(shown).abs() == 10).any()
+        shown = agent.normalize(shown)
+    out = file["mlp"](agent.actor, shown).detach().numpy()
+    for z in (0.0, noise):
+        want = out + 0.7 * z if continuous else (out + z).argmax(1)
+        np.testing.assert_allclose(agent.act(obs, z), want, rtol=1e-4, atol=1e-4)
 
 
 # ---------------------------------------------------------------------- the real script's variables

@@ -22,6 +22,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from solorl import Run, RunArgs, parse
 
@@ -53,15 +54,9 @@ def make_env(env_id, **kwargs):
 
 
 def flatten_parameters(module):
-    """Make all parameters of `module`, and their gradients, views of one vector: the parameter that is returned. So one
-    operation clips or steps them all; `zero_grad` would cut the views, `vector.grad.zero_()` keeps them."""
-    parameters = list(module.parameters())
-    vector = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
-    vector.grad = torch.zeros_like(vector)
-    begin = 0
-    for p in parameters:
-        part = slice(begin, begin := begin + p.numel())
-        p.data, p.grad = vector.data[part].view_as(p), vector.grad[part].view_as(p)
+    """Make all parameters of `module` views of one vector, the parameter that is returned: one operation steps all."""
+    vector = nn.Parameter(parameters_to_vector(module.parameters()).detach())
+    vector_to_parameters(vector.data, module.parameters())
     return vector
 
 
@@ -95,7 +90,7 @@ class QNetwork(nn.Module):
     def logits(self, obs):  # (batch, obs_dim) -> (batch, num_actions, n_atoms)
         return mlp(self.layers, obs).view(len(obs), -1, len(self.atoms))
 
-    def policy(self):
+    def numpy_policy(self):
         """The greedy policy with the present weights, a function: NumPy (batch, obs_dim) -> NumPy (batch,)."""
         forward, atoms = numpy_mlp(self.layers), self.atoms.numpy(force=True)
 
@@ -107,7 +102,7 @@ class QNetwork(nn.Module):
         return act
 
     def act(self, obs):  # NumPy (batch, *obs_shape) -> NumPy (batch,)
-        return self.policy()(np.asarray(obs, np.float32).reshape(len(obs), -1))
+        return self.numpy_policy()(np.asarray(obs, np.float32).reshape(len(obs), -1))
 
 
 class Replay:
@@ -164,6 +159,12 @@ def c51_loss(q_network, target_network, obs, action, reward, done, next_obs, gam
     return loss, torch.stack([loss, q.mean(), torch.ones_like(loss)]).detach()
 
 
+def gradient(loss_of, module, *inputs):
+    """Gradient of `loss_of(module, *inputs)` for all parameters of `module` as one vector, and the loss's metrics."""
+    loss, metrics = loss_of(module, *inputs)
+    return parameters_to_vector(torch.autograd.grad(loss, list(module.parameters()))), metrics
+
+
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
@@ -183,7 +184,7 @@ if __name__ == "__main__":
     target_network = copy.deepcopy(q_network)
     parameters, target_parameters = flatten_parameters(q_network), flatten_parameters(target_network)
     optimizer = torch.optim.Adam([parameters], lr=args.learning_rate, eps=0.01 / args.batch_size, fused=True)
-    loss_of = run.compile(c51_loss)
+    gradient_of = run.compile(gradient)
     replay = Replay(args.buffer_size, obs_dim, action_dim=1)
     totals = torch.zeros(3, device=run.device)  # since the last row: sums of the two metrics, number of updates
     parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer, "totals": totals}
@@ -203,7 +204,7 @@ if __name__ == "__main__":
         epsilon = args.start_e + (args.end_e - args.start_e) * progress
         action = np.random.randint(num_actions, size=shape)
         greedy = np.random.random(shape) >= epsilon
-        policy = q_network.policy()
+        policy = q_network.numpy_policy()
         for step in range(num_steps):
             obs[step] = next_obs.reshape(args.num_envs, obs_dim)
             if greedy[step].any():
@@ -222,9 +223,7 @@ if __name__ == "__main__":
         begin = max(global_step - batch_steps, args.learning_starts)
         for _ in range(begin // args.train_frequency, global_step // args.train_frequency):
             batch = replay.sample(args.batch_size, run.device)
-            loss, metrics = loss_of(q_network, target_network, *batch, args.gamma)
-            parameters.grad.zero_()
-            loss.backward()
+            parameters.grad, metrics = gradient_of(c51_loss, q_network, target_network, *batch, args.gamma)
             optimizer.step()
             totals += metrics
         if global_step % args.target_network_frequency < batch_steps:

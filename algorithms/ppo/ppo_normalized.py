@@ -20,6 +20,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from solorl import Run, RunArgs, parse
 
@@ -59,15 +60,9 @@ def linear(fan_in, fan_out, gain=2**0.5):
 
 
 def flatten_parameters(module):
-    """Make all parameters of `module`, and their gradients, views of one vector: the parameter that is returned. So one
-    operation clips or steps them all; `zero_grad` would cut the views, `vector.grad.zero_()` keeps them."""
-    parameters = list(module.parameters())
-    vector = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
-    vector.grad = torch.zeros_like(vector)
-    begin = 0
-    for p in parameters:
-        part = slice(begin, begin := begin + p.numel())
-        p.data, p.grad = vector.data[part].view_as(p), vector.grad[part].view_as(p)
+    """Make all parameters of `module` views of one vector, the parameter that is returned: one operation steps all."""
+    vector = nn.Parameter(parameters_to_vector(module.parameters()).detach())
+    vector_to_parameters(vector.data, module.parameters())
     return vector
 
 
@@ -77,6 +72,18 @@ def mlp(layers, x):
     for layer in hidden:
         x = F.linear(x, layer.weight, layer.bias).tanh()
     return F.linear(x, last.weight, last.bias)
+
+
+def numpy_mlp(layers):
+    """`mlp` for NumPy arrays, with the present weights: for a few rows several times faster than torch."""
+    *hidden, last = [(layer.weight.numpy(force=True).T, layer.bias.numpy(force=True)) for layer in layers]
+
+    def forward(x):
+        for weight, bias in hidden:
+            x = np.tanh(x @ weight + bias)
+        return x @ last[0] + last[1]
+
+    return forward
 
 
 class RunningMeanStd(nn.Module):
@@ -115,18 +122,20 @@ class Agent(nn.Module):
     def value(self, obs):  # (batch, obs_dim) -> (batch,)
         return mlp(self.critic, self.normalize(obs)).squeeze(-1)
 
-    @torch.inference_mode()
+    def numpy_policy(self):
+        """`act` with the present weights and for flat observations, NumPy (batch, obs_dim): to be called many times."""
+        mean, std = self.seen_obs.mean.numpy(force=True), (self.seen_obs.var + 1e-8).sqrt().numpy(force=True)
+        logits = numpy_mlp(self.actor)
+        return lambda obs, noise=0.0: (logits(((obs - mean) / std).clip(-10, 10)) + noise).argmax(1)
+
     def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch,)
         """The most likely actions; with Gumbel noise (batch, num_actions) on the logits, samples of the policy."""
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.actor[0].weight.device).flatten(1)
-        return (mlp(self.actor, self.normalize(obs)) + noise).argmax(-1).cpu().numpy()
+        return self.numpy_policy()(np.asarray(obs, np.float32).reshape(len(obs), -1), noise)
 
 
 def discounted_returns(reward, done, so_far, gamma):
     """What an episode has brought up to each step, earlier rewards discounted: NumPy, both (num_steps, num_envs).
-
-    so_far (num_envs,) is what it had brought before, 0 at its beginning; in the end, what it has brought now.
-    """
+    so_far (num_envs,) is what it had brought before, 0 at its beginning; in the end, what it has brought now."""
     returns = np.zeros_like(reward)
     for t in range(len(reward)):
         returns[t] = so_far[:] = gamma * so_far + reward[t]
@@ -150,7 +159,7 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 
 
 def ppo_loss(agent, obs, action, old_logprob, old_value, advantage, returns, args):
-    """The negative of Eq. 9 on a minibatch, its three terms, and log-ratios (minibatch_size,) for the metrics.
+    """The negative of Eq. 9 on a minibatch, and for the metrics its three terms and log-ratios (minibatch_size,).
 
     obs and action (minibatch_size, ...), all others (minibatch_size,).
     """
@@ -167,7 +176,13 @@ def ppo_loss(agent, obs, action, old_logprob, old_value, advantage, returns, arg
         error = torch.max(error, (clipped_value - returns) ** 2)
     value_loss, entropy = 0.5 * error.mean(), entropy.mean()
     loss = -(objective - args.vf_coef * value_loss + args.ent_coef * entropy)  # Eq. 9
-    return loss, objective.detach(), value_loss.detach(), entropy.detach(), logratio.detach()
+    return loss, [x.detach() for x in (objective, value_loss, entropy, logratio)]
+
+
+def gradient(loss_of, module, *inputs):
+    """Gradient of `loss_of(module, *inputs)` for all parameters of `module` as one vector, and the loss's metrics."""
+    loss, metrics = loss_of(module, *inputs)
+    return parameters_to_vector(torch.autograd.grad(loss, list(module.parameters()))), metrics
 
 
 def approx_kl(logratio):
@@ -182,9 +197,7 @@ if __name__ == "__main__":
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
+    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size}")
     run.require(
         batch_size % args.num_minibatches == 0 and minibatch_size > 1,
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
@@ -196,14 +209,13 @@ if __name__ == "__main__":
     agent = Agent(obs_dim, num_actions).to(run.device)
     parameters = flatten_parameters(agent)
     optimizer = torch.optim.Adam([parameters], lr=args.learning_rate, eps=1e-5, fused=True)
-    loss_of = run.compile(ppo_loss)
+    gradient_of = run.compile(gradient)
     so_far = torch.zeros(args.num_envs)  # discounted rewards of the running episodes
     start = run.resume(agent=agent, optimizer=optimizer, so_far=so_far, envs=envs)
 
     # ---- storage of one rollout, in host memory
     shape = (args.num_steps, args.num_envs)
-    obs = np.zeros((*shape, obs_dim), np.float32)
-    action = np.zeros(shape, np.int64)
+    obs, action = np.zeros((*shape, obs_dim), np.float32), np.zeros(shape, np.int64)
     reward, done = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
 
     next_obs = run.reset(envs)  # (num_envs, *obs_shape)
@@ -214,10 +226,10 @@ if __name__ == "__main__":
 
         # ---- 1. act: num_steps steps in every environment
         cut = []  # (step, environment, final observation) of the episodes that a time limit ended
-        noise = -torch.empty(*shape, num_actions, device=run.device).exponential_().log()  # Gumbel
+        policy, noise = agent.numpy_policy(), np.random.gumbel(size=(*shape, num_actions))
         for step in range(args.num_steps):
             obs[step] = next_obs.reshape(args.num_envs, obs_dim)
-            action[step] = agent.act(obs[step], noise[step])
+            action[step] = policy(obs[step], noise[step])
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step] = terminated | truncated
             cut += [(step, i, infos["final_obs"][i]) for i in np.flatnonzero(truncated & ~terminated)]
@@ -237,22 +249,20 @@ if __name__ == "__main__":
                 steps, indices, final_obs = zip(*cut, strict=True)
                 final_obs = torch.as_tensor(np.stack(final_obs), dtype=torch.float32, device=run.device).flatten(1)
                 final_value[steps, indices] = agent.value(final_obs).cpu().numpy()
-        value_then = value.cpu().numpy().reshape(shape)
-        next_value = next_value.cpu().numpy()
+        value_then, next_value = value.cpu().numpy().reshape(shape), next_value.cpu().numpy()
         advantage = gae(scaled_reward, value_then, done, final_value, next_value, args.gamma, args.gae_lambda)
         advantage = torch.as_tensor(advantage, device=run.device).flatten()
         rollout = (batch_obs, batch_action, logprob, value, advantage, advantage + value)  # all (batch_size, ...)
 
         # ---- 3. learn: update_epochs passes over the rollout in shuffled minibatches
-        terms = []  # of every minibatch: loss, objective, value loss, entropy, log-ratios
+        terms = []  # of every minibatch: objective, value loss, entropy, log-ratios
         for epoch in range(args.update_epochs):
             shuffle = torch.randperm(batch_size, device=run.device)
             for minibatch in zip(*(x[shuffle].split(minibatch_size) for x in rollout), strict=True):
-                terms.append(loss_of(agent, *minibatch, args))
-                parameters.grad.zero_()
-                terms[-1][0].backward()
+                parameters.grad, metrics = gradient_of(ppo_loss, agent, *minibatch, args)
                 parameters.grad *= (args.max_grad_norm / (parameters.grad.norm() + 1e-6)).clamp(max=1)
                 optimizer.step()
+                terms.append(metrics)
             if args.target_kl is not None:
                 last_epoch = torch.stack([logratio for *_, logratio in terms[-args.num_minibatches :]])
                 if approx_kl(last_epoch) > args.target_kl:
@@ -261,7 +271,7 @@ if __name__ == "__main__":
         agent.seen_obs.update(batch_obs)  # not before: learning sees what acting saw
 
         # ---- 4. report: means over all minibatches
-        _, objective, value_loss, entropy, logratio = (torch.stack(x).detach() for x in zip(*terms, strict=True))
+        objective, value_loss, entropy, logratio = (torch.stack(x) for x in zip(*terms, strict=True))
         metrics = {
             "charts/learning_rate": optimizer.param_groups[0]["lr"],
             "losses/value_loss": value_loss.mean(),

@@ -1,0 +1,27 @@
+"""`--compile`: the gradient of every torch file is traced as one piece of code, and the training is the same."""
+
+import pytest
+import torch
+from test_golden import FLAGS
+
+SCRIPTS = [name for name in FLAGS if not name.endswith("_jax")]
+
+
+def weights(variables):
+    """The vector that the optimiser steps: of the agent, the Q-network or the actor."""
+    return variables["parameters" if "parameters" in variables else "actor_vector"].detach()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatch):
+    flags = [*FLAGS[name].split(), "--eval-every", 0, "--save-every", 0]
+    eager, calls, compiler = train(name, *flags), [], torch.compile
+
+    def compile_whole(function, **options):  # without generating C++, which takes half a minute
+        calls.append(function.__name__)
+        return compiler(function, backend="aot_eager", fullgraph=True, **options)
+
+    monkeypatch.setattr(torch, "compile", compile_whole)
+    compiled = train(name, *flags, "--compile")
+    assert calls == ["gradient"]
+    torch.testing.assert_close(weights(compiled), weights(eager), rtol=1e-3, atol=1e-5)
