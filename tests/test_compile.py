@@ -17,11 +17,11 @@ def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatc
     flags = [*FLAGS[name].split(), "--eval-every", 0, "--save-every", 0]
     eager, calls, compiler = train(name, *flags), [], torch.compile
 
-    def compile_whole(function, **options):  # without generating C++, which takes half a minute
-        calls.append(function.__name__)
-        return compiler(function, backend="aot_eager", fullgraph=True, **options)
+    def compile_whole(function, dynamic, options):  # without generating C++, which takes half a minute
+        calls.append((function.__name__, dynamic, options))
+        return compiler(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
 
     monkeypatch.setattr(torch, "compile", compile_whole)
     compiled = train(name, *flags, "--compile")
-    assert calls == ["gradient"]
+    assert calls == [("gradient", False, {"cpp_wrapper": True})]
     torch.testing.assert_close(weights(compiled), weights(eager), rtol=1e-3, atol=1e-5)
