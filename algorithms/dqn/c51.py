@@ -162,7 +162,7 @@ def c51_loss(q_network, target_network, obs, action, reward, done, next_obs, gam
 def gradient(loss_of, module, *inputs):
     """Gradient of `loss_of(module, *inputs)` for all parameters of `module` as one vector, and the loss's metrics."""
     loss, metrics = loss_of(module, *inputs)
-    return parameters_to_vector(torch.autograd.grad(loss, list(module.parameters()))), metrics
+    return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(module.parameters()))]), metrics
 
 
 if __name__ == "__main__":

@@ -188,7 +188,7 @@ def ppo_loss(agent, obs, action, old_logprob, old_value, advantage, returns, arg
 def gradient(loss_of, module, *inputs):
     """Gradient of `loss_of(module, *inputs)` for all parameters of `module` as one vector, and the loss's metrics."""
     loss, metrics = loss_of(module, *inputs)
-    return parameters_to_vector(torch.autograd.grad(loss, list(module.parameters()))), metrics
+    return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(module.parameters()))]), metrics
 
 
 def approx_kl(logratio):
