@@ -278,6 +278,9 @@ class Run:
 
         if hasattr(torch._dynamo.config, "trace_autograd_ops"):  # else torch.autograd.grad cuts the graph in two
             torch._dynamo.config.trace_autograd_ops = True
+        folder = Path(torch.__file__).parent
+        if self.device.type == "cpu" and " " in str(folder):
+            quit_with(f"--compile fails where the path of torch has a space, as {folder} has; train without --compile")
         options: dict[str, Any] = {"cpp_wrapper": True} if self.device.type == "cpu" else {}
         return torch.compile(function, dynamic=False, options=options)
 

@@ -22,6 +22,17 @@ def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatc
         return compiler(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
 
     monkeypatch.setattr(torch, "compile", compile_whole)
+    monkeypatch.setattr(torch, "__file__", "/environment/torch/__init__.py")  # these tests also run below "a folder"
     compiled = train(name, *flags, "--compile")
     assert calls == [("gradient", False, {"cpp_wrapper": True})]
     torch.testing.assert_close(weights(compiled), weights(eager), rtol=1e-3, atol=1e-5)
+
+
+def test_a_space_in_the_path_of_torch_is_refused_in_a_sentence(train, monkeypatch):
+    """torch's compiler hands the path to g++ unquoted."""
+    monkeypatch.setattr(torch, "__file__", "/my environment/torch/__init__.py")
+    train("ppo", *FLAGS["ppo"].split(), "--compile", code=2)
+    assert train.out.splitlines()[-1].endswith(
+        "--compile fails where the path of torch has a space, as /my environment/torch has; train without --compile"
+    )
+    assert "Traceback" not in train.out
