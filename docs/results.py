@@ -1,4 +1,4 @@
-"""Makes the tables and curves of results on all pages, anew from the data in benchmark/results.
+"""Makes the tables and curves of results on all pages, and the report, anew from the data in benchmark/results.
 
 python docs/results.py
 """
@@ -41,6 +41,8 @@ TABLES = [
     ),
 ]
 
+REPORT = ["report", CLASSIC, "--out", "benchmark/reports/classic", "--title", "PPO, here and in Stable-Baselines3"]
+
 
 def words(page, marker, report, picture):
     """The command line of one of TABLES, behind `solo`."""
@@ -49,7 +51,8 @@ def words(page, marker, report, picture):
 
 
 if __name__ == "__main__":
+    commands = [*(words(*entry) for entry in TABLES), REPORT]
     codes = [
-        subprocess.run([sys.executable, "-m", "solorl.cli", *words(*entry)], cwd=ROOT).returncode for entry in TABLES
+        subprocess.run([sys.executable, "-m", "solorl.cli", *command], cwd=ROOT).returncode for command in commands
     ]
     sys.exit(max(codes))

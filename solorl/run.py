@@ -278,10 +278,14 @@ class Run:
 
         if hasattr(torch._dynamo.config, "trace_autograd_ops"):  # else torch.autograd.grad cuts the graph in two
             torch._dynamo.config.trace_autograd_ops = True
-        folder = Path(torch.__file__).parent
-        if self.device.type == "cpu" and " " in str(folder):
-            quit_with(f"--compile fails where the path of torch has a space, as {folder} has; train without --compile")
-        options: dict[str, Any] = {"cpp_wrapper": True} if self.device.type == "cpu" else {}
+        options: dict[str, Any] = {}
+        if self.device.type == "cpu":
+            folder = Path(torch.__file__).parent
+            if " " in str(folder):
+                quit_with(
+                    f"--compile fails where the path of torch has a space, as {folder} has; train without --compile"
+                )
+            options["cpp_wrapper"] = True
         return torch.compile(function, dynamic=False, options=options)
 
     # ------------------------------------------------------------------ start
@@ -743,13 +747,13 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
 
 def _cpu_model() -> str:
+    """The name of the processor with its numbers: a virtual machine may show the same name for different ones."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor()
+        first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
+        about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+        return f"{about['model name']}, family {about['cpu family']}, model {about['model']}"
+    except (OSError, KeyError):
+        return platform.processor()
 
 
 def _device_name(device: Any) -> str:

@@ -22,7 +22,7 @@ def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatc
         return compiler(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
 
     monkeypatch.setattr(torch, "compile", compile_whole)
-    monkeypatch.setattr(torch, "__file__", "/environment/torch/__init__.py")  # these tests also run below "a folder"
+    monkeypatch.setattr(torch, "__file__", "/environment/torch/__init__.py")  # no space, wherever the tests run
     compiled = train(name, *flags, "--compile")
     assert calls == [("gradient", False, {"cpp_wrapper": True})]
     torch.testing.assert_close(weights(compiled), weights(eager), rtol=1e-3, atol=1e-5)

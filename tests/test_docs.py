@@ -75,6 +75,14 @@ def test_results_are_those_of_the_data(entry):
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
 
 
+def test_the_report_is_that_of_the_data():
+    """It has the headline and the table of README, which the test above compares with the same data."""
+    shown = re.search(r"<!-- results -->\n(.*?)<!-- /results -->", (ROOT / "README.md").read_text(), flags=re.S)[1]
+    lines = [line for line in shown.splitlines() if line.startswith(("|", "**"))]
+    report = (ROOT / RESULTS["REPORT"][3] / "report.md").read_text().splitlines()
+    assert len(lines) == 11 and set(lines) <= set(report)
+
+
 def test_every_table_of_results_is_made_from_data():
     """No page has one that `docs/results.py` does not make."""
     made = {(page, marker) for page, marker, *_ in RESULTS["TABLES"]}

@@ -21,7 +21,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from solorl import Run, RunArgs, parse
 
@@ -51,8 +50,8 @@ def make_env(env_id, **kwargs):
 
 def flatten_parameters(module):
     """Make all parameters of `module` views of one vector, the parameter that is returned: one operation steps all."""
-    vector = nn.Parameter(parameters_to_vector(module.parameters()).detach())
-    vector_to_parameters(vector.data, module.parameters())
+    vector = nn.Parameter(nn.utils.parameters_to_vector(module.parameters()).detach())
+    nn.utils.vector_to_parameters(vector.data, module.parameters())
     return vector
 
 

@@ -20,7 +20,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from solorl import Run, RunArgs, parse
 
@@ -61,8 +60,8 @@ def linear(fan_in, fan_out, gain=2**0.5):
 
 def flatten_parameters(module):
     """Make all parameters of `module` views of one vector, the parameter that is returned: one operation steps all."""
-    vector = nn.Parameter(parameters_to_vector(module.parameters()).detach())
-    vector_to_parameters(vector.data, module.parameters())
+    vector = nn.Parameter(nn.utils.parameters_to_vector(module.parameters()).detach())
+    nn.utils.vector_to_parameters(vector.data, module.parameters())
     return vector
 
 
@@ -197,7 +196,9 @@ if __name__ == "__main__":
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size}")
+    run.require(
+        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
+    )
     run.require(
         batch_size % args.num_minibatches == 0 and minibatch_size > 1,
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
@@ -242,8 +243,7 @@ if __name__ == "__main__":
         batch_obs, batch_action = (torch.as_tensor(x, device=run.device).flatten(0, 1) for x in (obs, action))
         final_value = np.zeros(shape, np.float32)
         with torch.no_grad():
-            logprob, _ = agent.policy(batch_obs, batch_action)
-            value = agent.value(batch_obs)
+            (logprob, _), value = agent.policy(batch_obs, batch_action), agent.value(batch_obs)
             next_value = agent.value(torch.as_tensor(next_obs, dtype=torch.float32, device=run.device).flatten(1))
             if cut:  # a time limit is no end of the task: what would have come has the value of the final observation
                 steps, indices, final_obs = zip(*cut, strict=True)
