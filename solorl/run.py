@@ -271,7 +271,7 @@ class Run:
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.compile(function)` with `--compile`, else the function itself. On the CPU what calls the compiled
-        pieces is C++, too: with small networks that would take as long as the pieces."""
+        pieces is C++, too: with small networks that would take as long as the pieces. See also `products`."""
         if not self.args.compile:
             return function
         import torch
@@ -286,6 +286,10 @@ class Run:
                     f"--compile fails where the path of torch has a space, as {folder} has; train without --compile"
                 )
             options["cpp_wrapper"] = True
+            from solorl.products import ProductsByOneDNN, onednn_is_faster
+
+            if onednn_is_faster():
+                options["post_grad_custom_pre_pass"] = ProductsByOneDNN()
         return torch.compile(function, dynamic=False, options=options)
 
     # ------------------------------------------------------------------ start

@@ -1,0 +1,87 @@
+"""Products of matrices by oneDNN in compiled code.
+
+torch leaves them to MKL, which does not use AVX-512 on processors that are not Intel's and then takes up to twice as
+long as oneDNN, the other library inside torch.
+"""
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+LEAST = 600_000  # multiplications from which on the shorter time outweighs the 10 µs that oneDNN needs for a call
+
+
+def onednn_is_faster() -> bool:
+    """Whether MKL leaves AVX-512 unused on this processor."""
+    try:
+        maker = "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    libraries = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+    return maker and libraries and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+@cache
+def _operations() -> tuple[Any, Any]:
+    """The operators `solorl::mm` (a, b) and `solorl::addmm` (bias of a row, a, b); matrices with any strides."""
+    linear = torch.ops.mkldnn._linear_pointwise.default  # (input, weight (out, in), bias (out,) or none, no activation)
+    library = torch.library.Library("solorl", "DEF")
+    library.define("mm(Tensor a, Tensor b) -> Tensor")
+    library.define("addmm(Tensor bias, Tensor a, Tensor b) -> Tensor")
+    library.impl("mm", lambda a, b: linear(a, b.t(), None, "none", [], ""), "CPU")
+    library.impl("addmm", lambda bias, a, b: linear(a, b.t(), bias.reshape(-1), "none", [], ""), "CPU")
+    torch.library.register_fake("solorl::mm", lambda a, b: a.new_empty(len(a), b.shape[1]), lib=library)
+    torch.library.register_fake("solorl::addmm", lambda bias, a, b: a.new_empty(len(a), b.shape[1]), lib=library)
+    _operations.library = library  # type: ignore[attr-defined]  # the operators live as long as it
+    return torch.ops.solorl.mm.default, torch.ops.solorl.addmm.default
+
+
+class ProductsByOneDNN(CustomGraphPass):
+    """Puts oneDNN in the place of every product of float32 matrices, or of stacks of them, that is large enough, on the
+    CPU; to be an option of torch.compile: `post_grad_custom_pre_pass`."""
+
+    def __init__(self) -> None:
+        _operations()
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        aten = torch.ops.aten
+        single = {aten.mm.default, aten.addmm.default}
+        for node in list(graph.nodes):
+            if node.target not in single | {aten.bmm.default, aten.baddbmm.default} or not self._fits(node):
+                continue
+            operation = _operations()[len(node.args) == 3]
+            if node.target in single:
+                node.target = operation
+                continue
+            with graph.inserting_before(node):
+                products = []
+                for i in range(len(node.meta["val"])):
+                    matrices = [self._call(graph, aten.select.int, part, 0, i) for part in node.args]
+                    products.append(
+                        self._call(graph, aten.unsqueeze.default, self._call(graph, operation, *matrices), 0)
+                    )
+                stack = self._call(graph, aten.cat.default, products)
+            node.replace_all_uses_with(stack)
+            graph.erase_node(node)
+
+    def uuid(self) -> Any:
+        """What torch's cache of compiled code knows this pass by."""
+        return get_hash_for_files((__file__,))
+
+    @staticmethod
+    def _fits(node: torch.fx.Node) -> bool:
+        *bias, a, b = (part.meta["val"] for part in node.args)
+        of_rows = all(part.shape[:-2] == a.shape[:-2] and part.shape[-2:] in ((1, b.shape[-1]),) for part in bias)
+        cpu = a.device.type == "cpu" and all(part.dtype == torch.float32 for part in (*bias, a, b))
+        return cpu and of_rows and not node.kwargs and math.prod(a.shape[-2:]) * b.shape[-1] >= LEAST
+
+    @staticmethod
+    def _call(graph: torch.fx.Graph, operation: Any, *args: Any) -> torch.fx.Node:
+        node = graph.call_function(operation, args)
+        values = torch.fx.map_arg(args, lambda part: part.meta["val"])
+        node.meta["val"] = operation(*values)
+        return node
