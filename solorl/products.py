@@ -48,40 +48,38 @@ class ProductsByOneDNN(CustomGraphPass):
         _operations()
 
     def __call__(self, graph: torch.fx.Graph) -> None:
+        """Change the graph in place."""
         aten = torch.ops.aten
-        single = {aten.mm.default, aten.addmm.default}
         for node in list(graph.nodes):
-            if node.target not in single | {aten.bmm.default, aten.baddbmm.default} or not self._fits(node):
-                continue
-            operation = _operations()[len(node.args) == 3]
-            if node.target in single:
-                node.target = operation
-                continue
-            with graph.inserting_before(node):
-                products = []
-                for i in range(len(node.meta["val"])):
-                    matrices = [self._call(graph, aten.select.int, part, 0, i) for part in node.args]
-                    products.append(
-                        self._call(graph, aten.unsqueeze.default, self._call(graph, operation, *matrices), 0)
-                    )
-                stack = self._call(graph, aten.cat.default, products)
-            node.replace_all_uses_with(stack)
-            graph.erase_node(node)
+            if node.target in (aten.mm.default, aten.addmm.default) and _is_large(node):
+                node.target = _operations()[len(node.args) == 3]
+            elif node.target in (aten.bmm.default, aten.baddbmm.default) and _is_large(node):
+                with graph.inserting_before(node):
+                    products = []
+                    for i in range(len(node.meta["val"])):
+                        matrices = [_call(graph, aten.select.int, part, 0, i) for part in node.args]
+                        product = _call(graph, _operations()[len(node.args) == 3], *matrices)
+                        products.append(_call(graph, aten.unsqueeze.default, product, 0))
+                    node.replace_all_uses_with(_call(graph, aten.cat.default, products))
+                graph.erase_node(node)
 
     def uuid(self) -> Any:
         """What torch's cache of compiled code knows this pass by."""
         return get_hash_for_files((__file__,))
 
-    @staticmethod
-    def _fits(node: torch.fx.Node) -> bool:
-        *bias, a, b = (part.meta["val"] for part in node.args)
-        of_rows = all(part.shape[:-2] == a.shape[:-2] and part.shape[-2:] in ((1, b.shape[-1]),) for part in bias)
-        cpu = a.device.type == "cpu" and all(part.dtype == torch.float32 for part in (*bias, a, b))
-        return cpu and of_rows and not node.kwargs and math.prod(a.shape[-2:]) * b.shape[-1] >= LEAST
 
-    @staticmethod
-    def _call(graph: torch.fx.Graph, operation: Any, *args: Any) -> torch.fx.Node:
-        node = graph.call_function(operation, args)
-        values = torch.fx.map_arg(args, lambda part: part.meta["val"])
-        node.meta["val"] = operation(*values)
-        return node
+def _is_large(node: Any) -> bool:
+    """Whether it is a product of large float32 matrices on the CPU, plus nothing or a row."""
+    *bias, a, b = (part.meta["val"] for part in node.args)
+    of_rows = all(
+        part.shape[:-2] == a.shape[:-2] and part.shape[-2:] in ((1, b.shape[-1]), b.shape[-1:]) for part in bias
+    )
+    fits = of_rows and a.device.type == "cpu" and a.dtype == torch.float32
+    return fits and not node.kwargs and math.prod(a.shape[-2:]) * b.shape[-1] >= LEAST
+
+
+def _call(graph: torch.fx.Graph, operation: Any, *args: Any) -> torch.fx.Node:
+    """A new node, with the shape of its value."""
+    node = graph.call_function(operation, args)
+    node.meta["val"] = operation(*torch.fx.map_arg(args, lambda part: part.meta["val"]))
+    return node
