@@ -19,7 +19,11 @@ WHOLE = "as it is"
 STEPS, WARM_UP = 480 * 512, 80 * 512
 UNDONE = {  # what is given up -> what stands in the file and what stands there instead
     "XLA may use its threads": [
-        ("from solorl.seeds import Runs\n", "from solorl.seeds import ONE_THREAD, Runs\n\nONE_THREAD.clear()\n"),
+        (
+            "from solorl.seeds import Runs\n",
+            "import os\n\nfrom solorl.seeds import ONE_THREAD, Runs\n\n"
+            "ONE_THREAD.clear()\nos.environ['NPROC'] = str(os.cpu_count())\n",
+        ),
     ],
     "every iteration a call of its own": [("chunk=16", "chunk=1")],
     "noise drawn step by step": [

@@ -74,7 +74,7 @@ def solorl(script, steps, warm_up, *flags, threads=1):
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "solorl.cli", "train", ROOT / "algorithms" / script, *flags, "--device", "cpu"]
         words += ["--total-timesteps", steps, "--eval-every", 0, "--eval-episodes", 1, "--runs-dir", folder]
-        words += ["--torch-threads", threads]
+        words += ["--threads", threads]
         words = [str(word) for word in words]
         subprocess.run(words, check=True, capture_output=True, env=environment(threads), cwd=ROOT)
         seeds = [file.read_text().splitlines() for file in Path(folder).glob("*/metrics.jsonl")]

@@ -43,7 +43,7 @@ class RunArgs:
     device: str = "auto"  # auto (CUDA where there is one, else the CPU) | cpu | cuda | cuda:1 | mps
     cuda: bool = True  # --no-cuda keeps `--device auto` on the CPU
     torch_deterministic: bool = True  # ask torch for deterministic algorithms
-    torch_threads: int = 1  # CPU threads of torch; one is fastest for small networks
+    threads: int = 1  # CPU threads of torch, of XLA for each seed; one is best for small networks, beside other work
     compile: bool = False  # compile the marked functions (seconds to minutes at the start, faster after)
     runs_dir: str = "runs"  # where run folders are made
     resume: str = ""  # run folder to go on with; its arguments are the defaults
@@ -189,7 +189,7 @@ def check_values(args: RunArgs) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not isinstance(default, (int, float)):
             continue
         size = field.name not in shared and isinstance(default, int) and default > 0
-        least = 1 if size or field.name in ("eval_episodes", "torch_threads") else 0
+        least = 1 if size or field.name in ("eval_episodes", "threads") else 0
         flag = "--" + field.name.replace("_", "-")
         if value != value or (default >= 0 and value < least):
             raise UsageError(f"{flag} is {value}, but must be at least {least}")

@@ -320,7 +320,7 @@ class Run:
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.manual_seed(self.args.seed)
-            torch.set_num_threads(self.args.torch_threads)
+            torch.set_num_threads(self.args.threads)
             if self.args.torch_deterministic:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
                 torch.use_deterministic_algorithms(True, warn_only=True)

@@ -4,9 +4,9 @@
 
 What the training of a seed is at any moment stands in one pytree. The host meets it between chunks of iterations
 only: a chunk is one call of compiled code. On the CPU every seed is trained by the very code that trains it alone, a
-thread per core, so that its results are the same to the last bit; on other devices one call trains all seeds side by
-side (vmap), and results are the same up to the order in which floating-point numbers are added. This module knows no
-algorithm, no network and no loss.
+thread per core; its results are the same to the last bit if XLA has as many threads (`--threads`), else up to the order
+in which floating-point numbers are added. So they are on other devices, where one call trains all seeds side by side
+(vmap). This module knows no algorithm, no network and no loss.
 """
 
 import dataclasses
@@ -135,8 +135,10 @@ class Runs:
         self.args = args
         self.num_seeds: int = args.num_seeds  # type: ignore[attr-defined]
         Runs.cores_per_seed = max(1, len(own_cores()) // self.num_seeds)
+        # of XLA, for all seeds: with as many a seed goes on exactly, together and alone (see _arguments)
+        self.threads = _start_xla(args.threads if args.resume else args.threads * self.num_seeds)
         _choose_device(args.device if args.cuda or args.device != "auto" else "cpu")
-        _keep_compiled_code()
+        _keep_compiled_code(self.threads)
         jax.config.update("jax_cpu_enable_async_dispatch", False)  # a call runs in the thread that makes it
         self.runs = [_SeedRun(each) for each in self._arguments()]
         for run in self.runs:
@@ -309,8 +311,9 @@ class Runs:
                     f"--resume {first.with_name(names[0])} --num-seeds {len(names)}, or with one by its own folder"
                 )
             folders = [str(first.with_name(name)) for name in names]
+        alone: dict[str, Any] = {"num_seeds": 1, "threads": self.threads}
         return [
-            dataclasses.replace(self.args, seed=self.args.seed + i, resume=folder, num_seeds=1)  # type: ignore[call-arg]
+            dataclasses.replace(self.args, seed=self.args.seed + i, resume=folder, **alone)
             for i, folder in enumerate(folders)
         ]
 
@@ -398,15 +401,31 @@ def _is_cpu(device: Any) -> bool:
     return device.platform == "cpu"
 
 
-def _keep_compiled_code() -> None:
-    """Compiled code stays on the disk; the environment variable JAX_COMPILATION_CACHE_DIR says where else."""
+def _keep_compiled_code(threads: int) -> None:
+    """Compiled code, which is another one for every number of threads, stays on the disk; the environment variable
+    JAX_COMPILATION_CACHE_DIR says where else."""
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        folder = CACHE / f"threads_{threads}"
         try:
-            CACHE.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             return
-        jax.config.update("jax_compilation_cache_dir", str(CACHE))
+        jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _start_xla(threads: int) -> int:
+    """Start XLA, which has one pool of threads for all seeds, as large as an environment variable says while it starts.
+    One that the user has set stays; in a process in which XLA runs already nothing changes. Returns the number."""
+    if os.environ.get("NPROC", "").isdigit():
+        return int(os.environ["NPROC"])
+    threads = min(threads, len(own_cores()))
+    os.environ["NPROC"] = str(threads)
+    try:
+        jax.devices()
+    finally:
+        del os.environ["NPROC"]  # not for processes started from here
+    return threads
 
 
 def _choose_device(name: str) -> None:

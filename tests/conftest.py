@@ -15,6 +15,7 @@ import pytest
 import torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NPROC", "1")  # threads of XLA: the first training of a process would choose for all others
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in a job behind `&`, but what is tested must hear Ctrl+C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).resolve().parent.parent

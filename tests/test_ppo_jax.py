@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import subprocess
 import sys
 from functools import partial
 
@@ -13,11 +14,13 @@ import numpy as np
 import optax
 import pytest
 import torch
-from conftest import comparable, copy_layers, definitions, rows, script
+from conftest import comparable, copy_layers, definitions, environment, rows, script
 from conftest import run as shell
 from jax.flatten_util import ravel_pytree
 from safetensors.numpy import load_file
 
+from solorl import seeds
+from solorl.engines import own_cores
 from solorl.jax_envs import Step
 
 JAX, TORCH = definitions("ppo_jax"), definitions("ppo")
@@ -277,3 +280,47 @@ def test_wrong_input_is_one_sentence(train):
     assert "ppo_continuous_action_jax.py" in train.out
     train("ppo_jax", "--num-seeds", 0, code=2)
     assert "--num-seeds" in train.out
+
+
+THREADS = """
+import collections, pathlib, runpy, sys
+path, *flags = sys.argv[1:]
+sys.argv = [path, *flags]
+runpy.run_path(path, run_name="__main__")
+names = collections.Counter(file.read_text().strip() for file in pathlib.Path("/proc/self/task").glob("*/comm"))
+print("XLA threads:", names["tf_XLAEigen"])
+"""
+
+
+def test_the_number_of_threads_is_kept(train, tmp_path, monkeypatch):
+    """For each seed while they are trained together; the run folders hold the sum."""
+    asked = []
+    monkeypatch.setattr(seeds, "_start_xla", lambda threads: asked.append(threads) or threads)
+    train("ppo_jax", *SMALL, "--total-timesteps", 256, "--num-seeds", 3, "--threads", 2)
+    first, second, _ = folders(tmp_path)
+    more = ["--total-timesteps", 512, "--resume-changed"]
+    train("ppo_jax", "--resume", first, "--num-seeds", 3, *more)
+    train("ppo_jax", "--resume", second, *more)
+    assert asked == [6, 6, 6]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or own_cores() == own_cores()[:1], reason="needs two cores")
+def test_xla_has_as_many_threads_as_asked_for_and_resumed_seeds_have_the_same(tmp_path):
+    """Counted in processes of their own, because XLA starts once in a process."""
+
+    def threads(*flags, **variables):
+        words = [sys.executable, "-c", THREADS, script("ppo_jax"), *SMALL, "--total-timesteps", 256, *flags]
+        clean = {name: value for name, value in environment(**variables).items() if variables or name != "NPROC"}
+        clean["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+        done = subprocess.run([str(word) for word in words], capture_output=True, text=True, env=clean, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return int(done.stdout.rpartition("XLA threads:")[2])
+
+    assert threads() == 1
+    assert threads("--threads", 2) == threads("--num-seeds", 2, "--seed", 5) == 2
+    assert threads("--threads", 2, NPROC="1") == 1
+    of = {json.loads((run / "config.json").read_text())["args"]["seed"]: run for run in folders(tmp_path)}
+    more = ["--total-timesteps", 512, "--resume-changed"]
+    assert threads("--resume", of[6], *more) == 2  # of two seeds together, one alone
+    kept = {path.name for path in (tmp_path / "cache/solorl/jax").iterdir()}
+    assert kept == {"threads_1", "threads_2"}

@@ -23,7 +23,7 @@ class RunArgs:
 
     seed: int = 1  # seed of Python, NumPy, torch and the environments
     device: str = "auto"  # auto (CUDA where there is one, else the CPU) | cpu | cuda | cuda:1 | mps
-    torch_threads: int = 1  # CPU threads of torch; one is fastest for small networks
+    threads: int = 1  # CPU threads of torch; one is best for small networks, beside other work
     compile: bool = False  # compile the marked functions
     eval_episodes: int = 20  # episodes of the evaluation at the end
     save_to: str = "model.npz"  # file for the final weights
@@ -57,7 +57,7 @@ class Run:
             best = "cuda" if torch.cuda.is_available() else "cpu"
             self.device = torch.device(best if args.device == "auto" else args.device)
             torch.manual_seed(args.seed)
-            torch.set_num_threads(args.torch_threads)
+            torch.set_num_threads(args.threads)
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
             torch.backends.cudnn.benchmark = False
