@@ -7,10 +7,11 @@ PPO and DQN (and C51) on CartPole-v1, SAC and TD3 on HalfCheetah-v5; nets, batch
 the torch files' defaults, SAC and TD3 begin to learn behind 1,000 random steps. Each measurement is a process of its
 own on the CPU; the clock starts when everything is imported and compiled and learning has begun. The files in JAX
 hold CartPole in the compiled code and step EnvPool's HalfCheetah from there, the others step Gymnasium's. A round
-measures every contestant once, in turn; the table gives the median, the range and the ratio to SBX within the same
-round. `--seeds 1 2 4 8` measures one process that trains so many seeds, all their steps counted. `--rejax PYTHON` adds
-rejax's PPO, whole trainings compiled as PureJaxRL does; it needs an older JAX than ours, hence a Python of its own with
-what peers/rejax_ppo.py lists. Writes the numbers to `--out`.
+measures every contestant once, in turn; the table gives the median, the range and the ratio to the best of SBX (to
+which XLA gives all cores, unless told otherwise) within the same round. `--seeds 1 2 4 8` measures one process that
+trains so many seeds, all their steps counted. `--rejax PYTHON` adds rejax's PPO, whole trainings compiled as PureJaxRL
+does; it needs an older JAX than ours, hence a Python of its own with what peers/rejax_ppo.py lists. Writes the numbers
+to `--out`.
 """
 
 import json
@@ -18,7 +19,8 @@ from pathlib import Path
 
 import speed
 
-PEERS = ("Stable-Baselines3", "SBX")
+SBX = {"SBX": {}, "SBX, one thread": {"NPROC": "1"}}  # with the variables of its process
+PEERS = ("Stable-Baselines3", *SBX)
 REJAX_PPO = Path(__file__).parent / "peers/rejax_ppo.py"
 REJAX = {"rejax": [], "rejax, one core": ["--one-core"]}
 CASES = {  # algorithm: environment, torch file, JAX file, (steps, before the clock starts) of peers and torch, of JAX
@@ -64,7 +66,7 @@ def peer(library, algorithm):
     if algorithm == "td3":
         settings |= {"train_freq": 1, "gradient_steps": 1}
     envs = make_vec_env(env_id, 4 if algorithm == "ppo" else 1)
-    module = importlib.import_module({"SBX": "sbx"}.get(library, "stable_baselines3"))
+    module = importlib.import_module("sbx" if library in SBX else "stable_baselines3")
     model = getattr(module, algorithm.upper())("MlpPolicy", envs, device="cpu", seed=1, **settings)
     speed.time_sb3(model, steps, before)
 
@@ -73,7 +75,7 @@ def measure(algorithm, name, num_seeds=1, python=None):
     if name in REJAX:
         return speed.printed(python, REJAX_PPO, "--num-seeds", num_seeds, *REJAX[name])
     if name in PEERS:
-        return speed.sb3(__file__, name, algorithm)
+        return speed.sb3(__file__, name, algorithm, **SBX.get(name, {}))
     env_id, torch, jax, there, here = CASES[algorithm]
     flags = ["--env-id", env_id, "--save-every", 0, *FLAGS.get(algorithm, [])]
     if name == "SoloRL, JAX":
@@ -92,10 +94,11 @@ def table(path):
     about = json.loads(Path(path).read_text())
     lines = []
     for algorithm, rounds in about["rounds"].items():
-        peer = "SBX" if "SBX" in rounds[0] else "SoloRL, torch"
+        peers = [name for name in SBX if name in rounds[0]] or ["SoloRL, torch"]
+        peer = "the best of SBX" if len(peers) > 1 else peers[0]
         lines += ["", f"| {algorithm.upper()} on {CASES[algorithm][0]} | steps/s, median | range | ratio to {peer} |"]
         lines += ["|---|---:|---:|---:|"]
-        lines += speed.rows(rounds, [peer])
+        lines += speed.rows(rounds, peers)
     if about["seeds"]:
         lines += [
             "",

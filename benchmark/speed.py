@@ -57,15 +57,15 @@ def time_sb3(model, steps, warm_up):
     print((steps - warm_up) / (time.perf_counter() - clock.start))
 
 
-def printed(python, *words, threads=1):
+def printed(python, *words, threads=1, **variables):
     """Steps per second, the last word that `PYTHON WORDS` prints."""
     command = [python, *map(str, words)]
-    return float(subprocess.check_output(command, text=True, env=environment(threads)).split()[-1])
+    return float(subprocess.check_output(command, text=True, env=environment(threads) | variables).split()[-1])
 
 
-def sb3(benchmark, *words, threads=1):
+def sb3(benchmark, *words, threads=1, **variables):
     """Steps per second that `python BENCHMARK --sb3 WORDS` prints."""
-    return printed(sys.executable, benchmark, "--sb3", *words, threads=threads)
+    return printed(sys.executable, benchmark, "--sb3", *words, threads=threads, **variables)
 
 
 def solorl(script, steps, warm_up, *flags, threads=1):
