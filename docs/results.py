@@ -35,9 +35,9 @@ TABLES = [
     (ACTOR_CRITIC, "results", "benchmark/results/actor_critic --env-ids Pendulum-v1", "actor_critic_pendulum"),
     (
         ACTOR_CRITIC,
-        "halfcheetah",
-        "benchmark/results/actor_critic --env-ids HalfCheetah-v5",
-        "actor_critic_halfcheetah",
+        "long",
+        "benchmark/results/actor_critic --env-ids HalfCheetah-v5 LunarLanderContinuous-v3",
+        "actor_critic_long",
     ),
 ]
 

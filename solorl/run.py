@@ -8,6 +8,7 @@ No verb changes what is learned. This module knows no algorithm, no network and 
 import atexit
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -286,10 +287,11 @@ class Run:
                     f"--compile fails where the path of torch has a space, as {folder} has; train without --compile"
                 )
             options["cpp_wrapper"] = True
-            from solorl.products import ProductsByOneDNN, onednn_is_faster
+            if importlib.util.find_spec("torch._inductor.custom_graph_pass"):  # since torch 2.6
+                from solorl.products import ProductsByOneDNN, onednn_is_faster
 
-            if onednn_is_faster():
-                options["post_grad_custom_pre_pass"] = ProductsByOneDNN()
+                if onednn_is_faster():
+                    options["post_grad_custom_pre_pass"] = ProductsByOneDNN()
         return torch.compile(function, dynamic=False, options=options)
 
     # ------------------------------------------------------------------ start
