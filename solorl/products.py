@@ -5,7 +5,6 @@ long as oneDNN, the other library inside torch.
 """
 
 import math
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,40 +24,37 @@ def onednn_is_faster() -> bool:
     return maker and libraries and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-@cache
-def _operations() -> tuple[Any, Any]:
-    """The operators `solorl::mm` (a, b) and `solorl::addmm` (bias of a row, a, b); matrices with any strides."""
-    linear = torch.ops.mkldnn._linear_pointwise.default  # (input, weight (out, in), bias (out,) or none, no activation)
-    library = torch.library.Library("solorl", "DEF")
-    library.define("mm(Tensor a, Tensor b) -> Tensor")
-    library.define("addmm(Tensor bias, Tensor a, Tensor b) -> Tensor")
-    library.impl("mm", lambda a, b: linear(a, b.t(), None, "none", [], ""), "CPU")
-    library.impl("addmm", lambda bias, a, b: linear(a, b.t(), bias.reshape(-1), "none", [], ""), "CPU")
-    torch.library.register_fake("solorl::mm", lambda a, b: a.new_empty(len(a), b.shape[1]), lib=library)
-    torch.library.register_fake("solorl::addmm", lambda bias, a, b: a.new_empty(len(a), b.shape[1]), lib=library)
-    _operations.library = library  # type: ignore[attr-defined]  # the operators live as long as it
-    return torch.ops.solorl.mm.default, torch.ops.solorl.addmm.default
+def _linear(a: Any, b: Any, bias: Any = None) -> Any:
+    """oneDNN's a @ b + bias, matrices with any strides; it takes the transpose of b and the name of an activation."""
+    return torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
+
+
+LIBRARY = torch.library.Library("solorl", "DEF")
+LIBRARY.define("mm(Tensor a, Tensor b) -> Tensor")
+LIBRARY.define("addmm(Tensor bias, Tensor a, Tensor b) -> Tensor")
+LIBRARY.impl("mm", _linear, "CPU")
+LIBRARY.impl("addmm", lambda bias, a, b: _linear(a, b, bias.reshape(-1)), "CPU")
+torch.library.register_fake("solorl::mm", lambda a, b: a.new_empty(len(a), b.shape[1]), lib=LIBRARY)
+torch.library.register_fake("solorl::addmm", lambda bias, a, b: a.new_empty(len(a), b.shape[1]), lib=LIBRARY)
+OPERATIONS = {2: torch.ops.solorl.mm.default, 3: torch.ops.solorl.addmm.default}  # by the number of arguments
 
 
 class ProductsByOneDNN(CustomGraphPass):
     """Puts oneDNN in the place of every product of float32 matrices, or of stacks of them, that is large enough, on the
     CPU; to be an option of torch.compile: `post_grad_custom_pre_pass`."""
 
-    def __init__(self) -> None:
-        _operations()
-
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Change the graph in place."""
         aten = torch.ops.aten
         for node in list(graph.nodes):
             if node.target in (aten.mm.default, aten.addmm.default) and _is_large(node):
-                node.target = _operations()[len(node.args) == 3]
+                node.target = OPERATIONS[len(node.args)]
             elif node.target in (aten.bmm.default, aten.baddbmm.default) and _is_large(node):
                 with graph.inserting_before(node):
                     products = []
                     for i in range(len(node.meta["val"])):
                         matrices = [_call(graph, aten.select.int, part, 0, i) for part in node.args]
-                        product = _call(graph, _operations()[len(node.args) == 3], *matrices)
+                        product = _call(graph, OPERATIONS[len(node.args)], *matrices)
                         products.append(_call(graph, aten.unsqueeze.default, product, 0))
                     node.replace_all_uses_with(_call(graph, aten.cat.default, products))
                 graph.erase_node(node)
