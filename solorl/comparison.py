@@ -4,7 +4,7 @@ A method is a script with one of its variants. The score of a run is one number:
 of its last greedy evaluation, with "train" the mean return of its last 100 training episodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,11 +27,10 @@ IGNORED = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its 95 % bootstrap interval."""
+    """A number and its 95 % bootstrap interval; None where it is of single runs, which tell nothing of chance."""
 
     value: float
-    low: float
-    high: float
+    interval: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -223,8 +222,13 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
 # ---------------------------------------------------------------------- tables
 def estimate(statistic: st.Statistic, scores: st.Scores) -> Estimate:
     """A statistic of scores with its interval."""
-    low, high = st.interval(statistic, scores)
-    return Estimate(float(statistic(scores)), float(low), float(high))
+    return with_interval(statistic(scores), lambda: st.interval(statistic, scores), scores)
+
+
+def with_interval(value: st.Array, interval: Callable[[], st.Array], *scores: st.Scores) -> Estimate:
+    """A number that is made of `scores` with its interval, if there are two runs or more of each."""
+    several = all(len(runs) > 1 for one in scores for runs in one)
+    return Estimate(float(value), tuple(interval().tolist()) if several else None)
 
 
 def env_rows(comparison: Comparison, env_id: str | None = None) -> list[EnvRow]:
@@ -277,8 +281,8 @@ def pair(comparison: Comparison, x: str, y: str) -> Pair | None:
     if not envs:
         return None
     of_x, of_y = ([comparison.scores(env, name) for env in envs] for name in (x, y))
-    low, high = st.improvement_interval(of_x, of_y)
-    probability = Estimate(float(st.probability_of_improvement(of_x, of_y)), float(low), float(high))
+    chance = st.probability_of_improvement(of_x, of_y)
+    probability = with_interval(chance, lambda: st.improvement_interval(of_x, of_y), of_x, of_y)
     decided = {env: direction(a, b) for env, a, b in zip(envs, of_x, of_y, strict=True)}
     few = all(least_p(len(a), len(b)) >= ALPHA for a, b in zip(of_x, of_y, strict=True))
     better, worse = ([env for env, sign in decided.items() if sign == wanted] for wanted in (1, -1))
@@ -299,17 +303,18 @@ def least_p(n: int, m: int) -> float:
 
 def verdict(one: Pair) -> str:
     """What a pair shows, in one plain sentence."""
-    p = one.probability
-    chance = f"P(improvement) = {p.value:.2f} [{p.low:.2f}, {p.high:.2f}]"
+    chance = ""
+    if one.probability.interval:
+        chance = "; P(improvement) = {:.2f} [{:.2f}, {:.2f}]".format(one.probability.value, *one.probability.interval)
     if one.few:
-        return f"{one.x} against {one.y}: too few runs to decide on any environment (4 each are the least); {chance}."
+        return f"{one.x} against {one.y}: too few runs to decide on any environment (4 each are the least){chance}."
     if one.envs == 1:
         word = "better than" if one.better else "worse than" if one.worse else "not distinguishable from"
-        return f"{one.x} is {word} {one.y}; {chance}."
+        return f"{one.x} is {word} {one.y}{chance}."
     undecided = one.envs - len(one.better) - len(one.worse)
     return (
         f"{one.x} against {one.y}: better on {len(one.better)} of {one.envs} environments, worse on {len(one.worse)}, "
-        f"undecided on {undecided}; {chance}."
+        f"undecided on {undecided}{chance}."
     )
 
 

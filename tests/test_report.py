@@ -97,8 +97,8 @@ def test_rows_of_environments():
     assert (row.seeds, row.steps, row.seconds, row.sps) == (4, 5_000, 10.0, 500.0)
     assert row.iqm.value == row.mean.value == row.median.value == 350.0
     scores = np.array(SCORES["CartPole-v1", "new"])
-    assert [row.iqm.low, row.iqm.high] == st.interval(st.iqm, [scores]).tolist()
-    assert 200 <= row.mean.low < 350 < row.mean.high <= 500
+    assert list(row.iqm.interval) == st.interval(st.iqm, [scores]).tolist()
+    assert 200 <= row.mean.interval[0] < 350 < row.mean.interval[1] <= 500
 
 
 def test_seeds_trained_at_once_share_their_time():
@@ -132,7 +132,7 @@ def test_verdict_counts_environments_and_gives_the_chance():
     assert pair.probability.value == (1 + acrobot) / 2
     assert comparison.verdict(pair) == (
         "new against old: better on 1 of 2 environments, worse on 0, undecided on 1; "
-        f"P(improvement) = {pair.probability.value:.2f} [{pair.probability.low:.2f}, {pair.probability.high:.2f}]."
+        "P(improvement) = {:.2f} [{:.2f}, {:.2f}].".format(pair.probability.value, *pair.probability.interval)
     )
     (other,) = comparison.pairs(comparison.compare(made(), baseline="new"))
     assert (other.better, other.worse) == ([], ["CartPole-v1"])
@@ -144,6 +144,22 @@ def test_three_runs_decide_nothing():
     (pair,) = comparison.pairs(comparison.compare(made(scores), baseline="old"))
     assert pair.few and pair.better == []
     assert "too few runs to decide on any environment" in comparison.verdict(pair)
+
+
+def test_single_runs_have_no_interval():
+    """Resampling one run gives that run again: an interval of no width would claim certainty."""
+    scores = {(env, name): values[:1] if name == "old" else values for (env, name), values in SCORES.items()}
+    compared = comparison.compare(made(scores), baseline="old")
+    (pair,) = comparison.pairs(compared)
+    assert pair.probability.interval is None and "P(improvement)" not in comparison.verdict(pair)
+    rows = {(row.env_id, row.method): row for row in comparison.env_rows(compared)}
+    old, new = rows["CartPole-v1", "old"], rows["CartPole-v1", "new"]
+    assert old.iqm.interval is None and report_text.estimate(old.iqm) == str(old.iqm.value)
+    assert new.iqm.interval[0] < new.iqm.value < new.iqm.interval[1]
+    totals = {row.method: row for row in comparison.total_rows(compared)}
+    assert totals["old"].iqm.interval is None and totals["new"].iqm.interval is not None
+    assert "(a single run has none)" in report_text.table_caption(compared)
+    assert "single run" not in report_text.table_caption(comparison.compare(made()))
 
 
 def test_verdict_on_one_environment():

@@ -135,21 +135,22 @@ def _scores(runs: Sequence[Result], metric: str) -> st.Array:
 
 
 def _change(env_id: str, method: str, then: st.Array, now: st.Array) -> Change:
-    low, high = st.difference_interval(st.iqm, [now], [then])
-    difference = cmp.Estimate(float(st.iqm([now]) - st.iqm([then])), float(low), float(high))
+    value = st.iqm([now]) - st.iqm([then])
+    difference = cmp.with_interval(value, lambda: st.difference_interval(st.iqm, [now], [then]), [now], [then])
     return Change(env_id, method, then, now, difference, _verdict(env_id, then, now, difference))
 
 
 def _verdict(env_id: str, then: st.Array, now: st.Array, difference: cmp.Estimate) -> str:
     if np.array_equal(then, now):
         return "unchanged"
-    if min(len(then), len(now)) < MIN_RUNS:
+    if min(len(then), len(now)) < MIN_RUNS or difference.interval is None:
         return f"too few runs ({MIN_RUNS} each are the least)"
     known = reference(env_id)
     scale = abs(known[1] - known[0]) if known else abs(float(st.iqm([then])))
-    if difference.high < 0:
+    low, high = difference.interval
+    if high < 0:
         return "REGRESSION" if -difference.value > TOLERANCE * scale else "worse, but by less than 1 %"
-    return "improvement" if difference.low > 0 else "no change beyond chance"
+    return "improvement" if low > 0 else "no change beyond chance"
 
 
 def _table(found: Sequence[Change], revision: str) -> str:

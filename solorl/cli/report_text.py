@@ -17,9 +17,10 @@ def number(value: float, like: float | None = None) -> str:
 
 
 def estimate(one: cmp.Estimate) -> str:
-    """`490.0 [485.1, 495.2]`; the three numbers have the same decimals."""
-    like = max(abs(one.value), abs(one.low), abs(one.high))
-    return f"{number(one.value, like)} [{number(one.low, like)}, {number(one.high, like)}]"
+    """`490.0 [485.1, 495.2]`, or without an interval `490.0`; the three numbers have the same decimals."""
+    numbers = (one.value, *(one.interval or ()))
+    value, *ends = (number(x, like=max(map(abs, numbers))) for x in numbers)
+    return f"{value} [{', '.join(ends)}]" if ends else value
 
 
 def duration(seconds: float) -> str:
@@ -38,9 +39,11 @@ def verdicts(comparison: cmp.Comparison) -> list[str]:
 def table_caption(comparison: cmp.Comparison) -> str:
     """What the numbers of the first table are."""
     several = any(run.together > 1 for runs in comparison.groups.values() for run in runs)
+    single = any(len(runs) == 1 for runs in comparison.groups.values())
     return (
         f"The score of a run is its {cmp.METRICS[comparison.metric]}. Interquartile mean (IQM), mean and median over "
-        "runs, each with its 95 % bootstrap interval; steps, time and speed are medians over runs"
+        f"runs, each with its 95 % bootstrap interval{' (a single run has none)' if single else ''}; steps, time and "
+        "speed are medians over runs"
         + ("; of seeds trained at once, time and speed are those of all of them." if several else ".")
     )
 
