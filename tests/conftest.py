@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from solorl import cli
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NPROC", "1")  # threads of XLA: the first training of a process would choose for all others
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in a job behind `&`, but what is tested must hear Ctrl+C
@@ -49,6 +51,21 @@ def copy_layers(params, layers):
         layer.load_state_dict(
             {"weight": torch.tensor(np.array(mine["weight"].T)), "bias": torch.tensor(np.array(mine["bias"]))}
         )
+
+
+@pytest.fixture
+def command_line(capfd):
+    """`code, out = command_line("bench", ...)` is `solo bench ...` in this process; `out` is all that it printed."""
+
+    def call(*words):
+        capfd.readouterr()
+        try:
+            code = cli.main([str(word) for word in words])
+        except SystemExit as end:
+            code = end.code
+        return code, "".join(capfd.readouterr())
+
+    return call
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT, environment
 from rich.console import Console
 
-from solorl import bench, cli, engines, plan, results
+from solorl import bench, engines, plan, results
 from solorl.cli.bench import Lines, table
 from solorl.engines import UNKNOWN, Job, LocalEngine
 from solorl.errors import UsageError
@@ -63,18 +63,8 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def solo(place, capfd):
-    """`code, out = solo("bench", ...)` in this process."""
-
-    def call(*words):
-        capfd.readouterr()
-        try:
-            code = cli.main([str(word) for word in words])
-        except SystemExit as end:
-            code = end.code
-        return code, "".join(capfd.readouterr())
-
-    return call
+def solo(place, command_line):
+    return command_line
 
 
 def command(*flags, seeds=4, workers=2):

@@ -28,9 +28,12 @@ def distributions(n, n_atoms):
     return np.random.default_rng(0).dirichlet(np.ones(n_atoms), n)
 
 
-@pytest.mark.parametrize(("v_min", "v_max", "n_atoms"), [(-100, 100, 101), (-10, 10, 51), (0, 1, 2), (-3, 0.5, 8)])
-def test_projection_is_that_of_every_sample(v_min, v_max, n_atoms):
-    """Values between the atoms, on them (an integer b), at both edges and far beyond; probability is kept."""
+SUPPORTS = [(-100, 100, 101), (-10, 10, 51), (0, 1, 2), (-3, 0.5, 8)]
+
+
+def samples(v_min, v_max, n_atoms):
+    """Distributions, values, atoms and the projections by definition: values between the atoms, on them (an integer b),
+    at both edges and far beyond."""
     rng, atoms = np.random.default_rng(0), np.linspace(v_min, v_max, n_atoms)
     p, span = distributions(60, n_atoms), v_max - v_min
     value = rng.uniform(v_min - 0.3 * span, v_max + 0.3 * span, (60, n_atoms))
@@ -38,8 +41,14 @@ def test_projection_is_that_of_every_sample(v_min, v_max, n_atoms):
     value[20:40] = np.repeat([v_min, v_max, v_min - 1000 * span, v_max + 1000 * span], 5)[:, None]
     value[40:50] = atoms  # reward 0, discount 1: nothing changes
     value[50:60] = 0.99 * atoms + np.arange(10)[:, None]
+    return p, value, atoms, np.array([projected(*sample, atoms) for sample in zip(p, value, strict=True)])
+
+
+@pytest.mark.parametrize("support", SUPPORTS)
+def test_projection_is_that_of_every_sample(support):
+    """And probability is kept."""
+    p, value, atoms, expected = samples(*support)
     got = C51["project"](*(torch.as_tensor(x, dtype=torch.float32) for x in (p, value, atoms))).numpy()
-    expected = np.array([projected(*sample, atoms) for sample in zip(p, value, strict=True)])
     np.testing.assert_allclose(got, expected, atol=2e-5)
     np.testing.assert_allclose(got.sum(1), 1, atol=1e-5)
     np.testing.assert_allclose(got[40:50], p[40:50], atol=1e-5)

@@ -6,22 +6,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import copy_layers, definitions
-from test_c51 import distributions, projected
+from test_c51 import SUPPORTS, samples
 
 JAX, TORCH = definitions("c51_jax"), definitions("c51")
 
 
-@pytest.mark.parametrize(("v_min", "v_max", "n_atoms"), [(-100, 100, 101), (-10, 10, 51), (0, 1, 2), (-3, 0.5, 8)])
-def test_projection_is_that_of_every_sample(v_min, v_max, n_atoms):
-    """Values between the atoms, on them (an integer b), at both edges and far beyond; probability is kept."""
-    rng, atoms = np.random.default_rng(0), np.linspace(v_min, v_max, n_atoms)
-    p, span = distributions(50, n_atoms), v_max - v_min
-    value = rng.uniform(v_min - 0.3 * span, v_max + 0.3 * span, (50, n_atoms))
-    value[10:20] = rng.choice(atoms, (10, n_atoms))
-    value[20:40] = np.repeat([v_min, v_max, v_min - 1000 * span, v_max + 1000 * span], 5)[:, None]
-    value[40:50] = atoms  # reward 0, discount 1: nothing changes
+@pytest.mark.parametrize("support", SUPPORTS)
+def test_projection_is_that_of_every_sample(support):
+    p, value, atoms, expected = samples(*support)
     got = jax.jit(JAX["project"])(*(jnp.asarray(x, jnp.float32) for x in (p, value, atoms)))
-    expected = np.array([projected(*sample, atoms) for sample in zip(p, value, strict=True)])
     np.testing.assert_allclose(got, expected, atol=2e-5)
     np.testing.assert_allclose(got[40:50], p[40:50], atol=1e-5)
 

@@ -16,7 +16,7 @@ from conftest import environment
 
 optuna = pytest.importorskip("optuna")
 
-from solorl import cli, tune  # noqa: E402
+from solorl import tune  # noqa: E402
 from solorl.bench import Store  # noqa: E402
 from solorl.cli.bench import Lines  # noqa: E402
 from solorl.engines import LocalEngine  # noqa: E402
@@ -39,18 +39,8 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def solo(place, capfd):
-    """`code, out = solo("tune", ...)` in this process."""
-
-    def call(*words):
-        capfd.readouterr()
-        try:
-            code = cli.main([str(word) for word in words])
-        except SystemExit as end:
-            code = end.code
-        return code, "".join(capfd.readouterr())
-
-    return call
+def solo(place, command_line):
+    return command_line
 
 
 def command(*words, trials=4, seeds=1, flags=("--total-timesteps", 3)):
