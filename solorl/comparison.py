@@ -20,8 +20,8 @@ ALL = "all environments"  # the name of the aggregate among the curves
 WINDOW = 10  # bins over which a training curve is averaged, 5 % of a run
 ALPHA = 0.05  # a difference on one environment counts below this p-value
 IGNORED = (
-    "seed", "device", "cuda", "threads", "torch_threads", "save_every", "save_model", "capture_video", "track",
-    "wandb_project_name",
+    "seed", "device", "cuda", "threads", "torch_threads", "save_every", "save_model", "save_replay", "capture_video",
+    "track", "wandb_project_name",
 )  # fmt: skip
 
 

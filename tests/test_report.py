@@ -200,6 +200,8 @@ def test_notes():
     assert "2 versions of its script" in notes([*runs, run_of("CartPole-v1", "old", 9, 1.0, script_sha256="other")])
     odd = run_of("CartPole-v1", "old", 9, 1.0, args={"env_id": "CartPole-v1", "seed": 9, "gamma": 0.9})
     assert "The runs of old on CartPole-v1 differ in gamma." in notes([*runs, odd])
+    same = run_of("CartPole-v1", "old", 9, 1.0, args=runs[0].args | {"seed": 9, "save_replay": True, "threads": 2})
+    assert notes([*runs, same]) == ""  # what cannot change a result
     assert "2 kinds of machines" in notes([*runs, run_of("CartPole-v1", "old", 9, 1.0, machine={"cpu": "other"})])
     longer = [run_of("CartPole-v1", "longer", seed, 1.0, global_step=9_000) for seed in (1, 2)]
     assert "On CartPole-v1 the methods trained for 5,000 to 9,000 steps." in notes([*runs, *longer])
