@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PPO, DQN, ACTOR_CRITIC = (f"algorithms/{family}/README.md" for family in ("ppo", "dqn", "actor_critic"))
 CLASSIC, CONTINUOUS, JAX = (f"benchmark/results/{name}" for name in ("classic", "ppo_continuous", "jax"))
 PENDULUM = "--env-ids Pendulum-v1 --methods"
+OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
+OFF_POLICY_JAX = OFF_POLICY.replace("action", "action_jax")
 
 # page, its markers, words of `solo report`, picture in docs/curves ("" for none)
 TABLES = [
@@ -29,14 +31,19 @@ TABLES = [
     (
         DQN,
         "results",
-        f"benchmark/results/dqn {JAX} --methods dqn dqn_jax c51 c51_jax double_dqn dueling_dqn ez_greedy_dqn",
+        f"benchmark/results/dqn {JAX} --methods dqn dqn_jax c51 c51_jax double_dqn dueling_dqn d3qn ez_greedy_dqn",
         "dqn",
     ),
-    (ACTOR_CRITIC, "results", "benchmark/results/actor_critic --env-ids Pendulum-v1", "actor_critic_pendulum"),
+    (
+        ACTOR_CRITIC,
+        "results",
+        f"benchmark/results/actor_critic {JAX} {PENDULUM} {OFF_POLICY} {OFF_POLICY_JAX}",
+        "actor_critic_pendulum",
+    ),
     (
         ACTOR_CRITIC,
         "long",
-        "benchmark/results/actor_critic --env-ids HalfCheetah-v5 LunarLanderContinuous-v3",
+        "benchmark/results/actor_critic --env-ids HalfCheetah-v5 Hopper-v5 LunarLanderContinuous-v3",
         "actor_critic_long",
     ),
 ]
