@@ -28,6 +28,7 @@ TABLES = [
         "ppo_pendulum",
     ),
     (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5", "ppo_halfcheetah"),
+    (PPO, "hopper", f"{CONTINUOUS} --env-ids Hopper-v5", ""),
     (
         DQN,
         "results",
