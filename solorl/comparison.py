@@ -4,7 +4,7 @@ A method is a script with one of its variants. The score of a run is one number:
 of its last greedy evaluation, with "train" the mean return of its last 100 training episodes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -222,13 +222,13 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
 # ---------------------------------------------------------------------- tables
 def estimate(statistic: st.Statistic, scores: st.Scores) -> Estimate:
     """A statistic of scores with its interval."""
-    return with_interval(statistic(scores), lambda: st.interval(statistic, scores), scores)
+    return with_interval(statistic(scores), st.interval(statistic, scores), scores)
 
 
-def with_interval(value: st.Array, interval: Callable[[], st.Array], *scores: st.Scores) -> Estimate:
+def with_interval(value: st.Array, interval: st.Array, *scores: st.Scores) -> Estimate:
     """A number that is made of `scores` with its interval, if there are two runs or more of each."""
     several = all(len(runs) > 1 for one in scores for runs in one)
-    return Estimate(float(value), tuple(interval().tolist()) if several else None)
+    return Estimate(float(value), tuple(interval.tolist()) if several else None)
 
 
 def env_rows(comparison: Comparison, env_id: str | None = None) -> list[EnvRow]:
@@ -282,7 +282,7 @@ def pair(comparison: Comparison, x: str, y: str) -> Pair | None:
         return None
     of_x, of_y = ([comparison.scores(env, name) for env in envs] for name in (x, y))
     chance = st.probability_of_improvement(of_x, of_y)
-    probability = with_interval(chance, lambda: st.improvement_interval(of_x, of_y), of_x, of_y)
+    probability = with_interval(chance, st.improvement_interval(of_x, of_y), of_x, of_y)
     decided = {env: direction(a, b) for env, a, b in zip(envs, of_x, of_y, strict=True)}
     few = all(least_p(len(a), len(b)) >= ALPHA for a, b in zip(of_x, of_y, strict=True))
     better, worse = ([env for env, sign in decided.items() if sign == wanted] for wanted in (1, -1))

@@ -54,8 +54,8 @@ def copy_layers(params, layers):
 
 
 @pytest.fixture
-def command_line(capfd):
-    """`code, out = command_line("bench", ...)` is `solo bench ...` in this process; `out` is all that it printed."""
+def solo(capfd):
+    """`code, out, err = solo("bench", ...)` is `solo bench ...` in this process, with its children's words."""
 
     def call(*words):
         capfd.readouterr()
@@ -63,9 +63,18 @@ def command_line(capfd):
             code = cli.main([str(word) for word in words])
         except SystemExit as end:
             code = end.code
-        return code, "".join(capfd.readouterr())
+        return code, *capfd.readouterr()
 
     return call
+
+
+def refused(result, *fragments):
+    """One sentence on standard error, exit code 2, nothing else."""
+    code, out, err = result
+    assert code == 2 and out == "", (code, out)
+    assert err.count("\n") == 1 and "Traceback" not in err, err
+    for fragment in fragments:
+        assert fragment in err, err
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from io import StringIO
 
 import numpy as np
 import pytest
-from conftest import ROOT, environment, run
+from conftest import ROOT, environment, refused, run
 from rich.console import Console
 from safetensors.numpy import load_file
 
@@ -57,22 +57,6 @@ class Args(RunArgs):
 
 
 @pytest.fixture
-def solo(capsys):
-    """`code, out, err = solo("list")` runs the command in this process."""
-
-    def call(*words):
-        capsys.readouterr()
-        try:
-            code = cli.main([str(word) for word in words])
-        except SystemExit as end:
-            code = end.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
-
-@pytest.fixture
 def tree(tmp_path, monkeypatch):
     """A checkout of its own with the family `fam`: root a.py, sibling b.py, which drifted, and a JAX file."""
     folder = tmp_path / "checkout" / "algorithms" / "fam"
@@ -86,15 +70,6 @@ def tree(tmp_path, monkeypatch):
     monkeypatch.setattr(catalog, "PACKAGE", tmp_path / "checkout" / "solorl")
     monkeypatch.chdir(tmp_path)
     return folder
-
-
-def refused(result, *fragments):
-    """One sentence on standard error, exit code 2, nothing else."""
-    code, out, err = result
-    assert code == 2 and out == "", (code, out)
-    assert err.count("\n") == 1 and "Traceback" not in err, err
-    for fragment in fragments:
-        assert fragment in err, err
 
 
 # ---------------------------------------------------------------------- help and verbs

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from conftest import refused
 
 from solorl import cli, comparison, figures, results
 from solorl import statistics as st
@@ -55,15 +56,6 @@ def made(scores=SCORES, **changes):
         for (env_id, script), values in scores.items()
         for seed, score in enumerate(values, 1)
     ]
-
-
-def solo(capsys, *words):
-    """Exit code, standard output and standard error of a command."""
-    try:
-        code = cli.main([str(word) for word in words])
-    except SystemExit as end:
-        code = end.code
-    return code, *capsys.readouterr()
 
 
 @pytest.fixture(scope="module")
@@ -341,11 +333,11 @@ def test_names_cannot_break_the_page():
     assert "old </script><script>x" in page_data(text)["methods"]
 
 
-def test_report_says_what_it_could_not_read(capsys, folder, tmp_path):
+def test_report_says_what_it_could_not_read(solo, folder, tmp_path):
     for path in folder.glob("CartPole-v1__*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "CartPole-v1__new__4.json.gz").write_bytes(b"rubbish")
-    code, out, _ = solo(capsys, "report", tmp_path, "--out", tmp_path / "report", "--x", "time")
+    code, out, _ = solo("report", tmp_path, "--out", tmp_path / "report", "--x", "time")
     assert code == 0
     assert "CartPole-v1__new__4.json.gz cannot be read" in out
     assert "CartPole-v1__new__4.json.gz cannot be read" in (tmp_path / "report/report.md").read_text()
@@ -354,13 +346,13 @@ def test_report_says_what_it_could_not_read(capsys, folder, tmp_path):
 
 
 # ---------------------------------------------------------------------- tables in other files
-def test_markdown_between_markers(capsys, folder, tmp_path):
+def test_markdown_between_markers(solo, folder, tmp_path):
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- table -->\n<!-- /table -->\nafter\n")
     command = ("report", folder, "--baseline", "old", "--markdown", page, "--marker", "table")
-    assert solo(capsys, *command, "--check") == (1, f"{page}: table is stale\n", "")
+    assert solo(*command, "--check") == (1, f"{page}: table is stale\n", "")
     assert page.read_text() == "before\n<!-- table -->\n<!-- /table -->\nafter\n"
-    assert solo(capsys, *command)[0] == 0
+    assert solo(*command)[0] == 0
     text = page.read_text()
     assert text.startswith("before\n<!-- table -->\n\n**new against old") and text.endswith(
         "\n<!-- /table -->\nafter\n"
@@ -368,22 +360,22 @@ def test_markdown_between_markers(capsys, folder, tmp_path):
     assert "| CartPole-v1 | new | 4 | 350.0 [" in text
     link = re.search(r"Every run: \[(.*)\]\(\1\)\.", text)[1]
     assert (tmp_path / link).resolve() == folder.resolve()
-    assert solo(capsys, *command) == (0, f"{page}: table was up to date\n", "")
+    assert solo(*command) == (0, f"{page}: table was up to date\n", "")
     assert page.read_text() == text
-    assert solo(capsys, *command, "--check") == (0, f"{page}: table is up to date\n", "")
+    assert solo(*command, "--check") == (0, f"{page}: table is up to date\n", "")
     page.write_text(text.replace("350.0 [", "360.0 ["))
-    assert solo(capsys, *command, "--check")[0] == 1
+    assert solo(*command, "--check")[0] == 1
     assert not (tmp_path / "report").exists()
 
 
-def test_only_some_environments_and_methods(capsys, folder, tmp_path):
+def test_only_some_environments_and_methods(solo, folder, tmp_path):
     """The first method named is the one compared with."""
     page = tmp_path / "README.md"
     page.write_text("<!-- table -->\n<!-- /table -->\n")
     command = ("report", folder, "--markdown", page, "--marker", "table")
-    assert solo(capsys, *command, "--env-ids", "CartPole-v1", "--methods", "old", "new")[0] == 0
+    assert solo(*command, "--env-ids", "CartPole-v1", "--methods", "old", "new")[0] == 0
     assert "**new is better than old" in page.read_text() and "Acrobot" not in page.read_text()
-    assert solo(capsys, *command, "--methods", "new")[0] == 0
+    assert solo(*command, "--methods", "new")[0] == 0
     rows = [line.split(" | ")[:2] for line in page.read_text().splitlines() if line.startswith("| ")][2:]
     assert sorted(rows) == [["| Acrobot-v1", "new"], ["| CartPole-v1", "new"]]
     apart = made({("CartPole-v1", "old"): [1.0], ("Acrobot-v1", "new"): [2.0]})
@@ -391,21 +383,21 @@ def test_only_some_environments_and_methods(capsys, folder, tmp_path):
         comparison.only(apart, ["CartPole-v1"], ["new"])
 
 
-def test_curves_below_the_table(capsys, folder, tmp_path):
+def test_curves_below_the_table(solo, folder, tmp_path):
     """The picture is drawn where its curves have changed, and only then; --check looks at both and writes nothing."""
     folder = shutil.copytree(folder, tmp_path / "results")
     page, picture = tmp_path / "README.md", tmp_path / "pictures/new.png"
     page.write_text("<!-- table -->\n<!-- /table -->\n")
     command = ("report", folder, "--markdown", page, "--marker", "table", "--curves", picture)
-    assert solo(capsys, *command, "--check")[0] == 1 and not picture.exists()
-    assert solo(capsys, *command)[0] == 0
+    assert solo(*command, "--check")[0] == 1 and not picture.exists()
+    assert solo(*command)[0] == 0
     assert "\n![learning curves](pictures/new.png)\n" in page.read_text()
     first = picture.read_bytes()
     assert first.startswith(b"\x89PNG\r\n") and not picture.with_suffix(".svg").exists()
-    assert solo(capsys, *command, "--check")[0] == 0
+    assert solo(*command, "--check")[0] == 0
     picture.touch()
     before = picture.stat().st_mtime_ns
-    assert solo(capsys, *command) == (0, f"{page}: table was up to date\n{picture}: was up to date\n", "")
+    assert solo(*command) == (0, f"{page}: table was up to date\n{picture}: was up to date\n", "")
     assert picture.stat().st_mtime_ns == before
 
     # An evaluation in the middle of a run changes the curve, but not the table.
@@ -413,13 +405,13 @@ def test_curves_below_the_table(capsys, folder, tmp_path):
     data = json.loads(gzip.decompress(path.read_bytes()))
     data["eval"]["mean"][0] += 1000
     path.write_bytes(gzip.compress(json.dumps(data).encode()))
-    code, out, _ = solo(capsys, *command, "--check")
+    code, out, _ = solo(*command, "--check")
     assert (code, out) == (1, f"{page}: table is up to date\n{picture}: is stale\n")
     assert picture.read_bytes() == first
-    assert solo(capsys, *command)[0] == 0 and picture.read_bytes() != first
+    assert solo(*command)[0] == 0 and picture.read_bytes() != first
 
     picture.write_bytes(b"no picture")
-    assert solo(capsys, *command, "--check")[0] == 1
+    assert solo(*command, "--check")[0] == 1
 
 
 def test_what_a_picture_of_curves_is_known_by():
@@ -437,11 +429,11 @@ def test_what_a_picture_of_curves_is_known_by():
 
 @pytest.mark.parametrize("text", ["nothing", "<!-- table -->\n", "<!-- /table -->\n<!-- table -->\n",
                                   "<!-- table -->\n<!-- /table -->\n<!-- table -->\n<!-- /table -->\n"])  # fmt: skip
-def test_missing_markers_are_said(capsys, folder, tmp_path, text):
+def test_missing_markers_are_said(solo, folder, tmp_path, text):
     page = tmp_path / "README.md"
     page.write_text(text)
-    code, _, error = solo(capsys, "report", folder, "--markdown", page, "--marker", "table")
-    assert code == 2 and "must have the line <!-- table --> once and <!-- /table --> below it" in error
+    result = solo("report", folder, "--markdown", page, "--marker", "table")
+    refused(result, "must have the line <!-- table --> once and <!-- /table --> below it")
     assert page.read_text() == text
 
 
@@ -468,10 +460,8 @@ def test_missing_markers_are_said(capsys, folder, tmp_path, text):
         (["--against", "HEAD", "/nowhere"], "there is no folder /nowhere to compare with HEAD"),
     ],
 )
-def test_mistakes_are_one_sentence(capsys, folder, words, sentence):
-    code, _, error = solo(capsys, "report", *[folder if word == "F" else word for word in words])
-    assert code == 2
-    assert sentence in error and error.count("\n") == 1
+def test_mistakes_are_one_sentence(solo, folder, words, sentence):
+    refused(solo("report", *[folder if word == "F" else word for word in words]), sentence)
 
 
 def test_no_run_has_the_metric():
@@ -501,83 +491,82 @@ def commit(place, tag):
         subprocess.run(["git", *words], cwd=place, check=True)
 
 
-def test_unchanged_results_are_no_regression(capsys, repository):
-    code, out, _ = solo(capsys, "report", "--against", "v1")
+def test_unchanged_results_are_no_regression(solo, repository):
+    code, out, _ = solo("report", "--against", "v1")
     assert code == 0
     assert out.count("unchanged") == 2 and out.endswith("no regression\n")
 
 
-def test_a_drop_beyond_chance_is_a_regression(capsys, repository):
+def test_a_drop_beyond_chance_is_a_regression(solo, repository):
     write_runs(repository, {"CartPole-v1": [200, 210, 220, 230, 240], "Acrobot-v1": [-91, -84, -81, -96, -86]})
-    code, out, _ = solo(capsys, "report", "--against", "v1")
+    code, out, _ = solo("report", "--against", "v1")
     assert code == 1
     row = re.search(r"CartPole-v1 +ppo +5, 5 +440\.0 +220\.0 +(.*)", out)
     assert re.fullmatch(r"-220\.0 \[-2\d\d\.\d, -1\d\d\.\d\]  REGRESSION", row[1])
     assert re.search(r"Acrobot-v1 .* no change beyond chance", out)
     assert out.endswith("1 of 2 compared regressed since v1\n")
-    assert solo(capsys, "report", "--against", "v1", "benchmark/results/suite", "--metric", "train")[0] == 1
+    assert solo("report", "--against", "v1", "benchmark/results/suite", "--metric", "train")[0] == 1
 
 
-def test_a_drop_within_chance_is_no_regression(capsys, repository):
+def test_a_drop_within_chance_is_no_regression(solo, repository):
     write_runs(repository, {"CartPole-v1": [380, 400, 440, 450, 470]})  # IQM 430 after 440, 2 % of the range
-    code, out, _ = solo(capsys, "report", "--against", "v1")
+    code, out, _ = solo("report", "--against", "v1")
     assert code == 0 and re.search(r"CartPole-v1 .* 440\.0 +430\.0 +-10\.0 \[.*\]  no change beyond chance", out)
 
 
-def test_only_what_is_in_the_commit_counts_as_then(capsys, repository):
+def test_only_what_is_in_the_commit_counts_as_then(solo, repository):
     write_runs(repository, {"CartPole-v1": [200, 210, 220, 230, 240]})
     commit(repository, "v2")
-    assert solo(capsys, "report", "--against", "v2")[0] == 0
-    assert solo(capsys, "report", "--against", "v1")[0] == 1
-    assert solo(capsys, "report", "--against", "HEAD~1")[0] == 1
+    assert solo("report", "--against", "v2")[0] == 0
+    assert solo("report", "--against", "v1")[0] == 1
+    assert solo("report", "--against", "HEAD~1")[0] == 1
 
 
-def test_a_rise_is_an_improvement(capsys, repository):
+def test_a_rise_is_an_improvement(solo, repository):
     write_runs(repository, {"CartPole-v1": [500, 500, 500, 500, 499]})
-    code, out, _ = solo(capsys, "report", "--against", "v1")
+    code, out, _ = solo("report", "--against", "v1")
     assert code == 0 and re.search(r"CartPole-v1 .* improvement\n", out)
 
 
-def test_a_drop_nobody_would_notice_is_no_regression(capsys, repository):
+def test_a_drop_nobody_would_notice_is_no_regression(solo, repository):
     write_runs(repository, {"CartPole-v1": [500.0] * 5})
     commit(repository, "v2")
     write_runs(repository, {"CartPole-v1": [499.0] * 5})
-    code, out, _ = solo(capsys, "report", "--against", "v2")
+    code, out, _ = solo("report", "--against", "v2")
     assert code == 0 and re.search(r"-1\.00 \[-1\.00, -1\.00\]  worse, but by less than 1 %\n", out)
     write_runs(repository, {"CartPole-v1": [495.0] * 5})
-    assert solo(capsys, "report", "--against", "v2")[0] == 1
+    assert solo("report", "--against", "v2")[0] == 1
 
 
-def test_two_runs_are_too_few(capsys, repository):
+def test_two_runs_are_too_few(solo, repository):
     for path in (repository / "benchmark/results/suite").glob("CartPole*__[345].json.gz"):
         path.unlink()
     write_runs(repository, {"CartPole-v1": [1, 2]})
-    code, out, _ = solo(capsys, "report", "--against", "v1")
+    code, out, _ = solo("report", "--against", "v1")
     assert code == 0 and re.search(r"CartPole-v1 +ppo +5, 2 .* too few runs \(3 each are the least\)", out)
 
 
-def test_new_and_gone_and_damaged_results_are_said(capsys, repository):
+def test_new_and_gone_and_damaged_results_are_said(solo, repository):
     write_runs(repository, {"LunarLander-v3": [1, 2, 3]})
     for path in (repository / "benchmark/results/suite").glob("Acrobot*"):
         path.unlink()
     (repository / "benchmark/results/suite/CartPole-v1__ppo__1.json.gz").write_bytes(gzip.compress(b"{")[:-3])
-    code, out, _ = solo(capsys, "report", "--against", "v1")
+    code, out, _ = solo("report", "--against", "v1")
     assert code == 0
     assert "new: ppo on LunarLander-v3\n" in out and "gone: ppo on Acrobot-v1\n" in out
     assert re.search(r"note: .*CartPole-v1__ppo__1.json.gz cannot be read", out)
     assert re.search(r"CartPole-v1 +ppo +5, 4 ", out)
 
 
-def test_unknown_revisions_and_places_are_said(capsys, repository, tmp_path_factory):
-    assert solo(capsys, "report", "--against", "v9")[::2] == (2, "error: git knows no commit or tag v9\n")
-    assert solo(capsys, "report", "--against", "--all")[0] == 2
-    outside = tmp_path_factory.mktemp("outside")
-    code, _, error = solo(capsys, "report", "--against", "v1", outside)
-    assert code == 2 and "not a git repository" in error
+def test_unknown_revisions_and_places_are_said(solo, repository, tmp_path_factory):
+    refused(solo("report", "--against", "v9"), "error: git knows no commit or tag v9\n")
+    refused(solo("report", "--against", "--all"), "argument --against: expected one argument")
+    refused(solo("report", "--against", "v1", tmp_path_factory.mktemp("outside")), "not a git repository")
     write_runs(repository, {"LunarLander-v3": [1, 2, 3]}, script="other")
     (repository / "other").mkdir()
-    code, _, error = solo(capsys, "report", "--against", "v1", "other")
-    assert code == 2 and "no environment and method has eval scores both here and at v1" in error
+    code, out, err = solo("report", "--against", "v1", "other")
+    assert code == 2 and out == "note: other holds no result\n"
+    assert err == "error: no environment and method has eval scores both here and at v1\n"
 
 
 def test_files_of_a_commit_are_byte_for_byte(repository):

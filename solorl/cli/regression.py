@@ -136,7 +136,7 @@ def _scores(runs: Sequence[Result], metric: str) -> st.Array:
 
 def _change(env_id: str, method: str, then: st.Array, now: st.Array) -> Change:
     value = st.iqm([now]) - st.iqm([then])
-    difference = cmp.with_interval(value, lambda: st.difference_interval(st.iqm, [now], [then]), [now], [then])
+    difference = cmp.with_interval(value, st.difference_interval(st.iqm, [now], [then]), [now], [then])
     return Change(env_id, method, then, now, difference, _verdict(env_id, then, now, difference))
 
 
