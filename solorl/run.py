@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -281,11 +282,9 @@ class Run:
             torch._dynamo.config.trace_autograd_ops = True
         options: dict[str, Any] = {}
         if self.device.type == "cpu":
-            folder = Path(torch.__file__).parent
-            if " " in str(folder):
-                quit_with(
-                    f"--compile fails where the path of torch has a space, as {folder} has; train without --compile"
-                )
+            problem = _compile_problem(Path(torch.__file__).parent)
+            if problem:
+                quit_with(f"--compile {problem}; train without --compile")
             options["cpp_wrapper"] = True
             if importlib.util.find_spec("torch._inductor.custom_graph_pass"):  # since torch 2.6
                 from solorl.products import ProductsByOneDNN, onednn_is_faster
@@ -760,6 +759,19 @@ def _cpu_model() -> str:
         return f"{about['model name']}, family {about['cpu family']}, model {about['model']}"
     except (OSError, KeyError):
         return platform.processor()
+
+
+def _compile_problem(folder: Path) -> str | None:
+    """Why torch, which is in `folder`, cannot compile for the CPU here."""
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    headers = sysconfig.get_path("include")
+    if " " in str(folder):
+        return f"fails where the path of torch has a space, as {folder} has"
+    if not shutil.which(compiler):
+        return f"needs a C++ compiler, but there is no {compiler} (Debian: apt install g++)"
+    if not Path(headers, "Python.h").is_file():
+        return f"needs the headers of Python, but {headers} lacks Python.h (Debian: apt install python3-dev)"
+    return None
 
 
 def _device_name(device: Any) -> str:

@@ -1,11 +1,16 @@
 """`--compile`: the gradient of every torch file is traced as one piece of code, and the training is the same."""
 
+import sys
+import sysconfig
+
 import pytest
 import torch
 from test_golden import FLAGS
 
+import solorl.run
 from solorl import products
 
+CXX = "clang++" if sys.platform == "darwin" else "g++"
 SCRIPTS = [name for name in FLAGS if not name.endswith("_jax")]
 
 
@@ -24,18 +29,42 @@ def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatc
         return compiler(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
 
     monkeypatch.setattr(torch, "compile", compile_whole)
-    monkeypatch.setattr(torch, "__file__", "/environment/torch/__init__.py")  # no space, wherever the tests run
+    monkeypatch.setattr(solorl.run, "_compile_problem", lambda folder: None)  # wherever the tests run
     monkeypatch.setattr(products, "onednn_is_faster", lambda: False)  # on every machine
     compiled = train(name, *flags, "--compile")
     assert calls == [("gradient", False, {"cpp_wrapper": True})]
     torch.testing.assert_close(weights(compiled), weights(eager), rtol=1e-3, atol=1e-5)
 
 
-def test_a_space_in_the_path_of_torch_is_refused_in_a_sentence(train, monkeypatch):
-    """torch's compiler hands the path to g++ unquoted."""
+def hide_the_compiler(monkeypatch, folder):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def name_another_compiler(monkeypatch, folder):
+    monkeypatch.setenv("CXX", "my-c++")
+
+
+def hide_the_headers(monkeypatch, folder):
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folder))
+
+
+def put_a_space_in_the_path(monkeypatch, folder):  # which torch's compiler hands to g++ unquoted
     monkeypatch.setattr(torch, "__file__", "/my environment/torch/__init__.py")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (hide_the_compiler, f"needs a C++ compiler, but there is no {CXX} (Debian: apt install g++)"),
+        (name_another_compiler, "needs a C++ compiler, but there is no my-c++ (Debian: apt install g++)"),
+        (hide_the_headers, "lacks Python.h (Debian: apt install python3-dev)"),
+        (put_a_space_in_the_path, "fails where the path of torch has a space, as /my environment/torch has"),
+    ],
+)
+def test_where_torch_cannot_compile_a_sentence_says_why(train, monkeypatch, tmp_path, spoil, sentence):
+    spoil(monkeypatch, tmp_path)
     train("ppo", *FLAGS["ppo"].split(), "--compile", code=2)
-    assert train.out.splitlines()[-1].endswith(
-        "--compile fails where the path of torch has a space, as /my environment/torch has; train without --compile"
-    )
+    last = train.out.splitlines()[-1]
+    assert "--compile " in last and last.endswith(f"{sentence}; train without --compile")
     assert "Traceback" not in train.out
