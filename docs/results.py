@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PPO, DQN, ACTOR_CRITIC = (f"algorithms/{family}/README.md" for family in ("ppo", "dqn", "actor_critic"))
 CLASSIC, CONTINUOUS, JAX = (f"benchmark/results/{name}" for name in ("classic", "ppo_continuous", "jax"))
 PENDULUM = "--env-ids Pendulum-v1 --methods"
+OTHER = ("BipedalWalker-v3", "Hopper-v5", "InvertedPendulum-v5", "Walker2d-v5")
+LONG = ("BipedalWalker-v3", "HalfCheetah-v5", "Hopper-v5", "LunarLanderContinuous-v3")
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
 OFF_POLICY_JAX = OFF_POLICY.replace("action", "action_jax")
 
@@ -28,7 +30,7 @@ TABLES = [
         "ppo_pendulum",
     ),
     (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5", "ppo_halfcheetah"),
-    (PPO, "hopper", f"{CONTINUOUS} --env-ids Hopper-v5", ""),
+    (PPO, "other", f"{CONTINUOUS} --env-ids {' '.join(OTHER)}", ""),
     (
         DQN,
         "results",
@@ -44,9 +46,10 @@ TABLES = [
     (
         ACTOR_CRITIC,
         "long",
-        "benchmark/results/actor_critic --env-ids HalfCheetah-v5 Hopper-v5 LunarLanderContinuous-v3",
+        f"benchmark/results/actor_critic --env-ids {' '.join(LONG)}",
         "actor_critic_long",
     ),
+    (ACTOR_CRITIC, "discrete", "benchmark/results/actor_critic --methods sac_discrete", ""),
 ]
 
 REPORT = ["report", CLASSIC, "--out", "benchmark/reports/classic", "--title", "PPO, here and in Stable-Baselines3"]
