@@ -63,6 +63,7 @@ def put_a_space_in_the_path(monkeypatch, folder):  # which torch's compiler hand
     ],
 )
 def test_where_torch_cannot_compile_a_sentence_says_why(train, monkeypatch, tmp_path, spoil, sentence):
+    monkeypatch.setattr(torch, "__file__", "/environment/torch/__init__.py")  # no space, wherever the tests run
     spoil(monkeypatch, tmp_path)
     train("ppo", *FLAGS["ppo"].split(), "--compile", code=2)
     last = train.out.splitlines()[-1]
