@@ -49,6 +49,7 @@ TABLES = [
         f"benchmark/results/actor_critic --env-ids {' '.join(LONG)} --baseline ddpg_continuous_action",
         "actor_critic_long",
     ),
+    (ACTOR_CRITIC, "discrete", "benchmark/results/actor_critic --methods sac_discrete", ""),
 ]
 
 REPORT = ["report", CLASSIC, "--out", "benchmark/reports/classic", "--title", "PPO, here and in Stable-Baselines3"]
