@@ -9,10 +9,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PPO, DQN, ACTOR_CRITIC = (f"algorithms/{family}/README.md" for family in ("ppo", "dqn", "actor_critic"))
-CLASSIC, CONTINUOUS, JAX = (f"benchmark/results/{name}" for name in ("classic", "ppo_continuous", "jax"))
+CLASSIC, CONTINUOUS, OFF_POLICY_RUNS, JAX = (
+    f"benchmark/results/{name}" for name in ("classic", "ppo_continuous", "actor_critic", "jax")
+)
 PENDULUM = "--env-ids Pendulum-v1 --methods"
-OTHER = ("BipedalWalker-v3", "Hopper-v5", "InvertedPendulum-v5", "Walker2d-v5")
-LONG = ("BipedalWalker-v3", "HalfCheetah-v5", "Hopper-v5", "LunarLanderContinuous-v3")
+OTHER = "BipedalWalker-v3 Hopper-v5 InvertedPendulum-v5 Walker2d-v5"
+LONG = "BipedalWalker-v3 HalfCheetah-v5 Hopper-v5 LunarLanderContinuous-v3"
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
 OFF_POLICY_JAX = OFF_POLICY.replace("action", "action_jax")
 
@@ -30,7 +32,7 @@ TABLES = [
         "ppo_pendulum",
     ),
     (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5", "ppo_halfcheetah"),
-    (PPO, "other", f"{CONTINUOUS} --env-ids {' '.join(OTHER)}", ""),
+    (PPO, "other", f"{CONTINUOUS} --env-ids {OTHER}", ""),
     (
         DQN,
         "results",
@@ -40,16 +42,16 @@ TABLES = [
     (
         ACTOR_CRITIC,
         "results",
-        f"benchmark/results/actor_critic {JAX} {PENDULUM} {OFF_POLICY} {OFF_POLICY_JAX}",
+        f"{OFF_POLICY_RUNS} {JAX} {PENDULUM} {OFF_POLICY} {OFF_POLICY_JAX}",
         "actor_critic_pendulum",
     ),
     (
         ACTOR_CRITIC,
         "long",
-        f"benchmark/results/actor_critic --env-ids {' '.join(LONG)} --baseline ddpg_continuous_action",
+        f"{OFF_POLICY_RUNS} --env-ids {LONG} --baseline ddpg_continuous_action",
         "actor_critic_long",
     ),
-    (ACTOR_CRITIC, "discrete", "benchmark/results/actor_critic --methods sac_discrete", ""),
+    (ACTOR_CRITIC, "discrete", f"{OFF_POLICY_RUNS} --methods sac_discrete", ""),
 ]
 
 REPORT = ["report", CLASSIC, "--out", "benchmark/reports/classic", "--title", "PPO, here and in Stable-Baselines3"]

@@ -538,11 +538,12 @@ def test_catalog_raises_what_the_command_says(tree):
         catalog.find("a_jxa")
 
 
-def test_interrupted_while_a_verb_is_imported(monkeypatch, capsys):
+def test_interrupted_while_a_verb_is_imported(monkeypatch, solo):
     """Ctrl+C in the first half second: one word and exit code 130, no traceback."""
 
     def interrupted(name):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "import_module", interrupted)
-    assert cli.main(["list"]) == 130 and capsys.readouterr().err == "interrupted\n"
+    code, _, err = solo("list")
+    assert (code, err) == (130, "interrupted\n")

@@ -242,11 +242,12 @@ def test_missing_parent_is_found(tree):
 
 
 # ---------------------------------------------------------------------- the command
-def test_check_prints_a_line_for_each_problem(tree, capsys):
+def test_check_prints_a_line_for_each_problem(tree, solo):
     set_budget(tree)
     edit(tree, "import torch\n", "import torch\nimport ppo\n")
-    assert cli.main(["check", "ppo_mine"]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    code, out, _ = solo("check", "ppo_mine")
+    lines = out.splitlines()
+    assert code == 1
     form = re.compile(r"algorithms/ppo/ppo_mine\.py:\d+: (R\d|header|PEP 723|flags): \S")
     assert all(form.match(line) for line in lines[:-1])
     assert lines[-1] == f"{len(lines) - 1} problems in 1 of 1 files" and len(lines) > 2
@@ -258,12 +259,11 @@ def test_check_shows_problems_of_the_named_files_only(tree):
     assert not any(problem.path == tree for problem in problems_of([tree.with_name("ppo.py")]))
 
 
-def test_check_is_content_with_the_real_files(capsys):
-    assert cli.main(["check"]) == 0, capsys.readouterr().out
-    assert capsys.readouterr().out.endswith("no problems\n")
+def test_check_is_content_with_the_real_files(solo):
+    code, out, _ = solo("check")
+    assert code == 0 and out.endswith("no problems\n"), out
 
 
-def test_set_budget_says_what_it_did(tree, capsys):
-    capsys.readouterr()
-    assert cli.main(["check", "--set-budget", "ppo_mine"]) == 0
-    assert capsys.readouterr().out == "ppo_mine.py differs from ppo.py in 4 lines, which is its budget now\n"
+def test_set_budget_says_what_it_did(tree, solo):
+    code, out, _ = solo("check", "--set-budget", "ppo_mine")
+    assert (code, out) == (0, "ppo_mine.py differs from ppo.py in 4 lines, which is its budget now\n")
