@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import io
 import json
+import math
 import re
 import sys
 import textwrap
@@ -17,12 +18,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from solorl.errors import UsageError, did_you_mean, nearest, quit_with
+from solorl.trackers import warn
 
 # Where the simulators of Gymnasium's families come from: module of the entry point -> (module to import, our extra).
 EXTRAS = {
     "gymnasium.envs.box2d": ("Box2D", "box2d"),
     "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
-    "ale_py": ("ale_py", "atari"),
 }
 # Environments that exist in JAX only: pattern of their ids -> (class that steps many of them, in a module that
 # registers them; our extra, named as the package it brings).
@@ -30,7 +31,17 @@ REGISTER = {
     "*-MinAtar": ("solorl.gymnax_envs:GymnaxEnvs", "gymnax"),
     "brax/*": ("solorl.brax_envs:BraxEnvs", "brax"),
 }
-NAMESPACES = {"ALE": "atari", "MinAtar": "minatar", "dm_control": "dm_control"}
+# What a number may be, where its default does not tell (see check_values).
+SHARES = {"gamma", "gae_lambda", "tau", "start_e", "end_e", "exploration_fraction"}
+MAY_BE_0 = {"learning_starts"}
+MAY_BE_INFINITE = {"max_grad_norm", "noise_clip"}
+MAY_BE_NEGATIVE = {"target_return", "v_min", "v_max"}
+# Families that other packages register: the part of an id before the slash -> (module, what pip installs).
+NAMESPACES = {
+    "ALE": ("ale_py", "ale-py"),
+    "MinAtar": ("minatar", "minatar"),
+    "dm_control": ("shimmy", "'shimmy[dm-control]'"),
+}
 
 
 @dataclass
@@ -80,8 +91,11 @@ def parse(args_type: type[A]) -> A:
         check_values(args)
         if folder:
             check_unchanged(args, saved)
-        if env_id := getattr(args, "env_id", None):
-            check_env_id(env_id)
+        if hasattr(args, "env_id"):
+            check_env_id(args.env_id)
+        first, last = getattr(args, "learning_starts", -1), getattr(args, "total_timesteps", 0)
+        if first >= last:
+            warn(f"nothing will be learned: --learning-starts {first} is not less than --total-timesteps {last}")
     except UsageError as error:
         quit_with(error)
     return args
@@ -182,18 +196,22 @@ def script_path() -> Path:
 
 def check_values(args: RunArgs) -> None:
     """Refuse numbers outside their range: a script's integer with a positive default is a size and must be at least
-    1, every other number must not be negative unless its default is."""
+    1, those in SHARES lie between 0 and 1, every other number must be finite and not negative unless its default is."""
     shared = {field.name for field in dataclasses.fields(RunArgs)}
     for field in dataclasses.fields(args):
-        value, default = getattr(args, field.name), field.default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not isinstance(default, (int, float)):
+        value, default, name = getattr(args, field.name), field.default, field.name
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
-        size = field.name not in shared and isinstance(default, int) and default > 0
-        least = 1 if size or field.name in ("eval_episodes", "threads") else 0
-        flag = "--" + field.name.replace("_", "-")
-        if value != value or (default >= 0 and value < least):
+        flag, positive = "--" + name.replace("_", "-"), isinstance(default, int) and default > 0
+        least = 1 if (positive and name not in shared | MAY_BE_0) or name in ("eval_episodes", "threads") else 0
+        signed = name in MAY_BE_NEGATIVE or (isinstance(default, (int, float)) and default < 0)
+        if math.isnan(value) or (math.isinf(value) and name not in MAY_BE_INFINITE):
+            raise UsageError(f"{flag} is {value}, but must be a finite number")
+        if value < least and not signed:
             raise UsageError(f"{flag} is {value}, but must be at least {least}")
-        if field.name == "seed" and value >= 2**31:
+        if value > 1 and name in SHARES:
+            raise UsageError(f"{flag} is {value}, but must be at most 1")
+        if name == "seed" and value >= 2**31:
             raise UsageError(f"--seed is {value}, but must be smaller than 2**31")
 
 
@@ -222,6 +240,16 @@ def _newest(ids: Iterable[str]) -> list[str]:
     return [f"{name}-v{version}" for name, version in newest.items()] + unversioned
 
 
+def in_jax_only() -> list[str]:
+    """The ids of `REGISTER` whose packages are installed."""
+    found: list[str] = []
+    for where, package in REGISTER.values():
+        if importlib.util.find_spec(package):
+            module = importlib.import_module(where.partition(":")[0])
+            found += [*getattr(module, "GAMES", ()), *getattr(module, "BODIES", ())]
+    return found
+
+
 def family_of(env_id: str) -> tuple[str, str] | None:
     """What `REGISTER` says of an environment that exists in JAX only; None of any other."""
     return next((family for pattern, family in REGISTER.items() if fnmatch(env_id, pattern)), None)
@@ -242,11 +270,10 @@ def check_env_id(env_id: str) -> None:
         spec = gym.spec(name)
     except (gym.error.Error, ImportError) as error:
         space = env_id.partition("/")[0] if "/" in env_id else None
-        if space in NAMESPACES and importlib.util.find_spec({"ALE": "ale_py"}.get(space, space.lower())) is None:
-            extra = NAMESPACES[space]
-            raise UsageError(f"{env_id} needs an extra: pip install 'solorl[{extra}]'") from error
-        near = nearest(env_id, _newest(gym.registry), n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else "; `import` its package as `package:Name-v0`"
+        if space in NAMESPACES and importlib.util.find_spec(NAMESPACES[space][0]) is None:
+            raise UsageError(f"{env_id} needs a package: pip install {NAMESPACES[space][1]}") from error
+        near = nearest(env_id, [*_newest(gym.registry), *in_jax_only()], n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else "; one of another package is `package:Name-v0`"
         raise UsageError(f"there is no environment {env_id}{hint}") from error
     entry = spec.entry_point if isinstance(spec.entry_point, str) else ""
     for prefix, (module, extra) in EXTRAS.items():

@@ -270,9 +270,16 @@ def total_rows(comparison: Comparison) -> list[TotalRow]:
 
 
 def pairs(comparison: Comparison) -> list[Pair]:
-    """Every other method against the baseline."""
-    found = [pair(comparison, method, comparison.baseline) for method in comparison.methods[1:]]
+    """Every other method against the baseline; one in JAX against its torch twin, if that is a method, too."""
+    found = [pair(comparison, method, opponent(comparison, method)) for method in comparison.methods[1:]]
     return [one for one in found if one is not None]
+
+
+def opponent(comparison: Comparison, method: str) -> str:
+    """Of `ppo_jax` `ppo`, of `ppo_jax tuned` `ppo tuned`, of every other method the baseline."""
+    script, space, variant = method.partition(" ")
+    twin = script.removesuffix("_jax") + space + variant
+    return twin if twin != method and twin in comparison.methods else comparison.baseline
 
 
 def pair(comparison: Comparison, x: str, y: str) -> Pair | None:

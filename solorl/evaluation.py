@@ -1,5 +1,6 @@
 """Playing the greedy policy: on environments and seeds of its own, without moving the training."""
 
+import contextlib
 import json
 import os
 import sys
@@ -81,13 +82,16 @@ def watch(env: gym.Env, policy: Policy, seeds: Sequence[int]) -> list[float]:
 
 def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
     """Draw training returns (grey, and their running mean) and evaluations (mean and standard deviation) from
-    `metrics.jsonl` into a PNG."""
+    `metrics.jsonl` into a PNG; lines that cannot be read are left out."""
     from io import BytesIO
 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows = []
+    for line in metrics.read_text(errors="replace").splitlines() if metrics.exists() else ():
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
     train = [(row["global_step"], row["charts/episodic_return"]) for row in rows if "charts/episodic_return" in row]
     test = [
         (row["global_step"], row["eval/episodic_return"], row["eval/episodic_return_std"])

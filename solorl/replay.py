@@ -2,7 +2,8 @@
 
 A buffer is any object with `arrays`, a dict of NumPy arrays whose first axis is the capacity, and `inserted`, the
 number of rows ever inserted; row i lies at index i % capacity. Each segment on the disk is one safetensors file of
-consecutive rows, never rewritten; its SHA-256 stands in the checkpoint. Segments that no checkpoint needs are deleted.
+consecutive rows, never rewritten; its SHA-256 stands in the checkpoint. Segments that neither of the last two
+checkpoints needs are deleted.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from solorl.state import CheckpointError, sha256, sync_file
+from solorl.state import CheckpointError, save_arrays, sha256, sync_file
 
 
 def is_replay(part: Any) -> bool:
@@ -24,12 +25,10 @@ class ReplayLog:
     def __init__(self, folder: Path):
         self.folder = folder
         self._segments: list[dict[str, Any]] = []
-        self._needed: set[str] = set()  # names in the checkpoint before
+        self._needed: set[str] = set()  # names in the last checkpoint that is whole
 
     def append(self, replay: Any) -> dict[str, Any]:
         """Write the rows inserted since the last call; returns what the checkpoint must hold. Raises OSError."""
-        from safetensors.numpy import save_file
-
         capacity = len(next(iter(replay.arrays.values())))
         stop = int(replay.inserted)
         start = max(stop - capacity, self._segments[-1]["stop"] if self._segments else 0)
@@ -38,23 +37,31 @@ class ReplayLog:
             self.folder.mkdir(parents=True, exist_ok=True)
             name = f"{start:012d}_{stop:012d}.safetensors"
             temporary, rows = self.folder / f".{name}", np.arange(start, stop) % capacity
-            save_file({key: np.ascontiguousarray(array[rows]) for key, array in replay.arrays.items()}, temporary)
+            save_arrays({key: np.ascontiguousarray(array[rows]) for key, array in replay.arrays.items()}, temporary)
             sync_file(temporary)
             temporary.replace(self.folder / name)
             sync_file(self.folder)
             segments.append({"name": name, "start": start, "stop": stop, "sha256": sha256(self.folder / name)})
         self._segments = [segment for segment in segments if segment["stop"] > stop - capacity]
-        kept = {segment["name"] for segment in self._segments}
-        for path in self.folder.glob("*.safetensors"):
-            if path.name not in kept | self._needed:
-                path.unlink(missing_ok=True)
-        self._needed = kept
         return {"inserted": stop, "segments": self._segments}
 
+    def forget(self) -> None:
+        """The checkpoint with what `append` returned is whole: delete the segments that only older ones need."""
+        names = {segment["name"] for segment in self._segments}
+        for path in self.folder.glob("*.safetensors"):
+            if path.name not in names | self._needed:
+                path.unlink(missing_ok=True)
+        self._needed = names
+
     def load(self, replay: Any, saved: dict[str, Any]) -> None:
-        """Fill the buffer from its segments. Raises CheckpointError where one is missing, damaged or does not fit."""
+        """Fill the buffer from its segments; it may have another capacity than the saved one. Raises CheckpointError
+        where a segment is missing or damaged."""
         from safetensors.numpy import load_file
 
+        capacity = len(next(iter(replay.arrays.values())))
+        oldest = saved["segments"][0]["start"] if saved["segments"] else saved["inserted"]
+        # a larger buffer would hold rows that are gone: count from the oldest one that is left
+        gone = oldest if oldest > max(0, saved["inserted"] - capacity) else 0
         for segment in saved["segments"]:
             path = self.folder / segment["name"]
             try:
@@ -64,8 +71,7 @@ class ReplayLog:
             if not whole:
                 raise CheckpointError(f"the replay segment {path.name} is damaged")
             for key, rows in load_file(path).items():
-                array = replay.arrays[key]
-                array[np.arange(segment["start"], segment["stop"]) % len(array)] = rows
-        replay.inserted = saved["inserted"]
-        self._segments = list(saved["segments"])
-        self._needed = {segment["name"] for segment in self._segments}
+                replay.arrays[key][np.arange(segment["start"] - gone, segment["stop"] - gone) % capacity] = rows
+        replay.inserted = saved["inserted"] - gone
+        self._segments = [] if gone else list(saved["segments"])
+        self._needed = {segment["name"] for segment in saved["segments"]}

@@ -6,6 +6,7 @@ No verb changes what is learned. This module knows no algorithm, no network and 
 """
 
 import atexit
+import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -74,11 +75,13 @@ class Run:
         self._ending, self._signal = "", 0
         self._best, self._last_eval = -math.inf, (-1, 0.0, 0.0)
         self._confirmations = 0
+        self.restarted: list[int] = []  # environments whose episodes `resume` could not go on with and began anew
         self._returns: np.ndarray | None = None  # of the running episodes, (num_envs,)
         self._lengths: np.ndarray | None = None
         self._rows: list[dict[str, float]] = []
         self._recent: deque[float] = deque(maxlen=100)
         self._eval_envs: list[Any] = []
+        self._lock: Any = None  # of the run folder, while this process trains there
         self._status = ""
         self._elapsed, self._resumed_at = 0.0, time.perf_counter()
         self._plumbing = 0.0  # seconds spent on evaluation and saving since the last row
@@ -95,11 +98,13 @@ class Run:
     def require_spaces(self, envs: Any, obs: str, action: str) -> None:
         """End with one sentence and exit code 2 unless the spaces are of the kinds named.
 
-        `obs` is "vector" (Box of numbers, of any shape but that of an image) or "image" (Box of bytes with 3
-        dimensions); `action` is "discrete" or "continuous". The sentence names the script that fits, from the line
-        `Not for` of the running script's header.
+        `envs` are environments, or one. `obs` is "vector" (Box of numbers, of any shape but that of an image) or
+        "image" (Box of bytes with 3 dimensions); `action` is "discrete" or "continuous". The sentence names the script
+        that fits, from the line `Not for` of the running script's header.
         """
-        found = (_obs_kind(envs.single_observation_space), _action_kind(envs.single_action_space))
+        prefix = "single_" if hasattr(envs, "single_action_space") else ""
+        spaces = [getattr(envs, f"{prefix}{name}_space") for name in ("observation", "action")]
+        found = (_obs_kind(spaces[0]), _action_kind(spaces[1]))
         for what, wanted, kind in (("observations", obs, found[0]), ("actions", action, found[1])):
             if kind != wanted:
                 env_id = getattr(self.args, "env_id", "the environment")
@@ -121,28 +126,48 @@ class Run:
         if Run.play is not None:
             self._load_model()
             return 0
-        self._tree, notes = None, list[str]()
-        if self.args.resume:
-            self._tree, notes = state.load_checkpoint(self.dir / "checkpoint")
+        self._replays = {name: (part, ReplayLog(self.dir / "replay" / name)) for name, part in replays.items()}
+        self._lock = locked(self.dir) if self.args.resume else None
+        try:
+            self._tree = self._load_checkpoint() if self.args.resume else None
+            start = self._restore(parts) if self._tree is not None else 0
+        except SystemExit:
+            self._lock.close()
+            raise
+        self._open()
+        if self._tree is not None:
+            self._say(f"resumed at step {self._step:,} (iteration {start})")
+        elif self.args.resume:
+            self._say(f"no checkpoint in {self.dir} yet: starting from the beginning")
+        return start
+
+    def _load_checkpoint(self) -> dict[str, Any] | None:
+        """The newest whole checkpoint, None where there is none yet; where all are damaged, one sentence and exit 2."""
+        tree, notes = state.load_checkpoint(self.dir / "checkpoint")
+        if notes and tree is None:
+            quit_with(f"no checkpoint in {self.dir} is whole ({'; '.join(notes)}); the run is left as it is")
         for note in notes:
             warn(f"{note}; going on from the checkpoint before it")
-        self._open()
-        self._replays = {name: (part, ReplayLog(self.dir / "replay" / name)) for name, part in replays.items()}
-        if self._tree is None:
-            if self.args.resume:
-                self._say(f"no checkpoint in {self.dir} yet: starting from the beginning")
-            return 0
+        return tree
+
+    def _restore(self, parts: dict[str, Any]) -> int:
+        """Bring all parts into the state of the checkpoint; returns the iteration to start from. Writes nothing."""
+        assert self._tree is not None
         for name, part in parts.items():
             if name not in self._tree["parts"]:
                 quit_with(f"the checkpoint in {self.dir} has no part named {name}")
-            for note in state.restore(part, self._tree["parts"][name]):
+            try:
+                notes = state.restore(part, self._tree["parts"][name])
+            except (ValueError, RuntimeError, KeyError) as error:
+                quit_with(f"the part {name} of the checkpoint does not fit: {' '.join(str(error).split())}")
+            for note in notes:
                 warn(note)
         self._resume_replays()
         start = self._resume_counters(self._tree["run"])
         for envs in filter(simulators.is_vector_env, parts.values()):
-            for i in simulators.restarted(envs):
-                if self._returns is not None and self._lengths is not None:
-                    self._returns[i] = self._lengths[i] = 0
+            self.restarted = list(simulators.restarted(envs))
+            if self._returns is not None and self._lengths is not None:
+                self._returns[self.restarted] = self._lengths[self.restarted] = 0
         return start
 
     def reset(self, envs: Any) -> Any:
@@ -163,7 +188,7 @@ class Run:
         self._resumed_at = time.perf_counter()
         if self._tree is not None:
             state.set_random_states(self._tree["random"])
-        with signals.handled(self._on_signal):
+        with signals.handled(self._on_signal, signals.ending()):
             for iteration in range(start, num_iterations):
                 self._iteration, self._is_last = iteration, iteration + 1 == num_iterations
                 yield iteration
@@ -225,12 +250,12 @@ class Run:
         self._progress(values["charts/SPS"])
 
     def evaluate(self, global_step: int, policy: Policy, make_env: Callable[..., Any]) -> None:
-        """Every `--eval-every` steps: play the policy on environments and seeds of its own.
+        """Every `--eval-every` steps and in the last iteration: play the policy on environments and seeds of its own.
 
         `policy` maps a NumPy batch of observations (n, *obs_shape) to a NumPy batch of actions; `make_env` is called
         as `make_env(env_id, **kwargs)`. Logs `eval/episodic_return` (mean), its standard deviation and the length.
         """
-        if self._is_due("evaluate", self.args.eval_every, global_step) and not self._is_last:
+        if self._is_due("evaluate", self.args.eval_every, global_step) or (self._is_last and not self._signal):
             self._evaluate(global_step, policy, make_env)
 
     def save(self, global_step: int, **parts: Any) -> None:
@@ -246,7 +271,7 @@ class Run:
             self._plumbing += time.perf_counter() - began
 
     def close(self, policy: Policy, make_env: Callable[..., Any]) -> None:
-        """Evaluate the final policy, draw the learning curve, and say where everything is.
+        """Evaluate the final policy unless that is done, draw the learning curve, and say where everything is.
 
         After Ctrl+C or SIGTERM only the way to go on is said; Ctrl+C then leaves with exit code 130.
         """
@@ -256,10 +281,9 @@ class Run:
         if self._ending == "signal":
             self._finish("stopped")
             self._draw()
-            self._say(
-                f"{signal.Signals(self._signal).name}: saved at step {self._step:,}; "
-                f"go on with: {_solo()} train {shlex.quote(_near(self.script))} --resume {shlex.quote(str(self.dir))}"
-            )
+            lost = " (without its replay buffer: --save-replay)" if self._replays and not self.args.save_replay else ""
+            name = signal.Signals(self._signal).name
+            self._say(f"{name}: saved at step {self._step:,}{lost}; {self.how_to_go_on()}")
             if self._signal == signal.SIGINT:
                 raise SystemExit(130)
             return
@@ -267,9 +291,14 @@ class Run:
             self._evaluate(self._step, policy, make_env)
         if self.args.save_model:
             self._write_model("model_last.safetensors", self._last_eval[1])
-        self._finish("finished")
+        self._finish("stopped" if self._ending == "stop" else "finished")
         self._draw()
         self._summary()
+
+    def how_to_go_on(self) -> str:
+        """The command that resumes this run, as it can be typed here."""
+        script, folder = shlex.quote(_near(self.script)), shlex.quote(str(self.dir))
+        return f"go on with: {_solo()} train {script} --resume {folder}"
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.compile(function)` with `--compile`, else the function itself. On the CPU what calls the compiled
@@ -338,20 +367,22 @@ class Run:
         try:
             if not self.args.resume:
                 self.dir = _make_unique(self.dir)
+                self._lock = locked(self.dir)
             (self.dir / "checkpoint").mkdir(exist_ok=True)
             if not self.args.resume:
                 shutil.copyfile(self.script, self.dir / self.script.name)
                 state.write_atomically(self.dir / "config.json", json.dumps(self._config(), indent=2).encode())
             (self.dir / "stop").unlink(missing_ok=True)
+            self._metrics = MetricsFile(self.dir / "metrics.jsonl")
+            self._metrics.truncate(self._tree["run"]["metrics_bytes"] if self._tree else 0)
         except OSError as error:
             quit_with(f"the run folder {self.dir} cannot be written: {error.strerror}")
         if self.args.resume:
             saved = json.loads((self.dir / "config.json").read_text())
             if saved.get("script_sha256") != _sha256(self.script):
                 warn(f"{self.script.name} has changed since the run in {self.dir} was started")
+            self._record_changes(saved)
         purge = self._tree["run"]["step"] + 1 if self._tree else None
-        self._metrics = MetricsFile(self.dir / "metrics.jsonl")
-        self._metrics.truncate(self._tree["run"]["metrics_bytes"] if self._tree else 0)
         self._trackers = [Safe("TensorBoard", lambda: TensorBoard(self.dir, purge))]
         if self.args.track:
             project, entity = self.args.wandb_project_name, self.args.wandb_entity
@@ -362,6 +393,20 @@ class Run:
         self._set_status("running")
         atexit.register(self._at_exit)
         self._say(f"run folder {self.dir}")
+
+    def _record_changes(self, config: dict[str, Any]) -> None:
+        """What the command line of a resumed run changes is the run's from now on: the next `--resume` has it, too."""
+        arguments = asdict(self.args)
+        changed = {
+            name: [config["args"].get(name), value]
+            for name, value in arguments.items()
+            if name not in ("resume", "resume_changed") and value != config["args"].get(name)
+        }
+        if changed:
+            step = self._tree["run"]["step"] if self._tree else 0
+            config.setdefault("changes", []).append({"step": step, "args": changed})
+            config["args"] |= {name: value for name, (_, value) in changed.items()}
+            state.write_atomically(self.dir / "config.json", json.dumps(config, indent=2).encode())
 
     def _config(self) -> dict[str, Any]:
         names = ("solorl", "gymnasium", "numpy", "torch", "jax", "mujoco", "ale-py", "envpool", "Box2D")
@@ -407,7 +452,6 @@ class Run:
         self._elapsed, self._returns, self._lengths = saved["wall_time"], saved["returns"], saved["lengths"]
         self._recent.extend(saved["recent"])
         self._rate = (self._step, self._elapsed)
-        self._say(f"resumed at step {self._step:,} (iteration {saved['iteration']})")
         return saved["iteration"]
 
     # ------------------------------------------------------------------ while it runs
@@ -456,6 +500,8 @@ class Run:
         with undisturbed():
             returns, lengths = self._play_seeds(EVALUATE, 0, policy, make_env)
             mean, std = float(returns.mean()), float(returns.std())
+            if not math.isfinite(mean):
+                self._diverged("eval/episodic_return", mean)
             row = {
                 "eval/episodic_return": mean,
                 "eval/episodic_return_std": std,
@@ -511,6 +557,8 @@ class Run:
     def _checkpoint(self, step: int) -> None:
         try:
             state.save_checkpoint(self.dir / "checkpoint", step, self._capture(step))
+            for _, log in self._replays.values():
+                log.forget()
         except OSError as error:
             warn(f"the checkpoint of step {step:,} could not be written ({error.strerror}); the one before it is kept")
 
@@ -608,7 +656,7 @@ class Run:
     def _say(self, text: str, file: Any = None) -> None:
         """One whole line; wipes the progress line first."""
         file = file or sys.stdout
-        print(f"\r\033[K{text}" if file.isatty() else text, file=file, flush=True)
+        _print(f"\r\033[K{text}" if file.isatty() else text, file)
 
     def _progress(self, sps: float) -> None:
         """In a terminal one line that renews itself, elsewhere a line every 10 seconds."""
@@ -624,8 +672,8 @@ class Run:
             f"step {self._step:>10,} {share}  return {recent:>8}  evaluation {evaluation:>8}  "
             f"{sps:>9,.0f} steps/s  {_duration(left)} left"
         )
-        print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}" if tty else line, end="" if tty else "\n")
-        sys.stdout.flush()
+        line = f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}" if tty else line
+        _print(line, sys.stdout, end="" if tty else "\n")
 
     def _draw(self) -> None:
         title = f"{self.script.stem} on {getattr(self.args, 'env_id', '')}, seed {self.args.seed}"
@@ -666,6 +714,7 @@ class Run:
         for env in self._eval_envs:
             env.close()
         self._set_status(status)
+        self._lock.close()
 
     def _at_exit(self) -> None:
         if self._status == "running":
@@ -711,6 +760,27 @@ def _make_unique(path: Path) -> Path:
         except FileExistsError:
             continue
     raise UsageError(f"{path} and 10,000 like it exist")
+
+
+def locked(folder: Path) -> Any:
+    """An open file that no other process holds while it is open; one sentence and exit code 2 where one does."""
+    try:
+        file = open(folder / ".lock", "a")  # noqa: SIM115
+    except OSError as error:
+        quit_with(f"the run folder {folder} cannot be written: {error.strerror}")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        quit_with(f"another process is training in {folder}; it must end first")
+    return file
+
+
+def _print(text: str, file: Any, end: str = "\n") -> None:
+    """Print at once; where nobody reads any more (`| head`, a closed terminal), the training goes on without."""
+    try:
+        print(text, end=end, file=file, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 def _near(path: Path) -> str:

@@ -57,10 +57,16 @@ class _Part:
         return {name: np.asarray(leaf) for name, leaf in names_of(self.runs.training(self.index, self.field)).items()}
 
     def load_state_dict(self, arrays: Mapping[str, Any]) -> None:
-        """Bring the training into the saved state; one sentence and exit code 2 where the arrays do not fit."""
+        """Bring the training into the saved state; one sentence and exit code 2 where the arrays do not fit.
+
+        A ring of rows named `replay` may be longer than the saved one if that has not begun to overwrite its rows.
+        """
         tree = self.runs.training(self.index, self.field)
         leaves = []
         for name, leaf in names_of(tree).items():
+            if name == "replay" and self.runs.runs[self.index].saved_step <= len(arrays.get(name, ())) < len(leaf):
+                missing = len(leaf) - len(arrays[name])
+                arrays = {**arrays, name: np.pad(arrays[name], ((0, missing), (0, 0)))}
             if name not in arrays or np.shape(arrays[name]) != leaf.shape:
                 quit_with(f"what was saved does not fit: {name} is missing or has another shape than {leaf.shape}")
             leaves.append(jnp.asarray(np.asarray(arrays[name]), leaf.dtype))
@@ -109,6 +115,16 @@ class _SeedRun(Run):
     def stop_by(self, number: int) -> None:
         """End behind the next save, as after a signal."""
         self._signal = number
+
+    @property
+    def step(self) -> int:
+        """Environment steps so far."""
+        return self._step
+
+    @property
+    def saved_step(self) -> int:
+        """Environment steps of the checkpoint that is resumed; 0 without one."""
+        return self._tree["run"]["step"] if self._tree else 0
 
     @property
     def ending(self) -> str:
@@ -217,11 +233,12 @@ class Runs:
         began = time.perf_counter()
         for run in self.runs:
             run.start_clock()
-        if self.side_by_side:
-            self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
-            train = self._side_by_side(_compiled(jax.vmap(iteration), chunk, self._stack))
-        else:
-            train = self._in_threads(_compiled(iteration, chunk, self._trainings[0]))
+        with signals.handled(self._on_signal, signals.ending()):  # XLA must not be interrupted
+            if self.side_by_side:
+                self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
+                train = self._side_by_side(_compiled(jax.vmap(iteration), chunk, self._stack))
+            else:
+                train = self._in_threads(_compiled(iteration, chunk, self._trainings[0]))
         self._say(f"compiled in {time.perf_counter() - began:.1f} s")
         return train
 
@@ -230,7 +247,7 @@ class Runs:
         `batch_size` is the number of environment steps of one iteration. Ends early as `Run.loop` does."""
         if Run.play is not None:
             return
-        with signals.handled(self._on_signal):
+        with signals.handled(self._on_signal, signals.ending()):
             while start < num_iterations and self._active:
                 end = min(num_iterations, (start // self._chunk + 1) * self._chunk)
                 for every in filter(None, (self.args.eval_every, self.args.save_every)):
@@ -256,10 +273,7 @@ class Runs:
             try:
                 self.runs[i].log(global_step, {name: value[i] for name, value in metrics.items()})
             except SystemExit as end:
-                self._code = end.code
-                self._active.remove(i)
-        if not self._active:
-            raise SystemExit(self._code)
+                self._end(i, end.code)
         now = time.perf_counter()
         if self.num_seeds > 1 and now - self._printed > PRINT_EVERY:
             self._printed = now
@@ -272,9 +286,12 @@ class Runs:
     def evaluate(self, global_step: int, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
         """See `Run.evaluate`; the policy of a seed is `act(model, obs)`, compiled here, with the field `model`."""
         self._made = (act, make_env)
-        for i in self._active:
+        for i in list(self._active):
             policy = self._policy(act, i)
-            self._alone(i, lambda run, policy=policy: run.evaluate(global_step, policy, make_env))  # type: ignore[misc]
+            try:
+                self._alone(i, lambda run, policy=policy: run.evaluate(global_step, policy, make_env))  # type: ignore[misc]
+            except SystemExit as end:
+                self._end(i, end.code)
         self._say_evaluations(f"step {global_step:>10,}", global_step)
 
     def save(self, global_step: int) -> None:
@@ -294,10 +311,18 @@ class Runs:
                 self._code = end.code
         if Run.play is None:
             self._say_evaluations("in the end:    ")
+            self._say_where()
         if self._code is not None:
             raise SystemExit(self._code)
 
     # ------------------------------------------------------------------ parts of the verbs
+    def _end(self, index: int, code: Any) -> None:
+        """A seed has diverged; the others go on, if there are any."""
+        self._code = code
+        self._active.remove(index)
+        if not self._active:
+            raise SystemExit(code)
+
     def _arguments(self) -> list[Any]:
         """The arguments of each seed as if it were trained alone, so that it can be resumed alone."""
         folders = [self.args.resume] * self.num_seeds
@@ -311,6 +336,8 @@ class Runs:
                     f"--resume {first.with_name(names[0])} --num-seeds {len(names)}, or with one by its own folder"
                 )
             folders = [str(first.with_name(name)) for name in names]
+            if gone := [folder for folder in folders if not Path(folder, "config.json").exists()]:
+                quit_with(f"there is no run folder {gone[0]}; go on with one seed by its own folder")
         alone: dict[str, Any] = {"num_seeds": 1, "threads": self.threads}
         return [
             dataclasses.replace(self.args, seed=self.args.seed + i, resume=folder, **alone)
@@ -369,6 +396,14 @@ class Runs:
 
     def _say(self, text: str) -> None:
         Run._say(self.runs[0], text)
+
+    def _say_where(self) -> None:
+        """For several seeds: how to go on where a signal has ended them, else where everything is."""
+        first, folders = self.runs[0], [run.dir for run in self.runs]
+        if self.num_seeds > 1 and first.ending == "signal":
+            self._say(f"saved at step {first.step:,}; {first.how_to_go_on()} --num-seeds {self.num_seeds}")
+        elif self.num_seeds > 1:
+            self._say(f"curves and models in {folders[0]} to {folders[-1].name}; play one: solo play {folders[0]}")
 
     def _say_evaluations(self, when: str, step: int | None = None) -> None:
         """One line for the evaluations of several seeds: those at `step`, or the last ones."""

@@ -13,6 +13,11 @@ def listened() -> list[int]:
     return [each for each in (*ENDING, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]
 
 
+def ending() -> list[int]:
+    """The signals that end a training behind its next save; a SIGHUP that is switched off (`nohup`) stays so."""
+    return [*ENDING, *(each for each in [signal.SIGHUP] if signal.getsignal(each) != signal.SIG_IGN)]
+
+
 @contextmanager
 def handled(handler: Callable[[int, Any], None], numbers: Iterable[int] = ENDING) -> Iterator[None]:
     """The signals go to `handler(number, frame)` inside the block, and where they went before behind it."""

@@ -28,14 +28,15 @@ class Recorder(gym.Wrapper):
         generator = None if seed is not None else self.env.unwrapped.np_random.bit_generator.state
         self.start = {"seed": seed, "generator": generator, "options": options}
         self.actions = []
-        self.obs, info = self.env.reset(seed=seed, options=options)
-        return self.obs, info
+        obs, info = self.env.reset(seed=seed, options=options)
+        self.obs = _in_numpy(obs)
+        return obs, info
 
     def step(self, action):
         """Step the environment, noting the action."""
         self.actions.append(np.array(action))
         result = self.env.step(action)
-        self.obs = result[0]
+        self.obs = _in_numpy(result[0])
         return result
 
     def replay(self, start: dict[str, Any], actions: np.ndarray) -> None:
@@ -47,6 +48,11 @@ class Recorder(gym.Wrapper):
         self.reset(seed=start["seed"], options=start["options"])
         for action in actions:
             self.step(action[()] if action.ndim == 0 else action)
+
+
+def _in_numpy(obs: Any) -> Any:
+    """Arrays of other libraries (JAX's) as NumPy's; all else as it is."""
+    return np.asarray(obs) if hasattr(obs, "__array__") and not isinstance(obs, (np.ndarray, np.generic)) else obs
 
 
 def is_vector_env(part: Any) -> bool:
@@ -79,12 +85,17 @@ def capture(envs: Any) -> dict[str, Any]:
 
 
 def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
-    """Bring every environment to its captured state; returns a sentence where the episodes restart instead."""
+    """Bring every environment to its captured state; returns a sentence where the episodes restart instead.
+
+    Raises ValueError where there were more or fewer environments.
+    """
     for space, state in zip(_spaces(envs), tree["spaces"], strict=True):
         space.np_random.bit_generator.state = state
     envs._restarted = range(envs.num_envs)
     if "envs" not in tree:
         return [f"the state of {type(envs).__name__} cannot be saved, so its running episodes restart"]
+    if len(tree["envs"]) != envs.num_envs:
+        raise ValueError(f"there were {len(tree['envs'])} environments, not {envs.num_envs}")
     restarted = []
     for i, (env, saved) in enumerate(zip(envs.envs, tree["envs"], strict=True)):
         env.replay(saved["start"], saved["actions"])

@@ -5,6 +5,7 @@ SHA-256. Loading never executes code from a file (no pickle). A checkpoint is wr
 the disk and renamed, so that it is there whole or not at all; the previous one is kept.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -105,8 +106,17 @@ def capture(part: Any) -> Any:
 
 
 def restore(part: Any, tree: Any) -> list[str]:
-    """Bring `part` into the captured state, in place; returns what could not be restored, a sentence each."""
-    if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+    """Bring `part` into the captured state, in place; returns what could not be restored, a sentence each.
+
+    The settings of a torch optimiser (step size, ...) stay those it was made with. Raises ValueError, RuntimeError or
+    KeyError where the state does not fit.
+    """
+    if hasattr(part, "param_groups"):
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in part.param_groups]
+        part.load_state_dict(tree)
+        for group, kept in zip(part.param_groups, settings, strict=True):
+            group.update(kept)
+    elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         part.load_state_dict(tree)
     elif isinstance(part, np.ndarray):
         np.copyto(part, tree)
@@ -165,6 +175,17 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def save_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
+    """Write a safetensors file. Raises OSError where it cannot be written (disk full, say)."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    try:
+        save_file(arrays, path)
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error)) from error
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
@@ -173,12 +194,10 @@ def sha256(path: Path) -> str:
 
 def write_state(folder: Path, tree: Any) -> None:
     """Write one tree as the three files of a checkpoint into `folder`, which must not exist, and sync them."""
-    from safetensors.numpy import save_file
-
     arrays: dict[str, np.ndarray] = {}
     text = json.dumps(encode(tree, arrays))
     folder.mkdir(parents=True)
-    save_file(arrays, folder / "tensors.safetensors")
+    save_arrays(arrays, folder / "tensors.safetensors")
     (folder / "state.json").write_text(text)
     manifest = {"format": 1, "sha256": {name: sha256(folder / name) for name in FILES}}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2))

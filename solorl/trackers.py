@@ -54,10 +54,14 @@ class MetricsFile:
         return self._size
 
     def truncate(self, size: int) -> None:
-        """Forget every row behind the first `size` bytes."""
+        """Forget every row behind the first `size` bytes; says so where some of those are missing. Raises OSError."""
+        data = self.path.read_bytes()[:size] if self.path.exists() else b""
+        if len(data) < size:
+            data = data[: data.rfind(b"\n") + 1]
+            warn(f"rows of {self.path} are missing: of {size} bytes {len(data)} are left")
         if self.path.exists():
-            os.truncate(self.path, size)
-        self._size = size
+            os.truncate(self.path, len(data))
+        self._size = len(data)
 
 
 @contextmanager

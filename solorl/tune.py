@@ -111,8 +111,8 @@ def space_from_script(script: Script) -> Space:
             where = f"{script.path.name}:{item.lineno}"
             space[name.replace("_", "-")] = parse_space(match[1], where, ast.unparse(item.annotation))
     if not space:
-        name = script.path.name
-        raise UsageError(f"{name} has no field with `[tune: log 1e-5..1e-2]` in its comment; use --space FILE.toml")
+        lacks = f"{script.path.name} has no field with `[tune: log 1e-5..1e-2]` in its comment"
+        raise UsageError(f"{lacks}; use --space FILE.toml (`solo tune --help` shows one)")
     return space
 
 

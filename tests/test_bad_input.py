@@ -1,8 +1,11 @@
 """Bad input gets one sentence and exit code 2, and nothing is written."""
 
+import re
+import tomllib
+
 import gymnasium as gym
 import pytest
-from conftest import run, script
+from conftest import ROOT, run, script
 
 from solorl import arguments
 from solorl import run as run_module
@@ -10,19 +13,23 @@ from solorl import run as run_module
 CASES = {
     "--env-id CartPol-v1": "there is no environment CartPol-v1; did you mean CartPole-v1",
     "--env-id NoSuchThing-v0": "there is no environment NoSuchThing-v0",
+    "--env-id=": "there is no environment",
+    "--env-id Pong-MinAtar": "there is no environment Pong-MinAtar",
     "--env-id nopackage:Env-v0": "there is no environment nopackage:Env-v0",
     "--env-id CartPole-v9": "there is no environment CartPole-v9; did you mean CartPole-v1",
     "--env-id Pendulum-v1": "Pendulum-v1 has continuous actions, but ppo.py takes discrete actions; "
     "use ppo_continuous_action.py",
-    "--env-id probes:Pixels-v0": "probes:Pixels-v0 has image observations, but ppo.py takes vector observations; "
-    "use ppo_atari.py",
+    "--env-id probes:Pixels-v0": "probes:Pixels-v0 has image observations, but ppo.py takes vector observations",
     "--env-id probes:Entries-v0": "probes:Entries-v0 has dict observations, but ppo.py takes vector observations",
     "--total-timesteps 511": "--total-timesteps 511 is less than one batch of 512 steps",
     "--num-minibatches 3": "--num-minibatches 3 must divide the batch of 512 steps",
     "--num-envs 0": "--num-envs is 0, but must be at least 1",
     "--num-steps -1": "--num-steps is -1, but must be at least 1",
     "--learning-rate -0.1": "--learning-rate is -0.1, but must be at least 0",
-    "--learning-rate nan": "--learning-rate is nan, but must be at least 0",
+    "--learning-rate nan": "--learning-rate is nan, but must be a finite number",
+    "--learning-rate inf": "--learning-rate is inf, but must be a finite number",
+    "--gamma 1.5": "--gamma is 1.5, but must be at most 1",
+    "--target-kl -1": "--target-kl is -1.0, but must be at least 0",
     "--seed -1": "--seed is -1, but must be at least 0",
     "--seed 2147483648": "--seed is 2147483648, but must be smaller than 2**31",
     "--eval-episodes 0": "--eval-episodes is 0, but must be at least 1",
@@ -97,9 +104,20 @@ def test_a_missing_simulator_names_the_extra(monkeypatch):
     real = arguments.importlib.util.find_spec
     hidden = ("Box2D", "ale_py")
     monkeypatch.setattr(arguments.importlib.util, "find_spec", lambda name: None if name in hidden else real(name))
-    for env_id, extra in (("LunarLander-v3", "box2d"), ("ALE/Pong-v5", "atari")):
-        with pytest.raises(arguments.UsageError, match=rf"{env_id} needs an extra: pip install 'solorl\[{extra}\]'"):
+    for env_id, sentence in (
+        ("LunarLander-v3", "needs an extra: pip install 'solorl[box2d]'"),
+        ("ALE/Pong-v5", "needs a package: pip install ale-py"),
+    ):
+        with pytest.raises(arguments.UsageError, match=re.escape(f"{env_id} {sentence}")):
             arguments.check_env_id(env_id)
+
+
+def test_every_extra_that_a_sentence_names_exists():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    text = "".join(path.read_text() for path in (ROOT / "solorl").rglob("*.py"))
+    named = set(re.findall(r"solorl\[(\w+)\]", text)) | {extra for _, extra in arguments.EXTRAS.values()}
+    named |= {package for _, package in arguments.REGISTER.values()}
+    assert len(named) >= 5 and named <= set(extras)
 
 
 def test_discrete_actions_that_do_not_start_at_zero():

@@ -311,7 +311,7 @@ def test_bad_command_line_is_one_sentence(solo, place, space, words, sentence):
 
 
 def test_script_without_a_space_says_how_to_give_one(solo, place):
-    sentence = "fake.py has no field with `[tune: log 1e-5..1e-2]` in its comment; use --space FILE.toml"
+    sentence = "fake.py has no field with `[tune: log 1e-5..1e-2]` in its comment; use --space FILE.toml (`solo tune"
     refused(solo("tune", "fake.py", "--env-ids", "CartPole-v1"), sentence)
 
 

@@ -23,7 +23,7 @@ VERBS = {
     "new": ("solorl.cli.new", "start a variant:  solo new ppo_mine --from ppo"),
     "sync": ("solorl.cli.sync", "repair drift between siblings:  solo sync gae --from ppo"),
     "bench": ("solorl.cli.bench", "many runs at once:  solo bench ppo --env-ids CartPole-v1 --num-seeds 10"),
-    "tune": ("solorl.cli.tune", "search hyper-parameters:  solo tune ppo --env-ids CartPole-v1 --trials 50"),
+    "tune": ("solorl.cli.tune", "search hyper-parameters:  solo tune ppo --env-ids CartPole-v1 --space FILE.toml"),
     "report": ("solorl.cli.report", "tables, curves and verdicts from runs:  solo report runs/"),
     "check": ("solorl.cli.check", "check algorithm files against the rules of the project"),
 }

@@ -142,7 +142,7 @@ def conclusion(runner: Runner, code: int, seconds: float) -> list[str]:
     if code > 1:
         lines.append("interrupted; the same command goes on")
     if runner.finished or runner.skipped:
-        lines.append(f"results in {runner.folder}; compare them: solo report {runner.folder}")
+        lines.append(f"results in {runner.folder}; compare them: solo report {shlex.quote(str(runner.folder))}")
     return lines
 
 

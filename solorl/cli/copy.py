@@ -1,5 +1,6 @@
 """`solo copy`: an algorithm file to take home, with or without the library inside it."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,5 +38,5 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"solo copy: {shown(path)} exists; --force replaces it")
     data = standalone(source, path.name).encode() if args.standalone else source.read_bytes()
     write(path, data)
-    print(f"copied {source.stem} to {shown(path)}; run it: python {shown(path)}")
+    print(f"copied {source.stem} to {shown(path)}; run it: python {shlex.quote(shown(path))}")
     return 0

@@ -23,7 +23,9 @@ def parser() -> Parser:
     p.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: report)")
     p.add_argument("--metric", choices=["eval", "train"], help="greedy evaluations (default) or training episodes")
     p.add_argument("--x", choices=["steps", "time"], default="steps", help="axis shown first (default: steps)")
-    p.add_argument("--baseline", metavar="NAME", help="method the others are compared with (default: the first)")
+    p.add_argument(
+        "--baseline", metavar="NAME", help="method the others, but twins, are compared with (default: first)"
+    )
     p.add_argument("--env-ids", metavar="ID", nargs="+", default=[], help="only these environments")
     p.add_argument("--methods", metavar="NAME", nargs="+", default=[], help="only these methods, in this order")
     p.add_argument("--normalise", action="store_true", default=True, help="aggregate normalised scores (default)")

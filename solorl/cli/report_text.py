@@ -1,6 +1,7 @@
 """The words, numbers and Markdown of `solo report`."""
 
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from solorl import comparison as cmp
 
@@ -32,7 +33,7 @@ def duration(seconds: float) -> str:
 
 # ---------------------------------------------------------------------- sentences
 def verdicts(comparison: cmp.Comparison) -> list[str]:
-    """One sentence for each method against the baseline."""
+    """One sentence for each method against its opponent."""
     return [cmp.verdict(pair) for pair in cmp.pairs(comparison)]
 
 
@@ -43,7 +44,7 @@ def table_caption(comparison: cmp.Comparison) -> str:
     return (
         f"The score of a run is its {cmp.METRICS[comparison.metric]}. Interquartile mean (IQM), mean and median over "
         f"runs, each with its 95 % bootstrap interval{' (a single run has none)' if single else ''}; steps, time and "
-        "speed are medians over runs"
+        "speed are medians over runs, the time with evaluations and checkpoints, the speed without"
         + ("; of seeds trained at once, time and speed are those of all of them." if several else ".")
     )
 
@@ -136,7 +137,7 @@ def total_table(comparison: cmp.Comparison) -> str:
 
 
 def pair_table(comparison: cmp.Comparison) -> str:
-    """A row for each method against the baseline."""
+    """A row for each method against its opponent."""
     rows = [
         [
             f"{pair.x} against {pair.y}",
@@ -155,7 +156,7 @@ def block(comparison: cmp.Comparison, evidence: Sequence[str], picture: str = ""
     Then, where there is one, the `picture` of the learning curves.
     """
     lines = "".join(f"**{sentence}**\n\n" for sentence in verdicts(comparison))
-    links = ", ".join(f"[{path}]({path})" for path in evidence)
+    links = ", ".join(f"[{path}]({quote(str(path))})" for path in evidence)
     curves = f"\n![learning curves]({picture})\n\n{LINES}\n" if picture else ""
     return f"{lines}{env_table(comparison)}\n{table_caption(comparison)} Every run: {links}.\n{curves}"
 

@@ -26,7 +26,7 @@ class RunArgs:
     threads: int = 1  # CPU threads of torch; one is best for small networks, beside other work
     compile: bool = False  # compile the marked functions
     eval_episodes: int = 20  # episodes of the evaluation at the end
-    save_to: str = "model.npz"  # file for the final weights
+    save_to: str = ""  # file for the final weights; empty: SCRIPT__ENVIRONMENT__SEED.npz
 
 
 def parse(args_type):
@@ -50,7 +50,7 @@ class Run:
 
     def __init__(self, args):
         self.args, self.parts, self.returns, self.ended, self.printed = args, {}, None, [], 0.0
-        self.device = args.device
+        self.device, self.restarted = args.device, []
         random.seed(args.seed)
         np.random.seed(args.seed)
         if torch := sys.modules.get("torch"):
@@ -73,7 +73,9 @@ class Run:
             raise SystemExit(2)
 
     def require_spaces(self, envs, obs, action):
-        """Nothing: the library would check the kinds of spaces."""
+        """End with a sentence unless the actions are "discrete" or "continuous" as asked."""
+        kind = type(getattr(envs, "single_action_space", envs.action_space)).__name__
+        self.require(kind == {"discrete": "Discrete", "continuous": "Box"}[action], f"the actions must be {action}")
 
     def resume(self, **parts):
         """Take what `close` is to save; a training always starts at iteration 0."""
@@ -124,9 +126,11 @@ class Run:
         print(f"evaluation {np.mean(returns):.1f} ± {np.std(returns):.1f} over {len(returns)} greedy episodes")
         modules = {name: part for name, part in self.parts.items() if hasattr(part, "named_parameters")}
         weights = {f"{name}.{key}": x.cpu().numpy() for name, m in modules.items() for key, x in m.state_dict().items()}
-        Path(self.args.save_to).parent.mkdir(parents=True, exist_ok=True)
-        np.savez(self.args.save_to, **weights)
-        print(f"weights {self.args.save_to}")
+        name = f"{Path(sys.argv[0]).stem}__{self.args.env_id.replace('/', '_')}__{self.args.seed}.npz"
+        path = Path(self.args.save_to or name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(path, **weights)
+        print(f"weights {path}")
 
     def compile(self, function):
         """The compiled function with --compile, else the function itself."""

@@ -1,0 +1,302 @@
+"""A run that is resumed with other arguments: they take effect, they are kept, and nothing that was learned is lost."""
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import comparable, environment, rows, script
+from safetensors import safe_open
+from safetensors.numpy import load_file
+from test_actor_critic import SCRIPTS as ACTOR_CRITIC
+from test_dqn import SCRIPTS as DQN
+from test_resume import finish, start, wait_for_steps
+
+PENDULUM = "--env-id Pendulum-v1 --total-timesteps 300 --learning-starts 100 --batch-size 16 --buffer-size 150"
+PENDULUM += " --eval-every 100 --eval-episodes 1 --save-every 100"
+PPO = "--num-envs 2 --num-steps 32 --total-timesteps 640 --eval-every 320 --eval-episodes 2"
+
+
+def arguments(run_dir):
+    return json.loads((run_dir / "config.json").read_text())["args"]
+
+
+def test_an_extended_run_is_the_longer_one(train, tmp_path):
+    """All rows, the best model and the weights, as if 960 steps had been asked for at once; it ended with 640."""
+    whole = train("ppo", *PPO.split(), "--no-anneal-lr", "--total-timesteps", 960)["run"].dir
+    run_dir = train("ppo", *PPO.split(), "--no-anneal-lr", runs_dir=tmp_path / "short")["run"].dir
+    train("ppo", "--resume", run_dir, "--total-timesteps", 960, "--resume-changed")
+    assert comparable(run_dir) == comparable(whole)
+    assert [row["global_step"] for row in rows(run_dir, "eval/episodic_return")] == [320, 640, 960]
+    for name in ("model.safetensors", "model_last.safetensors"):
+        with safe_open(run_dir / name, "np") as mine, safe_open(whole / name, "np") as other:
+            assert mine.metadata() == other.metadata()
+            assert all(np.array_equal(mine.get_tensor(key), other.get_tensor(key)) for key in other.keys())  # noqa: SIM118
+
+
+def test_changed_arguments_belong_to_the_run_from_then_on(train):
+    run_dir = train("ppo", *PPO.split())["run"].dir
+    before = arguments(run_dir)
+    train("ppo", "--resume", run_dir, "--total-timesteps", 960, "--gamma", 0.9, "--resume-changed")
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["args"] == before | {"total_timesteps": 960, "gamma": 0.9}
+    assert config["changes"] == [{"step": 640, "args": {"total_timesteps": [640, 960], "gamma": [0.99, 0.9]}}]
+    v = train("ppo", "--resume", run_dir)  # the very command that an interrupted run names
+    assert v["args"].gamma == 0.9 and v["args"].total_timesteps == 960 and v["start"] == 15
+    assert json.loads((run_dir / "config.json").read_text()) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "optimizers"),
+    [
+        ("td3_continuous_action", "--learning-rate 1e-5", {"actor_optimizer": [1e-5], "critic_optimizer": [1e-5]}),
+        (
+            "sac_continuous_action",
+            "--policy-lr 1e-6 --q-lr 1e-5",
+            {"actor_optimizer": [1e-6, 1e-5], "critic_optimizer": [1e-5]},
+        ),
+    ],
+)
+def test_a_changed_step_size_takes_effect(name, flags, optimizers, train):
+    run_dir = train(name, *PENDULUM.split(), "--save-replay")["run"].dir
+    v = train(name, "--resume", run_dir, *flags.split(), "--total-timesteps", 400, "--resume-changed")
+    for optimizer, sizes in optimizers.items():
+        assert [group["lr"] for group in v[optimizer].param_groups] == sizes
+        state = next(iter(v[optimizer].state.values()))
+        assert float(state["step"]) > 200 / 2  # and Adam goes on: it has seen the steps before the change, too
+
+
+def test_what_does_not_fit_is_one_sentence(train):
+    run_dir = train("sac_continuous_action", *PENDULUM.split())["run"].dir
+    more = ["--total-timesteps", 400, "--resume-changed"]
+    for flags, words in (
+        (["--no-autotune"], "the part actor_optimizer of the checkpoint does not fit: "),
+        (["--num-envs", 2], "the part envs of the checkpoint does not fit: there were 1 environments, not 2"),
+    ):
+        folder = run_dir.with_name("copy")
+        shutil.copytree(run_dir, folder)
+        train("sac_continuous_action", "--resume", folder, *flags, *more, code=2)
+        assert words in train.out and "Traceback" not in train.out
+        shutil.rmtree(folder)
+
+
+def test_a_larger_buffer_holds_no_rows_that_never_were(train):
+    """300 steps in a ring of 150, saved every 100, leave 200 rows on the disk; a ring of 1000 begins with them."""
+    v = train("td3_continuous_action", *PENDULUM.split(), "--save-replay")
+    last = v["replay"].arrays["rows"][np.arange(150, 300) % 150].copy()
+    more = "--buffer-size 1000 --total-timesteps 400 --resume-changed".split()
+    v = train("td3_continuous_action", "--resume", v["run"].dir, *more)
+    stored = v["replay"].arrays["rows"]
+    assert v["replay"].size == 300 and np.array_equal(stored[50:200], last)
+    assert np.abs(stored[:300]).sum(1).min() > 0 and not stored[300:].any()
+    again = train("td3_continuous_action", "--resume", v["run"].dir)["replay"]
+    assert again.inserted == 300 and np.array_equal(again.arrays["rows"], stored)
+
+
+@pytest.mark.parametrize("name", [*ACTOR_CRITIC, *DQN])
+def test_without_its_replay_a_run_learns_once_the_buffer_is_filled_as_at_the_start(name, train):
+    env_id = "Pendulum-v1" if "continuous" in name else "CartPole-v1"
+    flags = ["--env-id", env_id, *"--total-timesteps 1000 --learning-starts 200 --batch-size 16".split()]
+    run_dir = train(name, *flags, "--eval-episodes", 1)["run"].dir
+    weights = load_file(run_dir / "model_last.safetensors")
+    for total, same in ((1190, True), (1300, False)):
+        folder = run_dir.with_name(f"to_{total}")
+        shutil.copytree(run_dir, folder)
+        v = train(name, "--resume", folder, "--total-timesteps", total, "--resume-changed")
+        assert "the part replay was not saved" in train.out and v["replay"].inserted == total - 1000
+        now = load_file(folder / "model_last.safetensors")
+        assert all(np.array_equal(now[key], weights[key]) for key in weights if "target" not in key) == same
+
+
+def test_episodes_that_begin_anew_begin_with_nothing(train, monkeypatch):
+    """Where the simulator cannot be replayed: discounted rewards so far, random actions that last."""
+    fickle = "--env-id probes:Fickle-v0 --total-timesteps 128 --num-envs 2 --eval-episodes 1 --save-every 64".split()
+    for name, more in (("ppo_normalized", "--num-steps 32"), ("ez_greedy_dqn", "--start-e 1 --end-e 1")):
+        folder = train(name, *fickle, *more.split())["run"].dir
+        shutil.rmtree(max((folder / "checkpoint").iterdir()))
+        seen = {}
+
+        class Watched(sys.modules["solorl"].Run):
+            def reset(self, envs, seen=seen):
+                parts = self._parts
+                seen["left"] = parts["so_far"] if "so_far" in parts else parts["exploring"][1]
+                assert self.restarted == [0, 1] and not seen["left"].any()
+                return super().reset(envs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("solorl.Run", Watched)
+            train(name, "--resume", folder)
+        assert "restart" in train.out and seen["left"].any()  # it is the part itself, in use again by now
+
+
+@pytest.mark.parametrize(
+    "name", ["ddpg_continuous_action_jax", "td3_continuous_action_jax", "sac_continuous_action_jax"]
+)
+def test_a_training_in_jax_can_be_extended(name, train, tmp_path):
+    """Equal to the longer one, its replay included: the ring had not begun to overwrite its rows."""
+    flags = "--env-id Pendulum-v1 --learning-starts 100 --batch-size 16 --eval-episodes 1 --eval-every 0".split()
+    run_dir = train(name, *flags, "--total-timesteps", 300)["run"].runs[0].dir
+    train(name, "--resume", run_dir, "--total-timesteps", 500, "--resume-changed")
+    whole = train(name, *flags, "--total-timesteps", 500, runs_dir=tmp_path / "whole")["run"].runs[0].dir
+    one, other = (
+        load_file(max((folder / "checkpoint").iterdir()) / "tensors.safetensors") for folder in (run_dir, whole)
+    )
+    assert one["/parts/training/replay"].shape == (500, 9) and one["/parts/training/replay"].any(1).all()
+    for key in other:
+        assert key.startswith("/random") or np.array_equal(one[key], other[key]), key
+
+
+def test_a_ring_that_has_wrapped_is_not_lengthened(train):
+    flags = "--env-id Pendulum-v1 --learning-starts 100 --batch-size 16 --eval-episodes 1 --total-timesteps 300".split()
+    run_dir = train("ddpg_continuous_action_jax", *flags, "--buffer-size", 200)["run"].runs[0].dir
+    more = "--buffer-size 400 --total-timesteps 500 --resume-changed".split()
+    train("ddpg_continuous_action_jax", "--resume", run_dir, *more, code=2)
+    assert "replay is missing or has another shape than (400, 9)" in train.out
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the size of files")
+def test_a_disk_that_is_really_full_keeps_the_last_checkpoint(tmp_path):
+    """No file may be larger than 300,000 bytes: the third checkpoint with its networks would be."""
+    flags = [*PENDULUM.split(), "--save-every", "50", "--runs-dir", str(tmp_path), "--no-save-model"]
+    words = [sys.executable, str(script("td3_continuous_action")), *flags]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # noqa: E731
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), preexec_fn=limit, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the checkpoint of step 50 could not be written" in done.stderr and "Traceback" not in done.stderr
+    assert list(next(tmp_path.glob("Pendulum*/checkpoint")).iterdir()) == []  # nothing half written stays
+
+
+def test_a_checkpoint_that_fails_takes_nothing_from_the_one_before(train, monkeypatch):
+    """The replay buffer of the last good checkpoint stays on the disk although the ring goes on."""
+    from solorl import state
+
+    real = state.write_state
+
+    def first_two(folder, tree):
+        if tree["run"]["step"] > 100:
+            raise OSError(28, "No space left on device")
+        real(folder, tree)
+
+    monkeypatch.setattr(state, "write_state", first_two)
+    flags = [*PENDULUM.split(), "--buffer-size", "80", "--save-every", "50", "--save-replay"]
+    run_dir = train("td3_continuous_action", *flags)["run"].dir
+    monkeypatch.setattr(state, "write_state", real)
+    v = train("td3_continuous_action", "--resume", run_dir)
+    assert "resumed at step 100" in train.out and "starts empty" not in train.out
+    assert v["replay"].inserted == 300 and torch.is_tensor(v["totals"])
+
+
+# ---------------------------------------------------------------------- what may happen to a run folder
+def test_a_run_that_is_in_use_is_refused(tmp_path):
+    """A second process is refused while the first trains, whatever it would do; afterwards the run can be resumed."""
+    flags = ["--total-timesteps", "400000", "--eval-every", "0", "--save-every", "2000", "--num-envs", "2"]
+    words = [sys.executable, str(script("ppo"))]
+    first = start([*words, *flags, "--runs-dir", str(tmp_path)])
+    run_dir = wait_for_steps(tmp_path, 4000, first)
+    second = subprocess.run([*words, "--resume", str(run_dir)], capture_output=True, text=True, env=environment())
+    assert second.returncode == 2 and first.poll() is None
+    assert second.stderr == f"error: another process is training in {run_dir}; it must end first\n"
+    first.send_signal(signal.SIGTERM)
+    first.wait()
+    assert len(rows(run_dir)) > 10  # all lines are whole
+    more = ["--resume", str(run_dir), "--total-timesteps", str(rows(run_dir)[-1]["global_step"]), "--resume-changed"]
+    finish([*words, *more])
+
+
+def test_nothing_is_written_before_everything_fits(train):
+    run_dir = train("ppo", *PPO.split())["run"].dir
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    train("ppo", "--resume", run_dir, "--env-id", "Acrobot-v1", "--resume-changed", code=2)
+    assert "the part agent of the checkpoint does not fit: " in train.out and "Traceback" not in train.out
+    for tensors in run_dir.glob("checkpoint/*/tensors.safetensors"):
+        tensors.write_bytes(before[tensors][:100])
+    train("ppo", "--resume", run_dir, code=2)
+    assert "no checkpoint in" in train.out and "the run is left as it is" in train.out
+    for tensors in run_dir.glob("checkpoint/*/tensors.safetensors"):
+        tensors.write_bytes(before[tensors])
+    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "garbage"])
+def test_lost_metrics_do_not_end_a_training(damage, train):
+    run_dir = train("ppo", *PPO.split())["run"].dir
+    file, whole = run_dir / "metrics.jsonl", rows(run_dir)
+    text = file.read_text()
+    file.write_text(text[:-20] if damage == "cut" else text.replace(text.splitlines()[3], "{garbage", 1))
+    if damage == "gone":
+        file.unlink()
+    train("ppo", "--resume", run_dir, "--total-timesteps", 960, "--resume-changed")
+    lines = file.read_text().splitlines()
+    assert json.loads(lines[-1])["global_step"] == 960 and (run_dir / "learning_curve.png").exists()
+    if damage == "cut":
+        assert [json.loads(line) for line in lines[: len(whole) - 1]] == whole[:-1]
+        assert f"rows of {file} are missing" in train.out
+    assert "Traceback" not in train.out
+
+
+def test_a_closed_pipe_does_not_end_a_training(tmp_path):
+    words = [sys.executable, str(script("ppo")), *PPO.split(), "--eval-every", "64", "--runs-dir", str(tmp_path)]
+    process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait() == 0 and process.stderr.read() == ""
+    run_dir = next(tmp_path.iterdir())
+    assert json.loads((run_dir / "status.json").read_text())["status"] == "finished"
+    assert (run_dir / "model_last.safetensors").exists()
+
+
+def test_a_closed_terminal_saves_unless_nohup_says_otherwise(tmp_path):
+    words = [sys.executable, str(script("ppo")), "--total-timesteps", "200000", "--eval-every", "0"]
+    process = start([*words, "--runs-dir", str(tmp_path / "a")])
+    run_dir = wait_for_steps(tmp_path / "a", 2000, process)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait() == 0 and "--resume" in process.stdout.read()
+    assert json.loads((run_dir / "status.json").read_text())["status"] == "stopped" and any(
+        (run_dir / "checkpoint").iterdir()
+    )
+    process = start(["nohup", *words[:-4], "--total-timesteps", "20480", "--runs-dir", str(tmp_path / "b")])
+    run_dir = wait_for_steps(tmp_path / "b", 2000, process)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait() == 0
+    assert json.loads((run_dir / "status.json").read_text())["status"] == "finished"
+
+
+def test_a_group_of_seeds_says_how_to_go_on_and_what_is_missing(tmp_path, train):
+    flags = "--num-seeds 2 --total-timesteps 2000000 --eval-every 0 --save-every 0".split()
+    process = start([sys.executable, str(script("ppo_jax")), *flags, "--runs-dir", str(tmp_path)])
+    run_dir = wait_for_steps(tmp_path, 8000, process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    last = process.stdout.read().splitlines()[-1]
+    first, second = sorted(tmp_path.iterdir(), key=lambda path: path.name.split("__")[2])
+    assert "saved at step" in last and last.endswith(f"--resume {first} --num-seeds 2") and run_dir in (first, second)
+    shutil.rmtree(second)
+    train("ppo_jax", "--resume", first, "--num-seeds", 2, code=2)
+    assert f"there is no run folder {second}; go on with one seed by its own folder" in train.out
+
+
+def test_ctrl_c_while_jax_compiles_ends_cleanly(tmp_path):
+    flags = ["--total-timesteps", "400000", "--num-steps", "33", "--num-minibatches", "3", "--eval-episodes", "1"]
+    cache = environment(XDG_CACHE_HOME=str(tmp_path / "cache"), PYTHONUNBUFFERED="1")
+    words = [sys.executable, str(script("ppo_jax")), *flags, "--runs-dir", str(tmp_path / "runs")]
+    process = subprocess.Popen(words, env=cache, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert "run folder" in process.stdout.readline()  # compilation begins behind it
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out = process.stdout.read()
+    assert process.wait() == 130 and "saved at step" in out and "Traceback" not in out, out
+
+
+def test_observations_of_other_libraries_can_be_saved(train):
+    """Gymnasium's environments in JAX: they draw from a generator of their own, so the run says that they restart."""
+    flags = ["--env-id", "phys2d/CartPole-v1", *PPO.split(), "--save-every", "320"]
+    run_dir = train("ppo", *flags)["run"].dir
+    shutil.rmtree(max((run_dir / "checkpoint").iterdir()))
+    train("ppo", "--resume", run_dir)
+    assert "[0, 1] restart" in train.out
