@@ -232,14 +232,26 @@ def test_every_logged_key_is_on_the_page(name, train):
 
 
 def test_logged_metrics_are_means_since_the_last_row(train, monkeypatch):
-    """Every loss of the last 100 steps, collected beside the script, has the mean that stands in metrics.jsonl."""
+    """The means over steps 101 to 200, from those of a run that ends one step before: the last step is logged, whatever
+    its number."""
     v = train("td3_continuous_action", "--env-id", diary("td3"), *SMALL, *"--total-timesteps 200".split())
     row = rows(v["run"].dir, "losses/qf1_loss")[-1]
     assert row["global_step"] == 200
     assert row["losses/qf_loss"] == pytest.approx((row["losses/qf1_loss"] + row["losses/qf2_loss"]) / 2, rel=1e-5)
     assert (v["totals"] == 0).all()
+    last = v["metrics"].tolist()  # of gradient step 179, the critics' alone
     v = train("td3_continuous_action", "--env-id", diary("td3"), *SMALL, *"--total-timesteps 199".split())
-    assert v["totals"][1].tolist() == [99.0] * 5 + [50.0]  # steps 101 to 199 are gradient steps 80 to 178
+    early = rows(v["run"].dir, "losses/qf1_loss")[-1]
+    assert early["global_step"] == 199 and early["losses/actor_loss"] == pytest.approx(row["losses/actor_loss"])
+    for name, value in zip(("qf1_values", "qf2_values", "qf1_loss", "qf2_loss", "qf_loss"), last, strict=True):
+        assert row[f"losses/{name}"] == pytest.approx((99 * early[f"losses/{name}"] + value) / 100, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_diverges_behind_the_last_row_is_seen(name, train):
+    flags = ["--policy-lr", "1e30", "--q-lr", "1e30"] if "sac" in name else ["--learning-rate", "1e30"]
+    train(name, "--env-id", diary(name.partition("_c")[0]), *SMALL, "--total-timesteps", "90", *flags, code=3)
+    assert "losses/" in train.out and "Traceback" not in train.out
 
 
 def test_actions_without_bounds_are_refused_with_a_sentence(train):

@@ -17,6 +17,7 @@ NAMES = ["ddpg", "td3", "sac"]
 JAX = {name: definitions(f"{name}_continuous_action_jax") for name in NAMES}
 TORCH = {name: definitions(f"{name}_continuous_action") for name in NAMES}
 LOW, HIGH = np.float32([-1, -3]), np.float32([2, 1])  # asymmetric, another range in each dimension
+TARGET_ENTROPY = float(np.log(1.5) + np.log(2)) - 2  # half ranges; minus the number of dimensions
 SMALL = "--total-timesteps 400 --learning-starts 100 --batch-size 16 --eval-episodes 2 --eval-every 200".split()
 
 
@@ -84,7 +85,7 @@ def test_gradient_steps_are_those_of_the_torch_twin(name):
         adams[1].step()
         np.testing.assert_allclose(sums[: len(metrics)], metrics.numpy(), rtol=1e-4, atol=1e-5)
         for k in range((2 if name == "sac" else 1) * (update == 0)):
-            inputs = (log_alpha, tensors[0], noises[1 + k], -2) if name == "sac" else (tensors[0],)
+            inputs = (log_alpha, tensors[0], noises[1 + k], TARGET_ENTROPY) if name == "sac" else (tensors[0],)
             loss_of = there[f"{name}_actor_loss"]
             t_actor.layers.vector.grad, metrics = there["gradient"](loss_of, t_actor, t_critic, *inputs)
             adams[0].step()

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, environment
 
+from solorl import budget, catalog
+
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "algorithms").glob("*/README.md"))
 SHORT = "--total-timesteps 2100 --eval-episodes 1".split()
@@ -97,6 +99,17 @@ def test_every_algorithm_has_its_row():
     for path in (ROOT / "algorithms").glob("*/*.py"):
         assert f"({path.relative_to(ROOT)})" in (ROOT / "README.md").read_text(), path.name
         assert f"({path.name})" in (path.parent / "README.md").read_text(), path.name
+
+
+def test_the_sizes_of_diffs_on_the_pages_are_measured():
+    """The last column of a family's first table, and that a header names no file that does not exist."""
+    for script in catalog.scripts():
+        page = (script.path.parent / "README.md").read_text()
+        size = re.search(rf"^\| \[`{script.path.name}`\].*\| (.*?) \|$", page, flags=re.M)[1]
+        wanted = f"{budget.measure(script)} of `{script.parent}`" if script.parent else "–"
+        assert size == wanted, script.path.name
+        for other in script.not_for.values():
+            assert Path(other).stem in catalog.script_paths(), f"{script.path.name} names {other}"
 
 
 @pytest.mark.parametrize(

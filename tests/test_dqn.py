@@ -308,17 +308,29 @@ def test_every_logged_key_is_on_the_page(name, train):
 
 
 def test_logged_losses_are_means_since_the_last_row(train, monkeypatch):
-    """The means over the updates of steps 1001 to 2000, from the sums of a run that ends one iteration before."""
+    """The means over the updates of steps 1001 to 2000, from those of a run that ends one iteration before: the last
+    iteration is logged, whatever its step."""
     flags = ["--env-id", DIARY, *SMALL, "--learning-starts", "900", "--train-frequency", "10"]
     flags += ["--exploration-fraction", "0", "--target-network-frequency", "5000"]
     end = train("dqn", *flags, "--total-timesteps", "2000")
     before = train("dqn", *flags, "--total-timesteps", "1990")
-    assert before["totals"][2] == 99 and (end["totals"] == 0).all()
-    expected = (before["totals"] + end["metrics"]) / 100
-    row = rows(end["run"].dir, "losses/td_loss")[-1]
-    assert row["global_step"] == 2000
-    assert row["losses/td_loss"] == pytest.approx(expected[0].item(), rel=1e-5)
-    assert row["losses/q_values"] == pytest.approx(expected[1].item(), rel=1e-5)
+    assert (before["totals"] == 0).all() and (end["totals"] == 0).all() and end["metrics"][2] == 1
+    early, row = (rows(v["run"].dir, "losses/td_loss")[-1] for v in (before, end))
+    assert (early["global_step"], row["global_step"]) == (1990, 2000)
+    for name, last in zip(("td_loss", "q_values"), end["metrics"].tolist(), strict=False):
+        assert row[f"losses/{name}"] == pytest.approx((99 * early[f"losses/{name}"] + last) / 100, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_diverges_behind_the_last_row_is_seen(name, train):
+    train(name, "--env-id", DIARY, *SMALL, "--total-timesteps", "990", "--learning-rate", "1e30", code=3)
+    assert "losses/" in train.out and "Traceback" not in train.out
+
+
+def test_a_target_network_that_should_move_within_an_iteration_is_refused(train):
+    for name in SCRIPTS:
+        train(name, "--env-id", DIARY, *SMALL, *"--train-frequency 10 --target-network-frequency 9".split(), code=2)
+        assert "--target-network-frequency must be at least 10, the steps of one iteration" in train.out
 
 
 def test_other_spaces_are_refused_with_the_file_to_use(train):

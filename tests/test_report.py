@@ -131,6 +131,16 @@ def test_verdict_counts_environments_and_gives_the_chance():
     assert other.probability.value == pytest.approx(1 - pair.probability.value)
 
 
+def test_a_file_in_jax_is_compared_with_its_torch_twin():
+    names = ["ppo", "ppo_jax", "dqn", "dqn_jax", "c51_jax"]
+    runs = made({("CartPole-v1", name): [1.0, 2.0] for name in names})
+    runs += made({("CartPole-v1", "dqn"): [3.0], ("CartPole-v1", "dqn_jax"): [4.0]}, variant="tuned")
+    runs += made({("CartPole-v1", "ppo_jax"): [5.0]}, variant="wide")
+    found = {pair.x: pair.y for pair in comparison.pairs(comparison.compare(runs, baseline="ppo"))}
+    assert found == {"dqn": "ppo", "ppo_jax": "ppo", "dqn_jax": "dqn", "c51_jax": "ppo", "dqn tuned": "ppo",
+                     "dqn_jax tuned": "dqn tuned", "ppo_jax wide": "ppo"}  # fmt: skip
+
+
 def test_three_runs_decide_nothing():
     scores = {key: values[:3] for key, values in SCORES.items()}
     (pair,) = comparison.pairs(comparison.compare(made(scores), baseline="old"))

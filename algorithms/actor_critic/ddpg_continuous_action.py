@@ -30,7 +30,7 @@ from solorl import Run, RunArgs, parse
 @dataclass
 class Args(RunArgs):
     env_id: str = "Hopper-v5"  # Gymnasium id of the environment
-    total_timesteps: int = 1_000_000  # environment steps, summed over environments
+    total_timesteps: int = 1_000_000  # environment steps, summed over environments; whole iterations of them
     num_envs: int = 1  # environments stepped side by side
     learning_starts: int = 25_000  # environment steps of random actions before the first gradient step
     buffer_size: int = 1_000_000  # transitions the replay buffer holds
@@ -160,7 +160,9 @@ if __name__ == "__main__":
     envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     run.require_spaces(envs, obs="vector", action="continuous")
     low, high = envs.single_action_space.low, envs.single_action_space.high
-    run.require(np.isfinite([low, high]).all(), f"{args.env_id} has actions without finite bounds")
+    run.require(
+        np.isfinite([low, high]).all() and (low < high).all(), f"{args.env_id} has actions without finite bounds"
+    )
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), len(low)
 
     actor, critic = Actor(obs_dim, low, high).to(run.device), Critic(obs_dim, action_dim).to(run.device)
@@ -199,7 +201,7 @@ if __name__ == "__main__":
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
         steps = (global_step - args.num_envs - args.learning_starts, global_step - args.learning_starts)
         updates = range(*(int(args.utd_ratio * max(0, step)) for step in steps))
-        for update in updates if replay.size >= args.batch_size else ():
+        for update in updates if replay.inserted >= max(args.batch_size, args.learning_starts) else ():
             batch = replay.sample(args.batch_size, run.device)
             inputs = (target_critic, target_actor, *batch, args.gamma)
             critic_vector.grad, metrics = gradient_of(ddpg_critic_loss, critic, *inputs)
@@ -213,9 +215,9 @@ if __name__ == "__main__":
                 target_critic_vector.data.lerp_(critic_vector.data, args.tau)
 
         # ---- 4. report: means over all gradient steps since the last row
-        if (iteration + 1) % 100 == 0:
-            metrics = {f"losses/{name}": x / n for name, x, n in zip(names, *totals.tolist(), strict=True) if n}
-            run.log(global_step, metrics)
+        if (iteration + 1) % 100 == 0 or iteration + 1 == num_iterations:
+            losses = {f"losses/{name}": x / n for name, x, n in zip(names, *totals.tolist(), strict=True) if n}
+            run.log(global_step, losses)
             totals.zero_()
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)

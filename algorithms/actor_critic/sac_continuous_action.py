@@ -7,7 +7,7 @@
 Paper     Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905 ("Eq. n" below)
 Run       solo train sac_continuous_action --env-id Hopper-v5
 Spaces    vector -> continuous
-Differs   from td3_continuous_action.py: a stochastic policy, its entropy rewarded; learned temperature
+Differs   from td3_continuous_action.py: a stochastic policy; its entropy is rewarded, by a learned temperature
 Not for   discrete actions: sac_discrete.py
 Details   algorithms/actor_critic/README.md
 """
@@ -30,7 +30,7 @@ from solorl import Run, RunArgs, parse
 @dataclass
 class Args(RunArgs):
     env_id: str = "Hopper-v5"  # Gymnasium id of the environment
-    total_timesteps: int = 1_000_000  # environment steps, summed over environments
+    total_timesteps: int = 1_000_000  # environment steps, summed over environments; whole iterations of them
     num_envs: int = 1  # environments stepped side by side
     learning_starts: int = 5_000  # environment steps of random actions before the first gradient step
     buffer_size: int = 1_000_000  # transitions the replay buffer holds
@@ -43,7 +43,7 @@ class Args(RunArgs):
     policy_frequency: int = 2  # every so many gradient steps of the critics, as many of the actor in a row
     target_network_frequency: int = 1  # gradient steps of the critics per move of their targets
     alpha: float = 0.2  # temperature, the weight of the entropy, with --no-autotune
-    autotune: bool = True  # learn the temperature so that the entropy is minus the number of action dimensions
+    autotune: bool = True  # learn the temperature so that the entropy, actions in half ranges, is minus their dimension
 
 
 def make_env(env_id, **kwargs):
@@ -174,13 +174,16 @@ if __name__ == "__main__":
     envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     run.require_spaces(envs, obs="vector", action="continuous")
     low, high = envs.single_action_space.low, envs.single_action_space.high
-    run.require(np.isfinite([low, high]).all(), f"{args.env_id} has actions without finite bounds")
+    run.require(
+        np.isfinite([low, high]).all() and (low < high).all(), f"{args.env_id} has actions without finite bounds"
+    )
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), len(low)
 
     actor, critic = Actor(obs_dim, low, high).to(run.device), Critic(obs_dim, action_dim).to(run.device)
     target_critic = copy.deepcopy(critic)
     actor_vector, critic_vector = actor.layers.vector, critic.layers.vector
     target_critic_vector = target_critic.layers.vector
+    target_entropy = float(np.log((high - low) / 2).sum()) - action_dim
     log_alpha = torch.tensor(1.0 if args.autotune else args.alpha, device=run.device).log()
     actor_optimizer = torch.optim.Adam([actor_vector], lr=args.policy_lr, fused=True)
     if args.autotune:
@@ -216,7 +219,7 @@ if __name__ == "__main__":
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
         steps = (global_step - args.num_envs - args.learning_starts, global_step - args.learning_starts)
         updates = range(*(int(args.utd_ratio * max(0, step)) for step in steps))
-        for update in updates if replay.size >= args.batch_size else ():
+        for update in updates if replay.inserted >= max(args.batch_size, args.learning_starts) else ():
             batch = replay.sample(args.batch_size, run.device)
             noise = torch.randn(args.batch_size, action_dim, device=run.device)
             inputs = (target_critic, actor, log_alpha, *batch, noise, args.gamma)
@@ -225,7 +228,7 @@ if __name__ == "__main__":
             totals[:, :5] += torch.stack([metrics, torch.ones_like(metrics)])
             if update % args.policy_frequency == 0:
                 for _ in range(args.policy_frequency):  # makes up for the steps left out
-                    inputs = (critic, log_alpha, batch[0], noise.normal_(), -action_dim)
+                    inputs = (critic, log_alpha, batch[0], noise.normal_(), target_entropy)
                     actor_vector.grad, metrics = gradient_of(sac_actor_loss, actor, *inputs)
                     log_alpha.grad = metrics[2]  # the loss of the temperature is its own derivative in log_alpha
                     actor_optimizer.step()
@@ -234,9 +237,9 @@ if __name__ == "__main__":
                 target_critic_vector.data.lerp_(critic_vector.data, args.tau)
 
         # ---- 4. report: means over all gradient steps since the last row
-        if (iteration + 1) % 100 == 0:
-            metrics = {f"losses/{name}": x / n for name, x, n in zip(names, *totals.tolist(), strict=True) if n}
-            run.log(global_step, metrics | {"losses/alpha": log_alpha.exp()})
+        if (iteration + 1) % 100 == 0 or iteration + 1 == num_iterations:
+            losses = {f"losses/{name}": x / n for name, x, n in zip(names, *totals.tolist(), strict=True) if n}
+            run.log(global_step, losses | {"losses/alpha": log_alpha.exp()})
             totals.zero_()
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)

@@ -7,7 +7,7 @@
 Paper     Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905 ("Eq. n" below)
 Run       solo train sac_continuous_action_jax --env-id Pendulum-v1 --total-timesteps 20000 --learning-starts 1000
 Spaces    vector -> continuous
-Differs   from td3_continuous_action_jax.py: a stochastic policy, its entropy rewarded; learned temperature
+Differs   from td3_continuous_action_jax.py: a stochastic policy; its entropy is rewarded, by a learned temperature
 Not for   discrete actions: dqn_jax.py
 Details   algorithms/actor_critic/README.md
 """
@@ -34,7 +34,7 @@ from solorl.seeds import Runs
 class Args(RunArgs):
     env_id: str = "Pendulum-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
-    total_timesteps: int = 1_000_000  # environment steps, summed over environments
+    total_timesteps: int = 1_000_000  # environment steps, summed over environments; whole iterations of them
     num_envs: int = 1  # environments stepped side by side
     learning_starts: int = 5_000  # environment steps of random actions before the first gradient step
     buffer_size: int = 1_000_000  # transitions the replay buffer holds
@@ -47,7 +47,7 @@ class Args(RunArgs):
     policy_frequency: int = 2  # every so many gradient steps of the critics, as many of the actor in a row
     target_network_frequency: int = 1  # gradient steps of the critics per move of their targets
     alpha: float = 0.2  # temperature, the weight of the entropy, with --no-autotune
-    autotune: bool = True  # learn the temperature so that the entropy is minus the number of action dimensions
+    autotune: bool = True  # learn the temperature so that the entropy, actions in half ranges, is minus their dimension
 
 
 class Learner(NamedTuple):
@@ -182,8 +182,10 @@ def learn_sac(update, learner, batch, noise, unravel, bounds, optimizer, args):
     direction, critic_adam = optimizer.update(gradient, learner.critic_adam)
     learner = learner._replace(critic=learner.critic - args.q_lr * direction, critic_adam=critic_adam)
 
+    target_entropy = float(np.log((bounds[1] - bounds[0]) / 2).sum()) - len(bounds[0])
+
     def step_actor(learner, noise):
-        inputs = critic_of(learner.critic), learner.log_alpha, batch[0], noise, -noise.shape[1], bounds
+        inputs = critic_of(learner.critic), learner.log_alpha, batch[0], noise, target_entropy, bounds
         of_actor = lambda actor: sac_actor_loss(actor_of(actor), *inputs)  # noqa: E731
         gradient, metrics = jax.grad(of_actor, has_aux=True)(learner.actor)
         direction, adam = optimizer.update(gradient, learner.actor_adam)
@@ -255,7 +257,9 @@ if __name__ == "__main__":
     envs = make_envs(args.env_id, args.num_envs)
     run.require_spaces(envs, obs="vector", action="continuous")
     bounds = envs.single_action_space.low, envs.single_action_space.high
-    run.require(np.isfinite(bounds).all(), f"{args.env_id} has actions without finite bounds")
+    run.require(
+        np.isfinite(bounds).all() and (bounds[0] < bounds[1]).all(), f"{args.env_id} has actions without finite bounds"
+    )
     obs_dim, action_dim = envs.single_observation_space.shape[0], len(bounds[0])
 
     policy = partial(act, bounds=bounds)

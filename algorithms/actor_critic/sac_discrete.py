@@ -7,8 +7,8 @@
 Paper     Christodoulou 2019, https://arxiv.org/abs/1910.07207 ("Eq. n" below)
 Run       solo train sac_discrete --env-id CartPole-v1
 Spaces    vector -> discrete
-Differs   from sac_continuous_action.py: a categorical policy, so that expectations over actions are exact sums
-Not for   continuous actions: sac_continuous_action.py; image observations: sac_atari.py
+Differs   from sac_continuous_action.py: a categorical policy: expectations and entropies are exact sums over actions
+Not for   continuous actions: sac_continuous_action.py; image observations
 Details   algorithms/actor_critic/README.md
 """
 
@@ -29,7 +29,7 @@ from solorl import Run, RunArgs, parse
 @dataclass
 class Args(RunArgs):
     env_id: str = "CartPole-v1"  # Gymnasium id of the environment
-    total_timesteps: int = 500_000  # environment steps, summed over environments
+    total_timesteps: int = 500_000  # environment steps, summed over environments; whole iterations of them
     num_envs: int = 1  # environments stepped side by side
     learning_starts: int = 5_000  # environment steps of random actions before the first gradient step
     buffer_size: int = 1_000_000  # transitions the replay buffer holds
@@ -208,7 +208,7 @@ if __name__ == "__main__":
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
         steps = (global_step - args.num_envs - args.learning_starts, global_step - args.learning_starts)
         updates = range(*(int(args.utd_ratio * max(0, step)) for step in steps))
-        for update in updates if replay.size >= args.batch_size else ():
+        for update in updates if replay.inserted >= max(args.batch_size, args.learning_starts) else ():
             batch = replay.sample(args.batch_size, run.device)
             inputs = (target_critic, actor, log_alpha, *batch, args.gamma)
             critic_vector.grad, metrics = gradient_of(sac_discrete_critic_loss, critic, *inputs)
@@ -225,9 +225,9 @@ if __name__ == "__main__":
                 target_critic_vector.data.lerp_(critic_vector.data, args.tau)
 
         # ---- 4. report: means over all gradient steps since the last row
-        if (iteration + 1) % 100 == 0:
-            metrics = {f"losses/{name}": x / n for name, x, n in zip(names, *totals.tolist(), strict=True) if n}
-            run.log(global_step, metrics | {"losses/alpha": log_alpha.exp()})
+        if (iteration + 1) % 100 == 0 or iteration + 1 == num_iterations:
+            losses = {f"losses/{name}": x / n for name, x, n in zip(names, *totals.tolist(), strict=True) if n}
+            run.log(global_step, losses | {"losses/alpha": log_alpha.exp()})
             totals.zero_()
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)

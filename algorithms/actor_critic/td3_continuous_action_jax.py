@@ -33,7 +33,7 @@ from solorl.seeds import Runs
 class Args(RunArgs):
     env_id: str = "Pendulum-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
-    total_timesteps: int = 1_000_000  # environment steps, summed over environments
+    total_timesteps: int = 1_000_000  # environment steps, summed over environments; whole iterations of them
     num_envs: int = 1  # environments stepped side by side
     learning_starts: int = 25_000  # environment steps of random actions before the first gradient step
     buffer_size: int = 1_000_000  # transitions the replay buffer holds
@@ -243,7 +243,9 @@ if __name__ == "__main__":
     envs = make_envs(args.env_id, args.num_envs)
     run.require_spaces(envs, obs="vector", action="continuous")
     bounds = envs.single_action_space.low, envs.single_action_space.high
-    run.require(np.isfinite(bounds).all(), f"{args.env_id} has actions without finite bounds")
+    run.require(
+        np.isfinite(bounds).all() and (bounds[0] < bounds[1]).all(), f"{args.env_id} has actions without finite bounds"
+    )
     obs_dim, action_dim = envs.single_observation_space.shape[0], len(bounds[0])
 
     policy = partial(act, bounds=bounds)

@@ -9,7 +9,7 @@ Run       solo train c51 --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from dqn.py: the network gives a distribution over n_atoms returns between v_min and v_max for each action;
           cross entropy with the projected target distribution; larger epsilon of Adam
-Not for   image observations: c51_atari.py; continuous actions: ddpg_continuous_action.py
+Not for   image observations; continuous actions: ddpg_continuous_action.py
 Details   algorithms/dqn/README.md
 """
 
@@ -29,7 +29,7 @@ from solorl import Run, RunArgs, parse
 @dataclass
 class Args(RunArgs):
     env_id: str = "CartPole-v1"  # Gymnasium id of the environment
-    total_timesteps: int = 500_000  # environment steps, summed over environments
+    total_timesteps: int = 500_000  # environment steps, summed over environments; whole iterations of them
     num_envs: int = 1  # environments stepped side by side
     buffer_size: int = 10_000  # transitions the replay buffer holds
     batch_size: int = 128  # transitions of one update
@@ -172,6 +172,8 @@ if __name__ == "__main__":
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
+    often = args.target_network_frequency >= batch_steps
+    run.require(often, f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration")
     run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
     make_envs = [lambda: make_env(args.env_id)] * args.num_envs
     envs = SyncVectorEnv(make_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)  # its array changes with a step
@@ -220,7 +222,8 @@ if __name__ == "__main__":
 
         # ---- 3. learn: an update for every train_frequency environment steps after learning_starts
         begin = max(global_step - batch_steps, args.learning_starts)
-        for _ in range(begin // args.train_frequency, global_step // args.train_frequency):
+        updates = range(begin // args.train_frequency, global_step // args.train_frequency)
+        for _ in updates if replay.inserted >= args.learning_starts else ():
             batch = replay.sample(args.batch_size, run.device)
             parameters.grad, metrics = gradient_of(c51_loss, q_network, target_network, *batch, args.gamma)
             optimizer.step()
@@ -229,7 +232,7 @@ if __name__ == "__main__":
             target_parameters.data.lerp_(parameters.data, args.tau)
 
         # ---- 4. report: means over all updates since the last row
-        if global_step % 1000 < batch_steps:
+        if global_step % 1000 < batch_steps or iteration + 1 == num_iterations:
             td_error, q, n = totals.tolist()
             losses = {"losses/td_loss": td_error / n, "losses/q_values": q / n} if n else {}
             run.log(global_step, {"charts/epsilon": epsilon, **losses})

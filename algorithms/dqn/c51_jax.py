@@ -9,7 +9,7 @@ Run       solo train c51_jax --env-id CartPole-v1 --num-seeds 4
 Spaces    vector -> discrete
 Differs   from dqn_jax.py: the network gives a distribution over n_atoms returns between v_min and v_max for each
           action; cross entropy with the projected target distribution; larger epsilon of Adam
-Not for   image observations: c51_atari.py; continuous actions: ddpg_continuous_action_jax.py
+Not for   image observations; continuous actions: ddpg_continuous_action_jax.py
 Details   algorithms/dqn/README.md
 """
 
@@ -33,7 +33,7 @@ from solorl.seeds import Runs
 class Args(RunArgs):
     env_id: str = "CartPole-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
-    total_timesteps: int = 500_000  # environment steps, summed over environments
+    total_timesteps: int = 500_000  # environment steps, summed over environments; whole iterations of them
     num_envs: int = 1  # environments stepped side by side
     n_atoms: int = 101  # returns that a distribution knows: the atoms
     v_min: float = -100.0  # the least of them
@@ -220,7 +220,8 @@ if __name__ == "__main__":
     batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
     num_iterations = args.total_timesteps // batch_steps
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
-    run.require(args.batch_size <= args.buffer_size, f"--buffer-size {args.buffer_size} is less than one batch")
+    often = args.target_network_frequency >= batch_steps
+    run.require(often, f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration")
     run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
     envs = make_envs(args.env_id, args.num_envs)
     run.require_spaces(envs, obs="vector", action="discrete")

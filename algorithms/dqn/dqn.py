@@ -8,7 +8,7 @@ Paper     Mnih et al. 2015, https://www.nature.com/articles/nature14236 ("Alg. 1
 Run       solo train dqn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   root of its family
-Not for   image observations: dqn_atari.py; continuous actions: ddpg_continuous_action.py
+Not for   image observations; continuous actions: ddpg_continuous_action.py
 Details   algorithms/dqn/README.md
 """
 
@@ -28,7 +28,7 @@ from solorl import Run, RunArgs, parse
 @dataclass
 class Args(RunArgs):
     env_id: str = "CartPole-v1"  # Gymnasium id of the environment
-    total_timesteps: int = 500_000  # environment steps, summed over environments
+    total_timesteps: int = 500_000  # environment steps, summed over environments; whole iterations of them
     num_envs: int = 1  # environments stepped side by side
     buffer_size: int = 10_000  # transitions the replay buffer holds
     batch_size: int = 128  # transitions of one update
@@ -144,6 +144,8 @@ if __name__ == "__main__":
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
+    often = args.target_network_frequency >= batch_steps
+    run.require(often, f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration")
     make_envs = [lambda: make_env(args.env_id)] * args.num_envs
     envs = SyncVectorEnv(make_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)  # its array changes with a step
     run.require_spaces(envs, obs="vector", action="discrete")
@@ -190,7 +192,8 @@ if __name__ == "__main__":
 
         # ---- 3. learn: an update for every train_frequency environment steps after learning_starts
         begin = max(global_step - batch_steps, args.learning_starts)
-        for _ in range(begin // args.train_frequency, global_step // args.train_frequency):
+        updates = range(begin // args.train_frequency, global_step // args.train_frequency)
+        for _ in updates if replay.inserted >= args.learning_starts else ():
             batch = replay.sample(args.batch_size, run.device)
             parameters.grad, metrics = gradient_of(td_loss, q_network, target_network, *batch, args.gamma)
             optimizer.step()
@@ -199,7 +202,7 @@ if __name__ == "__main__":
             target_parameters.data.lerp_(parameters.data, args.tau)
 
         # ---- 4. report: means over all updates since the last row
-        if global_step % 1000 < batch_steps:
+        if global_step % 1000 < batch_steps or iteration + 1 == num_iterations:
             td_error, q, n = totals.tolist()
             losses = {"losses/td_loss": td_error / n, "losses/q_values": q / n} if n else {}
             run.log(global_step, {"charts/epsilon": epsilon, **losses})

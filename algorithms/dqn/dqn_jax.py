@@ -8,7 +8,7 @@ Paper     Mnih et al. 2015, https://www.nature.com/articles/nature14236 ("Alg. 1
 Run       solo train dqn_jax --env-id CartPole-v1 --num-seeds 4
 Spaces    vector -> discrete
 Differs   root of its family
-Not for   image observations: dqn_atari.py; continuous actions: ddpg_continuous_action_jax.py
+Not for   image observations; continuous actions: ddpg_continuous_action_jax.py
 Details   algorithms/dqn/README.md
 """
 
@@ -32,7 +32,7 @@ from solorl.seeds import Runs
 class Args(RunArgs):
     env_id: str = "CartPole-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
-    total_timesteps: int = 500_000  # environment steps, summed over environments
+    total_timesteps: int = 500_000  # environment steps, summed over environments; whole iterations of them
     num_envs: int = 1  # environments stepped side by side
     buffer_size: int = 10_000  # transitions the replay buffer holds
     batch_size: int = 128  # transitions of one update
@@ -199,7 +199,8 @@ if __name__ == "__main__":
     batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
     num_iterations = args.total_timesteps // batch_steps
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
-    run.require(args.batch_size <= args.buffer_size, f"--buffer-size {args.buffer_size} is less than one batch")
+    often = args.target_network_frequency >= batch_steps
+    run.require(often, f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration")
     envs = make_envs(args.env_id, args.num_envs)
     run.require_spaces(envs, obs="vector", action="discrete")
 

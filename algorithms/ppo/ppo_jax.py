@@ -8,7 +8,7 @@ Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below)
 Run       solo train ppo_jax --env-id CartPole-v1 --num-seeds 4
 Spaces    vector -> discrete
 Differs   root of its family
-Not for   continuous actions: ppo_continuous_action_jax.py; image observations: ppo_atari.py
+Not for   continuous actions: ppo_continuous_action_jax.py; image observations
 Details   algorithms/ppo/README.md
 """
 
@@ -32,7 +32,7 @@ from solorl.seeds import Runs
 class Args(RunArgs):
     env_id: str = "CartPole-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
-    total_timesteps: int = 500_000  # environment steps, summed over environments
+    total_timesteps: int = 500_000  # environment steps, summed over environments; whole iterations of them
     num_envs: int = 4  # environments stepped side by side
     num_steps: int = 128  # steps of one rollout in each environment
     num_minibatches: int = 4  # minibatches of one epoch
@@ -134,7 +134,7 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 def ppo_loss(params, obs, action, old_logprob, old_value, advantage, returns, args):
     """The negative of Eq. 9 on a minibatch, its three terms, and log-ratios (minibatch_size,) for the metrics.
 
-    obs (minibatch_size, obs_dim), all others (minibatch_size,).
+    obs and action (minibatch_size, ...), all others (minibatch_size,).
     """
     (logprob, entropy), value = policy(params, obs, action), value_of(params, obs)
     logratio = logprob - old_logprob

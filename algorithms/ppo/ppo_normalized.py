@@ -8,7 +8,7 @@ Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below)
 Run       solo train ppo_normalized --env-id MountainCar-v0
 Spaces    vector -> discrete
 Differs   from ppo.py: observations and rewards are normalised by what was seen so far
-Not for   continuous actions: ppo_continuous_action.py; image observations: ppo_atari.py
+Not for   continuous actions: ppo_continuous_action.py; image observations
 Details   algorithms/ppo/README.md
 """
 
@@ -27,7 +27,7 @@ from solorl import Run, RunArgs, parse
 @dataclass
 class Args(RunArgs):
     env_id: str = "CartPole-v1"  # Gymnasium id of the environment
-    total_timesteps: int = 500_000  # environment steps, summed over environments
+    total_timesteps: int = 500_000  # environment steps, summed over environments; whole iterations of them
     num_envs: int = 4  # environments stepped side by side
     num_steps: int = 128  # steps of one rollout in each environment
     num_minibatches: int = 4  # minibatches of one epoch
@@ -213,6 +213,7 @@ if __name__ == "__main__":
     gradient_of = run.compile(gradient)
     so_far = torch.zeros(args.num_envs)  # discounted rewards of the running episodes
     start = run.resume(agent=agent, optimizer=optimizer, so_far=so_far, envs=envs)
+    so_far[run.restarted] = 0
 
     # ---- storage of one rollout, in host memory
     shape = (args.num_steps, args.num_envs)

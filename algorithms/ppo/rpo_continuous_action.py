@@ -29,7 +29,7 @@ from solorl import Run, RunArgs, parse
 @dataclass
 class Args(RunArgs):
     env_id: str = "HalfCheetah-v5"  # Gymnasium id of the environment
-    total_timesteps: int = 1_000_000  # environment steps, summed over environments
+    total_timesteps: int = 1_000_000  # environment steps, summed over environments; whole iterations of them
     num_envs: int = 1  # environments stepped side by side
     num_steps: int = 2048  # steps of one rollout in each environment
     num_minibatches: int = 32  # minibatches of one epoch
@@ -210,8 +210,8 @@ if __name__ == "__main__":
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
+    run.require_spaces(gym.make(args.env_id), obs="vector", action="continuous")
     envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    run.require_spaces(envs, obs="vector", action="continuous")
     obs_dim, action_dim = (int(np.prod(x.shape)) for x in (envs.single_observation_space, envs.single_action_space))
 
     agent = Agent(obs_dim, action_dim, args.std_init).to(run.device)
@@ -220,6 +220,7 @@ if __name__ == "__main__":
     gradient_of = run.compile(gradient)
     so_far = torch.zeros(args.num_envs)  # discounted rewards of the running episodes
     start = run.resume(agent=agent, optimizer=optimizer, so_far=so_far, envs=envs)
+    so_far[run.restarted] = 0
 
     # ---- storage of one rollout, in host memory
     shape = (args.num_steps, args.num_envs)

@@ -1,0 +1,78 @@
+"""What every file in JAX shares with its torch twin, and that a training of any of them goes on exactly."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, comparable, definitions, environment, rows, script
+from safetensors.numpy import load_file
+
+from solorl.engines import own_cores
+
+TWINS = sorted(path.stem.removesuffix("_jax") for path in (ROOT / "algorithms").glob("*/*_jax.py"))
+# The torch files that begin with an environment of MuJoCo: in JAX that would need EnvPool, which is an extra.
+BODIES = {f"{name}_continuous_action" for name in ("ppo", "ddpg", "td3", "sac")}
+OFF_POLICY = "--total-timesteps 1200 --learning-starts 100 --batch-size 16 --buffer-size 500 --num-envs 2"
+PPO = "--total-timesteps 1280 --num-envs 2 --num-steps 16 --num-minibatches 2"
+EVERY = "--eval-episodes 1 --eval-every 400 --save-every 400"
+
+
+def test_there_are_twins():
+    assert {"ppo", "dqn", "c51"} | BODIES <= set(TWINS)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_arguments_are_those_of_the_torch_twin(name):
+    """Names, types and defaults."""
+    fields = [dataclasses.fields(definitions(file)["Args"]) for file in (f"{name}_jax", name)]
+    mine, torch = ([(f.name, f.type, f.default) for f in each if f.name != "num_seeds"] for each in fields)
+    if name in BODIES:
+        assert ("env_id", str, "Pendulum-v1") in mine
+        mine, torch = ([field for field in each if field[0] != "env_id"] for each in (mine, torch))
+    assert sorted(mine, key=repr) == sorted(torch, key=repr) and len(mine) > 10
+
+
+def training(run):
+    """All that the last checkpoint holds of a training, but the random numbers that JAX does not use."""
+    tensors = load_file(max((Path(run) / "checkpoint").iterdir()) / "tensors.safetensors")
+    return {name: array for name, array in tensors.items() if not name.startswith("/random")}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_stopped_training_goes_on_exactly(name, train, tmp_path):
+    """Two seeds ended behind a chunk, the second resumed alone: all that a checkpoint holds is equal to the bit."""
+    flags = [f"{name}_jax", *(PPO if "ppo" in name else OFF_POLICY).split(), *EVERY.split(), "--num-seeds", 2]
+    train(*flags)
+    train(*flags, "--target-return", -10_000, runs_dir=tmp_path / "cut")
+    whole, cut = (next((tmp_path / folder).glob("*__2__*")) for folder in ("runs", "cut"))
+    stopped_at, before = rows(cut)[-1]["global_step"], training(cut)
+    train(f"{name}_jax", "--resume", cut, "--target-return", "None")
+    last_steps = [rows(run)[-1]["global_step"] for run in (whole, cut)]
+    assert 0 < stopped_at < 1000 and last_steps[0] == last_steps[1] >= 1200
+    a, b = training(whole), training(cut)
+    assert a.keys() == b.keys() == before.keys() and all(np.array_equal(a[key], b[key]) for key in a)
+    assert ("/parts/training/replay" in a) == ("ppo" not in name)
+    learned = [key for key in a if any(part in key for part in ("params", "critic", "adam", "optimizer"))]
+    assert learned and all(not np.array_equal(before[key], b[key]) for key in learned)
+    evaluations = "eval/episodic_return"  # the target has more of them confirm it, and they see other first states
+    logged = [[row for row in comparable(run) if evaluations not in row] for run in (whole, cut)]
+    assert logged[0] == logged[1] and len(logged[0]) > 5
+
+
+@pytest.mark.skipif(len(own_cores()) < 2, reason="needs two cores")
+@pytest.mark.parametrize("name", ["ppo", "sac_continuous_action"])
+def test_a_seed_of_two_is_that_trained_alone_with_as_many_threads(name, tmp_path):
+    """In processes of their own, whose XLA has two threads each: as users have it, not as these tests."""
+    clean = {key: value for key, value in environment(XDG_CACHE_HOME=str(tmp_path)).items() if key != "NPROC"}
+    flags = [*(PPO if name == "ppo" else OFF_POLICY).split(), *EVERY.split(), "--runs-dir"]
+    for more in (["together", "--num-seeds", 2], ["alone", "--seed", 2, "--threads", 2]):
+        words = [sys.executable, script(f"{name}_jax"), *flags, tmp_path / more[0], *more[1:]]
+        done = subprocess.run([str(word) for word in words], env=clean, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    one, other = (next((tmp_path / folder).glob("*__2__*")) for folder in ("together", "alone"))
+    assert comparable(one) == comparable(other) and len(rows(one)) > 5
+    a, b = training(one), training(other)
+    assert a.keys() == b.keys() and all(np.array_equal(a[key], b[key]) for key in a)
