@@ -7,16 +7,19 @@ PPO and DQN (and C51) on CartPole-v1, SAC and TD3 on HalfCheetah-v5; nets, batch
 the torch files' defaults, SAC and TD3 begin to learn behind 1,000 random steps. Each measurement is a process of its
 own on the CPU; the clock starts when everything is imported and compiled and learning has begun. The files in JAX
 hold CartPole in the compiled code and step EnvPool's HalfCheetah from there, the others step Gymnasium's. A round
-measures every contestant once, in turn; the table gives the median, the range and the ratio to the best of SBX (to
-which XLA gives all cores, unless told otherwise) within the same round. `--seeds 1 2 4 8` measures one process that
-trains so many seeds, all their steps counted. `--rejax PYTHON` adds rejax's PPO, whole trainings compiled as PureJaxRL
-does; it needs an older JAX than ours, hence a Python of its own with what peers/rejax_ppo.py lists. Writes the numbers
-to `--out`.
+measures every contestant once, in turn; the table gives the median, the range, the ratios to the best of SBX (to
+which XLA gives all cores, unless told otherwise) and to the torch twin within the same round, and of SAC and TD3 the
+share of what matrix products on one thread allow (see actor_critic_speed.py). `--seeds 1 2 4 8` measures one process
+that trains so many seeds, all their steps counted. `--rejax PYTHON` adds rejax's PPO, whole trainings compiled as
+PureJaxRL does; it needs an older JAX than ours, hence a Python of its own with what peers/rejax_ppo.py lists. Writes
+the numbers to `--out`.
 """
 
 import json
+import statistics
 from pathlib import Path
 
+import actor_critic_speed
 import speed
 
 SBX = {"SBX": {}, "SBX, one thread": {"NPROC": "1"}}  # with the variables of its process
@@ -44,6 +47,10 @@ FLAGS = {
     "sac": ["--learning-starts", 1_000],
     "td3": ["--learning-starts", 1_000],
 }
+
+
+WIDE = "SoloRL, JAX, 64 environments"  # of PPO: 16 times the batch, as many minibatches and epochs
+WIDE_STEPS = (7 * 16 * 64 * 128, 16 * 64 * 128)
 
 
 def peer(library, algorithm):
@@ -78,6 +85,8 @@ def measure(algorithm, name, num_seeds=1, python=None):
         return speed.sb3(__file__, name, algorithm, **SBX.get(name, {}))
     env_id, torch, jax, there, here = CASES[algorithm]
     flags = ["--env-id", env_id, "--save-every", 0, *FLAGS.get(algorithm, [])]
+    if name == WIDE:
+        return speed.solorl(jax, *WIDE_STEPS, *flags, "--num-envs", 64)
     if name == "SoloRL, JAX":
         return speed.solorl(jax, *here, *flags, "--num-seeds", num_seeds)
     return speed.solorl(torch, *there, *flags)
@@ -86,7 +95,15 @@ def measure(algorithm, name, num_seeds=1, python=None):
 def contestants(algorithm, python):
     peers = PEERS if algorithm != "c51" else ()
     rejax = REJAX if algorithm == "ppo" and python else ()
-    return [*peers, *rejax, "SoloRL, torch", "SoloRL, JAX"]
+    return [*peers, *rejax, "SoloRL, torch", "SoloRL, JAX", *([WIDE] if algorithm == "ppo" else [])]
+
+
+def share(algorithm, name, rounds, about):
+    """Of the products that one thread could do, those a contestant on one thread does; empty for the others."""
+    if algorithm not in ("sac", "td3") or "gemm" not in about or name == "SBX":
+        return ""
+    rate = statistics.median(each[name] for each in rounds) * actor_critic_speed.flops(algorithm)
+    return f"{100 * rate / about['gemm']:.0f} %"
 
 
 def table(path):
@@ -96,9 +113,18 @@ def table(path):
     for algorithm, rounds in about["rounds"].items():
         peers = [name for name in SBX if name in rounds[0]] or ["SoloRL, torch"]
         peer = "the best of SBX" if len(peers) > 1 else peers[0]
-        lines += ["", f"| {algorithm.upper()} on {CASES[algorithm][0]} | steps/s, median | range | ratio to {peer} |"]
-        lines += ["|---|---:|---:|---:|"]
-        lines += speed.rows(rounds, peers)
+        bases = {f"ratio to {peer}": peers, "ratio to SoloRL, torch": ["SoloRL, torch"]}
+        lines += [
+            "",
+            f"| {algorithm.upper()} on {CASES[algorithm][0]} | steps/s, median | range | {' | '.join(bases)} |",
+        ]
+        lines += [f"|---|---:|---:|{'---:|' * len(bases)}"]
+        shares = {name: share(algorithm, name, rounds, about) for name in rounds[0]}
+        if any(shares.values()):
+            lines[-2:] = [f"{lines[-2]} share of products |", f"{lines[-1]}---:|"]
+        else:
+            shares = {}
+        lines += speed.rows(rounds, *bases.values(), more=shares)
     if about["seeds"]:
         lines += [
             "",
@@ -124,8 +150,10 @@ def main():
         peer(*args.sb3)
         return
     rounds = {algorithm: [] for algorithm in args.algorithms}
-    seeds = []
+    seeds, products = [], {}
     for _ in range(args.rounds):
+        if {"sac", "td3"} & set(args.algorithms):
+            products["gemm"] = max(products.get("gemm", 0), actor_critic_speed.gemm(1))
         for algorithm in args.algorithms:
             names = contestants(algorithm, args.rejax)
             rounds[algorithm].append({name: measure(algorithm, name, python=args.rejax) for name in names})
@@ -133,7 +161,9 @@ def main():
             seeds.append({str(n): measure("ppo", "SoloRL, JAX", n) for n in args.seeds})
             if args.rejax:
                 seeds[-1] |= {f"rejax, {n}": measure("ppo", "rejax", n, args.rejax) for n in args.seeds if n > 1}
-        speed.write(args.out, rounds=rounds, seeds=seeds, threads=1)  # so that an interruption loses one round
+        speed.write(
+            args.out, rounds=rounds, seeds=seeds, threads=1, **products
+        )  # so that an interruption loses one round
     print(table(args.out))
 
 

@@ -94,18 +94,20 @@ def shares(script, steps, *flags):
     return json.loads(out.splitlines()[-1])
 
 
-def row(name, rates, ratios, *more):
-    """A row of a table: medians of the rates and ratios of all rounds, the range of the rates, further cells."""
+def row(name, rates, *cells):
+    """A row of a table: median and range of the rates of all rounds, and further cells: texts, or ratios of all rounds,
+    of which it holds the median."""
     span = f"{min(rates):,.0f} to {max(rates):,.0f}"
-    cells = [name, f"{statistics.median(rates):,.0f}", span, f"{statistics.median(ratios):.2f}", *more]
-    return f"| {' | '.join(cells)} |"
+    texts = [cell if isinstance(cell, str) else f"{statistics.median(cell):.2f}" for cell in cells]
+    return f"| {' | '.join([name, f'{statistics.median(rates):,.0f}', span, *texts])} |"
 
 
-def rows(rounds, peers):
-    """A row for each contestant; the ratios are those to the fastest of `peers` in the same round."""
+def rows(rounds, *bases, more=None):
+    """A row for each contestant; the ratios are those to the fastest of each base, a list of contestants, in the same
+    round. `more` holds one more cell for each contestant."""
     for name in rounds[0]:
-        ratios = [each[name] / max(each[peer] for peer in peers) for each in rounds]
-        yield row(name, [each[name] for each in rounds], ratios)
+        ratios = [[each[name] / max(each[peer] for peer in peers) for each in rounds] for peers in bases]
+        yield row(name, [each[name] for each in rounds], *ratios, *([more[name]] if more else []))
 
 
 def in_words(parts):
