@@ -3,6 +3,7 @@
 python docs/results.py
 """
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,10 @@ CLASSIC, CONTINUOUS, OFF_POLICY_RUNS, JAX = (
     f"benchmark/results/{name}" for name in ("classic", "ppo_continuous", "actor_critic", "jax")
 )
 PENDULUM = "--env-ids Pendulum-v1 --methods"
+PPO_CONTINUOUS = (
+    "ppo_continuous_action 'ppo_continuous_action tuned' rpo_continuous_action"
+    " ppo_continuous_action_jax 'ppo_continuous_action_jax tuned'"
+)
 OTHER = "BipedalWalker-v3 Hopper-v5 InvertedPendulum-v5 Walker2d-v5"
 LONG = "BipedalWalker-v3 HalfCheetah-v5 Hopper-v5 LunarLanderContinuous-v3"
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
@@ -31,7 +36,7 @@ TABLES = [
         f"{CONTINUOUS} {JAX} {PENDULUM} ppo_continuous_action rpo_continuous_action ppo_continuous_action_jax",
         "ppo_pendulum",
     ),
-    (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5", "ppo_halfcheetah"),
+    (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5 --methods {PPO_CONTINUOUS}", "ppo_halfcheetah"),
     (PPO, "other", f"{CONTINUOUS} --env-ids {OTHER}", ""),
     (
         DQN,
@@ -48,7 +53,7 @@ TABLES = [
     (
         ACTOR_CRITIC,
         "long",
-        f"{OFF_POLICY_RUNS} --env-ids {LONG} --baseline ddpg_continuous_action",
+        f"{OFF_POLICY_RUNS} {JAX} --env-ids {LONG} --methods {OFF_POLICY} sac_continuous_action_jax",
         "actor_critic_long",
     ),
     (ACTOR_CRITIC, "discrete", f"{OFF_POLICY_RUNS} --methods sac_discrete", ""),
@@ -60,7 +65,7 @@ REPORT = ["report", CLASSIC, "--out", "benchmark/reports/classic", "--title", "P
 def words(page, marker, report, picture):
     """The command line of one of TABLES, behind `solo`."""
     curves = ["--curves", f"docs/curves/{picture}.png"] if picture else []
-    return ["report", *report.split(), "--markdown", page, "--marker", marker, *curves]
+    return ["report", *shlex.split(report), "--markdown", page, "--marker", marker, *curves]
 
 
 if __name__ == "__main__":
