@@ -283,7 +283,7 @@ class Run:
             self._draw()
             lost = " (without its replay buffer: --save-replay)" if self._replays and not self.args.save_replay else ""
             name = signal.Signals(self._signal).name
-            self._say(f"{name}: saved at step {self._step:,}{lost}; {self.how_to_go_on()}")
+            self._say(f"{name}: saved at step {self._step:,}{lost}; {self._how_to_go_on()}")
             if self._signal == signal.SIGINT:
                 raise SystemExit(130)
             return
@@ -295,7 +295,7 @@ class Run:
         self._draw()
         self._summary()
 
-    def how_to_go_on(self) -> str:
+    def _how_to_go_on(self) -> str:
         """The command that resumes this run, as it can be typed here."""
         script, folder = shlex.quote(_near(self.script)), shlex.quote(str(self.dir))
         return f"go on with: {_solo()} train {script} --resume {folder}"

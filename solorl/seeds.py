@@ -401,7 +401,7 @@ class Runs:
         """For several seeds: how to go on where a signal has ended them, else where everything is."""
         first, folders = self.runs[0], [run.dir for run in self.runs]
         if self.num_seeds > 1 and first.ending == "signal":
-            self._say(f"saved at step {first.step:,}; {first.how_to_go_on()} --num-seeds {self.num_seeds}")
+            self._say(f"saved at step {first.step:,}; {first._how_to_go_on()} --num-seeds {self.num_seeds}")
         elif self.num_seeds > 1:
             self._say(f"curves and models in {folders[0]} to {folders[-1].name}; play one: solo play {folders[0]}")
 

@@ -279,7 +279,7 @@ def test_a_file_named_stop_ends_the_run_cleanly(tmp_path):
     (found[0].parent / "stop").touch()
     out = process.communicate(timeout=60)[0]
     assert process.returncode == 0 and "asks to end here" in out and "evaluation" in out
-    assert json.loads((found[0].parent / "status.json").read_text())["status"] == "finished"
+    assert json.loads((found[0].parent / "status.json").read_text())["status"] == "stopped"
     assert not (found[0].parent / "stop").exists()
 
 
