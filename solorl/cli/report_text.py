@@ -61,8 +61,8 @@ def total_caption(comparison: cmp.Comparison) -> str:
 
 LINES = "Lines are interquartile means over runs, bands their 95 % bootstrap intervals."
 CURVE_CAPTION = (
-    f"{LINES} A curve ends where its shortest run ends; by time, where its last one ends, and those before keep their "
-    "score. Training curves are means over the last 5 % of a run."
+    f"{LINES} A curve begins where its last run has a first evaluation and ends where its shortest run ends; by time, "
+    "where its last one ends, and those before keep their score. Training curves are means over the last 5 % of a run."
 )
 PAIR_CAPTION = (
     "Better or worse on an environment: the exact two-sided rank-sum test gives p < 0.05 (not corrected for the number "
