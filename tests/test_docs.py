@@ -191,3 +191,8 @@ def test_inline_dependencies_name_what_a_script_imports():
 def test_no_page_names_a_path_of_somebodys_machine():
     for page in [*PAGES, ROOT / "LOG.md", *Path(ROOT / "solorl").rglob("*.py")]:
         assert not re.search(r"/(home|root|Users|work)/\w", page.read_text()), page
+
+
+def test_the_picture_of_the_terminal_shows_no_error():
+    text = (ROOT / "docs/terminal.svg").read_text()
+    assert "play it" in text.replace("&#160;", " ") and "error" not in text and "warning" not in text
