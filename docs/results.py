@@ -37,6 +37,7 @@ TABLES = [
         "ppo_pendulum",
     ),
     (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5 --methods {PPO_CONTINUOUS}", "ppo_halfcheetah"),
+    (PPO, "minatar", "benchmark/results/minatar", "ppo_minatar"),
     (PPO, "other", f"{CONTINUOUS} --env-ids {OTHER}", ""),
     (
         DQN,
