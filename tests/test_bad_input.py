@@ -133,3 +133,16 @@ def test_help_lists_every_option_with_its_comment(train):
     assert "--target-return" in shared and "--seed" in shared and "--clip-coef" not in shared
     for field in arguments.dataclasses.fields(arguments.RunArgs):
         assert "--" + field.name.replace("_", "-") in shared
+
+
+@pytest.mark.parametrize("name", ["ppo_continuous_action", "rpo_continuous_action"])
+def test_discrete_actions_are_refused_by_continuous_files(name, train):
+    train(name, "--env-id", "CartPole-v1", code=2)
+    sentence = f"CartPole-v1 has discrete actions, but {name}.py takes continuous actions; use ppo.py"
+    assert sentence in train.out and len(train.out.strip().splitlines()) == 1
+
+
+def test_a_training_that_is_too_short_to_learn_says_so(train):
+    flags = "--total-timesteps 100 --learning-starts 100 --eval-episodes 1".split()
+    train("dqn", *flags)
+    assert "warning: nothing will be learned: --learning-starts 100 is not less than --total-timesteps 100" in train.out
