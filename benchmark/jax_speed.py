@@ -99,8 +99,8 @@ def contestants(algorithm, python):
 
 
 def share(algorithm, name, rounds, about):
-    """Of the products that one thread could do, those a contestant on one thread does; empty for the others."""
-    if algorithm not in ("sac", "td3") or "gemm" not in about or name == "SBX":
+    """Of the products that one thread could do, those a contestant does; empty for SBX, which has all cores."""
+    if name == "SBX":
         return ""
     rate = statistics.median(each[name] for each in rounds) * actor_critic_speed.flops(algorithm)
     return f"{100 * rate / about['gemm']:.0f} %"
@@ -114,16 +114,11 @@ def table(path):
         peers = [name for name in SBX if name in rounds[0]] or ["SoloRL, torch"]
         peer = "the best of SBX" if len(peers) > 1 else peers[0]
         bases = {f"ratio to {peer}": peers, "ratio to SoloRL, torch": ["SoloRL, torch"]}
-        lines += [
-            "",
-            f"| {algorithm.upper()} on {CASES[algorithm][0]} | steps/s, median | range | {' | '.join(bases)} |",
-        ]
-        lines += [f"|---|---:|---:|{'---:|' * len(bases)}"]
-        shares = {name: share(algorithm, name, rounds, about) for name in rounds[0]}
-        if any(shares.values()):
-            lines[-2:] = [f"{lines[-2]} share of products |", f"{lines[-1]}---:|"]
-        else:
-            shares = {}
+        with_shares = algorithm in ("sac", "td3") and "gemm" in about
+        shares = {name: share(algorithm, name, rounds, about) for name in rounds[0]} if with_shares else None
+        head = [f"{algorithm.upper()} on {CASES[algorithm][0]}", "steps/s, median", "range", *bases]
+        head += ["share of products"] if with_shares else []
+        lines += ["", f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
         lines += speed.rows(rounds, *bases.values(), more=shares)
     if about["seeds"]:
         lines += [
@@ -161,9 +156,8 @@ def main():
             seeds.append({str(n): measure("ppo", "SoloRL, JAX", n) for n in args.seeds})
             if args.rejax:
                 seeds[-1] |= {f"rejax, {n}": measure("ppo", "rejax", n, args.rejax) for n in args.seeds if n > 1}
-        speed.write(
-            args.out, rounds=rounds, seeds=seeds, threads=1, **products
-        )  # so that an interruption loses one round
+        # so that an interruption loses one round
+        speed.write(args.out, rounds=rounds, seeds=seeds, threads=1, **products)
     print(table(args.out))
 
 

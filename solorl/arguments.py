@@ -240,16 +240,6 @@ def _newest(ids: Iterable[str]) -> list[str]:
     return [f"{name}-v{version}" for name, version in newest.items()] + unversioned
 
 
-def in_jax_only() -> list[str]:
-    """The ids of `REGISTER` whose packages are installed."""
-    found: list[str] = []
-    for where, package in REGISTER.values():
-        if importlib.util.find_spec(package):
-            module = importlib.import_module(where.partition(":")[0])
-            found += [*getattr(module, "GAMES", ()), *getattr(module, "BODIES", ())]
-    return found
-
-
 def family_of(env_id: str) -> tuple[str, str] | None:
     """What `REGISTER` says of an environment that exists in JAX only; None of any other."""
     return next((family for pattern, family in REGISTER.items() if fnmatch(env_id, pattern)), None)
@@ -272,7 +262,10 @@ def check_env_id(env_id: str) -> None:
         space = env_id.partition("/")[0] if "/" in env_id else None
         if space in NAMESPACES and importlib.util.find_spec(NAMESPACES[space][0]) is None:
             raise UsageError(f"{env_id} needs a package: pip install {NAMESPACES[space][1]}") from error
-        near = nearest(env_id, [*_newest(gym.registry), *in_jax_only()], n=3)
+        for where, package in REGISTER.values():
+            if importlib.util.find_spec(package):
+                importlib.import_module(where.partition(":")[0])  # which registers its ids
+        near = nearest(env_id, _newest(gym.registry), n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else "; one of another package is `package:Name-v0`"
         raise UsageError(f"there is no environment {env_id}{hint}") from error
     entry = spec.entry_point if isinstance(spec.entry_point, str) else ""

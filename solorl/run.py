@@ -98,13 +98,11 @@ class Run:
     def require_spaces(self, envs: Any, obs: str, action: str) -> None:
         """End with one sentence and exit code 2 unless the spaces are of the kinds named.
 
-        `envs` are environments, or one. `obs` is "vector" (Box of numbers, of any shape but that of an image) or
+        `obs` is "vector" (Box of numbers, of any shape but that of an image) or
         "image" (Box of bytes with 3 dimensions); `action` is "discrete" or "continuous". The sentence names the script
         that fits, from the line `Not for` of the running script's header.
         """
-        prefix = "single_" if hasattr(envs, "single_action_space") else ""
-        spaces = [getattr(envs, f"{prefix}{name}_space") for name in ("observation", "action")]
-        found = (_obs_kind(spaces[0]), _action_kind(spaces[1]))
+        found = (_obs_kind(envs.single_observation_space), _action_kind(envs.single_action_space))
         for what, wanted, kind in (("observations", obs, found[0]), ("actions", action, found[1])):
             if kind != wanted:
                 env_id = getattr(self.args, "env_id", "the environment")
@@ -188,7 +186,7 @@ class Run:
         self._resumed_at = time.perf_counter()
         if self._tree is not None:
             state.set_random_states(self._tree["random"])
-        with signals.handled(self._on_signal, signals.ending()):
+        with signals.handled(self._on_signal):
             for iteration in range(start, num_iterations):
                 self._iteration, self._is_last = iteration, iteration + 1 == num_iterations
                 yield iteration

@@ -233,7 +233,7 @@ class Runs:
         began = time.perf_counter()
         for run in self.runs:
             run.start_clock()
-        with signals.handled(self._on_signal, signals.ending()):  # XLA must not be interrupted
+        with signals.handled(self._on_signal):  # XLA must not be interrupted
             if self.side_by_side:
                 self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
                 train = self._side_by_side(_compiled(jax.vmap(iteration), chunk, self._stack))
@@ -247,7 +247,7 @@ class Runs:
         `batch_size` is the number of environment steps of one iteration. Ends early as `Run.loop` does."""
         if Run.play is not None:
             return
-        with signals.handled(self._on_signal, signals.ending()):
+        with signals.handled(self._on_signal):
             while start < num_iterations and self._active:
                 end = min(num_iterations, (start // self._chunk + 1) * self._chunk)
                 for every in filter(None, (self.args.eval_every, self.args.save_every)):

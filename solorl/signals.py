@@ -15,13 +15,14 @@ def listened() -> list[int]:
 
 def ending() -> list[int]:
     """The signals that end a training behind its next save; a SIGHUP that is switched off (`nohup`) stays so."""
-    return [*ENDING, *(each for each in [signal.SIGHUP] if signal.getsignal(each) != signal.SIG_IGN)]
+    return list({*ENDING, *listened()})
 
 
 @contextmanager
-def handled(handler: Callable[[int, Any], None], numbers: Iterable[int] = ENDING) -> Iterator[None]:
-    """The signals go to `handler(number, frame)` inside the block, and where they went before behind it."""
-    before = {number: signal.signal(number, handler) for number in numbers}
+def handled(handler: Callable[[int, Any], None], numbers: Iterable[int] | None = None) -> Iterator[None]:
+    """The signals (default: those of `ending`) go to `handler(number, frame)` inside the block, and where they went
+    before behind it."""
+    before = {number: signal.signal(number, handler) for number in (ending() if numbers is None else numbers)}
     try:
         yield
     finally:

@@ -55,13 +55,13 @@ class MetricsFile:
 
     def truncate(self, size: int) -> None:
         """Forget every row behind the first `size` bytes; says so where some of those are missing. Raises OSError."""
-        data = self.path.read_bytes()[:size] if self.path.exists() else b""
-        if len(data) < size:
-            data = data[: data.rfind(b"\n") + 1]
-            warn(f"rows of {self.path} are missing: of {size} bytes {len(data)} are left")
+        wanted = size
+        if self._size < wanted:
+            size = self.path.read_bytes().rfind(b"\n") + 1 if self.path.exists() else 0
+            warn(f"rows of {self.path} are missing: of {wanted} bytes {size} are left")
         if self.path.exists():
-            os.truncate(self.path, len(data))
-        self._size = len(data)
+            os.truncate(self.path, size)
+        self._size = size
 
 
 @contextmanager

@@ -146,3 +146,14 @@ def test_a_training_that_is_too_short_to_learn_says_so(train):
     flags = "--total-timesteps 100 --learning-starts 100 --eval-episodes 1".split()
     train("dqn", *flags)
     assert "warning: nothing will be learned: --learning-starts 100 is not less than --total-timesteps 100" in train.out
+
+
+def test_spaces_are_those_of_the_environment_as_the_script_makes_it(train, tmp_path):
+    """Who changes `make_env` so that a discrete environment takes numbers can train on it."""
+    source, line = script("ppo_continuous_action").read_text(), "    env = gym.make(env_id, **kwargs)\n"
+    assert source.count(line) == 1
+    change = "    box = gym.spaces.Box(-1, 1, (1,))\n"
+    change += "    env = gym.wrappers.TransformAction(env, lambda action: int(action[0] > 0), box)\n"
+    (tmp_path / "mine.py").write_text(source.replace(line, line + change))
+    flags = "--env-id CartPole-v1 --total-timesteps 64 --num-steps 64 --num-minibatches 2 --eval-episodes 1".split()
+    train(tmp_path / "mine.py", *flags)

@@ -7,7 +7,7 @@
 Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below); GAE: https://arxiv.org/abs/1506.02438
 Run       solo train ppo_continuous_action --env-id HalfCheetah-v5
 Spaces    vector -> continuous
-Differs   from ppo.py: Gaussian policy of a given first deviation; observations and rewards are normalised
+Differs   from ppo.py: Gaussian policy of a given first deviation, actions clipped; observations, rewards normalised
 Not for   discrete actions: ppo.py
 Details   algorithms/ppo/README.md
 """
@@ -50,7 +50,8 @@ class Args(RunArgs):
 
 def make_env(env_id, **kwargs):
     """One environment, for training and for evaluation; all that is specific to the environment stands here."""
-    return ClipAction(gym.make(env_id, **kwargs))
+    env = gym.make(env_id, **kwargs)
+    return ClipAction(env) if isinstance(env.action_space, gym.spaces.Box) else env  # others will be refused
 
 
 def linear(fan_in, fan_out, gain=2**0.5):
@@ -209,8 +210,8 @@ if __name__ == "__main__":
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
-    run.require_spaces(gym.make(args.env_id), obs="vector", action="continuous")
     envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="vector", action="continuous")
     obs_dim, action_dim = (int(np.prod(x.shape)) for x in (envs.single_observation_space, envs.single_action_space))
 
     agent = Agent(obs_dim, action_dim, args.std_init).to(run.device)

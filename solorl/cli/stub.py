@@ -74,7 +74,7 @@ class Run:
 
     def require_spaces(self, envs, obs, action):
         """End with a sentence unless the actions are "discrete" or "continuous" as asked."""
-        kind = type(getattr(envs, "single_action_space", envs.action_space)).__name__
+        kind = type(envs.single_action_space).__name__
         self.require(kind == {"discrete": "Discrete", "continuous": "Box"}[action], f"the actions must be {action}")
 
     def resume(self, **parts):
