@@ -272,3 +272,10 @@ def check_env_id(env_id: str) -> None:
     for prefix, (module, extra) in EXTRAS.items():
         if entry.startswith(prefix) and importlib.util.find_spec(module) is None:
             raise UsageError(f"{env_id} needs an extra: pip install 'solorl[{extra}]'")
+    newest = _newest(gym.registry)
+    if name not in newest:  # some ids of the past have lost their simulators
+        try:
+            gym.make(env_id).close()
+        except ImportError as error:
+            same = [one for one in newest if one.rpartition("-v")[0] == name.rpartition("-v")[0]]
+            raise UsageError(f"{env_id} can no longer be made{f'; take {same[0]}' if same else f': {error}'}") from error

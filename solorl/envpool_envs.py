@@ -4,7 +4,8 @@
 
 EnvPool itself begins a new episode one step late: it ignores an action and answers with a first observation and reward
 0, a transition that never was. Here an episode that ends is begun anew in the same step, as in `jax_envs`: `final_obs`
-is where the step led, `obs` where the next episode starts. Python is called for that, and in no other step.
+is where the step led, `obs` where the next episode starts. Python is called for that, and in no other step. EnvPool calls
+an end of the task on the last step that its limit allows a time limit; so its limit is one step more, and ours holds here.
 
 EnvPool cannot hand out the state of its environments (`saved` is False): in a resumed run the episodes begin anew.
 """
@@ -44,6 +45,7 @@ class EnvPoolEnvs:
         env = gym.make(env_id)
         self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
         env.close()
+        self.max_steps = gym.spec(env_id).max_episode_steps or 2**31 - 2
         self._obs = jax.ShapeDtypeStruct((num_envs, *(env.observation_space.shape or ())), jnp.float32)
         self.env_id, self.num_envs = env_id, num_envs
         self.pools: list[Any] = []  # one for each seed
@@ -79,7 +81,7 @@ class EnvPoolEnvs:
                 num_envs=self.num_envs,
                 num_threads=min(self.num_envs, Runs.cores_per_seed),
                 seed=int(np.asarray(key).ravel()[-1]) >> 1,  # of 31 bits
-                max_episode_steps=gym.spec(self.env_id).max_episode_steps,
+                max_episode_steps=self.max_steps + 1,
             )
             dtype = pool.spec.action_array_spec["action"].dtype
         with jax.enable_x64(True):  # MuJoCo's arrays are of double precision
@@ -91,7 +93,8 @@ class EnvPoolEnvs:
         if isinstance(self.single_action_space, gym.spaces.Box):
             action = action.clip(self.single_action_space.low, self.single_action_space.high)
         with jax.enable_x64(True):
-            handle, (obs, reward, terminated, truncated, _) = step(handle, action.astype(dtype))
+            handle, (obs, reward, terminated, _, info) = step(handle, action.astype(dtype))
+            truncated = (info["elapsed_step"] >= self.max_steps) & ~terminated
             return handle, obs.astype(jnp.float32), reward.astype(jnp.float32), terminated, truncated
 
     def _begin(self, number: Any, done: Any, obs: Any, handle: Any) -> tuple[Any, Any]:

@@ -37,6 +37,11 @@ ONE_THREAD: dict[str, str | bool] = {
     "xla_cpu_multi_thread_eigen": False,
     "xla_cpu_enable_concurrency_optimized_scheduler": False,
 }
+WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they change nothing
+    "compile": "these files are always compiled",
+    "torch_deterministic": "these files do not use torch",
+    "save_replay": "checkpoints of these files hold everything anyway",
+}
 PRINT_EVERY = 10.0  # seconds between lines of progress of several seeds
 
 
@@ -230,6 +235,10 @@ class Runs:
         self._chunk = chunk
         if Run.play is not None:
             return lambda iterations: None
+        for name, reason in WITHOUT_EFFECT.items():
+            if getattr(self.args, name) != getattr(RunArgs, name):
+                flag = name.replace("_", "-")
+                warn(f"--{'no-' if getattr(RunArgs, name) else ''}{flag} changes nothing here: {reason}")
         began = time.perf_counter()
         for run in self.runs:
             run.start_clock()

@@ -17,6 +17,8 @@ CASES = {
     "--env-id Pong-MinAtar": "there is no environment Pong-MinAtar",
     "--env-id nopackage:Env-v0": "there is no environment nopackage:Env-v0",
     "--env-id CartPole-v9": "there is no environment CartPole-v9; did you mean CartPole-v1",
+    "--env-id Hopper-v3": "Hopper-v3 can no longer be made; take Hopper-v5",
+    "--env-id Pusher-v4": "Pusher-v4 can no longer be made; take Pusher-v5",
     "--env-id Pendulum-v1": "Pendulum-v1 has continuous actions, but ppo.py takes discrete actions; "
     "use ppo_continuous_action.py",
     "--env-id probes:Pixels-v0": "probes:Pixels-v0 has image observations, but ppo.py takes vector observations",

@@ -2,6 +2,7 @@
 
 import sys
 
+import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,6 +67,22 @@ def test_every_step_is_a_transition():
     np.testing.assert_array_equal(step.reward.reshape(-1), reward)
     assert (np.abs(step.obs[step.terminated]) <= 0.05).all()  # where episodes start
     np.testing.assert_array_equal(step.obs[~step.terminated], step.final_obs[~step.terminated])
+
+
+def test_an_end_of_the_task_on_the_last_step_allowed_is_one(monkeypatch):
+    """Always to the right CartPole falls within eleven steps; with the limit there it still falls."""
+    actions = jnp.ones((30, 4), int)
+    falls = int(np.flatnonzero(play("CartPole-v1", actions)[1].terminated[:, 0])[0]) + 1
+    for limit, ends in ((falls, "terminated"), (falls - 1, "truncated")):
+        monkeypatch.setattr(gym.spec("CartPole-v1"), "max_episode_steps", limit)
+        step = play("CartPole-v1", actions)[1]
+        assert [bool(getattr(step, name)[limit - 1, 0]) for name in ("terminated", "truncated")] == [
+            ends == "terminated",
+            ends == "truncated",
+        ]
+        assert not (step.terminated & step.truncated).any()
+        assert not (step.terminated | step.truncated)[: limit - 1, 0].any()
+        assert (np.abs(step.obs[limit - 1, 0]) <= 0.05).all()  # where episodes start
 
 
 def test_actions_are_clipped():

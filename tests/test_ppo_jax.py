@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -217,6 +218,15 @@ def test_it_logs_what_its_twin_logs(train):
     assert evaluated[0] == evaluated[1] and len(evaluated[0]) > 1  # also where a chunk must end for it
     config = dataclasses.asdict(run.args).keys() - {"num_seeds"}
     assert config == dataclasses.asdict(twin.args).keys()
+
+
+def test_flags_that_change_nothing_say_so(train):
+    train("ppo_jax", "--total-timesteps", "512", "--eval-episodes", "1")
+    assert "warning" not in train.out
+    flags = ["--compile", "--no-torch-deterministic", "--save-replay"]
+    train("ppo_jax", "--total-timesteps", "512", "--eval-episodes", "1", *flags)
+    found = re.findall(r"warning: (\S+) changes nothing here: (?:these|checkpoints of these) files", train.out)
+    assert found == flags
 
 
 def test_a_model_can_be_played(train, tmp_path):
