@@ -278,4 +278,5 @@ def check_env_id(env_id: str) -> None:
             gym.make(env_id).close()
         except ImportError as error:
             same = [one for one in newest if one.rpartition("-v")[0] == name.rpartition("-v")[0]]
-            raise UsageError(f"{env_id} can no longer be made{f'; take {same[0]}' if same else f': {error}'}") from error
+            hint = f"; take {same[0]}" if same else f": {error}"
+            raise UsageError(f"{env_id} can no longer be made{hint}") from error

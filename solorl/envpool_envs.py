@@ -4,8 +4,9 @@
 
 EnvPool itself begins a new episode one step late: it ignores an action and answers with a first observation and reward
 0, a transition that never was. Here an episode that ends is begun anew in the same step, as in `jax_envs`: `final_obs`
-is where the step led, `obs` where the next episode starts. Python is called for that, and in no other step. EnvPool calls
-an end of the task on the last step that its limit allows a time limit; so its limit is one step more, and ours holds here.
+is where the step led, `obs` where the next episode starts. Python is called for that, and in no other step. EnvPool
+calls an end of the task on the last step that its limit allows a time limit; so its limit is one more than ours, which
+holds here.
 
 EnvPool cannot hand out the state of its environments (`saved` is False): in a resumed run the episodes begin anew.
 """
