@@ -35,7 +35,7 @@ from solorl.arguments import RunArgs, script_path
 from solorl.errors import UsageError, quit_with
 from solorl.evaluation import Policy, draw_learning_curve, film, play_episodes, undisturbed, watch
 from solorl.replay import ReplayLog, is_replay
-from solorl.trackers import MetricsFile, Safe, TensorBoard, WandB, warn
+from solorl.trackers import MetricsFile, Safe, TensorBoard, WandB, say, warn
 
 DIVERGED = 3  # exit code of a run that met a NaN or an infinite number
 TRAIN, EVALUATE, CONFIRM = range(3)  # streams of environment seeds
@@ -654,7 +654,7 @@ class Run:
     def _say(self, text: str, file: Any = None) -> None:
         """One whole line; wipes the progress line first."""
         file = file or sys.stdout
-        _print(f"\r\033[K{text}" if file.isatty() else text, file)
+        say(f"\r\033[K{text}" if file.isatty() else text, file)
 
     def _progress(self, sps: float) -> None:
         """In a terminal one line that renews itself, elsewhere a line every 10 seconds."""
@@ -671,7 +671,7 @@ class Run:
             f"{sps:>9,.0f} steps/s  {_duration(left)} left"
         )
         line = f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}" if tty else line
-        _print(line, sys.stdout, end="" if tty else "\n")
+        say(line, sys.stdout, end="" if tty else "\n")
 
     def _draw(self) -> None:
         title = f"{self.script.stem} on {getattr(self.args, 'env_id', '')}, seed {self.args.seed}"
@@ -773,14 +773,6 @@ def locked(folder: Path) -> Any:
     except OSError as error:  # a file system without locks
         warn(f"{folder} cannot be locked ({error.strerror}): let no other process train there")
     return file
-
-
-def _print(text: str, file: Any, end: str = "\n") -> None:
-    """Print at once; where nobody reads any more (`| head`, a closed terminal), the training goes on without."""
-    try:
-        print(text, end=end, file=file, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 def _near(path: Path) -> str:

@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import Any
 
 
+def say(text: str, file: Any, end: str = "\n") -> None:
+    """Print at once; where that fails (`| head`, a closed terminal, a full disk), the training goes on without."""
+    try:
+        print(text, end=end, file=file, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+
+
 def warn(sentence: str) -> None:
     """One line on standard error, on a line of its own below the progress line."""
-    print(f"\nwarning: {sentence}" if sys.stderr.isatty() else f"warning: {sentence}", file=sys.stderr, flush=True)
+    say(f"\nwarning: {sentence}" if sys.stderr.isatty() else f"warning: {sentence}", sys.stderr)
 
 
 class MetricsFile:

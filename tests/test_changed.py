@@ -251,6 +251,20 @@ def test_a_closed_pipe_does_not_end_a_training(tmp_path):
     assert (run_dir / "model_last.safetensors").exists()
 
 
+def test_a_log_on_a_full_disk_does_not_end_a_training(tmp_path):
+    words = [
+        sys.executable,
+        str(script("ppo_jax")),
+        "--total-timesteps",
+        "512",
+        "--save-replay",
+    ]  # which gives a warning
+    words += ["--eval-episodes", "1", "--runs-dir", str(tmp_path)]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(words, env=environment(), stdout=full, stderr=full).returncode == 0
+    assert json.loads((next(tmp_path.iterdir()) / "status.json").read_text())["status"] == "finished"
+
+
 def test_a_closed_terminal_saves_unless_nohup_says_otherwise(tmp_path):
     words = [sys.executable, str(script("ppo")), "--total-timesteps", "200000", "--eval-every", "0"]
     process = start([*words, "--runs-dir", str(tmp_path / "a")])
