@@ -103,12 +103,13 @@ def parse(args_type: type[A]) -> A:
 
 def _option(argv: list[str], name: str) -> str | None:
     """The value of `name` in a command line, written with a space or with `=`."""
+    value = None
     for i, word in enumerate(argv):
         if word == name and i + 1 < len(argv):
-            return argv[i + 1]
+            value = argv[i + 1]
         if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return None
+            value = word.partition("=")[2]
+    return value  # the last one, as with every flag
 
 
 def _tyro(args_type: type[A], default: A, argv: list[str]) -> A:
@@ -258,7 +259,7 @@ def check_env_id(env_id: str) -> None:
         if colon:
             importlib.import_module(module)
         spec = gym.spec(name)
-    except (gym.error.Error, ImportError) as error:
+    except (gym.error.Error, ImportError, ValueError, TypeError) as error:  # the last two for `:Name` and `.x:Name`
         space = env_id.partition("/")[0] if "/" in env_id else None
         if space in NAMESPACES and importlib.util.find_spec(NAMESPACES[space][0]) is None:
             raise UsageError(f"{env_id} needs a package: pip install {NAMESPACES[space][1]}") from error

@@ -100,7 +100,10 @@ class Store:
         """No other process is inside at the same time; the system ends this when a process dies."""
         self.tasks.mkdir(parents=True, exist_ok=True)
         with open(self.tasks / ".mutex", "a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            with contextlib.suppress(
+                OSError
+            ):  # a file system without locks: the files that are created alone do as well
+                fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     # ------------------------------------------------------------------ what happened
@@ -425,10 +428,13 @@ class Runner:
         self.view.say(f"{'resumed' if resumed else 'started':<10} {task}{seeds}")
 
     def _neighbours(self, task: Task) -> list[Task]:
-        """The queued tasks with the seeds behind this one that the same process can train; takes their locks."""
-        taken: list[Task] = []
-        for other in following(task, self.queue):
-            if self.store.find(other).state not in ("new", "failed") or self.store.lock(other):
+        """The queued tasks with the seeds behind this one that the same process can train, so many that there are some
+        for every free slot; takes their locks. Not those behind a half-done one, which goes on in its own process."""
+        others, taken = following(task, self.queue), []
+        free = self.engine.slots - len(self.running)
+        for other in others[: -(-(len(others) + 1) // max(free, 1)) - 1]:
+            found = self.store.find(other)
+            if found.state not in ("new", "failed") or self.store.resumable(other, found) or self.store.lock(other):
                 break
             self.queue.remove(other)
             taken.append(other)

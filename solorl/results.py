@@ -193,13 +193,18 @@ def gathered(readers: Iterable[Callable[[], Result]]) -> tuple[list[Result], lis
 def _add(result: Result, results: dict[tuple[str, str, str, int], Result], problems: list[str]) -> None:
     """Put a result among the others; of two with the same key the later one stays. The same run twice is no problem."""
     other = results.get(result.key)
-    if other is not None and result.started == other.started and result.global_step == other.global_step:
+    if other is not None and _content(result) == _content(other):
         return  # a run folder and the file made of it
     if other is not None:
         newer, older = (result, other) if result.started >= other.started else (other, result)
         problems.append(f"{older.source} is left out: {newer.source} is a later run of the same seed")
         result = newer
     results[result.key] = result
+
+
+def _content(result: Result) -> Any:
+    """What is the same in a run folder and in the file made of it, and in no other run."""
+    return _rounded([result.started, result.global_step, result.args, result.eval, result.last_100_episodes])
 
 
 def _sources(path: Path) -> list[Path]:

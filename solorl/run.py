@@ -116,6 +116,13 @@ class Run:
         replay buffers (see `replay`), which are saved with `--save-replay` only.
         Returns the iteration to start from. Opens the run folder: nothing has been written before.
         """
+        start = self._fit(**parts)
+        if Run.play is None:
+            self._begin(start)
+        return start
+
+    def _fit(self, **parts: Any) -> int:
+        """The first half of `resume`, which writes nothing."""
         replays = {name: part for name, part in parts.items() if is_replay(part)}
         self._parts = parts = {name: part for name, part in parts.items() if name not in replays}
         for part in parts.values():
@@ -132,12 +139,15 @@ class Run:
         except SystemExit:
             self._lock.close()
             raise
+        return start
+
+    def _begin(self, start: int) -> None:
+        """The second half of `resume`, which opens the run folder; `start` is what the first half has returned."""
         self._open()
         if self._tree is not None:
             self._say(f"resumed at step {self._step:,} (iteration {start})")
         elif self.args.resume:
             self._say(f"no checkpoint in {self.dir} yet: starting from the beginning")
-        return start
 
     def _load_checkpoint(self) -> dict[str, Any] | None:
         """The newest whole checkpoint, None where there is none yet; where all are damaged, one sentence and exit 2."""
@@ -357,7 +367,7 @@ class Run:
 
     def _new_dir(self) -> Path:
         env_id = str(getattr(self.args, "env_id", "run")).replace("/", "_").replace(":", "_")
-        name = f"{env_id}__{self.args.exp_name or self.script.stem}__{self.args.seed}"
+        name = f"{env_id}__{(self.args.exp_name or self.script.stem).replace('/', '_')}__{self.args.seed}"
         return Path(self.args.runs_dir) / f"{name}__{time.strftime('%Y%m%d-%H%M%S')}"
 
     def _open(self) -> None:

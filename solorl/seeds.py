@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from solorl import signals, state
-from solorl.arguments import RunArgs
+from solorl.arguments import RunArgs, check_unchanged, saved_arguments
 from solorl.engines import own_cores
-from solorl.errors import quit_with
+from solorl.errors import UsageError, quit_with
 from solorl.run import Run
 from solorl.trackers import warn
 
@@ -157,10 +157,12 @@ class Runs:
         self.num_seeds: int = args.num_seeds  # type: ignore[attr-defined]
         Runs.cores_per_seed = max(1, len(own_cores()) // self.num_seeds)
         # of XLA, for all seeds: with as many a seed goes on exactly, together and alone (see _arguments)
+        jax.config.update(
+            "jax_cpu_enable_async_dispatch", False
+        )  # read while XLA starts: a call runs in its own thread
         self.threads = _start_xla(args.threads if args.resume else args.threads * self.num_seeds)
         _choose_device(args.device if args.cuda or args.device != "auto" else "cpu")
         _keep_compiled_code(self.threads)
-        jax.config.update("jax_cpu_enable_async_dispatch", False)  # a call runs in the thread that makes it
         self.runs = [_SeedRun(each) for each in self._arguments()]
         for run in self.runs:
             run.quiet = self.num_seeds > 1
@@ -197,7 +199,7 @@ class Runs:
         starts = []
         for i, run in enumerate(self.runs):
             run.model = _Part(self, i, model)
-            starts.append(run.resume(training=_Part(self, i)))
+            starts.append(run._fit(training=_Part(self, i)))
             if anew and starts[-1]:
                 fresh = start(jax.random.fold_in(keys[i], starts[-1]))
                 for field in anew:
@@ -205,6 +207,8 @@ class Runs:
                 run.begin_episodes()
         if len(set(starts)) > 1:
             quit_with(f"the seeds stand at different iterations ({starts}); resume each alone, by its own folder")
+        for run in self.runs if Run.play is None else ():  # nothing has been written before all fit
+            run._begin(starts[0])
         if anew and starts[0]:
             warn(f"the environments of {self.args.env_id} cannot be saved, so their running episodes begin anew")  # type: ignore[attr-defined]
         if self.num_seeds > 1 and Run.play is None:
@@ -256,6 +260,8 @@ class Runs:
         `batch_size` is the number of environment steps of one iteration. Ends early as `Run.loop` does."""
         if Run.play is not None:
             return
+        if self.num_seeds == 1 and start < num_iterations:
+            (self.runs[0].dir / "together.json").unlink(missing_ok=True)  # from now on it is trained alone
         with signals.handled(self._on_signal):
             while start < num_iterations and self._active:
                 end = min(num_iterations, (start // self._chunk + 1) * self._chunk)
@@ -348,10 +354,16 @@ class Runs:
             if gone := [folder for folder in folders if not Path(folder, "config.json").exists()]:
                 quit_with(f"there is no run folder {gone[0]}; go on with one seed by its own folder")
         alone: dict[str, Any] = {"num_seeds": 1, "threads": self.threads}
-        return [
+        arguments = [
             dataclasses.replace(self.args, seed=self.args.seed + i, resume=folder, **alone)
             for i, folder in enumerate(folders)
         ]
+        try:
+            for each in arguments[1:] if self.args.resume else ():
+                check_unchanged(each, saved_arguments(Path(each.resume), type(each)))
+        except UsageError as error:
+            quit_with(error)
+        return arguments
 
     def _in_threads(self, call: Callable[..., Any]) -> Callable[[range], Any]:
         """All seeds in a chunk, as many at once as there are cores."""
@@ -409,8 +421,12 @@ class Runs:
     def _say_where(self) -> None:
         """For several seeds: how to go on where a signal has ended them, else where everything is."""
         first, folders = self.runs[0], [run.dir for run in self.runs]
-        if self.num_seeds > 1 and first.ending == "signal":
+        stopped = [run for run in self.runs if run.ending == "signal"]
+        if self.num_seeds > 1 and len(stopped) == self.num_seeds:
             self._say(f"saved at step {first.step:,}; {first._how_to_go_on()} --num-seeds {self.num_seeds}")
+        elif self.num_seeds > 1 and stopped:  # the others have ended before
+            for run in stopped:
+                self._say(f"saved at step {run.step:,}; {run._how_to_go_on()}")
         elif self.num_seeds > 1:
             self._say(f"curves and models in {folders[0]} to {folders[-1].name}; play one: solo play {folders[0]}")
 

@@ -16,6 +16,8 @@ def say(text: str, file: Any, end: str = "\n") -> None:
     """Print at once; where that fails (`| head`, a closed terminal, a full disk), the training goes on without."""
     try:
         print(text, end=end, file=file, flush=True)
+    except UnicodeEncodeError:
+        say(text.encode("ascii", "replace").decode(), file, end)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 

@@ -16,6 +16,8 @@ CASES = {
     "--env-id=": "there is no environment",
     "--env-id Pong-MinAtar": "there is no environment Pong-MinAtar",
     "--env-id nopackage:Env-v0": "there is no environment nopackage:Env-v0",
+    "--env-id :CartPole-v1": "there is no environment :CartPole-v1",
+    "--env-id .package:CartPole-v1": "there is no environment .package:CartPole-v1",
     "--env-id CartPole-v9": "there is no environment CartPole-v9; did you mean CartPole-v1",
     "--env-id Hopper-v3": "Hopper-v3 can no longer be made; take Hopper-v5",
     "--env-id Pusher-v4": "Pusher-v4 can no longer be made; take Pusher-v5",

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
@@ -44,13 +45,16 @@ class Args(RunArgs):
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 print("seeds", flags.get("--num-seeds"))
 for seed in range(int(flags["--seed"]), int(flags["--seed"]) + int(flags.get("--num-seeds", 1))):
-    folder = Path(flags["--runs-dir"]) / f"seed{seed}"
-    folder.mkdir()
+    folder = Path(flags.get("--resume") or Path(flags["--runs-dir"]) / f"seed{seed}")
+    folder.mkdir(exist_ok=True)
     args = {"env_id": flags["--env-id"], "seed": seed}
     (folder / "config.json").write_text(json.dumps({"script": "many.py", "args": args}))
     (folder / "metrics.jsonl").write_text(json.dumps({"global_step": 1, "wall_time": 1.0}) + chr(10))
     (folder / "status.json").write_text(json.dumps({"status": "finished", "global_step": 1}))
 """
+
+
+ONE = ["bench", "many.py", "--env-ids", "CartPole-v1", "--results", "results", "--runs-dir", "work"]
 
 
 @pytest.fixture
@@ -389,7 +393,7 @@ def test_stable_baselines_is_treated_like_ours(solo, place):
 
 def test_one_process_trains_many_seeds(solo, place):
     (place / "many.py").write_text(MANY)
-    words = ["bench", "many.py", "--env-ids", "CartPole-v1", "--results", "results", "--runs-dir", "work"]
+    words = [*ONE, "--workers", 1]
     code, out, _ = solo(*words, "--num-seeds", 3)
     assert code == 0 and "started    many CartPole-v1 seed 1 to 3" in out and set(tables(place)) == {1, 2, 3}
     code, out, _ = solo(*words, "--num-seeds", 5)
@@ -397,6 +401,42 @@ def test_one_process_trains_many_seeds(solo, place):
     assert "5 of 5 finished (3 of them before)" in out
     code, out, _ = solo(*words, "--num-seeds", 8, "--dry-run")
     assert "--seed 6 --num-seeds 3" in out and out.count("many.py") == 1
+
+
+def test_the_seeds_are_shared_out_to_all_workers(solo, place):
+    (place / "many.py").write_text(MANY)
+    code, out, _ = solo(*ONE, "--workers", 2, "--num-seeds", 5)
+    assert code == 0 and set(tables(place)) == {1, 2, 3, 4, 5}
+    started = [line.split("seed ")[1] for line in out.splitlines() if line.startswith("started")]
+    assert started == ["1 to 3", "4 to 5"]
+
+
+def test_a_half_done_seed_goes_on_and_does_not_start_again_beside_others(solo, place):
+    (place / "many.py").write_text(MANY)
+    code, out, _ = solo(*ONE, "--workers", 1, "--num-seeds", 1, "--start-seed", 2, "--dry-run")
+    work = place / out.split("--runs-dir ")[1].split()[0]
+    (half := work / "seed2").mkdir(parents=True)
+    args = {"env_id": "CartPole-v1", "seed": 2}
+    (half / "config.json").write_text(json.dumps({"script": "many.py", "args": args}))
+    (half / "metrics.jsonl").write_text("")
+    (half / "status.json").write_text(json.dumps({"status": "running"}))
+    (place / "work/tasks").mkdir()
+    (place / f"work/tasks/{work.name}.json").write_text(json.dumps({"state": "failed", "reason": "killed"}))
+    code, out, _ = solo(*ONE, "--workers", 1, "--num-seeds", 3)
+    assert code == 0, out
+    lines = [line for line in out.splitlines() if line.startswith(("started", "resumed"))]
+    assert [line.split("v1 ")[1] for line in lines] == ["seed 1", "seed 2", "seed 3"]
+    assert lines[1].startswith("resumed")
+
+
+def test_a_file_system_without_locks_will_do(solo, place, monkeypatch):
+    def flock(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    (place / "many.py").write_text(MANY)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    code, out, _ = solo(*ONE, "--num-seeds", 2)
+    assert code == 0 and set(tables(place)) == {1, 2}, out
 
 
 # ---------------------------------------------------------------------- the engine

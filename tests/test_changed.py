@@ -7,6 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +20,8 @@ from safetensors.numpy import load_file
 from test_actor_critic import SCRIPTS as ACTOR_CRITIC
 from test_dqn import SCRIPTS as DQN
 from test_resume import finish, start, wait_for_steps
+
+from solorl import seeds
 
 PENDULUM = "--env-id Pendulum-v1 --total-timesteps 300 --learning-starts 100 --batch-size 16 --buffer-size 150"
 PENDULUM += " --eval-every 100 --eval-episodes 1 --save-every 100"
@@ -293,6 +298,65 @@ def test_a_group_of_seeds_says_how_to_go_on_and_what_is_missing(tmp_path, train)
     shutil.rmtree(second)
     train("ppo_jax", "--resume", first, "--num-seeds", 2, code=2)
     assert f"there is no run folder {second}; go on with one seed by its own folder" in train.out
+
+
+def states(folder):
+    return [json.loads(file.read_text())["status"] for file in sorted(folder.glob("*/status.json"))]
+
+
+DQN_JAX = "--num-seeds 2 --learning-starts 100 --eval-every 1000 --eval-episodes 1 --save-every 1000".split()
+
+
+def test_seeds_that_do_not_fit_together_are_left_as_they_are(train, tmp_path):
+    train("dqn_jax", *DQN_JAX, "--total-timesteps", 2000)
+    first, second = sorted(tmp_path.glob("runs/*"))
+    assert states(first.parent) == ["finished", "finished"]
+    before = [comparable(run) for run in (first, second)]
+    train("dqn_jax", "--resume", second, "--total-timesteps", 3000, "--learning-rate", 1e-3, "--resume-changed")
+    files = {path: path.read_bytes() for run in (first, second) for path in run.iterdir() if path.is_file()}
+    train("dqn_jax", "--resume", first, "--num-seeds", 2, code=2)
+    assert "the run was started with other arguments" in train.out and "--learning-rate 0.001 -> 0.00025" in train.out
+    train("dqn_jax", "--resume", first, "--num-seeds", 2, "--resume-changed", code=2)
+    assert "the seeds stand at different iterations ([200, 300]); resume each alone" in train.out
+    assert states(first.parent) == ["finished", "finished"] and comparable(first) == before[0]
+    assert all(path.read_bytes() == content for path, content in files.items())
+    # the one that went on alone is no longer counted as one of two trained at once
+    assert (first / "together.json").exists() and not (second / "together.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("endings", "want"),
+    [
+        (["signal", "signal"], ["saved at step 7; how to go on 0 --num-seeds 2"]),
+        (["target", "signal"], ["saved at step 7; how to go on 1"]),
+        (["signal", "target"], ["saved at step 7; how to go on 0"]),
+        (["target", "target"], ["curves and models in run0 to run1; play one: solo play run0"]),
+    ],
+)
+def test_where_some_seeds_have_ended_the_others_say_how_each_goes_on(monkeypatch, endings, want):
+    """The seeds stand at different iterations then, so that no command goes on with all."""
+    runs, said = object.__new__(seeds.Runs), []
+    runs.num_seeds = 2
+    runs.runs = [
+        SimpleNamespace(dir=Path(f"run{i}"), step=7, ending=ending, _how_to_go_on=partial("how to go on {}".format, i))
+        for i, ending in enumerate(endings)
+    ]
+    monkeypatch.setattr(seeds.Runs, "_say", lambda self, text: said.append(text))
+    runs._say_where()
+    assert said == want
+
+
+def test_the_last_of_two_resumes_counts(train, tmp_path):
+    one, other = (train("ppo", *PPO.split(), "--gamma", g, runs_dir=tmp_path / g)["run"].dir for g in ("0.9", "0.8"))
+    v = train("ppo", "--resume", one, "--resume", other)
+    assert v["args"].gamma == 0.8 and v["run"].dir == other
+
+
+def test_characters_that_cannot_be_shown_do_not_end_a_training(tmp_path):
+    words = [sys.executable, str(script("ppo")), *PPO.split(), "--exp-name", "a/b", "--runs-dir", str(tmp_path)]
+    done = subprocess.run(words, env=environment(PYTHONIOENCODING="ascii"), capture_output=True, text=True)
+    assert done.returncode == 0 and " ? " in done.stdout, done.stderr
+    assert states(tmp_path) == ["finished"]  # one folder, although the name of the experiment has a slash
 
 
 def test_ctrl_c_while_jax_compiles_ends_cleanly(tmp_path):

@@ -253,6 +253,15 @@ def test_of_two_runs_of_a_seed_the_later_counts(tmp_path):
         assert problems == [f"{early} is left out: {late} is a later run of the same seed"]
 
 
+def test_two_runs_that_began_in_the_same_second_are_two(tmp_path):
+    """As a sweep started with `&` has them; the run of a folder and of the file made of it is one."""
+    one, other = (make_run(tmp_path / name, args={"learning_rate": rate}) for name, rate in (("a", 1e-3), ("b", 1e-5)))
+    found, problems = read_all([one, other])
+    assert len(found) == 1 and len(problems) == 1 and "is left out" in problems[0]
+    found, problems = read_all([one, collect(one, tmp_path / "results")])
+    assert len(found) == 1 and problems == []
+
+
 def test_what_is_not_there_is_said(tmp_path):
     (tmp_path / "empty").mkdir()
     found, problems = read_all([tmp_path / "empty", tmp_path / "nothing"])
