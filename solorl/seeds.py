@@ -157,9 +157,6 @@ class Runs:
         self.num_seeds: int = args.num_seeds  # type: ignore[attr-defined]
         Runs.cores_per_seed = max(1, len(own_cores()) // self.num_seeds)
         # of XLA, for all seeds: with as many a seed goes on exactly, together and alone (see _arguments)
-        jax.config.update(
-            "jax_cpu_enable_async_dispatch", False
-        )  # read while XLA starts: a call runs in its own thread
         self.threads = _start_xla(args.threads if args.resume else args.threads * self.num_seeds)
         _choose_device(args.device if args.cuda or args.device != "auto" else "cpu")
         _keep_compiled_code(self.threads)
