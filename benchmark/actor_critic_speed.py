@@ -15,8 +15,6 @@ compiled code takes where it is faster), whichever is faster. Writes the numbers
 
 import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import speed
@@ -44,35 +42,13 @@ def sb3(algorithm, threads):
     speed.time_sb3(model, STEPS, WARM_UP)
 
 
-def gemm(threads):
-    """Floating-point operations per second of the faster product of 256 x 256 matrices; in a process of its own."""
-    code = f"""
-import time, torch
-torch.set_num_threads({threads})
-x, y, best = torch.randn(256, 256), torch.randn(256, 256), 1e9
-for product in (torch.mm, lambda x, y: torch.ops.mkldnn._linear_pointwise(x, y, None, "none", [], "")):
-    for _ in range(20):
-        began = time.perf_counter()
-        for _ in range(100):
-            product(x, y)
-        best = min(best, (time.perf_counter() - began) / 100)
-print(2 * 256**3 / best)
-"""
-    return float(subprocess.check_output([sys.executable, "-c", code], text=True, env=speed.environment(threads)))
-
-
 def flops(algorithm):
-    """Floating-point operations of the matrix products of one step: 2 for each multiplication and addition."""
+    """Floating-point operations of the matrix products of one step."""
     obs_dim, action_dim, hidden, batch = 17, 6, 256, 256
 
-    def forward(fan_in, fan_out):
-        return 2 * (fan_in * hidden + hidden * hidden + hidden * fan_out)
-
-    def train(fan_in, fan_out):  # forward, derivatives in the weights and, but for the first layer, in the inputs
-        return 3 * forward(fan_in, fan_out) - 2 * fan_in * hidden
-
-    policy = (obs_dim, 2 * action_dim if algorithm == "sac" else action_dim)
-    value = (obs_dim + action_dim, 1)
+    policy = (obs_dim, hidden, hidden, 2 * action_dim if algorithm == "sac" else action_dim)
+    value = (obs_dim + action_dim, hidden, hidden, 1)
+    forward, train = speed.forward_flops, speed.train_flops
     critics = forward(*policy) + 2 * forward(*value) + 2 * train(*value)
     critics_of_actor, frequency = (2, 1) if algorithm == "sac" else (1, 0.5)
     return batch * (critics + frequency * (train(*policy) + critics_of_actor * 2 * forward(*value)))
@@ -127,7 +103,7 @@ def main():
     rates = {threads: [] for threads in args.threads}
     for _ in range(args.rounds):
         for threads in args.threads:
-            rates[threads].append(gemm(threads))
+            rates[threads].append(speed.gemm(threads))
         for algorithm in args.algorithms:
             rounds[algorithm].append({name: measure(algorithm, name) for name in names})
         gemms = {str(threads): max(each) for threads, each in rates.items()}

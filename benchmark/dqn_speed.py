@@ -46,12 +46,26 @@ def measure(name):
     return speed.solorl(f"dqn/{script}.py", STEPS, WARM_UP, *FLAGS, *flags)
 
 
+def flops(name):
+    """Floating-point operations of the matrix products of one step of DQN or C51: a batch in ten steps."""
+    widths = (4, 120, 84, 2 * 101 if "c51" in name else 2)
+    return speed.forward_flops(*widths) + 128 / 10 * (speed.forward_flops(*widths) + speed.train_flops(*widths))
+
+
 def table(path):
     """The measurements of a file as a Markdown table."""
     about = json.loads(Path(path).read_text())
-    lines = ["| | steps/s, median | range | ratio to Stable-Baselines3 |", "|---|---:|---:|---:|"]
-    lines += speed.rows(about["rounds"], PEERS)
-    where = f"{speed.where(about['rounds'], about)}."
+    most, rounds = speed.products(about), about["rounds"]
+    shares = {name: speed.share([each[name] for each in rounds], flops(name), most) for name in rounds[0]}
+    lines = [
+        "| | steps/s, median | range | ratio to Stable-Baselines3 | share of products |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    lines += speed.rows(rounds, PEERS, more=shares)
+    where = (
+        f"{speed.where(rounds, about)}. {flops('dqn') / 1e6:.2f} MFLOP a step of DQN, {flops('c51') / 1e6:.2f} of C51; "
+    )
+    where += f"products of matrices reach {most / 1e9:.0f} GFLOP/s on one thread."
     for script, parts in about["shares"].items():
         where += f" Where the time of {script} goes (eager): {speed.in_words(parts)}."
     return "\n".join([*lines, "", where])
@@ -64,7 +78,7 @@ def main():
         return
     rounds = [{name: measure(name) for name in (*PEERS, *OURS)} for _ in range(args.rounds)]
     parts = {script: speed.shares(f"dqn/{script}.py", STEPS, *FLAGS) for script in ("dqn", "c51")}
-    speed.write(args.out, rounds=rounds, shares=parts, threads=1)
+    speed.write(args.out, rounds=rounds, shares=parts, threads=1, gemm=speed.gemm(1))
     print(table(args.out))
 
 

@@ -16,10 +16,11 @@ the numbers to `--out`.
 """
 
 import json
-import statistics
 from pathlib import Path
 
 import actor_critic_speed
+import dqn_speed
+import ppo_speed
 import speed
 
 SBX = {"SBX": {}, "SBX, one thread": {"NPROC": "1"}}  # with the variables of its process
@@ -98,26 +99,29 @@ def contestants(algorithm, python):
     return [*peers, *rejax, "SoloRL, torch", "SoloRL, JAX", *([WIDE] if algorithm == "ppo" else [])]
 
 
-def share(algorithm, name, rounds, about):
+def flops(algorithm):
+    """Floating-point operations of the matrix products of one step."""
+    if algorithm == "ppo":
+        return ppo_speed.flops(CASES[algorithm][0])
+    return (actor_critic_speed if algorithm in ("sac", "td3") else dqn_speed).flops(algorithm)
+
+
+def share(algorithm, name, rounds, most):
     """Of the products that one thread could do, those a contestant does; empty for SBX, which has all cores."""
-    if name == "SBX":
-        return ""
-    rate = statistics.median(each[name] for each in rounds) * actor_critic_speed.flops(algorithm)
-    return f"{100 * rate / about['gemm']:.0f} %"
+    return "" if name in ("SBX", "rejax") else speed.share([each[name] for each in rounds], flops(algorithm), most)
 
 
 def table(path):
     """The measurements of a file as Markdown tables."""
     about = json.loads(Path(path).read_text())
-    lines = []
+    lines, most = [], speed.products(about)
     for algorithm, rounds in about["rounds"].items():
         peers = [name for name in SBX if name in rounds[0]] or ["SoloRL, torch"]
         peer = "the best of SBX" if len(peers) > 1 else peers[0]
         bases = {f"ratio to {peer}": peers, "ratio to SoloRL, torch": ["SoloRL, torch"]}
-        with_shares = algorithm in ("sac", "td3") and "gemm" in about
-        shares = {name: share(algorithm, name, rounds, about) for name in rounds[0]} if with_shares else None
+        shares = {name: share(algorithm, name, rounds, most) for name in rounds[0]} if most else None
         head = [f"{algorithm.upper()} on {CASES[algorithm][0]}", "steps/s, median", "range", *bases]
-        head += ["share of products"] if with_shares else []
+        head += ["share of products"] if shares else []
         lines += ["", f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
         lines += speed.rows(rounds, *bases.values(), more=shares)
     if about["seeds"]:
@@ -132,6 +136,8 @@ def table(path):
     threads = f"one thread each ({free}: as XLA chooses)"
     if about["seeds"]:
         threads += f", seeds together one for each of {about['cores']} cores"
+    if most:
+        threads += f"; products of matrices reach {most / 1e9:.0f} GFLOP/s on one thread"
     return "\n".join([*lines[1:], "", f"{speed.where(longest, about)}, {threads}."])
 
 
@@ -145,10 +151,9 @@ def main():
         peer(*args.sb3)
         return
     rounds = {algorithm: [] for algorithm in args.algorithms}
-    seeds, products = [], {}
+    seeds, products = [], 0.0
     for _ in range(args.rounds):
-        if {"sac", "td3"} & set(args.algorithms):
-            products["gemm"] = max(products.get("gemm", 0), actor_critic_speed.gemm(1))
+        products = max(products, speed.gemm(1))
         for algorithm in args.algorithms:
             names = contestants(algorithm, args.rejax)
             rounds[algorithm].append({name: measure(algorithm, name, python=args.rejax) for name in names})
@@ -157,7 +162,7 @@ def main():
             if args.rejax:
                 seeds[-1] |= {f"rejax, {n}": measure("ppo", "rejax", n, args.rejax) for n in args.seeds if n > 1}
         # so that an interruption loses one round
-        speed.write(args.out, rounds=rounds, seeds=seeds, threads=1, **products)
+        speed.write(args.out, rounds=rounds, seeds=seeds, threads=1, gemm=products)
     print(table(args.out))
 
 

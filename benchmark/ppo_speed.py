@@ -51,12 +51,26 @@ def measure(env_id, name):
     return speed.solorl(script, batch * iterations, batch * before, *flags)
 
 
+def flops(env_id):
+    """Floating-point operations of the matrix products of one step."""
+    obs_dim, action_dim, epochs = {"CartPole-v1": (4, 2, 4), "HalfCheetah-v5": (17, 6, 10)}[env_id]
+    nets = [(obs_dim, 64, 64, action_dim), (obs_dim, 64, 64, 1)]
+    return sum(speed.forward_flops(*widths) + epochs * speed.train_flops(*widths) for widths in nets)
+
+
 def table(path):
     """The measurements of a file as a Markdown table."""
     about = json.loads(Path(path).read_text())
-    lines = ["| | steps/s, median | range | ratio to Stable-Baselines3 |", "|---|---:|---:|---:|"]
-    lines += speed.rows(about["rounds"], ["Stable-Baselines3"])
-    where = speed.where(about["rounds"], about)
+    most, work = speed.products(about), flops("HalfCheetah-v5" if "halfcheetah" in Path(path).stem else "CartPole-v1")
+    rounds = about["rounds"]
+    shares = {name: speed.share([each[name] for each in rounds], work, most) for name in rounds[0]}
+    lines = [
+        "| | steps/s, median | range | ratio to Stable-Baselines3 | share of products |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    lines += speed.rows(rounds, ["Stable-Baselines3"], more=shares)
+    where = f"{speed.where(rounds, about)}. {work / 1e6:.2f} MFLOP a step; products of matrices reach "
+    where += f"{most / 1e9:.0f} GFLOP/s on one thread"
     return "\n".join([*lines, "", f"{where}. Where SoloRL's time goes (eager): {speed.in_words(about['shares'])}."])
 
 
@@ -72,7 +86,7 @@ def main():
     script, batch, iterations, _ = CASES[args.env_id]
     rounds = [{name: measure(args.env_id, name) for name in NAMES} for _ in range(args.rounds)]
     shares = speed.shares(script, batch * iterations, "--env-id", args.env_id)
-    speed.write(args.out, rounds=rounds, shares=shares, threads=1)
+    speed.write(args.out, rounds=rounds, shares=shares, threads=1, gemm=speed.gemm(1))
     print(table(args.out))
 
 

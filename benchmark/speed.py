@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -92,6 +93,45 @@ def shares(script, steps, *flags):
         words += ["--eval-every", 0, "--eval-episodes", 1, "--runs-dir", folder, *flags]
         out = subprocess.check_output([str(word) for word in words], text=True, env=environment())
     return json.loads(out.splitlines()[-1])
+
+
+def gemm(threads):
+    """Floating-point operations per second of the faster product of 256 x 256 matrices; in a process of its own."""
+    code = f"""
+import time, torch
+torch.set_num_threads({threads})
+x, y, best = torch.randn(256, 256), torch.randn(256, 256), 1e9
+for product in (torch.mm, lambda x, y: torch.ops.mkldnn._linear_pointwise(x, y, None, "none", [], "")):
+    for _ in range(20):
+        began = time.perf_counter()
+        for _ in range(100):
+            product(x, y)
+        best = min(best, (time.perf_counter() - began) / 100)
+print(2 * 256**3 / best)
+"""
+    return float(subprocess.check_output([sys.executable, "-c", code], text=True, env=environment(threads)))
+
+
+def forward_flops(*widths):
+    """Of the products of one sample through layers of these widths: 2 for each multiplication and addition."""
+    return 2 * sum(a * b for a, b in pairwise(widths))
+
+
+def train_flops(*widths):
+    """Forward, derivatives in the weights and, but for the first layer, in the inputs."""
+    return 3 * forward_flops(*widths) - 2 * widths[0] * widths[1]
+
+
+def products(about):
+    """What large products of matrices reach on one thread, in operations per second: as measured beside the rates, else
+    (data from before that) on the same machine with SAC and TD3 in JAX; None where there is no such number."""
+    other = json.loads((ROOT / "benchmark/results/speed/jax_actor_critic.json").read_text())
+    return about.get("gemm") or (other["gemm"] if other["cpu"] == about["cpu"] else None)
+
+
+def share(rates, flops, most):
+    """Of what products could do, what these rates (steps/s) do, as a cell of a table."""
+    return f"{100 * statistics.median(rates) * flops / most:.1f} %"
 
 
 def row(name, rates, *cells):

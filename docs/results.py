@@ -27,7 +27,7 @@ OFF_POLICY_JAX = OFF_POLICY.replace("action", "action_jax")
 TABLES = [
     ("README.md", "results", CLASSIC, ""),
     ("README.md", "jax-results", f"{JAX} --baseline ppo_jax", ""),
-    (PPO, "results", CLASSIC, "ppo"),
+    (PPO, "results", f"{CLASSIC} {JAX} --methods ppo ppo_jax sb3_ppo", "ppo"),
     (PPO, "mountaincar", "benchmark/results/mountaincar", "ppo_mountaincar"),
     (PPO, "lunarlander", f"{JAX} {CLASSIC} --env-ids LunarLander-v3", "ppo_lunarlander"),
     (
@@ -38,7 +38,7 @@ TABLES = [
     ),
     (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5 --methods {PPO_CONTINUOUS}", "ppo_halfcheetah"),
     (PPO, "minatar", "benchmark/results/minatar", "ppo_minatar"),
-    (PPO, "other", f"{CONTINUOUS} --env-ids {OTHER}", ""),
+    (PPO, "other", f"{CONTINUOUS} --env-ids {OTHER}", "ppo_other"),
     (
         DQN,
         "results",
@@ -54,10 +54,10 @@ TABLES = [
     (
         ACTOR_CRITIC,
         "long",
-        f"{OFF_POLICY_RUNS} {JAX} --env-ids {LONG} --methods {OFF_POLICY} sac_continuous_action_jax",
+        f"{OFF_POLICY_RUNS} {JAX} --env-ids {LONG} --methods {OFF_POLICY} {OFF_POLICY_JAX}",
         "actor_critic_long",
     ),
-    (ACTOR_CRITIC, "discrete", f"{OFF_POLICY_RUNS} --methods sac_discrete", ""),
+    (ACTOR_CRITIC, "discrete", f"{OFF_POLICY_RUNS} --methods sac_discrete", "actor_critic_discrete"),
 ]
 
 REPORT = ["report", CLASSIC, "--out", "benchmark/reports/classic", "--title", "PPO, here and in Stable-Baselines3"]
