@@ -118,6 +118,7 @@ def test_the_sizes_of_diffs_on_the_pages_are_measured():
         ("README.md", "speed", "ppo_speed", "ppo"),
         ("README.md", "jax", "jax_speed", "jax"),
         ("algorithms/ppo/README.md", "speed", "ppo_speed", "ppo_halfcheetah"),
+        ("algorithms/ppo/README.md", "wide", "jax_speed", "jax_wide"),
         ("algorithms/ppo/README.md", "rejax", "jax_speed", "jax_rejax"),
         ("algorithms/ppo/README.md", "start", "jax_start", "jax_start"),
         ("algorithms/ppo/README.md", "tricks", "jax_tricks", "jax_tricks"),
