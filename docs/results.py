@@ -18,6 +18,7 @@ PPO_CONTINUOUS = (
     "ppo_continuous_action 'ppo_continuous_action tuned' rpo_continuous_action"
     " ppo_continuous_action_jax 'ppo_continuous_action_jax tuned'"
 )
+LANDER = "ppo_jax 'ppo_jax unclipped' ppo sb3_ppo"
 OTHER = "BipedalWalker-v3 Hopper-v5 InvertedPendulum-v5 Walker2d-v5"
 LONG = "BipedalWalker-v3 HalfCheetah-v5 Hopper-v5 LunarLanderContinuous-v3"
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
@@ -29,7 +30,7 @@ TABLES = [
     ("README.md", "jax-results", f"{JAX} --baseline ppo_jax", ""),
     (PPO, "results", f"{CLASSIC} {JAX} --methods ppo ppo_jax sb3_ppo", "ppo"),
     (PPO, "mountaincar", "benchmark/results/mountaincar", "ppo_mountaincar"),
-    (PPO, "lunarlander", f"{JAX} {CLASSIC} --env-ids LunarLander-v3", "ppo_lunarlander"),
+    (PPO, "lunarlander", f"{JAX} {CLASSIC} --env-ids LunarLander-v3 --methods {LANDER}", "ppo_lunarlander"),
     (
         PPO,
         "pendulum",
