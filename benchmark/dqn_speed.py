@@ -56,16 +56,14 @@ def table(path):
     """The measurements of a file as a Markdown table."""
     about = json.loads(Path(path).read_text())
     most, rounds = speed.products(about), about["rounds"]
-    shares = {name: speed.share([each[name] for each in rounds], flops(name), most) for name in rounds[0]}
+    shares = {name: speed.share(rounds, name, flops(name), most) for name in rounds[0]}
     lines = [
         "| | steps/s, median | range | ratio to Stable-Baselines3 | share of products |",
         "|---|---:|---:|---:|---:|",
     ]
     lines += speed.rows(rounds, PEERS, more=shares)
-    where = (
-        f"{speed.where(rounds, about)}. {flops('dqn') / 1e6:.2f} MFLOP a step of DQN, {flops('c51') / 1e6:.2f} of C51; "
-    )
-    where += f"products of matrices reach {most / 1e9:.0f} GFLOP/s on one thread."
+    where = f"{speed.where(rounds, about)}. {flops('dqn') / 1e6:.2f} MFLOP a step of DQN, "
+    where += f"{flops('c51') / 1e6:.2f} of C51; products of matrices reach {most / 1e9:.0f} GFLOP/s on one thread."
     for script, parts in about["shares"].items():
         where += f" Where the time of {script} goes (eager): {speed.in_words(parts)}."
     return "\n".join([*lines, "", where])

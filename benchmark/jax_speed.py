@@ -108,7 +108,7 @@ def flops(algorithm):
 
 def share(algorithm, name, rounds, most):
     """Of the products that one thread could do, those a contestant does; empty for SBX, which has all cores."""
-    return "" if name in ("SBX", "rejax") else speed.share([each[name] for each in rounds], flops(algorithm), most)
+    return "" if name in ("SBX", "rejax") else speed.share(rounds, name, flops(algorithm), most)
 
 
 def table(path):

@@ -61,9 +61,8 @@ def flops(env_id):
 def table(path):
     """The measurements of a file as a Markdown table."""
     about = json.loads(Path(path).read_text())
-    most, work = speed.products(about), flops("HalfCheetah-v5" if "halfcheetah" in Path(path).stem else "CartPole-v1")
-    rounds = about["rounds"]
-    shares = {name: speed.share([each[name] for each in rounds], work, most) for name in rounds[0]}
+    rounds, work, most = about["rounds"], flops(about["env_id"]), speed.products(about)
+    shares = {name: speed.share(rounds, name, work, most) for name in rounds[0]}
     lines = [
         "| | steps/s, median | range | ratio to Stable-Baselines3 | share of products |",
         "|---|---:|---:|---:|---:|",
@@ -86,7 +85,7 @@ def main():
     script, batch, iterations, _ = CASES[args.env_id]
     rounds = [{name: measure(args.env_id, name) for name in NAMES} for _ in range(args.rounds)]
     shares = speed.shares(script, batch * iterations, "--env-id", args.env_id)
-    speed.write(args.out, rounds=rounds, shares=shares, threads=1, gemm=speed.gemm(1))
+    speed.write(args.out, env_id=args.env_id, rounds=rounds, shares=shares, threads=1, gemm=speed.gemm(1))
     print(table(args.out))
 
 

@@ -129,9 +129,9 @@ def products(about):
     return about.get("gemm") or (other["gemm"] if other["cpu"] == about["cpu"] else None)
 
 
-def share(rates, flops, most):
-    """Of what products could do, what these rates (steps/s) do, as a cell of a table."""
-    return f"{100 * statistics.median(rates) * flops / most:.1f} %"
+def share(rounds, name, flops, most):
+    """Of what products could do, what a contestant does, with `flops` operations a step; a cell of a table."""
+    return f"{100 * statistics.median(each[name] for each in rounds) * flops / most:.1f} %"
 
 
 def row(name, rates, *cells):

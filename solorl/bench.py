@@ -14,6 +14,7 @@ ended; without one it is ended and started again.
 import contextlib
 import fcntl
 import json
+import math
 import os
 import platform
 import shutil
@@ -431,8 +432,8 @@ class Runner:
         """The queued tasks with the seeds behind this one that the same process can train, so many that there are some
         for every free slot; takes their locks. Not those behind a half-done one, which goes on in its own process."""
         others, taken = following(task, self.queue), []
-        free = self.engine.slots - len(self.running)
-        for other in others[: -(-(len(others) + 1) // max(free, 1)) - 1]:
+        share = math.ceil((len(others) + 1) / (self.engine.slots - len(self.running)))
+        for other in others[: share - 1]:
             found = self.store.find(other)
             if found.state not in ("new", "failed") or self.store.resumable(other, found) or self.store.lock(other):
                 break
