@@ -101,9 +101,8 @@ class Store:
         """No other process is inside at the same time; the system ends this when a process dies."""
         self.tasks.mkdir(parents=True, exist_ok=True)
         with open(self.tasks / ".mutex", "a") as file:
-            with contextlib.suppress(
-                OSError
-            ):  # a file system without locks: the files that are created alone do as well
+            # without locks in the file system, files that are created alone do as well
+            with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
