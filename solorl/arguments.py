@@ -55,10 +55,12 @@ class RunArgs:
     cuda: bool = True  # --no-cuda keeps `--device auto` on the CPU
     torch_deterministic: bool = True  # ask torch for deterministic algorithms
     threads: int = 1  # CPU threads of torch, of XLA for each seed; one is best for small networks, beside other work
+    fast: bool = True  # speed-ups that change results only by rounding; --no-fast is plain PyTorch
     compile: bool = False  # compile the marked functions (seconds to minutes at the start, faster after)
     runs_dir: str = "runs"  # where run folders are made
     resume: str = ""  # run folder to go on with; its arguments are the defaults
     resume_changed: bool = False  # go on although hyper-parameters differ from those of the run folder
+    log_every: int = 500  # environment steps between rows of metrics, at least
     save_every: int = 50_000  # environment steps between checkpoints; 0: only at the end
     save_replay: bool = False  # checkpoints hold the replay buffer, so that off-policy runs resume exactly
     save_model: bool = True  # write model.safetensors (best evaluation) and model_last.safetensors

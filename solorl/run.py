@@ -1,6 +1,6 @@
 """Everything a training script needs that is not the algorithm, behind a few verbs.
 
-    require, resume, reset, loop, episodes, log, evaluate, save, close, compile
+    require, compile, fast, gradient_step, resume, reset, loop, episodes, learned, log, evaluate, save, close
 
 No verb changes what is learned. This module knows no algorithm, no network and no loss.
 """
@@ -80,6 +80,7 @@ class Run:
         self._lengths: np.ndarray | None = None
         self._rows: list[dict[str, float]] = []
         self._recent: deque[float] = deque(maxlen=100)
+        self._learned: dict[str, tuple[Any, int]] = {}  # of each metric since the last row: sum, number of gradient steps
         self._eval_envs: list[Any] = []
         self._lock: Any = None  # of the run folder, while this process trains there
         self._status = ""
@@ -232,13 +233,25 @@ class Run:
         self._returns += reward[begin:].sum(0, dtype=np.float64)
         self._lengths += steps - begin
 
+    def learned(self, metrics: Mapping[str, Any]) -> None:
+        """Count the metrics of one gradient step (numbers or 0-dimensional tensors) into the means that the next row
+        of `log` will have."""
+        for name, value in metrics.items():
+            total, count = self._learned.get(name, (0.0, 0))
+            self._learned[name] = (total + value, count + 1)
+
     def log(self, global_step: int, metrics: Mapping[str, Any]) -> None:
-        """Write one row of metrics (numbers or 0-dimensional arrays) with `charts/SPS`, and one line of progress.
+        """Every `--log-every` steps and in the last iteration: write one row of metrics (numbers or 0-dimensional
+        arrays), the means of `learned` and `charts/SPS`, and one line of progress.
 
         A NaN or infinite value ends the run with exit code 3, a sentence and a snapshot in `crash/`.
         """
         self._step = global_step
-        values = {name: float(value) for name, value in metrics.items()}
+        if not (self._is_due("log", self.args.log_every, global_step) or self._is_last):
+            return
+        means = {name: total / count for name, (total, count) in self._learned.items()}
+        self._learned = {}
+        values = {name: float(value) for name, value in (*metrics.items(), *means.items())}
         episodes = [row["charts/episodic_return"] for row in self._rows]
         for name, value in [*values.items(), *(("charts/episodic_return", value) for value in episodes)]:
             if not math.isfinite(value):
@@ -307,6 +320,24 @@ class Run:
         """The command that resumes this run, as it can be typed here."""
         script, folder = shlex.quote(_near(self.script)), shlex.quote(str(self.dir))
         return f"go on with: {_solo()} train {script} --resume {folder}"
+
+    def fast(self, module: Any) -> Callable[[np.ndarray], np.ndarray]:
+        """A module as a function from a NumPy batch (n, ...) to a NumPy batch, with its present weights at each call:
+        for a few rows on the CPU several times as fast as torch, if it is an `nn.Sequential` of simple layers."""
+        from solorl.speed import Forward
+
+        return Forward(module, self.args.fast)
+
+    def gradient_step(
+        self, loss_of: Callable[..., Any], module: Any, optimizer: Any, max_grad_norm: float = math.inf
+    ) -> Callable[..., Any]:
+        """`metrics = step(*inputs)` takes one step of `optimizer`, which has the parameters of `module` and no others,
+        down the gradient of the loss: `loss, metrics = loss_of(module, *inputs)`. The gradient's global norm is clipped
+        to `max_grad_norm`. With `--compile` the loss and its derivative are compiled together. To be called before
+        `resume`."""
+        from solorl.speed import GradientStep
+
+        return GradientStep(loss_of, module, optimizer, max_grad_norm, self.compile, self.args.fast)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.compile(function)` with `--compile`, else the function itself. On the CPU what calls the compiled
@@ -459,6 +490,7 @@ class Run:
         self._confirmations = saved["confirmations"]
         self._elapsed, self._returns, self._lengths = saved["wall_time"], saved["returns"], saved["lengths"]
         self._recent.extend(saved["recent"])
+        self._learned = {name: tuple(pair) for name, pair in saved["learned"].items()}
         self._rate = (self._step, self._elapsed)
         return saved["iteration"]
 
@@ -584,6 +616,7 @@ class Run:
                 "returns": self._returns,
                 "lengths": self._lengths,
                 "recent": list(self._recent),
+                "learned": {name: list(pair) for name, pair in self._learned.items()},
                 "metrics_bytes": self._metrics.sync(),
             },
             "random": state.random_states(),

@@ -16,6 +16,7 @@ import copy
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -30,138 +31,170 @@ from solorl import Run, RunArgs, parse
 @dataclass
 class Args(RunArgs):
     env_id: str = "Hopper-v5"  # Gymnasium id of the environment
-    total_timesteps: int = 1_000_000  # environment steps, summed over environments; whole iterations of them
-    num_envs: int = 1  # environments stepped side by side
+    total_timesteps: int = 1_000_000  # environment steps, summed over environments
+    num_envs: int = 1  # environments stepped in parallel
     learning_starts: int = 5_000  # environment steps of random actions before the first gradient step
-    buffer_size: int = 1_000_000  # transitions the replay buffer holds
-    batch_size: int = 256  # transitions of one gradient step
+    buffer_size: int = 1_000_000  # transitions in the replay buffer
+    batch_size: int = 256  # transitions per gradient step
     utd_ratio: float = 1.0  # gradient steps of the critics per environment step (update-to-data ratio)
-    policy_lr: float = 3e-4  # step size of the actor's Adam
-    q_lr: float = 1e-3  # step size of Adam for the critics and the temperature
+    policy_lr: float = 3e-4  # learning rate of the actor
+    q_lr: float = 1e-3  # learning rate of the critics and of the temperature
     gamma: float = 0.99  # discount factor
-    tau: float = 0.005  # share of the critics that their targets take over
-    policy_frequency: int = 2  # every so many gradient steps of the critics, as many of the actor in a row
+    tau: float = 0.005  # share of the critics that their targets take over at each move
+    policy_frequency: int = 2  # the actor learns at every so many steps of the critics, as many steps in a row
     target_network_frequency: int = 1  # gradient steps of the critics per move of their targets
     alpha: float = 0.2  # temperature, the weight of the entropy, with --no-autotune
-    autotune: bool = True  # learn the temperature so that the entropy, actions in half ranges, is minus their dimension
+    autotune: bool = True  # learn the temperature: the entropy approaches minus the number of action dimensions
+
+
+class Batch(NamedTuple):
+    """Transitions."""
+
+    obs: torch.Tensor  # (batch_size, obs_dim)
+    action: torch.Tensor  # (batch_size, action_dim), in [-1, 1]
+    reward: torch.Tensor  # (batch_size,)
+    done: torch.Tensor  # (batch_size,), 0 at a time limit: that is not the end of the task
+    next_obs: torch.Tensor  # (batch_size, obs_dim)
+
+
+class ScaleAction(gym.ActionWrapper):
+    """The agent's actions lie in [-1, 1]; the environment gets them in its own finite bounds."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, env.action_space.shape, np.float32)
+
+    def action(self, action):
+        space = self.env.action_space
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        scaled = (low + (high - low) * (action + 1.0) / 2).astype(space.dtype)
+        return np.clip(scaled, space.low, space.high)  # rounding can overstep the bounds
 
 
 def make_env(env_id, **kwargs):
-    """One environment, for training and for evaluation; all that is specific to the environment stands here."""
-    return gym.make(env_id, **kwargs)
+    """One environment, for training and for evaluation; actions in [-1, 1] if it has finite bounds."""
+    env = gym.make(env_id, **kwargs)
+    space = env.action_space
+    bounded = isinstance(space, gym.spaces.Box) and np.isfinite([space.low, space.high]).all()
+    return ScaleAction(env) if bounded else env
 
 
 class Replay:
-    """The last `capacity` transitions, a row [obs | action | reward | done | next_obs] each: one gather is a batch."""
+    """The last `capacity` transitions, in host memory."""
 
-    def __init__(self, capacity, obs_dim, action_dim):
-        self.widths = [obs_dim, action_dim, 1, 1, obs_dim]
-        self.rows = np.zeros((capacity, sum(self.widths)), np.float32)
-        self.arrays = {"rows": self.rows}
-        self.inserted = 0  # rows ever inserted
+    def __init__(self, capacity, obs_dim, action_space):
+        self.arrays = {
+            "obs": np.zeros((capacity, obs_dim), np.float32),
+            "action": np.zeros((capacity, *action_space.shape), action_space.dtype),
+            "reward": np.zeros(capacity, np.float32),
+            "done": np.zeros(capacity, np.float32),
+            "next_obs": np.zeros((capacity, obs_dim), np.float32),
+        }
+        self.capacity, self.inserted = capacity, 0  # `inserted` counts on
 
-    @property
-    def size(self):
-        return min(self.inserted, len(self.rows))
-
-    def add(self, obs, action, reward, done, next_obs):
-        """Insert a transition of each environment over the oldest ones; all (num_envs, ...)."""
-        parts = [np.reshape(x, (len(obs), -1)) for x in (obs, action, reward, done, next_obs)]
-        self.rows[(self.inserted + np.arange(len(obs))) % len(self.rows)] = np.concatenate(parts, axis=1)
-        self.inserted += len(obs)
+    def add(self, batch):
+        """Insert a Batch of NumPy arrays (..., n, width) over the oldest transitions."""
+        index = (self.inserted + np.arange(batch.reward.size)) % self.capacity
+        for array, rows in zip(self.arrays.values(), batch, strict=True):
+            array[index] = rows.reshape(len(index), *array.shape[1:])
+        self.inserted += len(index)
 
     def sample(self, batch_size, device):
-        """Transitions drawn uniformly with replacement: (batch_size, ...) each, reward and done (batch_size,)."""
-        rows = self.rows.take(np.random.randint(self.size, size=batch_size), axis=0)
-        obs, action, reward, done, next_obs = torch.from_numpy(rows).to(device).split(self.widths, dim=1)
-        return obs, action, reward.squeeze(1), done.squeeze(1), next_obs
+        """A Batch of transitions drawn uniformly with replacement."""
+        index = np.random.randint(min(self.inserted, self.capacity), size=batch_size)
+        return Batch(*(torch.from_numpy(array[index]).to(device) for array in self.arrays.values()))
 
 
-class Layers(nn.Module):
-    """Weights and biases of linear layers, initialised as `nn.Linear` is. All are parts of one vector, so that one
-    operation steps or averages them. With copies=(2,) those of two networks side by side."""
-
-    def __init__(self, *sizes, copies=()):
-        super().__init__()
-        pairs = list(pairwise(sizes))  # (fan_in, fan_out) of each layer
-        self.shapes = [(*copies, rows, fan_out) for fan_in, fan_out in pairs for rows in (fan_in, 1)]
-        self.widths = [math.prod(shape) for shape in self.shapes]
-        bound = torch.cat([torch.full((math.prod(copies) * (i + 1) * o,), i**-0.5) for i, o in pairs])
-        self.vector = nn.Parameter(bound * (2 * torch.rand(len(bound)) - 1))
-
-    def forward(self):  # weights (*copies, fan_in, fan_out), biases (*copies, 1, fan_out)
-        parts = [part.view(shape) for part, shape in zip(self.vector.split(self.widths), self.shapes, strict=True)]
-        return list(zip(parts[::2], parts[1::2], strict=True))
-
-
-def mlp(layers, x):
-    """The layers with ReLU between them, (*copies, batch, fan_in) -> (*copies, batch, fan_out)."""
-    linear = torch.addmm if x.ndim == 2 else torch.baddbmm
-    *hidden, (weight, bias) = layers
-    for w, b in hidden:
-        x = linear(b, x, w).relu_()
-    if weight.shape[-1] == 1:  # for one column a product of matrices is several times slower than this
-        return (x * weight.mT).sum(-1, keepdim=True) + bias
-    return linear(bias, x, weight)
+def mlp(*sizes):
+    """Linear layers with ReLU between them."""
+    layers = [layer for fan_in, fan_out in pairwise(sizes) for layer in (nn.Linear(fan_in, fan_out), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
 
 
 class Actor(nn.Module):
-    def __init__(self, obs_dim, low, high):
+    """A Gaussian policy, squashed into [-1, 1] by tanh."""
+
+    def __init__(self, obs_dim, action_dim):
         super().__init__()
-        self.layers = Layers(obs_dim, 256, 256, 2 * len(low))
-        self.register_buffer("low", torch.as_tensor(low, dtype=torch.float32))
-        self.register_buffer("high", torch.as_tensor(high, dtype=torch.float32))
+        self.net = mlp(obs_dim, 256, 256, 2 * action_dim)
 
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
-        """Actions for standard normal noise, and their log-probabilities: appendix C with the range of the actions as
-        a factor more, and with log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which is exact for every x."""
-        mean, log_std = mlp(self.layers(), obs).chunk(2, 1)
+        """Actions for standard normal noise, and their log-probabilities (appendix C)."""
+        mean, log_std = self.net(obs).chunk(2, 1)
         log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]
-        x, half_range = mean + log_std.exp() * noise, (self.high - self.low) / 2
-        normal_logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
-        log_slope = half_range.log() + 2 * (math.log(2) - x - F.softplus(-2 * x))
-        return self.low + half_range * (x.tanh() + 1), (normal_logprob - log_slope).sum(1)
+        x = mean + log_std.exp() * noise
+        logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
+        logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), exact for every x
+        return x.tanh(), logprob.sum(1)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch, action_dim)
-        """The actions of the mean; with standard normal noise (batch, action_dim), actions drawn from the policy."""
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device).flatten(1)
-        return self(obs, noise)[0].clamp(self.low, self.high).cpu().numpy()
+        """The actions of the mean; with standard normal noise (batch, action_dim), samples of the policy."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.net[0].weight.device).flatten(1)
+        noise = torch.as_tensor(noise, dtype=torch.float32, device=obs.device)
+        return self(obs, noise)[0].cpu().numpy()
 
 
 class Critic(nn.Module):
+    """Two estimates of the value of an action."""
+
     def __init__(self, obs_dim, action_dim):
         super().__init__()
-        self.layers = Layers(obs_dim + action_dim, 256, 256, 1, copies=(2,))
+        self.q1, self.q2 = (mlp(obs_dim + action_dim, 256, 256, 1) for _ in range(2))
 
-    def forward(self, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (2, batch)
-        return mlp(self.layers(), torch.cat([obs, action], 1).expand(2, -1, -1)).squeeze(2)
-
-
-def gradient(loss_of, module, *inputs):
-    """Gradient of `loss_of(module, *inputs)` for the parameters of `module` only, and the metrics of the loss."""
-    loss, metrics = loss_of(module, *inputs)
-    return torch.autograd.grad(loss, module.layers.vector)[0], metrics
+    def forward(self, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (batch,), (batch,)
+        x = torch.cat([obs, action], 1)
+        return self.q1(x).squeeze(1), self.q2(x).squeeze(1)
 
 
-def sac_critic_loss(critic, target_critic, actor, log_alpha, obs, action, reward, done, next_obs, noise, gamma):
-    """Twice Eq. 5, both critics added; metrics: their mean values, losses, mean loss. `done` is 0 at a time limit."""
+class Temperature(nn.Module):
+    """alpha, the weight of the entropy."""
+
+    def __init__(self, alpha):
+        super().__init__()
+        self.log_alpha = nn.Parameter(torch.tensor(alpha).log())
+
+    def forward(self):
+        return self.log_alpha.exp()
+
+
+def critic_loss(critic, target_critic, actor, alpha, batch, noise, gamma):
+    """Twice Eq. 5, both critics added, and the metrics."""
     with torch.no_grad():
-        next_action, next_logprob = actor(next_obs, noise)
-        next_value = target_critic(next_obs, next_action).amin(0) - log_alpha.exp() * next_logprob  # Eq. 3
-        q_target = reward + gamma * (1 - done) * next_value
-    q = critic(obs, action)  # (2, batch)
-    loss = ((q - q_target) ** 2).mean(1)
-    return loss.sum(), torch.cat([q.mean(1), loss, loss.mean(0, True)]).detach()
+        next_action, next_logprob = actor(batch.next_obs, noise)
+        next_value = torch.min(*target_critic(batch.next_obs, next_action)) - alpha * next_logprob  # Eq. 3
+        target = batch.reward + gamma * (1 - batch.done) * next_value
+    q1, q2 = critic(batch.obs, batch.action)
+    assert q1.shape == q2.shape == target.shape == batch.reward.shape
+    loss1, loss2 = F.mse_loss(q1, target), F.mse_loss(q2, target)
+    metrics = {
+        "losses/qf1_values": q1.mean(),
+        "losses/qf2_values": q2.mean(),
+        "losses/qf1_loss": loss1,
+        "losses/qf2_loss": loss2,
+        "losses/qf_loss": (loss1 + loss2) / 2,
+    }
+    return loss1 + loss2, metrics
 
 
-def sac_actor_loss(actor, critic, log_alpha, obs, noise, target_entropy):
-    """Eq. 9; metrics: the loss, the entropy of the policy and the loss of the temperature (Eq. 18)."""
-    action, logprob = actor(obs, noise)
-    alpha = log_alpha.detach().exp()
-    loss = (alpha * logprob - critic(obs, action).amin(0)).mean()
-    entropy = -logprob.detach().mean()
-    return loss, torch.stack([loss.detach(), entropy, alpha * (entropy - target_entropy)])
+def actor_loss(actor, critic, alpha, batch, noise):
+    """Eq. 9, and the metrics with the entropy of the policy."""
+    action, logprob = actor(batch.obs, noise)
+    loss = (alpha * logprob - torch.min(*critic(batch.obs, action))).mean()
+    return loss, {"losses/actor_loss": loss, "losses/entropy": -logprob.mean()}
+
+
+def alpha_loss(temperature, entropy, target_entropy):
+    """Eq. 18, and the metrics."""
+    loss = temperature() * (entropy - target_entropy)
+    return loss, {"losses/alpha_loss": loss}
+
+
+def soft_update(target, online, tau):
+    """Move the parameters of `target` by the share `tau` towards those of `online`."""
+    with torch.no_grad():
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 if __name__ == "__main__":
@@ -173,29 +206,23 @@ if __name__ == "__main__":
     run.require(args.batch_size <= args.buffer_size, f"--buffer-size {args.buffer_size} is less than one batch")
     envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     run.require_spaces(envs, obs="vector", action="continuous")
-    low, high = envs.single_action_space.low, envs.single_action_space.high
-    run.require(
-        np.isfinite([low, high]).all() and (low < high).all(), f"{args.env_id} has actions without finite bounds"
-    )
-    obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), len(low)
+    space = envs.single_action_space
+    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
+    obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
 
-    actor, critic = Actor(obs_dim, low, high).to(run.device), Critic(obs_dim, action_dim).to(run.device)
+    actor, critic = Actor(obs_dim, action_dim).to(run.device), Critic(obs_dim, action_dim).to(run.device)
     target_critic = copy.deepcopy(critic)
-    actor_vector, critic_vector = actor.layers.vector, critic.layers.vector
-    target_critic_vector = target_critic.layers.vector
-    target_entropy = float(np.log((high - low) / 2).sum()) - action_dim
-    log_alpha = torch.tensor(1.0 if args.autotune else args.alpha, device=run.device).log()
-    actor_optimizer = torch.optim.Adam([actor_vector], lr=args.policy_lr, fused=True)
-    if args.autotune:
-        actor_optimizer.add_param_group({"params": [log_alpha], "lr": args.q_lr})
-    critic_optimizer = torch.optim.Adam([critic_vector], lr=args.q_lr, fused=True)
-    gradient_of = run.compile(gradient)
-    replay = Replay(args.buffer_size, obs_dim, action_dim)
-    names = "qf1_values qf2_values qf1_loss qf2_loss qf_loss actor_loss entropy alpha_loss".split()
-    totals = torch.zeros(2, len(names), device=run.device)  # sums and counts of the metrics since the last row
-    parts = {"actor": actor, "critic": critic, "target_critic": target_critic, "log_alpha": log_alpha}
-    parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer, "totals": totals}
-    start = run.resume(**parts, replay=replay, envs=envs)
+    temperature = Temperature(1.0 if args.autotune else args.alpha).to(run.device)
+    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
+    critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
+    alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
+    critic_step = run.gradient_step(critic_loss, critic, critic_optimizer)
+    actor_step = run.gradient_step(actor_loss, actor, actor_optimizer)
+    alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
+    replay = Replay(args.buffer_size, obs_dim, space)
+    parts = {"actor": actor, "critic": critic, "target_critic": target_critic, "temperature": temperature}
+    parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
+    start = run.resume(**parts, alpha_optimizer=alpha_optimizer, replay=replay, envs=envs)
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -205,42 +232,41 @@ if __name__ == "__main__":
         if global_step <= args.learning_starts:
             action = envs.action_space.sample()
         else:
-            action = actor.act(obs, torch.randn(args.num_envs, action_dim, device=run.device))
+            action = actor.act(obs, torch.randn(args.num_envs, action_dim))
         next_obs, reward, terminated, truncated, infos = envs.step(action)
         run.episodes(global_step, reward, terminated | truncated)
 
-        # ---- 2. store: next_obs is already the next episode's where one ended; a time limit is no end of the task
+        # ---- 2. store: where an episode ended, next_obs is the next one's; a time limit is not the end of the task
         final_obs = next_obs.copy()
         for i in np.flatnonzero(terminated | truncated):
             final_obs[i] = infos["final_obs"][i]
-        replay.add(obs, action, reward, terminated, final_obs)
+        replay.add(Batch(obs, action, reward, terminated, final_obs))
         obs = next_obs
 
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
         steps = (global_step - args.num_envs - args.learning_starts, global_step - args.learning_starts)
         updates = range(*(int(args.utd_ratio * max(0, step)) for step in steps))
         for update in updates if replay.inserted >= max(args.batch_size, args.learning_starts) else ():
-            batch = replay.sample(args.batch_size, run.device)
+            # "update the Q-function parameters" (Algorithm 1)
+            batch, alpha = replay.sample(args.batch_size, run.device), temperature().detach()
             noise = torch.randn(args.batch_size, action_dim, device=run.device)
-            inputs = (target_critic, actor, log_alpha, *batch, noise, args.gamma)
-            critic_vector.grad, metrics = gradient_of(sac_critic_loss, critic, *inputs)
-            critic_optimizer.step()
-            totals[:, :5] += torch.stack([metrics, torch.ones_like(metrics)])
-            if update % args.policy_frequency == 0:
-                for _ in range(args.policy_frequency):  # makes up for the steps left out
-                    inputs = (critic, log_alpha, batch[0], noise.normal_(), target_entropy)
-                    actor_vector.grad, metrics = gradient_of(sac_actor_loss, actor, *inputs)
-                    log_alpha.grad = metrics[2]  # the loss of the temperature is its own derivative in log_alpha
-                    actor_optimizer.step()
-                    totals[:, 5:] += torch.stack([metrics, torch.ones_like(metrics)])
-            if update % args.target_network_frequency == 0:
-                target_critic_vector.data.lerp_(critic_vector.data, args.tau)
+            metrics = critic_step(target_critic, actor, alpha, batch, noise, args.gamma)
+            run.learned(metrics)
 
-        # ---- 4. report: means over all gradient steps since the last row
-        if (iteration + 1) % 100 == 0 or iteration + 1 == num_iterations:
-            losses = {f"losses/{name}": x / n for name, x, n in zip(names, *totals.tolist(), strict=True) if n}
-            run.log(global_step, losses | {"losses/alpha": log_alpha.exp()})
-            totals.zero_()
+            # "update policy weights", "adjust temperature"; in a row, to make up for the steps left out
+            for _ in range(args.policy_frequency if update % args.policy_frequency == 0 else 0):
+                metrics = actor_step(critic, temperature().detach(), batch, noise.normal_())
+                run.learned(metrics)
+                if args.autotune:
+                    metrics = alpha_step(metrics["losses/entropy"], -action_dim)
+                    run.learned(metrics)
+
+            # "update target network weights"
+            if update % args.target_network_frequency == 0:
+                soft_update(target_critic, critic, args.tau)
+
+        # ---- 4. report: with the means of what was learned since the last row
+        run.log(global_step, {"losses/alpha": temperature().detach()})
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)
 

@@ -13,14 +13,15 @@ Details   algorithms/actor_critic/README.md
 """
 
 import copy
-import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from solorl import Run, RunArgs, parse
@@ -29,136 +30,152 @@ from solorl import Run, RunArgs, parse
 @dataclass
 class Args(RunArgs):
     env_id: str = "Hopper-v5"  # Gymnasium id of the environment
-    total_timesteps: int = 1_000_000  # environment steps, summed over environments; whole iterations of them
-    num_envs: int = 1  # environments stepped side by side
+    total_timesteps: int = 1_000_000  # environment steps, summed over environments
+    num_envs: int = 1  # environments stepped in parallel
     learning_starts: int = 25_000  # environment steps of random actions before the first gradient step
-    buffer_size: int = 1_000_000  # transitions the replay buffer holds
-    batch_size: int = 256  # transitions of one gradient step
-    utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
-    learning_rate: float = 3e-4  # step size of both Adams
+    buffer_size: int = 1_000_000  # transitions in the replay buffer
+    batch_size: int = 256  # transitions per gradient step
+    utd_ratio: float = 1.0  # gradient steps of the critic per environment step (update-to-data ratio)
+    learning_rate: float = 3e-4  # of both optimisers
     gamma: float = 0.99  # discount factor
-    tau: float = 0.005  # share of the online networks that the target networks take over
+    tau: float = 0.005  # share of the online networks that the target networks take over at each move
     policy_frequency: int = 2  # gradient steps of the critic per step of the actor and the target networks (d)
-    exploration_noise: float = 0.1  # standard deviation of the noise on actions, in half ranges of the action
-    policy_noise: float = 0.2  # standard deviation of the noise on target actions, in half ranges of the action
-    noise_clip: float = 0.5  # largest such noise
+    exploration_noise: float = 0.1  # standard deviation of the noise on actions
+    policy_noise: float = 0.2  # standard deviation of the noise on target actions
+    noise_clip: float = 0.5  # largest noise on target actions (c)
+
+
+class Batch(NamedTuple):
+    """Transitions."""
+
+    obs: torch.Tensor  # (batch_size, obs_dim)
+    action: torch.Tensor  # (batch_size, action_dim), in [-1, 1]
+    reward: torch.Tensor  # (batch_size,)
+    done: torch.Tensor  # (batch_size,), 0 at a time limit: that is not the end of the task
+    next_obs: torch.Tensor  # (batch_size, obs_dim)
+
+
+class ScaleAction(gym.ActionWrapper):
+    """The agent's actions lie in [-1, 1]; the environment gets them in its own finite bounds."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, env.action_space.shape, np.float32)
+
+    def action(self, action):
+        space = self.env.action_space
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        scaled = (low + (high - low) * (action + 1.0) / 2).astype(space.dtype)
+        return np.clip(scaled, space.low, space.high)  # rounding can overstep the bounds
 
 
 def make_env(env_id, **kwargs):
-    """One environment, for training and for evaluation; all that is specific to the environment stands here."""
-    return gym.make(env_id, **kwargs)
+    """One environment, for training and for evaluation; actions in [-1, 1] if it has finite bounds."""
+    env = gym.make(env_id, **kwargs)
+    space = env.action_space
+    bounded = isinstance(space, gym.spaces.Box) and np.isfinite([space.low, space.high]).all()
+    return ScaleAction(env) if bounded else env
 
 
 class Replay:
-    """The last `capacity` transitions, a row [obs | action | reward | done | next_obs] each: one gather is a batch."""
+    """The last `capacity` transitions, in host memory."""
 
-    def __init__(self, capacity, obs_dim, action_dim):
-        self.widths = [obs_dim, action_dim, 1, 1, obs_dim]
-        self.rows = np.zeros((capacity, sum(self.widths)), np.float32)
-        self.arrays = {"rows": self.rows}
-        self.inserted = 0  # rows ever inserted
+    def __init__(self, capacity, obs_dim, action_space):
+        self.arrays = {
+            "obs": np.zeros((capacity, obs_dim), np.float32),
+            "action": np.zeros((capacity, *action_space.shape), action_space.dtype),
+            "reward": np.zeros(capacity, np.float32),
+            "done": np.zeros(capacity, np.float32),
+            "next_obs": np.zeros((capacity, obs_dim), np.float32),
+        }
+        self.capacity, self.inserted = capacity, 0  # `inserted` counts on
 
-    @property
-    def size(self):
-        return min(self.inserted, len(self.rows))
-
-    def add(self, obs, action, reward, done, next_obs):
-        """Insert a transition of each environment over the oldest ones; all (num_envs, ...)."""
-        parts = [np.reshape(x, (len(obs), -1)) for x in (obs, action, reward, done, next_obs)]
-        self.rows[(self.inserted + np.arange(len(obs))) % len(self.rows)] = np.concatenate(parts, axis=1)
-        self.inserted += len(obs)
+    def add(self, batch):
+        """Insert a Batch of NumPy arrays (..., n, width) over the oldest transitions."""
+        index = (self.inserted + np.arange(batch.reward.size)) % self.capacity
+        for array, rows in zip(self.arrays.values(), batch, strict=True):
+            array[index] = rows.reshape(len(index), *array.shape[1:])
+        self.inserted += len(index)
 
     def sample(self, batch_size, device):
-        """Transitions drawn uniformly with replacement: (batch_size, ...) each, reward and done (batch_size,)."""
-        rows = self.rows.take(np.random.randint(self.size, size=batch_size), axis=0)
-        obs, action, reward, done, next_obs = torch.from_numpy(rows).to(device).split(self.widths, dim=1)
-        return obs, action, reward.squeeze(1), done.squeeze(1), next_obs
+        """A Batch of transitions drawn uniformly with replacement."""
+        index = np.random.randint(min(self.inserted, self.capacity), size=batch_size)
+        return Batch(*(torch.from_numpy(array[index]).to(device) for array in self.arrays.values()))
 
 
-class Layers(nn.Module):
-    """Weights and biases of linear layers, initialised as `nn.Linear` is. All are parts of one vector, so that one
-    operation steps or averages them. With copies=(2,) those of two networks side by side."""
-
-    def __init__(self, *sizes, copies=()):
-        super().__init__()
-        pairs = list(pairwise(sizes))  # (fan_in, fan_out) of each layer
-        self.shapes = [(*copies, rows, fan_out) for fan_in, fan_out in pairs for rows in (fan_in, 1)]
-        self.widths = [math.prod(shape) for shape in self.shapes]
-        bound = torch.cat([torch.full((math.prod(copies) * (i + 1) * o,), i**-0.5) for i, o in pairs])
-        self.vector = nn.Parameter(bound * (2 * torch.rand(len(bound)) - 1))
-
-    def forward(self):  # weights (*copies, fan_in, fan_out), biases (*copies, 1, fan_out)
-        parts = [part.view(shape) for part, shape in zip(self.vector.split(self.widths), self.shapes, strict=True)]
-        return list(zip(parts[::2], parts[1::2], strict=True))
-
-
-def mlp(layers, x):
-    """The layers with ReLU between them, (*copies, batch, fan_in) -> (*copies, batch, fan_out)."""
-    linear = torch.addmm if x.ndim == 2 else torch.baddbmm
-    *hidden, (weight, bias) = layers
-    for w, b in hidden:
-        x = linear(b, x, w).relu_()
-    if weight.shape[-1] == 1:  # for one column a product of matrices is several times slower than this
-        return (x * weight.mT).sum(-1, keepdim=True) + bias
-    return linear(bias, x, weight)
+def mlp(*sizes):
+    """Linear layers with ReLU between them."""
+    layers = [layer for fan_in, fan_out in pairwise(sizes) for layer in (nn.Linear(fan_in, fan_out), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
 
 
 class Actor(nn.Module):
-    def __init__(self, obs_dim, low, high):
+    """A deterministic policy; actions in [-1, 1]."""
+
+    def __init__(self, obs_dim, action_dim):
         super().__init__()
-        self.layers = Layers(obs_dim, 256, 256, len(low))
-        self.register_buffer("low", torch.as_tensor(low, dtype=torch.float32))
-        self.register_buffer("high", torch.as_tensor(high, dtype=torch.float32))
+        self.net = mlp(obs_dim, 256, 256, action_dim)
 
-    def forward(self, obs):  # (batch, obs_dim) -> (batch, action_dim) within the bounds of each dimension
-        return self.low + (self.high - self.low) * (mlp(self.layers(), obs).tanh() + 1) / 2
+    def forward(self, obs):  # (batch, obs_dim) -> (batch, action_dim)
+        return self.net(obs).tanh()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch, action_dim)
-        """The policy's actions; with noise (batch, action_dim) in half ranges of the action added."""
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device).flatten(1)
-        action = self(obs) + noise * (self.high - self.low) / 2
-        return action.clamp(self.low, self.high).cpu().numpy()
+        """The policy's actions with `noise` (batch, action_dim) added."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.net[0].weight.device).flatten(1)
+        return (self(obs).cpu().numpy() + noise).clip(-1, 1)
 
 
 class Critic(nn.Module):
+    """Two estimates of the value of an action."""
+
     def __init__(self, obs_dim, action_dim):
         super().__init__()
-        self.layers = Layers(obs_dim + action_dim, 256, 256, 1, copies=(2,))
+        self.q1, self.q2 = (mlp(obs_dim + action_dim, 256, 256, 1) for _ in range(2))
 
-    def forward(self, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (2, batch)
-        return mlp(self.layers(), torch.cat([obs, action], 1).expand(2, -1, -1)).squeeze(2)
+    def forward(self, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (batch,), (batch,)
+        x = torch.cat([obs, action], 1)
+        return self.q1(x).squeeze(1), self.q2(x).squeeze(1)
 
-    def first(self, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (batch,) of the first critic
-        layers = [(weight[0], bias[0]) for weight, bias in self.layers()]
-        return mlp(layers, torch.cat([obs, action], 1)).squeeze(1)
-
-
-def gradient(loss_of, module, *inputs):
-    """Gradient of `loss_of(module, *inputs)` for the parameters of `module` only, and the metrics of the loss."""
-    loss, metrics = loss_of(module, *inputs)
-    return torch.autograd.grad(loss, module.layers.vector)[0], metrics
+    def first(self, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (batch,), the first estimate
+        return self.q1(torch.cat([obs, action], 1)).squeeze(1)
 
 
-def smoothed(action, noise, noise_clip, low, high):
-    """Target actions with clipped noise, both (batch, action_dim), kept within the bounds of each dimension."""
-    return (action + noise.clamp(-noise_clip, noise_clip) * (high - low) / 2).clamp(low, high)
+def smoothed(action, noise, noise_clip):
+    """Target actions with clipped noise, both (batch, action_dim), kept within [-1, 1]."""
+    return (action + noise.clamp(-noise_clip, noise_clip)).clamp(-1, 1)
 
 
-def td3_critic_loss(critic, target_critic, target_actor, obs, action, reward, done, next_obs, noise, noise_clip, gamma):
-    """The critics' losses of Alg. 1, added; metrics: mean values, losses, mean loss. `done` is 0 at a time limit."""
+def critic_loss(critic, target_critic, target_actor, batch, noise, noise_clip, gamma):
+    """The losses of both critics (Alg. 1), added, and the metrics."""
     with torch.no_grad():
-        next_action = smoothed(target_actor(next_obs), noise, noise_clip, target_actor.low, target_actor.high)
-        q_target = reward + gamma * (1 - done) * target_critic(next_obs, next_action).amin(0)
-    q = critic(obs, action)  # (2, batch)
-    loss = ((q - q_target) ** 2).mean(1)
-    return loss.sum(), torch.cat([q.mean(1), loss, loss.mean(0, True)]).detach()
+        next_action = smoothed(target_actor(batch.next_obs), noise, noise_clip)
+        next_value = torch.min(*target_critic(batch.next_obs, next_action))
+        target = batch.reward + gamma * (1 - batch.done) * next_value
+    q1, q2 = critic(batch.obs, batch.action)
+    assert q1.shape == q2.shape == target.shape == batch.reward.shape
+    loss1, loss2 = F.mse_loss(q1, target), F.mse_loss(q2, target)
+    metrics = {
+        "losses/qf1_values": q1.mean(),
+        "losses/qf2_values": q2.mean(),
+        "losses/qf1_loss": loss1,
+        "losses/qf2_loss": loss2,
+        "losses/qf_loss": (loss1 + loss2) / 2,
+    }
+    return loss1 + loss2, metrics
 
 
-def td3_actor_loss(actor, critic, obs):
-    """The negative of the first critic's value, which Alg. 1 ascends; metrics: the loss."""
-    loss = -critic.first(obs, actor(obs)).mean()
-    return loss, loss.detach()
+def actor_loss(actor, critic, batch):
+    """The negative of the first critic's value, which Alg. 1 ascends, and the metrics."""
+    loss = -critic.first(batch.obs, actor(batch.obs)).mean()
+    return loss, {"losses/actor_loss": loss}
+
+
+def soft_update(target, online, tau):
+    """Move the parameters of `target` by the share `tau` towards those of `online`."""
+    with torch.no_grad():
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 if __name__ == "__main__":
@@ -170,67 +187,59 @@ if __name__ == "__main__":
     run.require(args.batch_size <= args.buffer_size, f"--buffer-size {args.buffer_size} is less than one batch")
     envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     run.require_spaces(envs, obs="vector", action="continuous")
-    low, high = envs.single_action_space.low, envs.single_action_space.high
-    run.require(
-        np.isfinite([low, high]).all() and (low < high).all(), f"{args.env_id} has actions without finite bounds"
-    )
-    obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), len(low)
+    space = envs.single_action_space
+    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
+    obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
 
-    actor, critic = Actor(obs_dim, low, high).to(run.device), Critic(obs_dim, action_dim).to(run.device)
+    actor, critic = Actor(obs_dim, action_dim).to(run.device), Critic(obs_dim, action_dim).to(run.device)
     target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
-    actor_vector, critic_vector = actor.layers.vector, critic.layers.vector
-    target_actor_vector, target_critic_vector = target_actor.layers.vector, target_critic.layers.vector
-    actor_optimizer = torch.optim.Adam([actor_vector], lr=args.learning_rate, fused=True)
-    critic_optimizer = torch.optim.Adam([critic_vector], lr=args.learning_rate, fused=True)
-    gradient_of = run.compile(gradient)
-    replay = Replay(args.buffer_size, obs_dim, action_dim)
-    names = ("qf1_values", "qf2_values", "qf1_loss", "qf2_loss", "qf_loss", "actor_loss")
-    totals = torch.zeros(2, len(names), device=run.device)  # sums and counts of the metrics since the last row
+    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
+    critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
+    critic_step = run.gradient_step(critic_loss, critic, critic_optimizer)
+    actor_step = run.gradient_step(actor_loss, actor, actor_optimizer)
+    replay = Replay(args.buffer_size, obs_dim, space)
     parts = {"actor": actor, "critic": critic, "target_actor": target_actor, "target_critic": target_critic}
-    parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer, "totals": totals}
+    parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
     start = run.resume(**parts, replay=replay, envs=envs)
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * args.num_envs
 
-        # ---- 1. act: one step in every environment
+        # ---- 1. act: one step in every environment, "select action with exploration noise" (Algorithm 1)
         if global_step <= args.learning_starts:
             action = envs.action_space.sample()
         else:
-            action = actor.act(obs, args.exploration_noise * torch.randn(args.num_envs, action_dim, device=run.device))
+            action = actor.act(obs, args.exploration_noise * np.random.randn(args.num_envs, action_dim))
         next_obs, reward, terminated, truncated, infos = envs.step(action)
         run.episodes(global_step, reward, terminated | truncated)
 
-        # ---- 2. store: next_obs is already the next episode's where one ended; a time limit is no end of the task
+        # ---- 2. store: where an episode ended, next_obs is the next one's; a time limit is not the end of the task
         final_obs = next_obs.copy()
         for i in np.flatnonzero(terminated | truncated):
             final_obs[i] = infos["final_obs"][i]
-        replay.add(obs, action, reward, terminated, final_obs)
+        replay.add(Batch(obs, action, reward, terminated, final_obs))
         obs = next_obs
 
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
         steps = (global_step - args.num_envs - args.learning_starts, global_step - args.learning_starts)
         updates = range(*(int(args.utd_ratio * max(0, step)) for step in steps))
         for update in updates if replay.inserted >= max(args.batch_size, args.learning_starts) else ():
+            # "update critics" (Algorithm 1)
             batch = replay.sample(args.batch_size, run.device)
             noise = args.policy_noise * torch.randn(args.batch_size, action_dim, device=run.device)
-            inputs = (target_critic, target_actor, *batch, noise, args.noise_clip, args.gamma)
-            critic_vector.grad, metrics = gradient_of(td3_critic_loss, critic, *inputs)
-            critic_optimizer.step()
-            totals[:, :-1] += torch.stack([metrics, torch.ones_like(metrics)])
-            if update % args.policy_frequency == 0:
-                actor_vector.grad, metrics = gradient_of(td3_actor_loss, actor, critic, batch[0])
-                actor_optimizer.step()
-                totals[:, -1] += torch.stack([metrics, torch.ones_like(metrics)])
-                target_actor_vector.data.lerp_(actor_vector.data, args.tau)
-                target_critic_vector.data.lerp_(critic_vector.data, args.tau)
+            metrics = critic_step(target_critic, target_actor, batch, noise, args.noise_clip, args.gamma)
+            run.learned(metrics)
 
-        # ---- 4. report: means over all gradient steps since the last row
-        if (iteration + 1) % 100 == 0 or iteration + 1 == num_iterations:
-            losses = {f"losses/{name}": x / n for name, x, n in zip(names, *totals.tolist(), strict=True) if n}
-            run.log(global_step, losses)
-            totals.zero_()
+            # "if t mod d then: update phi by the deterministic policy gradient, update target networks"
+            if update % args.policy_frequency == 0:
+                metrics = actor_step(critic, batch)
+                run.learned(metrics)
+                soft_update(target_actor, actor, args.tau)
+                soft_update(target_critic, critic, args.tau)
+
+        # ---- 4. report: with the means of what was learned since the last row
+        run.log(global_step, {})
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)
 
