@@ -58,8 +58,8 @@ class BraxEnvs:
         inner = jax.vmap(self.body.reset)(jax.random.split(key, self.num_envs))
         return (inner, jnp.zeros(self.num_envs, jnp.int32)), inner.obs
 
-    def step(self, state: Any, action: Any, fresh: Any) -> tuple[Any, Step]:
-        """One step everywhere; ended episodes begin anew by the keys `fresh` (num_envs, 2) that `starts` draws."""
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, Step]:
+        """One step everywhere: state, Step. Episodes that end start again in states drawn with `key`."""
         inner, steps = state
         inner, steps = jax.vmap(self.body.step)(inner, action.clip(-1.0, 1.0)), steps + 1
         terminated = inner.done > 0.5
@@ -69,14 +69,10 @@ class BraxEnvs:
         def choose(first: Any, here: Any) -> Any:
             return jnp.where(done.reshape(-1, *[1] * (here.ndim - 1)), first, here).astype(here.dtype)
 
-        begin = lambda: jax.tree.map(choose, jax.vmap(self.body.reset)(fresh), inner)  # noqa: E731
+        begin = lambda: jax.tree.map(choose, jax.vmap(self.body.reset)(jax.random.split(key, self.num_envs)), inner)  # noqa: E731
         begun = jax.lax.cond(done.any(), begin, lambda: inner)  # a reset costs as much as a part of a step
         step = Step(begun.obs, inner.reward, terminated, truncated, inner.obs)
         return (begun, jnp.where(done, 0, steps)), step
-
-    def starts(self, key: Any, num_steps: int) -> Any:
-        """Keys for the episodes that may begin in `num_steps` steps: (num_steps, num_envs, 2)."""
-        return jax.random.split(key, (num_steps, self.num_envs))
 
 
 for _body in BODIES:

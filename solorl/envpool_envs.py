@@ -23,7 +23,6 @@ from jax.experimental import io_callback
 
 from solorl.errors import did_you_mean, quit_with
 from solorl.jax_envs import DYNAMICS, Step
-from solorl.seeds import Runs
 
 
 class EnvPoolEnvs:
@@ -35,7 +34,7 @@ class EnvPoolEnvs:
 
     saved = False  # a checkpoint cannot hold the environments
 
-    def __init__(self, env_id: str, num_envs: int):
+    def __init__(self, env_id: str, num_envs: int, num_threads: int = 1):
         self.envpool = _import_envpool(env_id)
         known = [name for name in self.envpool.list_all_envs() if name in gym.registry]
         if env_id not in known:
@@ -48,7 +47,7 @@ class EnvPoolEnvs:
         env.close()
         self.max_steps = gym.spec(env_id).max_episode_steps or 2**31 - 2
         self._obs = jax.ShapeDtypeStruct((num_envs, *(env.observation_space.shape or ())), jnp.float32)
-        self.env_id, self.num_envs = env_id, num_envs
+        self.env_id, self.num_envs, self.num_threads = env_id, num_envs, num_threads
         self.pools: list[Any] = []  # one for each seed
         # the compiled code holds addresses of this process: of no use to another one
         jax.config.update("jax_enable_compilation_cache", False)
@@ -58,8 +57,8 @@ class EnvPoolEnvs:
         number, obs = io_callback(self._open, (jax.ShapeDtypeStruct((), jnp.int32), self._obs), key)
         return (number, jnp.zeros(8, jnp.uint8)), obs
 
-    def step(self, state: Any, action: Any, fresh: Any) -> tuple[Any, Step]:
-        """One step everywhere; EnvPool draws first states itself, `fresh` is not used."""
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, Step]:
+        """One step everywhere: state, Step. EnvPool has random numbers of its own, `key` is not used."""
         number, handle = state
         steps = [partial(self._step, pool) for pool in self.pools]
         handle, obs, reward, terminated, truncated = jax.lax.switch(number, steps, handle, action)
@@ -70,17 +69,13 @@ class EnvPoolEnvs:
         first_obs, handle = jax.lax.cond(done.any(), begin, lambda: (obs, handle))
         return (number, handle), Step(first_obs, reward, terminated, truncated, obs)
 
-    def starts(self, key: Any, num_steps: int) -> Any:
-        """Nothing: (num_steps, num_envs, 0)."""
-        return jnp.zeros((num_steps, self.num_envs, 0))
-
     def _open(self, key: Any) -> tuple[Any, Any]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*precision lowered")
             pool = self.envpool.make_gymnasium(
                 self.env_id,
                 num_envs=self.num_envs,
-                num_threads=min(self.num_envs, Runs.cores_per_seed),
+                num_threads=min(self.num_envs, self.num_threads),
                 seed=int(np.asarray(key).ravel()[-1]) >> 1,  # of 31 bits
                 max_episode_steps=self.max_steps + 1,
             )

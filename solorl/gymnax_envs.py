@@ -48,16 +48,14 @@ class GymnaxEnvs:
         obs, state = jax.vmap(self.game.reset, (0, None))(jax.random.split(key, self.num_envs), self.params)
         return state, self._vector(obs)
 
-    def step(self, state: Any, action: Any, fresh: Any) -> tuple[Any, Step]:
-        """One step everywhere, with the keys of this step (num_envs, 2) that `starts` draws."""
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, Step]:
+        """One step everywhere: state, Step. The games are random; `key` decides."""
         step = jax.vmap(self.game.step, (0, 0, 0, None))
-        obs, state, reward, terminated, truncated, info = step(fresh, state, action, self.params)
+        obs, state, reward, terminated, truncated, info = step(
+            jax.random.split(key, self.num_envs), state, action, self.params
+        )
         final_obs = self._vector(info["final_observation"])
         return state, Step(self._vector(obs), reward, terminated, truncated & ~terminated, final_obs)
-
-    def starts(self, key: Any, num_steps: int) -> Any:
-        """Keys for `num_steps` steps, for the games are random: (num_steps, num_envs, 2)."""
-        return jax.random.split(key, (num_steps, self.num_envs))
 
     def _vector(self, obs: Any) -> Any:
         return obs.reshape(self.num_envs, -1).astype(jnp.float32)

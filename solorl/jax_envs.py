@@ -2,7 +2,7 @@
 
     envs = JaxEnvs("CartPole-v1", num_envs=4)
     state, obs = envs.reset(key)
-    state, step = envs.step(state, action, fresh)      # step.obs, .reward, .terminated, .truncated, .final_obs
+    state, step = envs.step(key, state, action)      # step.obs, .reward, .terminated, .truncated, .final_obs
 
 The dynamics are those of Gymnasium's classic control, in single precision. An environment whose episode ends is reset
 in the same step: `final_obs` is where the step led, `obs` where the next episode starts (both are equal elsewhere). A
@@ -149,16 +149,16 @@ DYNAMICS = {
 
 
 # ---------------------------------------------------------------------- many of them, with time limits and resets
-def open_envs(env_id: str, num_envs: int) -> Any:
+def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
     """`num_envs` environments to be stepped inside a compiled loop: JaxEnvs, GymnaxEnvs or BraxEnvs if there are any of
-    this kind, else EnvPoolEnvs; one sentence and exit code 2 where there are none."""
+    this kind, else EnvPoolEnvs, stepped by `num_threads`; one sentence and exit code 2 where there are none."""
     if env_id in DYNAMICS:
         return JaxEnvs(env_id, num_envs)
     if family := family_of(env_id):
         return resolve_name(family[0])(env_id, num_envs)
     from solorl.envpool_envs import EnvPoolEnvs
 
-    return EnvPoolEnvs(env_id, num_envs)
+    return EnvPoolEnvs(env_id, num_envs, num_threads)
 
 
 class JaxEnvs:
@@ -181,23 +181,17 @@ class JaxEnvs:
         state = self.dynamics.start(key, self.num_envs)
         return (state, jnp.zeros(self.num_envs, jnp.int32)), self.dynamics.observe(state)
 
-    def step(self, state, action, fresh):
-        """One step everywhere. `fresh` (num_envs, state_dim) are the states in which ended episodes start anew, as
-        `starts` draws them: for a whole rollout at once, which is cheaper than a few in every step."""
+    def step(self, key, state, action):
+        """One step everywhere: state, Step. Episodes that end start again in states drawn with `key`."""
         inner, steps = state
         inner, reward, terminated = self.dynamics.step(inner, action)
         steps = steps + 1
         truncated = (steps >= self.max_steps) & ~terminated
         done = terminated | truncated
         final_obs = self.dynamics.observe(inner)
-        inner, steps = jnp.where(done[:, None], fresh, inner), jnp.where(done, 0, steps)
-        obs = self.dynamics.observe(inner)
-        return (inner, steps), Step(obs, reward, terminated, truncated, final_obs)
-
-    def starts(self, key, num_steps):
-        """First states of episodes for `num_steps` steps: (num_steps, num_envs, state_dim)."""
-        states = self.dynamics.start(key, num_steps * self.num_envs)
-        return states.reshape(num_steps, self.num_envs, -1)
+        inner = jnp.where(done[:, None], self.dynamics.start(key, self.num_envs), inner)
+        steps = jnp.where(done, 0, steps)
+        return (inner, steps), Step(self.dynamics.observe(inner), reward, terminated, truncated, final_obs)
 
 
 class FunctionalEnv(gym.Env[np.ndarray, Any]):
@@ -228,7 +222,7 @@ def _compiled(env_id: str) -> Any:
     envs = open_envs(env_id, 1)
 
     def advance(key: Any, state: Any, action: Any) -> Any:
-        key, start = jax.random.split(key)
-        return key, *envs.step(state, action, envs.starts(start, 1)[0])
+        key, step_key = jax.random.split(key)
+        return key, *envs.step(step_key, state, action)
 
     return envs, jax.jit(envs.reset), jax.jit(advance)

@@ -80,7 +80,9 @@ class Run:
         self._lengths: np.ndarray | None = None
         self._rows: list[dict[str, float]] = []
         self._recent: deque[float] = deque(maxlen=100)
-        self._learned: dict[str, tuple[Any, int]] = {}  # of each metric since the last row: sum, number of gradient steps
+        self._learned: dict[
+            str, tuple[Any, int]
+        ] = {}  # of each metric since the last row: sum, number of gradient steps
         self._eval_envs: list[Any] = []
         self._lock: Any = None  # of the run folder, while this process trains there
         self._status = ""

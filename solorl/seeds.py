@@ -28,6 +28,7 @@ from solorl import signals, state
 from solorl.arguments import RunArgs, check_unchanged, saved_arguments
 from solorl.engines import own_cores
 from solorl.errors import UsageError, quit_with
+from solorl.jax_envs import open_envs
 from solorl.run import Run
 from solorl.trackers import warn
 
@@ -150,12 +151,9 @@ class _SeedRun(Run):
 class Runs:
     """The trainings of `--num-seeds` seeds in one process."""
 
-    cores_per_seed = len(own_cores())  # of the processor, for the environments of a seed; set by __init__
-
     def __init__(self, args: RunArgs):
         self.args = args
         self.num_seeds: int = args.num_seeds  # type: ignore[attr-defined]
-        Runs.cores_per_seed = max(1, len(own_cores()) // self.num_seeds)
         # of XLA, for all seeds: with as many a seed goes on exactly, together and alone (see _arguments)
         self.threads = _start_xla(args.threads if args.resume else args.threads * self.num_seeds)
         _choose_device(args.device if args.cuda or args.device != "auto" else "cpu")
@@ -164,6 +162,7 @@ class Runs:
         for run in self.runs:
             run.quiet = self.num_seeds > 1
         self.side_by_side = self.num_seeds > 1 and not _is_cpu(self.runs[0].device)  # vmap
+        self._envs: Any = None
         self._trainings: list[Any] = []
         self._stack: Any = None  # all trainings in one, an axis of seeds in front of each leaf, where side_by_side
         self._active = list(range(self.num_seeds))
@@ -181,14 +180,20 @@ class Runs:
         """See `Run.require_spaces`."""
         self.runs[0].require_spaces(envs, obs, action)
 
-    def resume(self, begin: Callable[[Any], Any], model: str, anew: Sequence[str] = ()) -> int:
+    def open_envs(self, env_id: str, num_envs: int) -> Any:
+        """Environments for training: in JAX if there are any of this kind, else in EnvPool."""
+        self._envs = open_envs(env_id, num_envs, num_threads=max(1, len(own_cores()) // self.num_seeds))
+        return self._envs
+
+    def resume(self, begin: Callable[[Any], Any], model: str, envs: Sequence[str] = ()) -> int:
         """Begin the training of each seed: `begin` maps the key of a seed to a NamedTuple of all that will change; a
         checkpoint holds it. `model` is the field of it that `act` needs: it becomes model.safetensors.
 
-        With `--resume` the trainings are as saved, but for the fields `anew`, where the environments are such that no
-        checkpoint can hold them: their episodes begin anew, and the run says so. Returns the iteration to start from.
-        Opens the run folders: nothing has been written before.
+        With `--resume` the trainings are as saved, except the fields `envs` where no checkpoint can hold the
+        environments: then their episodes start again, and the run says so. Returns the iteration to start from. Opens
+        the run folders: nothing has been written before.
         """
+        lost = () if self._envs.saved else tuple(envs)
         start = jax.jit(begin)
         keys = [jax.random.PRNGKey(run.args.seed) for run in self.runs]
         # no two leaves may share a buffer, for the compiled code writes over them
@@ -197,17 +202,17 @@ class Runs:
         for i, run in enumerate(self.runs):
             run.model = _Part(self, i, model)
             starts.append(run._fit(training=_Part(self, i)))
-            if anew and starts[-1]:
+            if lost and starts[-1]:
                 fresh = start(jax.random.fold_in(keys[i], starts[-1]))
-                for field in anew:
+                for field in lost:
                     self.put(i, field, getattr(fresh, field))
                 run.begin_episodes()
         if len(set(starts)) > 1:
             quit_with(f"the seeds stand at different iterations ({starts}); resume each alone, by its own folder")
         for run in self.runs if Run.play is None else ():  # nothing has been written before all fit
             run._begin(starts[0])
-        if anew and starts[0]:
-            warn(f"the environments of {self.args.env_id} cannot be saved, so their running episodes begin anew")  # type: ignore[attr-defined]
+        if lost and starts[0]:
+            warn(f"the environments of {self.args.env_id} cannot be saved, so their running episodes start again")  # type: ignore[attr-defined]
         if self.num_seeds > 1 and Run.play is None:
             names = [run.dir.name for run in self.runs]
             for run in self.runs:

@@ -115,7 +115,9 @@ class GradientStep:
     clipping and stepping are single operations.
     """
 
-    def __init__(self, loss_of: Any, module: nn.Module, optimizer: Any, max_grad_norm: float, compiled: Any, fast: bool):
+    def __init__(
+        self, loss_of: Any, module: nn.Module, optimizer: Any, max_grad_norm: float, compiled: Any, fast: bool
+    ):
         self.loss_of, self.module, self.optimizer, self.max_grad_norm = loss_of, module, optimizer, max_grad_norm
         self.gradients = compiled(gradients_of)
         self.vector: Any = None

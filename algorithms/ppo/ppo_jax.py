@@ -13,7 +13,6 @@ Details   algorithms/ppo/README.md
 """
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -21,10 +20,8 @@ import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 
 from solorl import RunArgs, parse
-from solorl.jax_envs import open_envs
 from solorl.seeds import Runs
 
 
@@ -32,14 +29,14 @@ from solorl.seeds import Runs
 class Args(RunArgs):
     env_id: str = "CartPole-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
-    total_timesteps: int = 500_000  # environment steps, summed over environments; whole iterations of them
-    num_envs: int = 4  # environments stepped side by side
-    num_steps: int = 128  # steps of one rollout in each environment
-    num_minibatches: int = 4  # minibatches of one epoch
-    update_epochs: int = 4  # passes over one rollout
-    learning_rate: float = 2.5e-4  # step size of Adam
-    anneal_lr: bool = True  # anneal the step size linearly to 0
-    max_grad_norm: float = 0.5  # largest global norm of a gradient
+    total_timesteps: int = 500_000  # environment steps, summed over environments
+    num_envs: int = 4  # environments stepped in parallel
+    num_steps: int = 128  # length of a rollout in each environment
+    num_minibatches: int = 4  # minibatches per epoch
+    update_epochs: int = 4  # epochs per rollout
+    learning_rate: float = 2.5e-4  # of Adam
+    anneal_lr: bool = True  # anneal the learning rate linearly to 0
+    max_grad_norm: float = 0.5  # clip the global norm of the gradient
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of GAE: 0 is TD(0), 1 is Monte Carlo
     norm_adv: bool = True  # normalise the advantages of each minibatch
@@ -47,28 +44,43 @@ class Args(RunArgs):
     clip_vloss: bool = True  # clip the change of the value, too
     vf_coef: float = 0.5  # c1 of Eq. 9
     ent_coef: float = 0.01  # c2 of Eq. 9
-    target_kl: float | None = None  # no further epoch once an epoch's mean KL divergence is above this
+    target_kl: float | None = None  # stop the epochs of a rollout once the KL divergence is above this
+
+
+class Setup(NamedTuple):
+    """What stays the same while a seed trains."""
+
+    args: Args
+    envs: Any
+    optimizer: optax.GradientTransformation
+    num_iterations: int
 
 
 class Training(NamedTuple):
     """All that changes while a seed trains."""
 
     params: dict  # of the two networks
-    optimizer: Any  # state of Adam, for the vector of all parameters
-    state: Any  # of the environments
-    obs: jax.Array  # (num_envs, obs_dim), where the environments are
+    optimizer_state: Any
+    env_state: Any
+    obs: jax.Array  # (num_envs, obs_dim), the current observations
     key: jax.Array  # of the random numbers to come
     iteration: jax.Array  # iterations done, ()
 
 
+class Batch(NamedTuple):
+    """A rollout, or a minibatch of it."""
+
+    obs: jax.Array  # (batch_size, obs_dim)
+    action: jax.Array  # (batch_size,), like all that follow
+    logprob: jax.Array
+    value: jax.Array
+    advantage: jax.Array
+    returns: jax.Array
+
+
 def make_env(env_id, **kwargs):
-    """One environment, for evaluation; all that is specific to the environment stands here."""
+    """One environment, for evaluation."""
     return gym.make(env_id, **kwargs)
-
-
-def make_envs(env_id, num_envs):
-    """The same environments for training: in JAX if there are any of this kind, else in EnvPool."""
-    return open_envs(env_id, num_envs)
 
 
 def init_mlp(key, *sizes, gain):
@@ -97,167 +109,139 @@ def init_params(key, obs_dim, num_actions):
     }
 
 
-def policy(params, obs, action):
-    """(batch, obs_dim), (batch,) -> log-probabilities (batch,), entropies (batch,)."""
-    logprobs = jax.nn.log_softmax(mlp(params["actor"], obs))
-    taken = action[:, None] == jnp.arange(logprobs.shape[1])  # for few actions faster than a gather
-    return jnp.where(taken, logprobs, 0).sum(1), -(jnp.exp(logprobs) * logprobs).sum(1)
-
-
 def value_of(params, obs):  # (batch, obs_dim) -> (batch,)
     return mlp(params["critic"], obs).squeeze(1)
 
 
-def act(params, obs, noise=0.0):  # (batch, obs_dim) -> (batch,)
-    """The most likely actions; with Gumbel noise (batch, num_actions) on the logits, samples of the policy."""
-    return (mlp(params["actor"], obs) + noise).argmax(1)
+def evaluate(params, obs, action):  # (batch, obs_dim), (batch,) -> log-probabilities, entropies, values, all (batch,)
+    logprobs = jax.nn.log_softmax(mlp(params["actor"], obs))
+    entropy = -(jnp.exp(logprobs) * logprobs).sum(1)
+    return jnp.take_along_axis(logprobs, action[:, None], 1).squeeze(1), entropy, value_of(params, obs)
+
+
+def act(params, obs):  # (batch, obs_dim) -> (batch,): the most likely actions
+    return mlp(params["actor"], obs).argmax(1)
 
 
 def gae(reward, value, done, final_value, next_value, gamma, lam):
-    """Advantages by Eq. 11-12. All (num_steps, num_envs) but next_value (num_envs,).
+    """Advantages by Eq. 11-12. All (num_steps, num_envs) except next_value (num_envs,).
 
-    next_value: of the state behind the rollout; done[t]: the episode ended with step t; final_value[t]: then, the value
-    of where it ended, 0 if the task was over.
+    next_value: value of the observation after the last step. done[t]: the episode ended with step t. final_value[t]: if
+    a time limit ended it, the value of its final observation, else 0.
     """
-    alive = 1.0 - done
-    next_values = jnp.concatenate([value[1:], next_value[None]])
-    delta = reward + gamma * (alive * next_values + final_value) - value  # Eq. 12
+    assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
+    next_value = (1 - done) * jnp.concatenate([value[1:], next_value[None]]) + final_value
+    delta = reward + gamma * next_value - value  # Eq. 12
 
-    def backwards(next_advantage, inputs):
-        delta, alive = inputs
-        advantage = delta + gamma * lam * alive * next_advantage  # Eq. 11
+    def backwards(next_advantage, step):
+        delta, done = step
+        advantage = delta + gamma * lam * (1 - done) * next_advantage  # Eq. 11
         return advantage, advantage
 
-    return jax.lax.scan(backwards, jnp.zeros_like(next_value), (delta, alive), reverse=True, unroll=16)[1]
+    return jax.lax.scan(backwards, jnp.zeros_like(value[0]), (delta, done), reverse=True, unroll=16)[1]
 
 
-def ppo_loss(params, obs, action, old_logprob, old_value, advantage, returns, args):
-    """The negative of Eq. 9 on a minibatch, its three terms, and log-ratios (minibatch_size,) for the metrics.
+def ppo_loss(params, batch, args):
+    """The negative of Eq. 9, and the metrics."""
+    logprob, entropy, value = evaluate(params, batch.obs, batch.action)
+    assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
 
-    obs and action (minibatch_size, ...), all others (minibatch_size,).
-    """
-    (logprob, entropy), value = policy(params, obs, action), value_of(params, obs)
-    logratio = logprob - old_logprob
+    # L^CLIP, Eq. 7
+    logratio = logprob - batch.logprob
     ratio = jnp.exp(logratio)
+    advantage = batch.advantage
     if args.norm_adv:
         advantage = (advantage - advantage.mean()) / (advantage.std(ddof=1) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
-    objective = jnp.minimum(ratio * advantage, clipped_ratio * advantage).mean()  # Eq. 7
-    error = (value - returns) ** 2
+    objective = jnp.minimum(ratio * advantage, clipped_ratio * advantage).mean()
+
+    # L^VF; as in the authors' code its change can be clipped, too
+    error = (value - batch.returns) ** 2
     if args.clip_vloss:
-        clipped_value = old_value + (value - old_value).clip(-args.clip_coef, args.clip_coef)
-        error = jnp.maximum(error, (clipped_value - returns) ** 2)
-    value_loss, entropy = 0.5 * error.mean(), entropy.mean()
-    loss = -(objective - args.vf_coef * value_loss + args.ent_coef * entropy)  # Eq. 9
-    return loss, (objective, value_loss, entropy, logratio)
+        clipped_value = batch.value + (value - batch.value).clip(-args.clip_coef, args.clip_coef)
+        error = jnp.maximum(error, (clipped_value - batch.returns) ** 2)
+    value_loss = 0.5 * error.mean()
+
+    loss = -(objective - args.vf_coef * value_loss + args.ent_coef * entropy.mean())  # Eq. 9
+    metrics = {
+        "losses/value_loss": value_loss,
+        "losses/policy_loss": -objective,
+        "losses/entropy": entropy.mean(),
+        "losses/old_approx_kl": -logratio.mean(),
+        "losses/approx_kl": (ratio - 1 - logratio).mean(),  # k3 of http://joschu.net/blog/kl-approx.html
+        "losses/clipfrac": (jnp.abs(ratio - 1) > args.clip_coef).mean(),
+    }
+    return loss, metrics
 
 
-def approx_kl(logratio):
-    """KL divergence of the old policy from the new: estimator k3 of http://joschu.net/blog/kl-approx.html."""
-    return (jnp.exp(logratio) - 1 - logratio).mean()
-
-
-def begin(key, envs, optimizer):
+def begin(key, setup):
     """The training of one seed before its first iteration."""
     params_key, envs_key, key = jax.random.split(key, 3)
-    obs_dim, num_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
+    obs_dim, num_actions = setup.envs.single_observation_space.shape[0], int(setup.envs.single_action_space.n)
     params = init_params(params_key, obs_dim, num_actions)
-    state, obs = envs.reset(envs_key)
-    return Training(params, optimizer.init(ravel_pytree(params)[0]), state, obs, key, jnp.int32(0))
+    env_state, obs = setup.envs.reset(envs_key)
+    return Training(params, setup.optimizer.init(params), env_state, obs, key, jnp.int32(0))
 
 
-def rollout(sampler, envs, state, obs, noise, fresh):
-    """A step in every environment for each row of noise and of fresh states, both (num_steps, num_envs, ...): the
-    environments behind it and the steps (num_steps, num_envs, ...). `sampler` maps observations, noise to actions."""
+def iteration(training, setup):
+    """One iteration of one seed: the next training, and what it reports."""
+    args, envs, optimizer, num_iterations = setup
+    params, batch_size = training.params, args.num_envs * args.num_steps
+    act_key, learn_key, key = jax.random.split(training.key, 3)
 
-    def advance(carry, inputs):
-        (state, obs), (noise, fresh) = carry, inputs
-        action = sampler(obs, noise)
-        state, step = envs.step(state, action, fresh)
-        return (state, step.obs), (obs, action, step)
+    # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
+    def env_step(carry, key):
+        env_state, obs = carry
+        action_key, step_key = jax.random.split(key)
+        action = jax.random.categorical(action_key, mlp(params["actor"], obs))
+        env_state, step = envs.step(step_key, env_state, action)
+        return (env_state, step.obs), (obs, action, step)
 
-    return jax.lax.scan(advance, (state, obs), (noise, fresh))
+    keys = jax.random.split(act_key, args.num_steps)
+    (env_state, next_obs), (obs, action, step) = jax.lax.scan(env_step, (training.env_state, training.obs), keys)
+    done = step.terminated | step.truncated  # (num_steps, num_envs), like action and step.reward
 
-
-def pack(arrays):
-    """Arrays (num_steps, num_envs, ...) as columns of one matrix, so that one gather shuffles them all, and the shapes
-    that `unpack` needs."""
-    columns = [x.reshape(x.shape[0] * x.shape[1], -1).astype(jnp.float32) for x in arrays]
-    return jnp.concatenate(columns, 1), [x.shape[2:] for x in arrays]
-
-
-def unpack(rows, shapes):
-    """The arrays (n, ...) whose columns stand side by side in `rows`."""
-    widths = [shape[0] if shape else 1 for shape in shapes]
-    begins = [sum(widths[:i]) for i in range(len(widths))]
-    return [rows[:, b : b + w].reshape(-1, *s) for b, w, s in zip(begins, widths, shapes, strict=True)]
-
-
-def learn_minibatch(learner, minibatch, shapes, unravel, optimizer, learning_rate, args):
-    """One step of Adam on a packed minibatch: the vector of all parameters and Adam behind it; the loss's terms."""
-    vector, state = learner
-    loss_of = lambda vector: ppo_loss(unravel(vector), *unpack(minibatch, shapes), args)  # noqa: E731
-    gradient, terms = jax.grad(loss_of, has_aux=True)(vector)
-    gradient *= jnp.minimum(1, args.max_grad_norm / (jnp.linalg.norm(gradient) + 1e-6))
-    direction, state = optimizer.update(gradient, state)
-    return (vector - learning_rate * direction, state), terms
-
-
-def iteration(training, envs, optimizer, num_iterations, args):
-    """One iteration of one seed: the training behind it, and what it reports."""
-    params, shape = training.params, (args.num_steps, args.num_envs)
-    noise_key, start_key, shuffle_key, key = jax.random.split(training.key, 4)  # all random numbers are drawn at once
-
-    # ---- 1. act: num_steps steps in every environment
-    noise = jax.random.gumbel(noise_key, (*shape, int(envs.single_action_space.n)))
-    fresh = envs.starts(start_key, args.num_steps)  # where episodes begin anew
-    sampler = partial(act, params)
-    (state, next_obs), (obs, action, step) = rollout(sampler, envs, training.state, training.obs, noise, fresh)
-    done = step.terminated | step.truncated
-
-    # ---- 2. credit: advantages and returns, with values and log-probabilities of the policy that acted
-    logprob, _ = jax.vmap(partial(policy, params))(obs, action)  # (num_steps, num_envs)
-    value, final_value = (jax.vmap(partial(value_of, params))(x) for x in (obs, step.final_obs))
-    # a time limit is no end of the task: what would have come has the value of the final observation
+    # ---- 2. credit: "compute advantage estimates". The policy has not changed since it acted, so its
+    # log-probabilities and values are computed here, in one batch.
+    obs, action = obs.reshape(batch_size, -1), action.reshape(batch_size)
+    logprob, _, value = evaluate(params, obs, action)
+    # a time limit is not the end of the task: the return goes on with the value of the final observation
+    final_value = value_of(params, step.final_obs.reshape(batch_size, -1)).reshape(done.shape)
     final_value = jnp.where(step.truncated, final_value, 0)
-    advantage = gae(step.reward, value, done, final_value, value_of(params, next_obs), args.gamma, args.gae_lambda)
-    batch, shapes = pack([obs, action, logprob, value, advantage, advantage + value])
+    next_value, values = value_of(params, next_obs), value.reshape(done.shape)
+    advantage = gae(step.reward, values, done, final_value, next_value, args.gamma, args.gae_lambda)
+    advantage = advantage.reshape(batch_size)
+    rollout = Batch(obs, action, logprob, value, advantage, advantage + value)
 
-    # ---- 3. learn: update_epochs passes over the rollout in shuffled minibatches
-    vector, unravel = ravel_pytree(params)
+    # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
     learning_rate = args.learning_rate * (1 - training.iteration / num_iterations if args.anneal_lr else 1)
-    learn = partial(learn_minibatch, shapes=shapes, unravel=unravel, optimizer=optimizer)
-    learn = partial(learn, learning_rate=learning_rate, args=args)
+
+    def gradient_step(learner, index):
+        params, optimizer_state = learner
+        minibatch = jax.tree.map(lambda x: x[index], rollout)
+        gradients, metrics = jax.grad(ppo_loss, has_aux=True)(params, minibatch, args)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state)
+        params = optax.apply_updates(params, jax.tree.map(lambda x: -learning_rate * x, updates))
+        return (params, optimizer_state), metrics
 
     def epoch(carry, key):
         learner, go_on = carry
-        minibatches = jax.random.permutation(key, batch).reshape(args.num_minibatches, -1, batch.shape[1])
-        new, terms = jax.lax.scan(learn, learner, minibatches)
+        index = jax.random.permutation(key, batch_size).reshape(args.num_minibatches, -1)
+        new_learner, metrics = jax.lax.scan(gradient_step, learner, index)
         if args.target_kl is None:
-            return (new, go_on), (terms, go_on)
-        learner = jax.tree.map(partial(jnp.where, go_on), new, learner)
-        return (learner, go_on & (approx_kl(terms[-1]) <= args.target_kl)), (terms, go_on)
+            return (new_learner, go_on), (metrics, go_on)
+        learner = jax.tree.map(lambda new, old: jnp.where(go_on, new, old), new_learner, learner)
+        return (learner, go_on & (metrics["losses/approx_kl"].mean() <= args.target_kl)), (metrics, go_on)
 
-    learner, go_on = (vector, training.optimizer), jnp.array(True)
-    ((vector, adam), _), (terms, done_epochs) = jax.lax.scan(
-        epoch, (learner, go_on), jax.random.split(shuffle_key, args.update_epochs)
-    )
+    carry = ((params, training.optimizer_state), jnp.array(True))
+    keys = jax.random.split(learn_key, args.update_epochs)
+    ((params, optimizer_state), _), (metrics, done_epochs) = jax.lax.scan(epoch, carry, keys)
 
-    # ---- 4. report: means over all minibatches
-    mean = partial(jnp.mean, where=done_epochs[:, None])
-    objective, value_loss, entropy, logratio = terms
-    kl = jnp.exp(logratio) - 1 - logratio
-    metrics = {
-        "charts/learning_rate": jnp.float32(learning_rate),
-        "losses/value_loss": mean(value_loss),
-        "losses/policy_loss": -mean(objective),
-        "losses/entropy": mean(entropy),
-        "losses/old_approx_kl": -mean(logratio.mean(2)),
-        "losses/approx_kl": mean(kl.mean(2)),
-        "losses/clipfrac": mean((jnp.abs(jnp.exp(logratio) - 1) > args.clip_coef).mean(2)),
-        "losses/explained_variance": 1 - advantage.var(ddof=1) / ((advantage + value).var(ddof=1) + 1e-8),
-    }
-    training = Training(unravel(vector), adam, state, next_obs, key, training.iteration + 1)
+    # ---- 4. report: with the means over all minibatches
+    metrics = {name: values.mean(where=done_epochs[:, None]) for name, values in metrics.items()}
+    metrics["charts/learning_rate"] = jnp.float32(learning_rate)
+    metrics["losses/explained_variance"] = 1 - advantage.var(ddof=1) / (rollout.returns.var(ddof=1) + 1e-8)
+    training = Training(params, optimizer_state, env_state, next_obs, key, training.iteration + 1)
     return training, (step.reward, done, metrics)
 
 
@@ -274,14 +258,13 @@ if __name__ == "__main__":
         batch_size % args.num_minibatches == 0 and batch_size > args.num_minibatches,
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
-    envs = make_envs(args.env_id, args.num_envs)
+    envs = run.open_envs(args.env_id, args.num_envs)  # in JAX if there are any of this kind, else in EnvPool
     run.require_spaces(envs, obs="vector", action="discrete")
 
-    optimizer = optax.scale_by_adam(eps=1e-5)
-    lost = () if envs.saved else ("state", "obs")  # what begins anew in a resumed run
-    start = run.resume(partial(begin, envs=envs, optimizer=optimizer), model="params", anew=lost)
-    one = partial(iteration, envs=envs, optimizer=optimizer, num_iterations=num_iterations, args=args)
-    train = run.compile(one, chunk=16)
+    optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
+    setup = Setup(args, envs, optimizer, num_iterations)
+    start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
+    train = run.compile(lambda training: iteration(training, setup), chunk=16)
 
     for iterations in run.loop(start, num_iterations, batch_size):
         global_step = iterations.stop * batch_size
