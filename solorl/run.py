@@ -238,9 +238,13 @@ class Run:
     def learned(self, metrics: Mapping[str, Any]) -> None:
         """Count the metrics of one gradient step (numbers or 0-dimensional tensors) into the means that the next row
         of `log` will have."""
-        for name, value in metrics.items():
+        self.add_learned(metrics, 1)
+
+    def add_learned(self, sums: Mapping[str, Any], number: int) -> None:
+        """The same for `number` gradient steps, from the sums of their metrics."""
+        for name, value in sums.items() if number else ():
             total, count = self._learned.get(name, (0.0, 0))
-            self._learned[name] = (total + value, count + 1)
+            self._learned[name] = (total + value, count + number)
 
     def log(self, global_step: int, metrics: Mapping[str, Any]) -> None:
         """Every `--log-every` steps and in the last iteration: write one row of metrics (numbers or 0-dimensional

@@ -65,14 +65,16 @@ class _Part:
     def load_state_dict(self, arrays: Mapping[str, Any]) -> None:
         """Bring the training into the saved state; one sentence and exit code 2 where the arrays do not fit.
 
-        A ring of rows named `replay` may be longer than the saved one if that has not begun to overwrite its rows.
+        The arrays of a field named `replay`, rings of rows, may be longer than the saved ones if those have not begun
+        to overwrite their rows.
         """
         tree = self.runs.training(self.index, self.field)
         leaves = []
         for name, leaf in names_of(tree).items():
-            if name == "replay" and self.runs.runs[self.index].saved_step <= len(arrays.get(name, ())) < len(leaf):
-                missing = len(leaf) - len(arrays[name])
-                arrays = {**arrays, name: np.pad(arrays[name], ((0, missing), (0, 0)))}
+            rows, saved = len(arrays.get(name, ())), self.runs.runs[self.index].saved_step
+            if name.startswith("replay.") and saved <= rows < len(leaf):
+                missing = [(0, len(leaf) - rows), *[(0, 0)] * (leaf.ndim - 1)]
+                arrays = {**arrays, name: np.pad(arrays[name], missing)}
             if name not in arrays or np.shape(arrays[name]) != leaf.shape:
                 quit_with(f"what was saved does not fit: {name} is missing or has another shape than {leaf.shape}")
             leaves.append(jnp.asarray(np.asarray(arrays[name]), leaf.dtype))
@@ -282,6 +284,12 @@ class Runs:
         for i in self._active:
             shape = (-1, reward.shape[-1])
             self.runs[i].episodes(global_step, reward[i].reshape(shape), done[i].reshape(shape))
+
+    def learned(self, sums: Mapping[str, Any], count: Any) -> None:
+        """Count metrics of gradient steps into the means that the next row of `log` will have: their sums over the
+        gradient steps of each iteration, and how many there were, all (num_seeds, iterations)."""
+        for i in self._active:
+            self.runs[i].add_learned({name: total[i].sum() for name, total in sums.items()}, int(count[i].sum()))
 
     def log(self, global_step: int, metrics: Mapping[str, Any]) -> None:
         """Write a row of each seed, metrics are (num_seeds,); see `Run.log`. `charts/SPS` counts steps of a seed.
