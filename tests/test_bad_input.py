@@ -106,11 +106,12 @@ def test_resume_names_the_nearest_folder(train, finished):
 
 def test_a_missing_simulator_names_the_extra(monkeypatch):
     real = arguments.importlib.util.find_spec
-    hidden = ("Box2D", "ale_py")
+    hidden = ("Box2D", "ale_py", "gymnax")
     monkeypatch.setattr(arguments.importlib.util, "find_spec", lambda name: None if name in hidden else real(name))
     for env_id, sentence in (
         ("LunarLander-v3", "needs an extra: pip install 'solorl[box2d]'"),
         ("ALE/Pong-v5", "needs a package: pip install ale-py"),
+        ("Asterix-MinAtar", "needs an extra: pip install 'solorl[gymnax]' (which takes Gymnasium back to 1.3)"),
     ):
         with pytest.raises(arguments.UsageError, match=re.escape(f"{env_id} {sentence}")):
             arguments.check_env_id(env_id)
