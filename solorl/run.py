@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from solorl import signals, simulators, state
-from solorl.arguments import RunArgs, script_path
+from solorl.arguments import RunArgs, needs_extra, script_path
 from solorl.errors import UsageError, quit_with
 from solorl.evaluation import Policy, draw_learning_curve, film, play_episodes, undisturbed, watch
 from solorl.replay import ReplayLog, is_replay
@@ -65,6 +65,7 @@ class Run:
         self.args = args
         self.script = script_path()
         self.device = self._device()
+        self._check_tracker()
         self._seed()
         self.dir = Path(args.resume) if args.resume else self._new_dir()
         self._parts: dict[str, Any] = {}
@@ -98,7 +99,7 @@ class Run:
     def require_spaces(self, envs: Any, obs: str, action: str) -> None:
         """End with one sentence and exit code 2 unless the spaces are of the kinds named.
 
-        `obs` is "vector" (Box of numbers, of any shape but that of an image) or
+        `obs` is "vector" (Box of numbers, of any shape except () and that of an image) or
         "image" (Box of bytes with 3 dimensions); `action` is "discrete" or "continuous". The sentence names the script
         that fits, from the line `Not for` of the running script's header.
         """
@@ -351,6 +352,14 @@ class Run:
         if device.type not in ("cpu", "cuda", "mps"):
             quit_with(f"--device {name} is not supported; allowed are auto, cpu, cuda, cuda:N and mps")
         return device
+
+    def _check_tracker(self) -> None:
+        """One sentence and exit code 2 where `--track` cannot work; a folder named `wandb` is not the package."""
+        if not self.args.track or Run.play is not None:
+            return
+        spec = importlib.util.find_spec("wandb")
+        if spec is None or spec.origin is None:
+            quit_with(f"{needs_extra('--track', 'wandb')}; --no-track trains without")
 
     def _seed(self) -> None:
         random.seed(self.args.seed)
@@ -734,6 +743,8 @@ class Run:
 def _obs_kind(space: Any) -> str:
     """ "vector", "image", "dict", ...: the kind of an observation space, in the words of the headers."""
     if type(space).__name__ == "Box":
+        if space.shape == ():
+            return "scalar"
         return "image" if space.dtype == np.uint8 and len(space.shape) == 3 else "vector"
     return type(space).__name__.lower()
 
@@ -741,6 +752,8 @@ def _obs_kind(space: Any) -> str:
 def _action_kind(space: Any) -> str:
     """ "discrete", "continuous", "multidiscrete", ...: the kind of an action space, in the words of the headers."""
     if type(space).__name__ == "Box":
+        if not np.issubdtype(space.dtype, np.floating):
+            return "integer"
         return "continuous" if len(space.shape) == 1 else f"{len(space.shape)}-dimensional continuous"
     if type(space).__name__ == "Discrete" and space.start != 0:
         return f"discrete (from {space.start})"

@@ -12,11 +12,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, comparable, environment, rows, run, script
+from conftest import ROOT, comparable, environment, refused, rows, run, script
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from solorl import Run, evaluation, state, trackers
+from solorl import Run, RunArgs, evaluation, state, trackers
 from solorl import run as run_module
 
 TINY = "--num-envs 2 --num-steps 32 --total-timesteps 640 --eval-episodes 2".split()
@@ -179,10 +179,32 @@ def test_wandb_offline_gets_every_row(train, monkeypatch):
     assert data.startswith(b":W&B") and data.count(b"losses/value_loss") >= 10 and b"here" in data
 
 
-def test_a_tracker_that_is_missing_or_fails_gives_one_warning(train, monkeypatch, capsys):
+def test_tracking_without_wandb_is_refused_before_anything_is_written(train, solo, tmp_path, monkeypatch):
+    """Playing a run that was tracked needs no tracker."""
     monkeypatch.setitem(sys.modules, "wandb", None)
-    train("ppo", *TINY, "--track")
-    assert train.out.count("Weights & Biases is off, the training goes on") == 1
+    sentence = "error: --track needs an extra: pip install 'solorl[wandb]'; --no-track trains without\n"
+    train("ppo", *TINY, "--track", code=2)
+    assert train.out == sentence and not (tmp_path / "runs").exists()
+    run_dir = train("ppo", *TINY)["run"].dir
+    config = json.loads((run_dir / "config.json").read_text())
+    config["args"]["track"] = True
+    (run_dir / "config.json").write_text(json.dumps(config))
+    train("ppo", "--resume", run_dir, code=2)
+    assert train.out == sentence
+    code, out, err = solo("play", run_dir, "--episodes", "1")
+    assert code == 0 and "over 1 greedy episodes" in out, err
+
+
+def test_a_folder_named_wandb_is_no_tracker(tmp_path, monkeypatch, capsys):
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(SystemExit) as end:
+        Run(RunArgs(track=True))
+    refused((end.value.code, *capsys.readouterr()), "--track needs an extra")
+
+
+def test_a_tracker_that_fails_gives_one_warning(train, monkeypatch, capsys):
     calls = []
 
     def fail(self, step, metrics):
