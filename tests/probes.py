@@ -117,6 +117,20 @@ class Entries(Probe):
         return 1.0, True
 
 
+class Scalar(Probe):
+    """Observations of shape ()."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.obs = np.float32(0)
+        return self.obs, {}
+
+    def outcome(self, action):
+        return 1.0, True
+
+
 class Matrix(Probe):
     """Observations of shape (2, 3), to be flattened."""
 
@@ -151,6 +165,7 @@ for cls in (
     Broken,
     Pixels,
     Entries,
+    Scalar,
     Matrix,
     Fickle,
 ):
