@@ -111,6 +111,7 @@ class Actor(nn.Module):
         self.layers = Layers(obs_dim, 256, 256, 2 * len(low))
         self.register_buffer("low", torch.as_tensor(low, dtype=torch.float32))
         self.register_buffer("high", torch.as_tensor(high, dtype=torch.float32))
+        self.bounds = low, high  # as exact as the environment's: a float32 may lie beyond a bound of another dtype
 
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
         """Actions for standard normal noise, and their log-probabilities: appendix C with the range of the actions as
@@ -126,7 +127,7 @@ class Actor(nn.Module):
     def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch, action_dim)
         """The actions of the mean; with standard normal noise (batch, action_dim), actions drawn from the policy."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device).flatten(1)
-        return self(obs, noise)[0].clamp(self.low, self.high).cpu().numpy()
+        return self(obs, noise)[0].cpu().numpy().astype(self.bounds[0].dtype).clip(*self.bounds)
 
 
 class Critic(nn.Module):
@@ -170,13 +171,13 @@ if __name__ == "__main__":
     run = Run(args)
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    run.require(args.batch_size <= args.buffer_size, f"--buffer-size {args.buffer_size} is less than one batch")
+    most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
+    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     run.require_spaces(envs, obs="vector", action="continuous")
     low, high = envs.single_action_space.low, envs.single_action_space.high
-    run.require(
-        np.isfinite([low, high]).all() and (low < high).all(), f"{args.env_id} has actions without finite bounds"
-    )
+    finite = np.isfinite([low, high]).all() and (low < high).all()
+    run.require(finite, f"{args.env_id} has actions without finite bounds")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), len(low)
 
     actor, critic = Actor(obs_dim, low, high).to(run.device), Critic(obs_dim, action_dim).to(run.device)

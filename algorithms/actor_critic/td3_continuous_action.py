@@ -109,6 +109,7 @@ class Actor(nn.Module):
         self.layers = Layers(obs_dim, 256, 256, len(low))
         self.register_buffer("low", torch.as_tensor(low, dtype=torch.float32))
         self.register_buffer("high", torch.as_tensor(high, dtype=torch.float32))
+        self.bounds = low, high  # as exact as the environment's: a float32 may lie beyond a bound of another dtype
 
     def forward(self, obs):  # (batch, obs_dim) -> (batch, action_dim) within the bounds of each dimension
         return self.low + (self.high - self.low) * (mlp(self.layers(), obs).tanh() + 1) / 2
@@ -118,7 +119,7 @@ class Actor(nn.Module):
         """The policy's actions; with noise (batch, action_dim) in half ranges of the action added."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device).flatten(1)
         action = self(obs) + noise * (self.high - self.low) / 2
-        return action.clamp(self.low, self.high).cpu().numpy()
+        return action.cpu().numpy().astype(self.bounds[0].dtype).clip(*self.bounds)
 
 
 class Critic(nn.Module):
@@ -167,13 +168,13 @@ if __name__ == "__main__":
     run = Run(args)
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    run.require(args.batch_size <= args.buffer_size, f"--buffer-size {args.buffer_size} is less than one batch")
+    most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
+    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     run.require_spaces(envs, obs="vector", action="continuous")
     low, high = envs.single_action_space.low, envs.single_action_space.high
-    run.require(
-        np.isfinite([low, high]).all() and (low < high).all(), f"{args.env_id} has actions without finite bounds"
-    )
+    finite = np.isfinite([low, high]).all() and (low < high).all()
+    run.require(finite, f"{args.env_id} has actions without finite bounds")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), len(low)
 
     actor, critic = Actor(obs_dim, low, high).to(run.device), Critic(obs_dim, action_dim).to(run.device)
