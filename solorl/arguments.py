@@ -24,6 +24,13 @@ from solorl.trackers import warn
 EXTRAS = {
     "gymnasium.envs.box2d": ("Box2D", "box2d"),
     "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
+    "gymnasium.envs.phys2d": ("jax", "jax"),
+    "gymnasium.envs.tabular": ("jax", "jax"),
+}
+# Module that a script or an environment may import -> our extra that brings it.
+BRINGS = {
+    **{name: name for name in ("jax", "envpool", "gymnax", "brax", "mujoco", "wandb")},
+    **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune"},
 }
 # Environments that exist in JAX only: pattern of their ids -> (class that steps many of them, in a module that
 # registers them; our extra, named as the package it brings).
@@ -246,6 +253,14 @@ def family_of(env_id: str) -> tuple[str, str] | None:
     return next((family for pattern, family in REGISTER.items() if fnmatch(env_id, pattern)), None)
 
 
+def missing_extra(who: str, error: ImportError) -> str:
+    """The sentence that names the extra for a module that `who` cannot import; empty where none brings it."""
+    module = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or module not in BRINGS:
+        return ""
+    return f"{who} needs {module}, which is not installed: pip install 'solorl[{BRINGS[module]}]'"
+
+
 def check_env_id(env_id: str) -> None:
     """Refuse an environment that is not registered or whose simulator is not installed."""
     import gymnasium as gym
@@ -260,12 +275,15 @@ def check_env_id(env_id: str) -> None:
             importlib.import_module(module)
         spec = gym.spec(name)
     except (gym.error.Error, ImportError, ValueError, TypeError) as error:  # the last two for `:Name` and `.x:Name`
+        if isinstance(error, ImportError) and (sentence := missing_extra(env_id, error)):
+            raise UsageError(sentence) from error
         space = env_id.partition("/")[0] if "/" in env_id else None
         if space in NAMESPACES and importlib.util.find_spec(NAMESPACES[space][0]) is None:
             raise UsageError(f"{env_id} needs a package: pip install {NAMESPACES[space][1]}") from error
         for where, package in REGISTER.values():
             if importlib.util.find_spec(package):
-                importlib.import_module(where.partition(":")[0])  # which registers its ids
+                with contextlib.suppress(ImportError):  # without jax
+                    importlib.import_module(where.partition(":")[0])  # which registers its ids
         near = nearest(env_id, _newest(gym.registry), n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else "; one of another package is `package:Name-v0`"
         raise UsageError(f"there is no environment {env_id}{hint}") from error
