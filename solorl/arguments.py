@@ -24,6 +24,13 @@ from solorl.trackers import warn
 EXTRAS = {
     "gymnasium.envs.box2d": ("Box2D", "box2d"),
     "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
+    "gymnasium.envs.phys2d": ("jax", "jax"),
+    "gymnasium.envs.tabular": ("jax", "jax"),
+}
+# Module that a script or an environment may import -> our extra that brings it.
+BRINGS = {
+    **{name: name for name in ("jax", "envpool", "gymnax", "brax", "mujoco", "wandb")},
+    **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune"},
 }
 # Environments that exist in JAX only: pattern of their ids -> (class that steps many of them, in a module that
 # registers them; our extra, named as the package it brings).
@@ -266,12 +273,22 @@ def _import_module_of(env_id: str, module: str) -> None:
             hint = did_you_mean(module, [path.stem for path in Path().glob("*.py")])
             where = f"no module {module} is installed or in this folder{hint}"
             raise UsageError(f"there is no environment {env_id}: {where}") from error
+        if isinstance(error, ImportError) and (sentence := missing_extra(env_id, error)):
+            raise UsageError(sentence) from error
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UsageError(f"{env_id} cannot be used: importing the module {module} fails with {reason}") from error
 
 
 def _file_of(module: str) -> str:
     return getattr(sys.modules[module], "__file__", None) or "a folder without code"
+
+
+def missing_extra(who: str, error: ImportError) -> str:
+    """The sentence that names the extra for a module that `who` cannot import; empty where none brings it."""
+    module = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or module not in BRINGS:
+        return ""
+    return f"{who} needs {module}, which is not installed: pip install 'solorl[{BRINGS[module]}]'"
 
 
 def check_env_id(env_id: str) -> None:
@@ -288,12 +305,15 @@ def check_env_id(env_id: str) -> None:
             _import_module_of(env_id, module)
         spec = gym.spec(name)
     except (gym.error.Error, ImportError) as error:
+        if isinstance(error, ImportError) and (sentence := missing_extra(env_id, error)):
+            raise UsageError(sentence) from error
         space = env_id.partition("/")[0] if "/" in env_id else None
         if space in NAMESPACES and importlib.util.find_spec(NAMESPACES[space][0]) is None:
             raise UsageError(f"{env_id} needs a package: pip install {NAMESPACES[space][1]}") from error
         for where, package in REGISTER.values():
             if importlib.util.find_spec(package):
-                importlib.import_module(where.partition(":")[0])  # which registers its ids
+                with contextlib.suppress(ImportError):  # without jax
+                    importlib.import_module(where.partition(":")[0])  # which registers its ids
         near = [f"{module}{colon}{one}" for one in nearest(name, _newest(gym.registry), n=3)]
         hint = f"; did you mean {' or '.join(near)}?" if near else "; one of another package is `package:Name-v0`"
         if colon:

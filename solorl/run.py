@@ -71,6 +71,9 @@ class Run:
         self._parts: dict[str, Any] = {}
         self._replays: dict[str, tuple[Any, ReplayLog]] = {}
         self._tree: dict[str, Any] | None = None  # the checkpoint that is resumed
+        self._until = math.inf  # step of the newest checkpoint that may be resumed
+        self._written = 0  # step of the last checkpoint that this process has written
+        self._keep: int | None = None  # step of a checkpoint that stays although there are two newer ones
         self._step = 0  # environment steps at the last call of log, evaluate or save
         self._due: dict[str, int] = {}  # step of the last call per verb
         self._ending, self._signal = "", 0
@@ -152,7 +155,7 @@ class Run:
 
     def _load_checkpoint(self) -> dict[str, Any] | None:
         """The newest whole checkpoint, None where there is none yet; where all are damaged, one sentence and exit 2."""
-        tree, notes = state.load_checkpoint(self.dir / "checkpoint")
+        tree, notes = state.load_checkpoint(self.dir / "checkpoint", self._until)
         if notes and tree is None:
             quit_with(f"no checkpoint in {self.dir} is whole ({'; '.join(notes)}); the run is left as it is")
         for note in notes:
@@ -390,6 +393,7 @@ class Run:
                 shutil.copyfile(self.script, self.dir / self.script.name)
                 state.write_atomically(self.dir / "config.json", json.dumps(self._config(), indent=2).encode())
             (self.dir / "stop").unlink(missing_ok=True)
+            state.delete_newer(self.dir / "checkpoint", self._tree["run"]["step"] if self._tree else 0)
             self._metrics = MetricsFile(self.dir / "metrics.jsonl")
             self._metrics.truncate(self._tree["run"]["metrics_bytes"] if self._tree else 0)
         except OSError as error:
@@ -573,7 +577,8 @@ class Run:
 
     def _checkpoint(self, step: int) -> None:
         try:
-            state.save_checkpoint(self.dir / "checkpoint", step, self._capture(step))
+            state.save_checkpoint(self.dir / "checkpoint", step, self._capture(step), self._keep)
+            self._written = step
             for _, log in self._replays.values():
                 log.forget()
         except OSError as error:

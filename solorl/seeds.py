@@ -14,6 +14,7 @@ import functools
 import json
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ from solorl import signals, state
 from solorl.arguments import RunArgs, check_unchanged, saved_arguments
 from solorl.engines import own_cores
 from solorl.errors import UsageError, quit_with
-from solorl.run import Run
+from solorl.run import DIVERGED, Run
 from solorl.trackers import warn
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solorl" / "jax"  # of compiled code
@@ -121,6 +122,19 @@ class _SeedRun(Run):
         """End behind the next save, as after a signal."""
         self._signal = number
 
+    def keep(self, step: int | None) -> None:
+        """Let the checkpoint of this step stay although there are two newer ones."""
+        self._keep = step
+
+    def go_on_from(self, step: int) -> None:
+        """Resume no checkpoint newer than that of this step."""
+        self._until = step
+
+    @property
+    def written_step(self) -> int:
+        """Environment steps of the last checkpoint that this process has written; 0 before the first."""
+        return self._written
+
     @property
     def step(self) -> int:
         """Environment steps so far."""
@@ -169,6 +183,7 @@ class Runs:
         self._active = list(range(self.num_seeds))
         self._chunk, self._printed = 1, 0.0
         self._code: Any = None  # with which a seed has ended that did not come to its end
+        self._common: int | None = None  # step of the newest checkpoint that all active seeds have
         self._acts: dict[Any, Any] = {}
         self._made: tuple[Any, Any] = (None, None)
 
@@ -187,14 +202,18 @@ class Runs:
 
         With `--resume` the trainings are as saved, but for the fields `anew`, where the environments are such that no
         checkpoint can hold them: their episodes begin anew, and the run says so. Returns the iteration to start from.
-        Opens the run folders: nothing has been written before.
+        Several seeds go on from the newest step of which all have a whole checkpoint; one that had ended before the
+        others stays as it is. Opens the run folders: nothing has been written before.
         """
         start = jax.jit(begin)
         keys = [jax.random.PRNGKey(run.args.seed) for run in self.runs]
         # no two leaves may share a buffer, for the compiled code writes over them
         self._trainings = [jax.tree.map(lambda x: jnp.array(x, copy=True), start(key)) for key in keys]
+        if self.args.resume and self.num_seeds > 1:
+            self._choose_checkpoints()
         starts = []
-        for i, run in enumerate(self.runs):
+        for i in self._active:
+            run = self.runs[i]
             run.model = _Part(self, i, model)
             starts.append(run._fit(training=_Part(self, i)))
             if anew and starts[-1]:
@@ -204,15 +223,20 @@ class Runs:
                 run.begin_episodes()
         if len(set(starts)) > 1:
             quit_with(f"the seeds stand at different iterations ({starts}); resume each alone, by its own folder")
-        for run in self.runs if Run.play is None else ():  # nothing has been written before all fit
+        active = [self.runs[i] for i in self._active]
+        for run in active if Run.play is None else ():  # nothing has been written before all fit
             run._begin(starts[0])
         if anew and starts[0]:
             warn(f"the environments of {self.args.env_id} cannot be saved, so their running episodes begin anew")  # type: ignore[attr-defined]
         if self.num_seeds > 1 and Run.play is None:
             names = [run.dir.name for run in self.runs]
-            for run in self.runs:
+            for run in active:
                 state.write_atomically(run.dir / "together.json", json.dumps(names).encode())
             self._say(f"run folders {names[0]} to {names[-1]} in {self.runs[0].dir.parent}")
+            if self._common is not None:
+                self._say(f"resumed at step {self._common:,} (iteration {starts[0]})")
+            elif self.args.resume:
+                self._say("not all seeds have a checkpoint yet: starting from the beginning")
         return starts[0]
 
     def training(self, index: int, field: str = "") -> Any:
@@ -309,10 +333,13 @@ class Runs:
     def save(self, global_step: int) -> None:
         """See `Run.save`. A seed that has reached `--target-return` is closed; the others go on."""
         for i in list(self._active):
+            self.runs[i].keep(self._common)  # where another seed cannot write, as on a full disk
             self._alone(i, lambda run: run.save(global_step))
             if self.runs[i].ending not in ("", "signal"):
                 self.runs[i].close(self._policy(self._made[0], i), self._made[1])
                 self._active.remove(i)
+        if self._active and all(self.runs[i].written_step == global_step for i in self._active):
+            self._common = global_step
 
     def close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
         """See `Run.close`."""
@@ -335,6 +362,32 @@ class Runs:
         if not self._active:
             raise SystemExit(code)
 
+    def _choose_checkpoints(self) -> None:
+        """Let the seeds go on from the newest step of which each has a whole checkpoint, whether the process was killed
+        after some of them had saved or a checkpoint is damaged. Seeds that had ended before the others are left out."""
+        folders = [run.dir / "checkpoint" for run in self.runs]
+        found = [[state.step_of(path) for path in state.checkpoints(folder)] for folder in folders]
+        newest, statuses = [max(steps, default=0) for steps in found], [_status(run.dir) for run in self.runs]
+        self._active = _going_on(newest, statuses)
+        if not self._active:
+            quit_with(f"the seeds stand at different steps ({newest}); resume each alone, by its own folder")
+        self._common, notes = state.newest_common([folders[i] for i in self._active])
+        killed = any(_finality(statuses[i]) == 0 for i in self._active)
+        most = max(len(found[i]) for i in self._active)
+        first_save = (
+            min(newest[i] for i in self._active) == 0 and most <= killed
+        )  # it came only to some of them, if any
+        if self._common is None and not first_save:
+            why = "; ".join(notes) or f"their newest are of the steps {newest}"
+            quit_with(f"the seeds have no whole checkpoint of one step ({why}); resume each alone, by its own folder")
+        for note in notes:
+            warn(f"{note}; all seeds go on from the checkpoint before it")
+        for i, run in enumerate(self.runs):
+            run.go_on_from(self._common or 0)
+            if i not in self._active:
+                self._say(f"seed {run.args.seed} stays as it is: {statuses[i]}, last saved at step {newest[i]:,}")
+                self._code = DIVERGED if statuses[i].startswith("diverged") else self._code
+
     def _arguments(self) -> list[Any]:
         """The arguments of each seed as if it were trained alone, so that it can be resumed alone."""
         folders = [self.args.resume] * self.num_seeds
@@ -345,7 +398,8 @@ class Runs:
             if len(names) != self.num_seeds or names[0] != first.name:
                 quit_with(
                     f"{first} is one of {len(names)} seeds trained together; go on with them all by "
-                    f"--resume {first.with_name(names[0])} --num-seeds {len(names)}, or with one by its own folder"
+                    f"--resume {shlex.quote(str(first.with_name(names[0])))} --num-seeds {len(names)}, "
+                    "or with one by its own folder"
                 )
             folders = [str(first.with_name(name)) for name in names]
             if gone := [folder for folder in folders if not Path(folder, "config.json").exists()]:
@@ -425,7 +479,8 @@ class Runs:
             for run in stopped:
                 self._say(f"saved at step {run.step:,}; {run._how_to_go_on()}")
         elif self.num_seeds > 1:
-            self._say(f"curves and models in {folders[0]} to {folders[-1].name}; play one: solo play {folders[0]}")
+            play = f"solo play {shlex.quote(str(folders[0]))}"
+            self._say(f"curves and models in {folders[0]} to {folders[-1].name}; play one: {play}")
 
     def _say_evaluations(self, when: str, step: int | None = None) -> None:
         """One line for the evaluations of several seeds: those at `step`, or the last ones."""
@@ -452,6 +507,29 @@ def _compiled(iteration: Callable[[Any], Any], chunk: int, training: Any) -> Cal
 
     options = ONE_THREAD if _is_cpu(jax.tree.leaves(training)[0].device) else None
     return jax.jit(many, donate_argnums=0).lower(training, jnp.int32(0)).compile(options)
+
+
+def _status(folder: Path) -> str:
+    """What status.json says of a run; empty where it cannot be read."""
+    try:
+        return str(json.loads((folder / "status.json").read_text())["status"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _finality(status: str) -> int:
+    """2: the run has come to its end, 1: it was stopped, 0: it was killed."""
+    return 2 if status.startswith("diverged") else {"stopped": 1, "finished": 2}.get(status, 0)
+
+
+def _going_on(newest: Sequence[int], statuses: Sequence[str]) -> list[int]:
+    """The seeds that go on together: those that were killed (else those that were stopped, else all), and those that
+    ended at the same step; none where all have ended at different steps. `newest`: steps of their last checkpoints."""
+    ended = [_finality(status) for status in statuses]
+    steps = [step for step, how in zip(newest, ended, strict=True) if how == min(ended)]
+    if min(ended) == 2 and len(set(steps)) > 1:
+        return []
+    return [i for i, step in enumerate(newest) if ended[i] == min(ended) or step == max(steps)]
 
 
 def _is_cpu(device: Any) -> bool:

@@ -8,10 +8,12 @@ the disk and renamed, so that it is there whole or not at all; the previous one 
 import errno
 import hashlib
 import json
+import math
 import os
 import random
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -222,12 +224,17 @@ def read_state(folder: Path) -> Any:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
-    return sorted(path for path in folder.glob("step_*") if path.is_dir())
+    return sorted(path for path in folder.glob("step_*") if path.is_dir() and path.name[5:].isdigit())
 
 
-def save_checkpoint(folder: Path, step: int, tree: Any) -> Path:
-    """Write the checkpoint of `step`, then delete all but the newest two. Raises OSError (disk full, say): then the
-    earlier checkpoints are as they were."""
+def step_of(checkpoint: Path) -> int:
+    """The environment steps behind which a checkpoint was written."""
+    return int(checkpoint.name[5:])
+
+
+def save_checkpoint(folder: Path, step: int, tree: Any, keep: int | None = None) -> Path:
+    """Write the checkpoint of `step`, then delete all but the newest two and that of step `keep`. Raises OSError (disk
+    full, say): then the earlier checkpoints are as they were."""
     for leftover in folder.glob(".writing-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary, final = folder / f".writing-{os.getpid()}", folder / f"step_{step:012d}"
@@ -241,16 +248,44 @@ def save_checkpoint(folder: Path, step: int, tree: Any) -> Path:
         raise
     sync_file(folder)
     for old in checkpoints(folder)[:-KEEP]:
-        shutil.rmtree(old, ignore_errors=True)
+        if step_of(old) != keep:
+            shutil.rmtree(old, ignore_errors=True)
     return final
 
 
-def load_checkpoint(folder: Path) -> tuple[Any | None, list[str]]:
-    """The newest whole checkpoint (None where there is none) and a sentence for each damaged one passed over."""
+def load_checkpoint(folder: Path, until: float = math.inf) -> tuple[Any | None, list[str]]:
+    """The newest whole checkpoint of step `until` or before (None where there is none) and a sentence for each damaged
+    one passed over."""
     notes: list[str] = []
     for path in reversed(checkpoints(folder)):
+        if step_of(path) > until:
+            continue
         try:
             return read_state(path), notes
         except CheckpointError as error:
             notes.append(str(error))
     return None, notes
+
+
+def newest_common(folders: Sequence[Path]) -> tuple[int | None, list[str]]:
+    """The newest step of which all folders have a whole checkpoint (None: there is none) and a sentence for each
+    damaged one passed over."""
+    notes: list[str] = []
+    steps = [{step_of(path): path for path in checkpoints(folder)} for folder in folders]
+    for step in sorted(set(steps[0]).intersection(*steps[1:]), reverse=True):
+        damaged = len(notes)
+        for paths in steps:
+            try:
+                read_state(paths[step])
+            except CheckpointError as error:
+                notes.append(f"{error} ({paths[step]})")
+        if len(notes) == damaged:
+            return step, notes
+    return None, notes
+
+
+def delete_newer(folder: Path, step: int) -> None:
+    """Delete the checkpoints after `step`: a run that goes on from there writes others."""
+    for path in reversed(checkpoints(folder)):
+        if step_of(path) > step:
+            shutil.rmtree(path, ignore_errors=True)

@@ -317,7 +317,7 @@ def test_seeds_that_do_not_fit_together_are_left_as_they_are(train, tmp_path):
     train("dqn_jax", "--resume", first, "--num-seeds", 2, code=2)
     assert "the run was started with other arguments" in train.out and "--learning-rate 0.001 -> 0.00025" in train.out
     train("dqn_jax", "--resume", first, "--num-seeds", 2, "--resume-changed", code=2)
-    assert "the seeds stand at different iterations ([200, 300]); resume each alone" in train.out
+    assert "the seeds stand at different steps ([2000, 3000]); resume each alone" in train.out
     assert states(first.parent) == ["finished", "finished"] and comparable(first) == before[0]
     assert all(path.read_bytes() == content for path, content in files.items())
     # the one that went on alone is no longer counted as one of two trained at once
