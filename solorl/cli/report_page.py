@@ -21,7 +21,7 @@ def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[s
         "CAPTION": html.escape(text.CURVE_CAPTION),
         "TABLES": _tables(comparison),
         "NOTES": _notes([*comparison.notes, *problems]),
-        "DATA": json.dumps(_data(comparison, axis), separators=(",", ":")).replace("</", "<\\/"),
+        "DATA": json.dumps(_data(comparison, axis), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     }
     head, *pieces = TEMPLATE.read_text(encoding="utf-8").split("{{")
     return head + "".join(_filled(piece, parts) for piece in pieces)
