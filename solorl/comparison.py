@@ -329,8 +329,8 @@ def pair(comparison: Comparison, x: str, y: str) -> Pair | None:
     of_x, of_y = ([comparison.scores(env, name) for env in envs] for name in (x, y))
     chance = st.probability_of_improvement(of_x, of_y)
     probability = with_interval(chance, st.improvement_interval(of_x, of_y), of_x, of_y)
-    if 2 / math.prod(math.comb(len(a) + len(b), len(a)) for a, b in zip(of_x, of_y, strict=True)) >= ALPHA:
-        probability = Estimate(probability.value, None)  # chance alone could give 0 or 1
+    if not enough(list(zip(map(len, of_x), map(len, of_y), strict=True))):
+        probability = Estimate(probability.value, None)
     decided = {env: direction(a, b) for env, a, b in zip(envs, of_x, of_y, strict=True)}
     few = all(least_p(len(a), len(b)) >= ALPHA for a, b in zip(of_x, of_y, strict=True))
     better, worse = ([env for env, sign in decided.items() if sign == wanted] for wanted in (1, -1))
@@ -342,6 +342,16 @@ def direction(x: st.Array, y: st.Array) -> int:
     if st.mann_whitney(x, y) >= ALPHA:
         return 0
     return 1 if st.probability_of_improvement([x], [y]) > 0.5 else -1
+
+
+def enough(runs: Sequence[tuple[int, int]]) -> bool:
+    """Whether P(X > Y) of n against m runs on each environment gets an interval.
+
+    From 3 runs each on, and where chance alone makes it 0 or 1 in less than ALPHA of cases: the bootstrap would say
+    [0, 0] or [1, 1] even of two runs.
+    """
+    by_chance = 2 / math.prod(math.comb(n + m, n) for n, m in runs)
+    return min(map(min, runs)) >= 3 and by_chance < ALPHA
 
 
 def least_p(n: int, m: int) -> float:

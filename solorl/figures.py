@@ -97,7 +97,7 @@ def draw_curves(
         unit, name = time_unit(max(curve.x[-1] for curve in lines.values())) if axis == "time" else (1, "")
         for method, curve in lines.items():
             _draw(place, curve, comparison.methods.index(method), unit)
-        place.set_title(env, fontsize=10)
+        place.set_title(env, fontsize=10, parse_math=False)
         place.xaxis.set_major_formatter(step_label if axis == "steps" else f"{{x:g}} {name}")
         place.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         place.set_xlim(left=0)
@@ -146,7 +146,9 @@ def _legend(figure: Figure, comparison: cmp.Comparison, shown: Collection[str]) 
     methods = [comparison.methods[number] for number in numbers]
     width = NAME[0] * max(map(len, methods)) + NAME[1]
     columns = min(len(methods), 5, max(1, int(figure.get_figwidth() / width)))
-    figure.legend(lines, methods, loc="outside upper center", ncols=columns, frameon=False, fontsize=10)
+    legend = figure.legend(lines, methods, loc="outside upper center", ncols=columns, frameon=False, fontsize=10)
+    for name in legend.get_texts():
+        name.set_parse_math(False)  # a name with $ is no formula
 
 
 def step_label(value: float, _: Any = None) -> str:

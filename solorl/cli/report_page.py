@@ -104,7 +104,7 @@ def _tables(comparison: cmp.Comparison) -> str:
 
 def _names(names: Sequence[str]) -> str:
     """Names in a cell, as HTML."""
-    return html.escape(", ".join(names)) or "-"
+    return f'<span class="names">{html.escape(", ".join(names))}</span>' if names else "-"
 
 
 def _env_table(comparison: cmp.Comparison) -> str:
