@@ -282,7 +282,7 @@ def test_a_result_file_with_wrong_values_is_read_or_named(tmp_path):
 @pytest.mark.parametrize(
     "data",
     [b"[" * 100_000, b'{"format":1,"env_id":"E","script":"s","seed":1,"args":' + b'{"a":' * 400 + b"1" + b"}" * 401,
-     b" " * (results.MOST_BYTES + 1), b'{"format":1,"seed":' + b"9" * 5000 + b"}"],
+     b" " * 2**24 + b'{"format":1,"env_id":"E","script":"s","seed":1}', b'{"format":1,"seed":' + b"9" * 5000 + b"}"],
     ids=["deep", "deep arguments", "bomb", "digits"],
 )  # fmt: skip
 def test_a_file_made_to_harm_is_named(tmp_path, data):
@@ -319,14 +319,6 @@ def test_links_in_a_circle_end(tmp_path):
     assert read_all([tmp_path / "itself"]) == ([], [f"there is no {tmp_path / 'itself'}"])
 
 
-def test_folders_in_folders_in_folders(tmp_path):
-    place = tmp_path
-    for _ in range(600):
-        place /= "d"
-    make_run(place)
-    assert len(read_all([tmp_path])[0]) == 1
-
-
 def test_names_cannot_control_the_terminal(tmp_path):
     """Characters that do are written as what they are, also in sentences on damage, and half a letter of a name."""
     run = make_run(tmp_path / "run\x1b[2J", env_id="E\x1b[31m-v0\u202e", args={"exp_name": "\x07wide", "gamma": 1})
@@ -340,7 +332,7 @@ def test_names_cannot_control_the_terminal(tmp_path):
 
 
 def test_file_names_with_odd_digits_are_sorted(tmp_path):
-    for name in ("run\u00b2", "run2", "2run", "\u0664"):
+    for name in ("2\u00b2", "run2", "2run", "\u0664"):
         make_run(tmp_path / name, seed=len(name), env_id=name)
     assert len(read_all([tmp_path])[0]) == 4
 
