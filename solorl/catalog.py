@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from solorl.errors import UsageError, did_you_mean
 
 PACKAGE = Path(__file__).resolve().parent
 KEYS = ("Paper", "Run", "Spaces", "Differs", "Not for", "Details")
+BUDGETS = "diff_budget.toml"  # the table of rule R3, next to the folders of the families
 VALUE_COLUMN = 10  # keys stand before this column, values and continuation lines start at it
 
 
@@ -60,6 +62,12 @@ def in_checkout() -> bool:
 def algorithms_folder() -> Path:
     """The folder of the families: beside the package in a checkout, inside the package when it is installed."""
     return (PACKAGE.parent if in_checkout() else PACKAGE) / "algorithms"
+
+
+def in_catalogue(path: Path) -> bool:
+    """Whether a file stands in a folder of families, of this installation or of a checkout; else it is a user's own."""
+    folder = path.resolve().parent.parent
+    return folder == algorithms_folder().resolve() or (folder / BUDGETS).is_file()
 
 
 def script_paths(folder: Path | None = None) -> dict[str, Path]:
@@ -156,6 +164,14 @@ def find_path(name: str) -> Path:
         raise UsageError(f"{name} is no .py file")
     what = "file" if path.suffix == ".py" else "algorithm"
     raise UsageError(f"there is no {what} {name}{did_you_mean(path.stem, paths, n=2) or '; `solo list` shows all'}")
+
+
+def as_typed(path: Path) -> str:
+    """How a command names a file, quoted: a file of the catalogue by its name, any other by its path from here."""
+    known, full = script_paths().get(path.stem), path.resolve()
+    if known and known.resolve() == full:
+        return shlex.quote(path.stem)
+    return shlex.quote(str(full.relative_to(Path.cwd()) if full.is_relative_to(Path.cwd()) else path))
 
 
 def find(name: str) -> Script:
