@@ -168,10 +168,10 @@ def find_path(name: str) -> Path:
 
 def as_typed(path: Path) -> str:
     """How a command names a file, quoted: a file of the catalogue by its name, any other by its path from here."""
-    known, full = script_paths().get(path.stem), path.resolve()
+    known, full, here = script_paths().get(path.stem), path.resolve(), Path.cwd()
     if known and known.resolve() == full:
         return shlex.quote(path.stem)
-    return shlex.quote(str(full.relative_to(Path.cwd()) if full.is_relative_to(Path.cwd()) else path))
+    return shlex.quote(str(full.relative_to(here) if full.is_relative_to(here) else path))
 
 
 def find(name: str) -> Script:
