@@ -42,6 +42,16 @@ class Script:
         return self.fields.get("Spaces", "")
 
     @property
+    def observations(self) -> str:
+        """The kind of observations: `vector`."""
+        return self.spaces.partition("->")[0].strip()
+
+    @property
+    def actions(self) -> str:
+        """The kind of actions: `discrete` or `continuous`."""
+        return self.spaces.partition("->")[2].strip()
+
+    @property
     def parent(self) -> str | None:
         """The sibling's file name in `Differs   from X.py: ...`; None for the root of a family."""
         match = re.match(r"from (\S+\.py)\b", self.fields.get("Differs", ""))

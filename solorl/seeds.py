@@ -14,6 +14,7 @@ import functools
 import json
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -340,7 +341,8 @@ class Runs:
             if len(names) != self.num_seeds or names[0] != first.name:
                 quit_with(
                     f"{first} is one of {len(names)} seeds trained together; go on with them all by "
-                    f"--resume {first.with_name(names[0])} --num-seeds {len(names)}, or with one by its own folder"
+                    f"--resume {shlex.quote(str(first.with_name(names[0])))} --num-seeds {len(names)}, "
+                    "or with one by its own folder"
                 )
             folders = [str(first.with_name(name)) for name in names]
             if gone := [folder for folder in folders if not Path(folder, "config.json").exists()]:
