@@ -165,7 +165,7 @@ def test_list_shows_what_the_headers_say(solo, tree):
 
 
 def test_list_fits_a_terminal_of_80_columns(solo, monkeypatch):
-    """With every algorithm, and its title whole but for what stands next to it."""
+    """With every algorithm, and its whole title, except what stands next to it."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

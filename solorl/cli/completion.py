@@ -101,14 +101,14 @@ def _statuses(start: str) -> list[str]:
     return list(STATUSES)
 
 
-# What stands behind a verb and behind a flag: beginning of the word -> words. Where nothing fits, a shell shows files.
-BEHIND_VERB: dict[str, Callable[[str], list[str]]] = {
+# What may follow a verb and a flag: beginning of the word -> words. Where nothing fits, a shell shows files.
+AFTER_VERB: dict[str, Callable[[str], list[str]]] = {
     **dict.fromkeys(("train", "copy", "diff", "check", "bench", "tune"), algorithms),
     **dict.fromkeys(("play", "report"), folders),
     "runs": lambda start: ["delete", *folders(start)],
     "completion": lambda start: list(SHELLS),
 }
-BEHIND_FLAG: dict[str, Callable[[str], list[str]]] = {
+AFTER_FLAG: dict[str, Callable[[str], list[str]]] = {
     "--from": algorithms,
     "--resume": folders,
     "--script": lambda start: list(script_paths()),
@@ -118,24 +118,24 @@ BEHIND_FLAG: dict[str, Callable[[str], list[str]]] = {
 
 
 def words(typed: Sequence[str]) -> list[str]:
-    """What may stand for the last of the words typed behind `solo`, which may be empty."""
+    """What may stand for the last of the words typed after `solo`, which may be empty."""
     *before, last = typed or [""]
     if not before:
         found = list(VERBS)
-    elif before[-1] in BEHIND_FLAG:
-        found = BEHIND_FLAG[before[-1]](last)
+    elif before[-1] in AFTER_FLAG:
+        found = AFTER_FLAG[before[-1]](last)
     elif before[0] not in VERBS:
         found = []
     elif last.startswith("-"):
         found = flags(before)
     else:
         first_only = before[0] in ("train", "play", "tune", "completion") and len(before) > 1
-        found = [] if first_only else BEHIND_VERB.get(before[0], lambda start: [])(last)
+        found = [] if first_only else AFTER_VERB.get(before[0], lambda start: [])(last)
     return [word for word in found if word.startswith(last)]
 
 
 def flags(before: Sequence[str]) -> list[str]:
-    """The flags that may follow these words: of the script behind `train` and behind `--`, else those of the verb."""
+    """The flags that may follow these words: of the script after `train` and after `--`, else those of the verb."""
     try:
         if before[0] in ("train", "bench", "tune") and len(before) > 1 and (before[0] == "train" or "--" in before):
             return flags_of_script(before[1])

@@ -149,8 +149,8 @@ def found_below(paths: Sequence[Path]) -> list[RunFolder]:
     """The run folders at or below the paths, that with the latest change last; UsageError for a path that is none."""
     for path in paths:
         if not path.is_dir():
-            beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-            raise UsageError(f"there is no folder {path}{did_you_mean(path.name, beside)}")
+            near = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+            raise UsageError(f"there is no folder {path}{did_you_mean(path.name, near)}")
     unique = {folder.resolve(): folder for path in paths for folder in run_folders(path)}
     return sorted(map(read, unique.values()), key=lambda run: (run.changed, run.folder))
 
