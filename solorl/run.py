@@ -32,9 +32,11 @@ import numpy as np
 
 from solorl import signals, simulators, state
 from solorl.arguments import RunArgs, needs_extra, script_path
+from solorl.catalog import as_typed
 from solorl.errors import UsageError, quit_with
 from solorl.evaluation import Policy, draw_learning_curve, film, play_episodes, undisturbed, watch
 from solorl.replay import ReplayLog, is_replay
+from solorl.terminal import Progress, duration, paint, wiped
 from solorl.trackers import MetricsFile, Safe, TensorBoard, WandB, say, warn
 
 DIVERGED = 3  # exit code of a run that met a NaN or an infinite number
@@ -90,7 +92,7 @@ class Run:
         self._elapsed, self._resumed_at = 0.0, time.perf_counter()
         self._plumbing = 0.0  # seconds spent on evaluation and saving since the last row
         self._rate = (0, 0.0)  # step and wall time of the last row
-        self._printed, self._looked = -math.inf, -math.inf
+        self._looked, self._line = -math.inf, Progress()
         self._total = int(getattr(args, "total_timesteps", 0))
 
     # ------------------------------------------------------------------ verbs, in the order of a script
@@ -309,8 +311,7 @@ class Run:
 
     def _how_to_go_on(self) -> str:
         """The command that resumes this run, as it can be typed here."""
-        script, folder = shlex.quote(_near(self.script)), shlex.quote(str(self.dir))
-        return f"go on with: {_solo()} train {script} --resume {folder}"
+        return f"go on with: {_solo()} train {as_typed(self.script)} --resume {shlex.quote(_near(self.dir))}"
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.compile(function)` with `--compile`, else the function itself. On the CPU what calls the compiled
@@ -364,6 +365,14 @@ class Run:
         if spec is None or spec.origin is None:
             quit_with(f"{needs_extra('--track', 'wandb')}; --no-track trains without")
 
+    def _device_words(self) -> str:
+        """Where the training runs, said at its start."""
+        kind = getattr(self.device, "type", None) or getattr(self.device, "platform", "cpu")
+        if kind == "cpu":
+            return f"device cpu, {self.args.threads} thread{'s'[: self.args.threads != 1]}"
+        name = getattr(self.device, "device_kind", None) or _device_name(self.device)
+        return f"device {kind}, {name}" if name != kind else f"device {kind}"
+
     def _seed(self) -> None:
         random.seed(self.args.seed)
         np.random.seed(self.args.seed)
@@ -414,6 +423,7 @@ class Run:
         self._set_status("running")
         atexit.register(self._at_exit)
         self._say(f"run folder {self.dir}")
+        self._say(self._device_words())
 
     def _record_changes(self, config: dict[str, Any]) -> None:
         """What the command line of a resumed run changes is the run's from now on: the next `--resume` has it, too."""
@@ -533,7 +543,8 @@ class Run:
             for tracker in self._trackers:
                 tracker.write(step, row)
             self._last_eval = (step, mean, std)
-            self._say(f"step {step:>10,}  evaluation {mean:.1f} ± {std:.1f} over {len(returns)} episodes")
+            line = f"step {step:>10,}  evaluation {mean:.1f} ± {std:.1f} over {len(returns)} episodes"
+            self._say(paint(line, "cyan"))
             if mean > self._best:
                 self._best = mean
                 if self.args.save_model:
@@ -558,7 +569,8 @@ class Run:
         first = self._confirmations * self.args.eval_episodes
         self._confirmations += 1
         again = float(self._play_seeds(CONFIRM, first, policy, make_env)[0].mean())
-        self._say(f"target {target:g} reached; on fresh seeds {again:.1f}: {'done' if again >= target else 'going on'}")
+        line = f"target {target:g} reached; on fresh seeds {again:.1f}: {'done' if again >= target else 'going on'}"
+        self._say(paint(line, "green" if again >= target else "cyan"))
         if again >= target:
             self._ending = "target"
 
@@ -620,7 +632,8 @@ class Run:
         self._flush()
         self._finish(f"diverged: {name} is {value}")
         iteration = self._iteration
-        self._say(f"error: {name} is {value} in iteration {iteration} (step {self._step:,}); {note}", sys.stderr)
+        what = f"{paint('error:', 'red', sys.stderr)} {name} is {value}"
+        self._say(f"{what} in iteration {iteration} (step {self._step:,}); {note}", sys.stderr)
         raise SystemExit(DIVERGED)
 
     # ------------------------------------------------------------------ models
@@ -678,24 +691,14 @@ class Run:
     def _say(self, text: str, file: Any = None) -> None:
         """One whole line; wipes the progress line first."""
         file = file or sys.stdout
-        say(f"\r\033[K{text}" if file.isatty() else text, file)
+        say(wiped(text, file), file)
 
     def _progress(self, sps: float) -> None:
         """In a terminal one line that renews itself, elsewhere a line every 10 seconds."""
-        now, tty = time.perf_counter(), sys.stdout.isatty()
-        if now - self._printed < (0.1 if tty else 10.0):
-            return
-        self._printed = now
-        recent = f"{np.mean(self._recent):.1f}" if self._recent else "-"
-        evaluation = f"{self._last_eval[1]:.1f}" if self._last_eval[0] >= 0 else "-"
-        left = max(0, self._total - self._step) / max(1.0, sps)
-        share = f"{100 * self._step / self._total:3.0f} %" if self._total else ""
-        line = (
-            f"step {self._step:>10,} {share}  return {recent:>8}  evaluation {evaluation:>8}  "
-            f"{sps:>9,.0f} steps/s  {_duration(left)} left"
-        )
-        line = f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}" if tty else line
-        say(line, sys.stdout, end="" if tty else "\n")
+        if self._line.is_due():
+            recent = float(np.mean(self._recent)) if self._recent else None
+            evaluation = self._last_eval[1] if self._last_eval[0] >= 0 else None
+            self._line.show(self._step, self._total, recent, evaluation, sps)
 
     def _draw(self) -> None:
         title = f"{self.script.stem} on {getattr(self.args, 'env_id', '')}, seed {self.args.seed}"
@@ -708,7 +711,7 @@ class Run:
         _, mean, std = self._last_eval
         videos = sorted((self.dir / "videos").glob("*.mp4"), key=lambda path: path.stat().st_mtime)
         lines = {
-            "trained": f"{self._step:,} steps in {_duration(self._wall_time())}",
+            "trained": f"{self._step:,} steps in {duration(self._wall_time())}",
             "evaluation": f"{mean:.1f} ± {std:.1f} over {self.args.eval_episodes} episodes, best {self._best:.1f}",
             "curve": self.dir / "learning_curve.png",
             "video": videos[-1] if videos else "none (--capture-video)",
@@ -717,7 +720,7 @@ class Run:
         }
         self._say("")
         for name, value in lines.items():
-            self._say(f"{name:<11} {value}")
+            self._say(f"{paint(f'{name:<11}', 'bold')} {value}")
 
     def _set_status(self, status: str) -> None:
         self._status = status
@@ -814,13 +817,6 @@ def _solo() -> str:
     if shutil.which("solo") or not beside.exists():
         return "solo"
     return shlex.quote(_near(beside))
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
 def _sha256(path: Path) -> str:

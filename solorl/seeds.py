@@ -30,6 +30,7 @@ from solorl.arguments import RunArgs, check_unchanged, saved_arguments
 from solorl.engines import own_cores
 from solorl.errors import UsageError, quit_with
 from solorl.run import DIVERGED, Run
+from solorl.terminal import Progress, paint
 from solorl.trackers import warn
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solorl" / "jax"  # of compiled code
@@ -43,7 +44,6 @@ WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they cha
     "torch_deterministic": "these files do not use torch",
     "save_replay": "checkpoints of these files hold everything anyway",
 }
-PRINT_EVERY = 10.0  # seconds between lines of progress of several seeds
 
 
 def names_of(tree: Any) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class Runs:
         self._trainings: list[Any] = []
         self._stack: Any = None  # all trainings in one, an axis of seeds in front of each leaf, where side_by_side
         self._active = list(range(self.num_seeds))
-        self._chunk, self._printed = 1, 0.0
+        self._chunk, self._line = 1, Progress()
         self._code: Any = None  # with which a seed has ended that did not come to its end
         self._common: int | None = None  # step of the newest checkpoint that all active seeds have
         self._acts: dict[Any, Any] = {}
@@ -237,6 +237,7 @@ class Runs:
                 self._say(f"resumed at step {self._common:,} (iteration {starts[0]})")
             elif self.args.resume:
                 self._say("not all seeds have a checkpoint yet: starting from the beginning")
+            self._say(self.runs[0]._device_words())
         return starts[0]
 
     def training(self, index: int, field: str = "") -> Any:
@@ -310,14 +311,8 @@ class Runs:
                 self.runs[i].log(global_step, {name: value[i] for name, value in metrics.items()})
             except SystemExit as end:
                 self._end(i, end.code)
-        now = time.perf_counter()
-        if self.num_seeds > 1 and now - self._printed > PRINT_EVERY:
-            self._printed = now
-            recent = np.nanmean([run.recent_return for run in self.runs])
-            rate = sum(self.runs[i].sps for i in self._active)
-            self._say(
-                f"step {global_step:>10,}  return {recent:.1f}  {rate:,.0f} steps/s, {self.num_seeds} seeds together"
-            )
+        if self.num_seeds > 1 and self._line.is_due():
+            self._progress(global_step)
 
     def evaluate(self, global_step: int, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
         """See `Run.evaluate`; the policy of a seed is `act(model, obs)`, compiled here, with the field `model`."""
@@ -469,6 +464,14 @@ class Runs:
     def _say(self, text: str) -> None:
         Run._say(self.runs[0], text)
 
+    def _progress(self, global_step: int) -> None:
+        """One line for several seeds: means over those that have a number."""
+        recent = [run.recent_return for run in self.runs if not math.isnan(run.recent_return)]
+        scores = [score for step, score in (run.last_evaluation for run in self.runs) if step >= 0]
+        episode, evaluation = (float(np.mean(values)) if values else None for values in (recent, scores))
+        rate = sum(self.runs[i].sps for i in self._active)
+        self._line.show(global_step, self.args.total_timesteps, episode, evaluation, rate, len(self._active))  # type: ignore[attr-defined]
+
     def _say_where(self) -> None:
         """For several seeds: how to go on where a signal has ended them, else where everything is."""
         first, folders = self.runs[0], [run.dir for run in self.runs]
@@ -488,7 +491,7 @@ class Runs:
         means = [mean for at, mean in found if (step is None and at >= 0) or at == step]
         if self.num_seeds > 1 and means:
             span = f"from {min(means):.1f} to {max(means):.1f}"
-            self._say(f"{when}  evaluation {np.mean(means):.1f}, {span}, {len(means)} seeds")
+            self._say(paint(f"{when}  evaluation {np.mean(means):.1f}, {span}, {len(means)} seeds", "cyan"))
 
 
 def _compiled(iteration: Callable[[Any], Any], chunk: int, training: Any) -> Callable[[Any, Any], Any]:

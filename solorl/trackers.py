@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from solorl.terminal import paint, wiped
+
 
 def say(text: str, file: Any, end: str = "\n") -> None:
     """Print at once; where that fails (`| head`, a closed terminal, a full disk), the training goes on without."""
@@ -23,8 +25,8 @@ def say(text: str, file: Any, end: str = "\n") -> None:
 
 
 def warn(sentence: str) -> None:
-    """One line on standard error, on a line of its own below the progress line."""
-    say(f"\nwarning: {sentence}" if sys.stderr.isatty() else f"warning: {sentence}", sys.stderr)
+    """One line on standard error, in place of the progress line, which comes again."""
+    say(wiped(f"{paint('warning:', 'yellow', sys.stderr)} {sentence}", sys.stderr), sys.stderr)
 
 
 class MetricsFile:

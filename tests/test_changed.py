@@ -292,9 +292,12 @@ def test_a_group_of_seeds_says_how_to_go_on_and_what_is_missing(tmp_path, train)
     run_dir = wait_for_steps(tmp_path, 8000, process)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
-    last = process.stdout.read().splitlines()[-1]
+    text = process.stdout.read()
+    last = text.splitlines()[-1]
+    assert "\ndevice cpu, " in text and " steps/s, 2 seeds together" in text
     first, second = sorted(tmp_path.iterdir(), key=lambda path: path.name.split("__")[2])
-    assert "saved at step" in last and last.endswith(f"--resume {first} --num-seeds 2") and run_dir in (first, second)
+    assert "saved at step" in last and last.endswith(f" train ppo_jax --resume {first} --num-seeds 2")
+    assert run_dir in (first, second)
     shutil.rmtree(second)
     train("ppo_jax", "--resume", first, "--num-seeds", 2, code=2)
     assert f"there is no run folder {second}; go on with one seed by its own folder" in train.out

@@ -3,10 +3,13 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -314,6 +317,21 @@ def test_nan_ends_the_run_and_names_the_first_bad_quantity(train, tmp_path):
     assert "agent" in crash["parts"] and crash["step"] == 128
 
 
+def test_the_way_to_go_on_is_as_short_as_it_can_be(tmp_path, monkeypatch):
+    """An algorithm by its name, any other file by its path from here; ready to paste."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my files").mkdir()
+    shutil.copy(script("ppo"), tmp_path / "my files" / "ppo.py")
+    for path, folder, end in (
+        (script("ppo"), "runs/a", "solo train ppo --resume runs/a"),
+        (script("ppo"), tmp_path / "runs" / "a b", "solo train ppo --resume 'runs/a b'"),
+        (tmp_path / "my files" / "ppo.py", "/elsewhere/a", "solo train 'my files/ppo.py' --resume /elsewhere/a"),
+        ("my files/ppo.py", "runs/a", "solo train 'my files/ppo.py' --resume runs/a"),
+    ):
+        hint = run_module.Run._how_to_go_on(SimpleNamespace(script=Path(path), dir=Path(folder)))
+        assert hint.startswith("go on with: ") and hint.endswith(end)
+
+
 def test_a_second_signal_ends_at_once(tmp_path):
     words = [sys.executable, script("ppo"), "--num-steps", "4096", "--update-epochs", "200", "--runs-dir", tmp_path]
     process = subprocess.Popen([*map(str, words)], env=environment(), stdout=subprocess.PIPE, text=True)
@@ -354,12 +372,14 @@ def test_variables_stay_in_the_shell_after_ctrl_c(tmp_path):
 
 # ---------------------------------------------------------------------- the terminal
 def test_the_progress_line_renews_itself_in_a_terminal(tmp_path):
-    """In a pseudo-terminal: one line with return, evaluation, steps per second and time left."""
+    """In a pseudo-terminal: one line with a bar, return, evaluation, steps per second and time left, in colours."""
     import pty
 
     master, slave = pty.openpty()
     words = [sys.executable, script("ppo"), *TINY, "--total-timesteps", "6400", "--runs-dir", tmp_path]
-    process = subprocess.Popen([*map(str, words)], env=environment(COLUMNS="100"), stdout=slave, stderr=slave)
+    process = subprocess.Popen(
+        [*map(str, words)], env=environment(COLUMNS="100", TERM="xterm"), stdout=slave, stderr=slave
+    )
     os.close(slave)
     data = b""
     while True:
@@ -375,3 +395,5 @@ def test_the_progress_line_renews_itself_in_a_terminal(tmp_path):
     lines = [part for part in text.split("\r\033[K") if part.startswith("step ") and "steps/s" in part]
     assert len(lines) > 3 and all("\n" not in line.rstrip() for line in lines)
     assert "return" in lines[-1] and "evaluation" in lines[-1] and "left" in lines[-1]
+    assert "\033[32m━" in lines[-1] and lines[0].count("━") < lines[-1].count("━")
+    assert "\033[36mstep" in text and "\033[1mtrained" in text and "device cpu, 1 thread" in text
