@@ -30,7 +30,7 @@ from typing import Any, Protocol
 from solorl import results, signals
 from solorl.engines import UNKNOWN, Engine, Job, command_line, is_alive, own_handle, process_start
 from solorl.plan import Plan, Task, sha256
-from solorl.state import write_atomically
+from solorl.state import FILES, checkpoints, write_atomically
 
 GRACE = 120.0  # seconds that an interrupted training has to save and end before it is killed
 TICK = 0.02  # seconds between two looks at the processes
@@ -149,10 +149,28 @@ class Store:
 
     # ------------------------------------------------------------------ running
     def resumable(self, task: Task, found: Found) -> bool:
-        """Whether to go on in the run folder: not after divergence, and not where going on has just failed."""
-        failed_again = found.state == "failed" and bool(found.record.get("resumed"))
+        """Whether to go on in the run folder, where training has begun."""
         half = found.state in ("running", "stopped", "failed") and found.run_dir is not None
-        return task.script.ours and half and not failed_again and not found.status.startswith("diverged")
+        return task.script.ours and half and not self.why_not_resumed(task, found)
+
+    def why_not_resumed(self, task: Task, found: Found) -> str:
+        """Why a training of ours begins again although it has a run folder; empty where it need not.
+
+        A failure alone is no reason, however often it comes: a run that can be resumed loses no step.
+        """
+        if found.run_dir is None or found.state == "finished" or not task.script.ours:
+            return ""
+        if found.status.startswith("diverged"):
+            return f"it has {found.status}; {found.run_dir} is kept"
+        failed_again = found.state == "failed" and bool(found.record.get("resumed"))
+        if failed_again and not any(is_whole(path) for path in checkpoints(found.run_dir / "checkpoint")):
+            return f"resuming failed and no checkpoint in {found.run_dir} is whole; the folder is kept"
+        return ""
+
+    def is_fresh(self, task: Task, found: Found) -> bool:
+        """Whether a training can begin in one process with others: nothing of it is left that counts."""
+        begun = self.resumable(task, found) or bool(self.why_not_resumed(task, found))
+        return found.state in ("new", "failed") and not begun
 
     def job(self, tasks: list[Task], found: Found) -> Job:
         """The process that trains these tasks: one, or several seeds that follow each other. Writes nothing."""
@@ -173,9 +191,13 @@ class Store:
         attempts = found.record.get("attempts", 0) + 1
         with open(job.output, "a") as file:
             file.write(f"{'' if attempts == 1 else chr(10)}==== attempt {attempts}: {' '.join(job.argv)}\n")
+            if why := self.why_not_resumed(tasks[0], found):
+                file.write(f"from the beginning: {why}\n")
         common = {"state": "running", "attempts": attempts, "work": tasks[0].id, "started": time.time()}
+        resumed = self.resumable(tasks[0], found)
+        common |= {"resumed": resumed, "resumed_at": newest_step(found.run_dir) if resumed else None}
         for task in tasks:
-            self.note(task, **common, handle="", reason="", resumed="--resume" in job.argv)
+            self.note(task, **common, handle="", reason="")
         handle = engine.submit(job)
         with contextlib.suppress(OSError):  # it runs now, also where the disk is full
             for task in tasks:
@@ -229,6 +251,18 @@ def run_dirs(work: Path, task: Task) -> list[Path]:
     events = [] if configs or task.script.ours else list(work.glob("**/events.out.tfevents*"))
     newest_last = sorted(configs or events, key=lambda path: path.stat().st_mtime_ns)
     return [path.parent for path in newest_last]
+
+
+def newest_step(run_dir: Path | None) -> int | None:
+    """The step of a run folder's newest checkpoint; None where there is none."""
+    names = [path.name[5:] for path in checkpoints(run_dir / "checkpoint")] if run_dir else []
+    return max((int(name) for name in names if name.isdecimal()), default=None)
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether the files of a checkpoint are those of its manifest."""
+    digests = read_json(checkpoint / "manifest.json").get("sha256")
+    return isinstance(digests, dict) and all(sha256(checkpoint / name) == digests.get(name) for name in FILES)
 
 
 def _args(run_dir: Path) -> dict[str, Any]:
@@ -425,7 +459,8 @@ class Runner:
             raise
         self.running[handle] = tasks
         seeds = f" to {tasks[-1].seed}" if len(tasks) > 1 else ""
-        self.view.say(f"{'resumed' if resumed else 'started':<10} {task}{seeds}")
+        again = f" from the beginning: {why}" if (why := self.store.why_not_resumed(task, found)) else ""
+        self.view.say(f"{'resumed' if resumed else 'started':<10} {task}{seeds}{again}")
 
     def _neighbours(self, task: Task) -> list[Task]:
         """The queued tasks with the seeds behind this one that the same process can train, so many that there are some
@@ -433,8 +468,7 @@ class Runner:
         others, taken = following(task, self.queue), []
         share = math.ceil((len(others) + 1) / (self.engine.slots - len(self.running)))
         for other in others[: share - 1]:
-            found = self.store.find(other)
-            if found.state not in ("new", "failed") or self.store.resumable(other, found) or self.store.lock(other):
+            if not self.store.is_fresh(other, self.store.find(other)) or self.store.lock(other):
                 break
             self.queue.remove(other)
             taken.append(other)
@@ -466,11 +500,13 @@ class Runner:
         elif handle in self._adopted and not self._signal:
             self.queue.appendleft(task)  # it outlived its command but did not finish: start or resume it here
         elif self._signal:
-            self.view.say(
-                f"stopped    {task}: the same command {'resumes it' if task.script.ours else 'starts it again'}"
-            )
+            again = "resumes it" if self.store.resumable(task, found) else "starts it again"
+            self.view.say(f"stopped    {task}: the same command {again}")
         else:
-            self._fail(task, found.reason)
+            step = newest_step(found.run_dir)
+            stuck = step is not None and step == found.record.get("resumed_at")
+            hint = f", again after step {step:,}; where it never gets further, delete {found.run_dir}" if stuck else ""
+            self._fail(task, found.reason + hint)
 
     def _fail(self, task: Task, reason: str) -> None:
         self.failed[task.id] = reason

@@ -304,20 +304,44 @@ def test_failed_run_shows_its_last_lines_and_the_others_go_on(solo, place):
     assert code == 1 and "2 of 4 finished (2 of them before)" in out
 
 
-def test_failed_run_resumes_and_where_that_fails_begins_anew(solo, place):
-    code, out, _ = solo(*command("--fail-at", 3, seeds=1))
-    assert code == 1 and "started" in out
-    code, out, _ = solo(*command("--fail-at", 3, seeds=1))
-    assert code == 1 and "resumed" in out and steps(place) == once(1, 3)
-    code, out, _ = solo(*command("--fail-at", 3, seeds=1))
-    assert code == 1 and "started" in out and max(steps(place).values()) == 2
-    assert len(list((place / "work").glob("*/*/config.json"))) == 2
+@pytest.mark.parametrize("by", [0, signal.SIGKILL, signal.SIGSEGV])
+def test_run_that_fails_again_and_again_goes_on_as_long_as_its_checkpoint_moves(solo, place, by):
+    words = command("--fail-after", 2, "--fail-by", int(by), "--total-timesteps", 11, seeds=1)
+    codes, outs = zip(*[solo(*words)[:2] for _ in range(6)], strict=True)
+    assert codes == (1, 1, 1, 1, 1, 0)
+    assert "started" in outs[0] and all("resumed" in out and "started" not in out for out in outs[1:])
+    assert steps(place) == once(1, 11) and len(list((place / "work").glob("*/*/config.json"))) == 1
 
 
-def test_diverged_run_begins_anew(solo, place):
+def test_run_that_always_fails_at_the_same_step_keeps_its_checkpoint_and_says_so(solo, place):
+    words = command("--fail-at", 3, seeds=1)
+    outs = [solo(*words)[1] for _ in range(4)]
+    folder = next((place / "work").glob("*/*/config.json")).parent
+    assert ["resumed" in out and "started" not in out for out in outs] == [False, True, True, True]
+    sentence = f"again after step 3; where it never gets further, delete {folder.relative_to(place)}"
+    assert [out.count(sentence) for out in outs] == [0, 2, 2, 2] and steps(place) == once(1, 3)
+    shutil.rmtree(folder)
+    assert "started" in solo(*words)[1] and max(steps(place).values()) == 2
+
+
+def test_run_without_a_whole_checkpoint_begins_again_and_says_so(solo, place):
+    words = command("--fail-at", 3, seeds=1)
+    solo(*words)
+    checkpoint = next((place / "work").glob("*/*/checkpoint/step_*"))
+    (checkpoint / "state.json").write_text("damaged")
+    assert "resumed" in solo(*words)[1] and steps(place) == once(1, 3)  # the script is the first to judge
+    out, folder = solo(*words)[1], checkpoint.parent.parent.relative_to(place)
+    assert f"from the beginning: resuming failed and no checkpoint in {folder} is whole; the folder is kept" in out
+    assert folder.is_dir() and max(steps(place).values()) == 2
+    assert "from the beginning: resuming failed" in next((place / "work").glob("*/output.txt")).read_text()
+    assert "resumed" in solo(*words)[1] and max(steps(place).values()) == 2  # the new run has a checkpoint
+
+
+def test_diverged_run_begins_again_and_says_so(solo, place):
     code, out, _ = solo(*command("--diverge-at", 3, seeds=1))
     assert code == 1 and "diverged: losses/value_loss is nan" in out
-    assert "started" in solo(*command("--diverge-at", 3, seeds=1))[1]
+    out = solo(*command("--diverge-at", 3, seeds=1))[1]
+    assert "started" in out and "from the beginning: it has diverged: losses/value_loss is nan; work/fake" in out
 
 
 def test_script_that_changes_while_others_run_is_not_started(solo, place, monkeypatch):
@@ -422,6 +446,8 @@ def test_a_half_done_seed_goes_on_and_does_not_start_again_beside_others(solo, p
     (half / "status.json").write_text(json.dumps({"status": "running"}))
     (place / "work/tasks").mkdir()
     (place / f"work/tasks/{work.name}.json").write_text(json.dumps({"state": "failed", "reason": "killed"}))
+    out = solo(*ONE, "--num-seeds", 3, "--dry-run")[1]
+    assert out.count("many.py") == 3 and out.count("--resume") == 1 and "--num-seeds" not in out
     code, out, _ = solo(*ONE, "--workers", 1, "--num-seeds", 3)
     assert code == 0, out
     lines = [line for line in out.splitlines() if line.startswith(("started", "resumed"))]

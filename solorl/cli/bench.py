@@ -100,7 +100,8 @@ def dry_run(plan: Plan, store: Store) -> int:
     waiting = [task for task in plan.tasks if found[task.id].state != "finished"]
     while waiting:
         task = waiting.pop(0)
-        several = [] if store.resumable(task, found[task.id]) else following(task, waiting)
+        fresh = [other for other in waiting if store.is_fresh(other, found[other.id])]
+        several = [] if store.resumable(task, found[task.id]) else following(task, fresh)
         waiting = [other for other in waiting if other not in several]
         job = store.job([task, *several], found[task.id])
         command = shlex.join(job.argv)
