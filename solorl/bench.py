@@ -17,9 +17,7 @@ import json
 import math
 import os
 import platform
-import shutil
 import signal
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -118,11 +116,14 @@ class Store:
             state = "stopped"
         return Found(state, str(record.get("reason", "")), run_dir, status, record)
 
+    def place(self, task: Task, record: dict[str, Any]) -> Path:
+        """The folder below which the last attempt of a task leaves its results."""
+        work = self.folder / str(record.get("work", task.id))
+        return work if task.script.ours else work / f"attempt-{record.get('attempts', 1)}"
+
     def _run_dir(self, task: Task, record: dict[str, Any]) -> tuple[Path | None, str]:
         """The task's run folder and its status: a finished one, else the newest."""
-        work = self.folder / str(record.get("work", task.id))
-        if not task.script.ours:
-            work = work / f"attempt-{record.get('attempts', 1)}"
+        work = self.place(task, record)
         found = [(path, str(read_json(path / "status.json").get("status", ""))) for path in run_dirs(work, task)]
         finished = [item for item in found if item[1] == "finished"]
         return (finished or found)[-1] if found else (None, "")
@@ -247,10 +248,16 @@ def _signal_name(number: int) -> str:
 def run_dirs(work: Path, task: Task) -> list[Path]:
     """The run folders of a task below `work`, oldest first: with config.json, or else with TensorBoard files."""
     pattern = "*/config.json" if task.script.ours else "**/config.json"
-    configs = [path for path in work.glob(pattern) if _args(path.parent).get("seed", task.seed) == task.seed]
+    configs = [path for path in work.glob(pattern) if task.script.ours or is_run_dir(path.parent)]
+    configs = [path for path in configs if _args(path.parent).get("seed", task.seed) == task.seed]
     events = [] if configs or task.script.ours else list(work.glob("**/events.out.tfevents*"))
     newest_last = sorted(configs or events, key=lambda path: path.stat().st_mtime_ns)
     return [path.parent for path in newest_last]
+
+
+def is_run_dir(folder: Path) -> bool:
+    """Whether a folder of any script is a run folder as ours are, not one with a config.json of another kind."""
+    return (folder / "config.json").is_file() and (folder / "metrics.jsonl").is_file()
 
 
 def newest_step(run_dir: Path | None) -> int | None:
@@ -343,6 +350,8 @@ class Runner:
         self.finished: list[Task] = []
         self.failed: dict[str, str] = {}  # task id -> reason
         self.uncollected: dict[str, str] = {}
+        self.tables: set[str] = set()  # ids of finished tasks whose table lies in the results folder
+        self.bare: dict[str, Path] = {}  # task id -> where a finished task should have left something, but did not
         self.began = time.time()
         self._adopted: set[str] = set()
         self._signal, self._forced, self._asked_at = 0, False, 0.0
@@ -530,11 +539,12 @@ class Runner:
     def _collect(self, task: Task, found: Found) -> None:
         """Bring the task's table into the results folder, unless it is there and whole."""
         if self._is_collected(task, found):
-            return
-        if found.run_dir is None and task in self.skipped:
+            self.tables.add(task.id)
             return
         if found.run_dir is None:
-            self.view.say(f"no table   {task}: it left no run folder and no TensorBoard files")
+            self.bare[task.id] = self.store.place(task, found.record)
+            if task not in self.skipped:
+                self.view.say(f"no table   {task}: no run folder and no TensorBoard files in {self.bare[task.id]}")
             return
         if found.record.get("result"):
             self.view.say(
@@ -543,6 +553,7 @@ class Runner:
         try:
             path = collected(task, found.run_dir, self.folder)
             self.store.note(task, safe=True, state="finished", result=str(path), result_sha256=sha256(path))
+            self.tables.add(task.id)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             self.uncollected[task.id] = reason
@@ -586,12 +597,11 @@ def collected(task: Task, run_dir: Path, folder: Path) -> Path:
 
     Raises ResultError (a ValueError) where the run cannot be read, OSError where the table cannot be written.
     """
-    if (run_dir / "config.json").is_file():
+    if task.script.ours or is_run_dir(run_dir):
         return results.collect(run_dir, folder, task.variant)
-    with tempfile.TemporaryDirectory() as place:
-        named = Path(place) / f"{task.env_id.replace('/', '_')}__{task.script.name}__{task.seed}"
-        shutil.copytree(run_dir, named, ignore=lambda _, names: [name for name in names if "tfevents" not in name])
-        found = results.read_folder(named)
+    from solorl.foreign import read_tensorboard
+
+    found = read_tensorboard(run_dir, (task.env_id, task.script.name, task.seed))
     result = replace(
         found,
         env_id=task.env_id,
