@@ -519,6 +519,8 @@ def test_cleanrl_folder(tmp_path):
         ("ppo/Hopper-v4_5", ("Hopper-v4", "sb3_ppo", "", 5)),
         ("ppo/Hopper-v4_5/PPO_1", ("Hopper-v4", "sb3_ppo", "", 5)),
         ("ALE/Pong-v5__dqn_atari__1__17", ("ALE/Pong-v5", "sb3_dqn_atari", "", 1)),
+        ("Hopper-v4__mine__3/PPO_1", ("Hopper-v4", "sb3_mine", "", 3)),
+        ("ALE/Pong-v5__sb3_dqn__4__17/DQN_2", ("ALE/Pong-v5", "sb3_dqn", "", 4)),
     ],
 )
 def test_names_of_folders(tmp_path, folder, key):
