@@ -14,6 +14,7 @@ import functools
 import json
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ from solorl import signals, state
 from solorl.arguments import RunArgs, check_unchanged, saved_arguments
 from solorl.engines import own_cores
 from solorl.errors import UsageError, quit_with
-from solorl.run import Run
+from solorl.run import UNSAVED, Run
 from solorl.trackers import warn
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solorl" / "jax"  # of compiled code
@@ -42,6 +43,7 @@ WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they cha
     "torch_deterministic": "these files do not use torch",
     "save_replay": "checkpoints of these files hold everything anyway",
 }
+OF_ENVIRONMENTS = ("replay", "state", "obs")  # fields of a training that are not learned
 PRINT_EVERY = 10.0  # seconds between lines of progress of several seeds
 
 
@@ -60,6 +62,12 @@ class _Part:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Name -> array."""
         return {name: np.asarray(leaf) for name, leaf in names_of(self.runs.training(self.index, self.field)).items()}
+
+    def learned(self) -> dict[str, np.ndarray]:
+        """Name -> array of the whole training, without what belongs to the environments."""
+        fields = self.runs._trainings[self.index]._fields
+        trees = {field: self.runs.training(self.index, field) for field in fields if field not in OF_ENVIRONMENTS}
+        return {name: np.asarray(leaf) for name, leaf in names_of(trees).items()}
 
     def load_state_dict(self, arrays: Mapping[str, Any]) -> None:
         """Bring the training into the saved state; one sentence and exit code 2 where the arrays do not fit.
@@ -92,6 +100,9 @@ class _SeedRun(Run):
     def _modules(self) -> dict[str, Any]:
         return {self.model.field: self.model}
 
+    def _learned(self) -> dict[str, Any]:
+        return self.model.learned()
+
     def _say(self, text: str, file: Any = None) -> None:
         if not self.quiet or file is not None:
             super()._say(text, file)
@@ -120,6 +131,11 @@ class _SeedRun(Run):
     def stop_by(self, number: int) -> None:
         """End behind the next save, as after a signal."""
         self._signal = number
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal has come."""
+        return bool(self._signal)
 
     @property
     def step(self) -> int:
@@ -171,6 +187,7 @@ class Runs:
         self._code: Any = None  # with which a seed has ended that did not come to its end
         self._acts: dict[Any, Any] = {}
         self._made: tuple[Any, Any] = (None, None)
+        self._before: dict[int, Any] = {}  # as in `Run`
 
     # ------------------------------------------------------------------ verbs, in the order of a script
     def require(self, condition: Any, sentence: str) -> None:
@@ -243,12 +260,12 @@ class Runs:
         began = time.perf_counter()
         for run in self.runs:
             run.start_clock()
-        with signals.handled(self._on_signal):  # XLA must not be interrupted
-            if self.side_by_side:
-                self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
-                train = self._side_by_side(_compiled(jax.vmap(iteration), chunk, self._stack))
-            else:
-                train = self._in_threads(_compiled(iteration, chunk, self._trainings[0]))
+        self._before = signals.listen(self._on_signal)  # XLA must not be interrupted
+        if self.side_by_side:
+            self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
+            train = self._side_by_side(_compiled(jax.vmap(iteration), chunk, self._stack))
+        else:
+            train = self._in_threads(_compiled(iteration, chunk, self._trainings[0]))
         self._say(f"compiled in {time.perf_counter() - began:.1f} s")
         return train
 
@@ -259,7 +276,7 @@ class Runs:
             return
         if self.num_seeds == 1 and start < num_iterations:
             (self.runs[0].dir / "together.json").unlink(missing_ok=True)  # from now on it is trained alone
-        with signals.handled(self._on_signal):
+        try:
             while start < num_iterations and self._active:
                 end = min(num_iterations, (start // self._chunk + 1) * self._chunk)
                 for every in filter(None, (self.args.eval_every, self.args.save_every)):
@@ -271,6 +288,11 @@ class Runs:
                 if any(self.runs[i].ending == "signal" for i in self._active):
                     break
                 start = end
+        except BaseException:
+            signals.restore(self._before)
+            raise
+        for run in self.runs:
+            run.trained = True
 
     def episodes(self, global_step: int, reward: Any, done: Any) -> None:
         """See `Run.episodes`; both (num_seeds, iterations, num_steps, num_envs)."""
@@ -309,21 +331,32 @@ class Runs:
     def save(self, global_step: int) -> None:
         """See `Run.save`. A seed that has reached `--target-return` is closed; the others go on."""
         for i in list(self._active):
-            self._alone(i, lambda run: run.save(global_step))
-            if self.runs[i].ending not in ("", "signal"):
-                self.runs[i].close(self._policy(self._made[0], i), self._made[1])
-                self._active.remove(i)
+            try:
+                self._alone(i, lambda run: run.save(global_step))
+                if self.runs[i].ending not in ("", "signal"):
+                    self.runs[i].close(self._policy(self._made[0], i), self._made[1])
+                    self._active.remove(i)
+            except SystemExit as end:
+                self._end(i, end.code)
 
     def close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
         """See `Run.close`."""
+        try:
+            self._close(act, make_env)
+        finally:
+            if not self.runs[0].signalled or signals.in_a_shell():
+                signals.restore(self._before)
+
+    def _close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
         for i in self._active:
             try:
                 self.runs[i].close(self._policy(act, i), make_env)
             except SystemExit as end:
-                self._code = end.code
+                self._code = UNSAVED if self._code == UNSAVED else end.code
         if Run.play is None:
             self._say_evaluations("in the end:    ")
-            self._say_where()
+            if self._code != UNSAVED:
+                self._say_where()
         if self._code is not None:
             raise SystemExit(self._code)
 
@@ -345,7 +378,8 @@ class Runs:
             if len(names) != self.num_seeds or names[0] != first.name:
                 quit_with(
                     f"{first} is one of {len(names)} seeds trained together; go on with them all by "
-                    f"--resume {first.with_name(names[0])} --num-seeds {len(names)}, or with one by its own folder"
+                    f"--resume {shlex.quote(str(first.with_name(names[0])))} --num-seeds {len(names)}, "
+                    "or with one by its own folder"
                 )
             folders = [str(first.with_name(name)) for name in names]
             if gone := [folder for folder in folders if not Path(folder, "config.json").exists()]:
@@ -407,6 +441,8 @@ class Runs:
 
     def _on_signal(self, number: int, frame: Any) -> None:
         for run in self.runs[1:]:
+            if run.signalled:
+                run.abandon("stopped" if run.trained else "failed")
             run.stop_by(number)
         self.runs[0].quiet = False  # it speaks for all
         self.runs[0]._on_signal(number, frame)
@@ -425,7 +461,8 @@ class Runs:
             for run in stopped:
                 self._say(f"saved at step {run.step:,}; {run._how_to_go_on()}")
         elif self.num_seeds > 1:
-            self._say(f"curves and models in {folders[0]} to {folders[-1].name}; play one: solo play {folders[0]}")
+            play = f"solo play {shlex.quote(str(folders[0]))}"
+            self._say(f"curves and models in {folders[0]} to {folders[-1].name}; play one: {play}")
 
     def _say_evaluations(self, when: str, step: int | None = None) -> None:
         """One line for the evaluations of several seeds: those at `step`, or the last ones."""
