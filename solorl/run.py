@@ -6,6 +6,7 @@ No verb changes what is learned. This module knows no algorithm, no network and 
 """
 
 import atexit
+import errno
 import fcntl
 import hashlib
 import importlib.metadata
@@ -26,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from solorl.terminal import Progress, duration, paint, wiped
 from solorl.trackers import MetricsFile, Safe, TensorBoard, WandB, say, warn
 
 DIVERGED = 3  # exit code of a run that met a NaN or an infinite number
+UNSAVED = 4  # exit code of a run that has come to its end, but could not write all of it
 TRAIN, EVALUATE, CONFIRM = range(3)  # streams of environment seeds
 
 
@@ -79,6 +81,11 @@ class Run:
         self._step = 0  # environment steps at the last call of log, evaluate or save
         self._due: dict[str, int] = {}  # step of the last call per verb
         self._ending, self._signal = "", 0
+        self._iteration, self._is_last = 0, False
+        self.trained = False  # the loop is over: all that was learned is saved
+        self._before: dict[int, Any] = {}  # where signals went before the loop
+        self._saved: int | None = None  # step of the newest checkpoint
+        self._files: dict[str, str] = {}  # what this run has to leave in its folder -> why it could not be written
         self._best, self._last_eval = -math.inf, (-1, 0.0, 0.0)
         self._confirmations = 0
         self.restarted: list[int] = []  # environments whose episodes `resume` could not go on with and began anew
@@ -154,15 +161,31 @@ class Run:
             self._say(f"resumed at step {self._step:,} (iteration {start})")
         elif self.args.resume:
             self._say(f"no checkpoint in {self.dir} yet: starting from the beginning")
+            if (self.dir / "model.safetensors").exists():
+                (self.dir / "model.safetensors").replace(self.dir / "model_before.safetensors")
 
     def _load_checkpoint(self) -> dict[str, Any] | None:
         """The newest whole checkpoint, None where there is none yet; where all are damaged, one sentence and exit 2."""
         tree, notes = state.load_checkpoint(self.dir / "checkpoint", self._until)
         if notes and tree is None:
             quit_with(f"no checkpoint in {self.dir} is whole ({'; '.join(notes)}); the run is left as it is")
+        if tree is None and self._until != 0 and (sign := self._had_checkpoint()):
+            quit_with(f"{self.dir} has lost its checkpoint ({sign}) and is left as it is; start a new run instead")
         for note in notes:
             warn(f"{note}; going on from the checkpoint before it")
         return tree
+
+    def _had_checkpoint(self) -> str:
+        """What shows that the run in this folder, which has no checkpoint, was not killed before its first one; else
+        an empty string: what such a run has left, the same seed makes again."""
+        record = _read_status(self.dir)
+        if record.get("checkpoint") is not None:
+            return f"it had one of step {record['checkpoint']}"
+        if record.get("status", "running") not in ("running", "failed"):
+            return f"its status is {record['status']}"
+        known = "checkpoint" in record  # folders of version 0.1 do not say
+        models = ["model_last.safetensors"] if known else ["model_last.safetensors", "model.safetensors"]
+        return next((f"there is a {name}" for name in models if (self.dir / name).exists()), "")
 
     def _restore(self, parts: dict[str, Any]) -> int:
         """Bring all parts into the state of the checkpoint; returns the iteration to start from. Writes nothing."""
@@ -196,18 +219,23 @@ class Run:
 
     def loop(self, start: int, num_iterations: int) -> Iterator[int]:
         """Count iterations from `start`. Ends early, always behind a `save`, on Ctrl+C, SIGTERM, a reached
-        `--target-return` or a file named `stop` in the run folder."""
+        `--target-return` or a file named `stop` in the run folder. Signals are heard until `close` is done."""
         if Run.play is not None:
             return
         self._resumed_at = time.perf_counter()
         if self._tree is not None:
             state.set_random_states(self._tree["random"])
-        with signals.handled(self._on_signal):
+        self._before = signals.listen(self._on_signal)
+        try:
             for iteration in range(start, num_iterations):
                 self._iteration, self._is_last = iteration, iteration + 1 == num_iterations
                 yield iteration
                 if self._ending:
                     break
+        except BaseException:
+            signals.restore(self._before)
+            raise
+        self.trained = True
 
     def episodes(self, global_step: int, reward: Any, done: Any) -> None:
         """Count episode returns and lengths from raw rewards and end flags, both (num_envs,) or (steps, num_envs).
@@ -269,12 +297,16 @@ class Run:
         `policy` maps a NumPy batch of observations (n, *obs_shape) to a NumPy batch of actions; `make_env` is called
         as `make_env(env_id, **kwargs)`. Logs `eval/episodic_return` (mean), its standard deviation and the length.
         """
+        self._step = global_step
         if self._is_due("evaluate", self.args.eval_every, global_step) or (self._is_last and not self._signal):
             self._evaluate(global_step, policy, make_env)
 
     def save(self, global_step: int, **parts: Any) -> None:
         """Write a checkpoint every `--save-every` steps and where the loop ends. `parts`: see `resume`; those left
-        out are taken as they were named there."""
+        out are taken as they were named there.
+
+        NaN or infinite numbers in a module, optimiser, array or tensor end the run as in `log` and are not saved.
+        """
         self._parts |= {name: part for name, part in parts.items() if name not in self._replays}
         self._step = global_step
         due = self._is_due("save", self.args.save_every, global_step)
@@ -287,17 +319,27 @@ class Run:
     def close(self, policy: Policy, make_env: Callable[..., Any]) -> None:
         """Evaluate the final policy unless that is done, draw the learning curve, and say where everything is.
 
-        After Ctrl+C or SIGTERM only the way to go on is said; Ctrl+C then leaves with exit code 130.
+        After Ctrl+C or SIGTERM only the way to go on is said; Ctrl+C then leaves with exit code 130. Where something
+        could not be written, one sentence says what, and the exit code is 4.
         """
         if Run.play is not None:
             self._play(Run.play, policy, make_env)
             return
+        try:
+            self._end(policy, make_env)
+        finally:  # after a signal no further one shows a traceback, as late as it may come
+            if not self._signal or signals.in_a_shell():
+                signals.restore(self._before)
+
+    def _end(self, policy: Policy, make_env: Callable[..., Any]) -> None:
+        """What `close` does after a training."""
         if self._ending == "signal":
             self._finish("stopped")
-            self._draw()
+            self._require_saved()
             lost = " (without its replay buffer: --save-replay)" if self._replays and not self.args.save_replay else ""
             name = signal.Signals(self._signal).name
             self._say(f"{name}: saved at step {self._step:,}{lost}; {self._how_to_go_on()}")
+            self._draw()
             if self._signal == signal.SIGINT:
                 raise SystemExit(130)
             return
@@ -308,6 +350,7 @@ class Run:
         self._finish("stopped" if self._ending == "stop" else "finished")
         self._draw()
         self._summary()
+        self._require_saved()
 
     def _how_to_go_on(self) -> str:
         """The command that resumes this run, as it can be typed here."""
@@ -397,6 +440,7 @@ class Run:
             if not self.args.resume:
                 self.dir = _make_unique(self.dir)
                 self._lock = locked(self.dir)
+            state.remove_leftovers(self.dir)
             (self.dir / "checkpoint").mkdir(exist_ok=True)
             if not self.args.resume:
                 shutil.copyfile(self.script, self.dir / self.script.name)
@@ -478,6 +522,7 @@ class Run:
 
     def _resume_counters(self, saved: dict[str, Any]) -> int:
         self._step, self._due = saved["step"], dict(saved["due"])
+        self._saved, self._iteration = saved["step"], saved["iteration"] - 1
         self._best, self._last_eval = saved["best"], tuple(saved["last_eval"])
         self._confirmations = saved["confirmations"]
         self._elapsed, self._returns, self._lengths = saved["wall_time"], saved["returns"], saved["lengths"]
@@ -487,16 +532,27 @@ class Run:
 
     # ------------------------------------------------------------------ while it runs
     def _on_signal(self, number: int, frame: Any) -> None:
-        """The first signal ends the run behind the next save; the second ends at once: Ctrl+C as an exception, which
-        leaves the variables to `python -i`, SIGTERM without any further code of the script's."""
-        if self._signal and number == signal.SIGINT:
-            raise KeyboardInterrupt
+        """The first signal ends the run after the next save; the second ends at once."""
         if self._signal:
-            self._flush()
-            self._set_status("failed")
-            os._exit(128 + number)
+            self._end_at_once(number)
         self._signal = number
-        self._say(f"{signal.Signals(number).name}: finishing this iteration and saving; once more ends at once")
+        doing = "all is saved, evaluating and drawing" if self.trained else "finishing this iteration and saving"
+        self._say(f"{signal.Signals(number).name}: {doing}; once more ends at once")
+
+    def _end_at_once(self, number: int) -> NoReturn:
+        """Leave without any further code of the script's, but its variables to a shell (`python -i`)."""
+        self.abandon("stopped" if self.trained else "failed")
+        saved = "before its first checkpoint" if self._saved is None else f"saved up to step {self._saved:,}"
+        self._say(f"{signal.Signals(number).name}: the run ends at once, {saved}")
+        if number == signal.SIGINT and signals.in_a_shell():
+            raise KeyboardInterrupt
+        os._exit(128 + number)
+
+    def abandon(self, status: str) -> None:
+        """Leave the run folder in order where the process ends before `close` has done it."""
+        if self._status == "running":
+            self._write_rows()
+            self._set_status(status)
 
     def _reason_to_end(self) -> str:
         if self._signal:
@@ -522,12 +578,23 @@ class Run:
     def _add_row(self, step: int, values: dict[str, float]) -> None:
         self._rows.append({"global_step": step, "wall_time": round(self._wall_time(), 3), **values})
 
+    def _write_rows(self) -> None:
+        rows, self._rows = self._rows, []
+        self._metrics.write(rows)
+        self._files["metrics.jsonl"] = str(self._metrics.problem.strerror) if self._metrics.problem else ""
+
     def _flush(self) -> None:
-        self._metrics.write(self._rows)
-        self._rows = []
+        """Write the waiting rows; a NaN or infinite number among them ends the run."""
+        rows = self._rows
+        self._write_rows()
+        for name, value in (item for row in rows for item in row.items()):
+            if not math.isfinite(value):
+                self._diverged(name, value)
 
     def _evaluate(self, step: int, policy: Policy, make_env: Callable[..., Any]) -> None:
         began = time.perf_counter()
+        self._flush()
+        self._check_learned()
         with undisturbed():
             returns, lengths = self._play_seeds(EVALUATE, 0, policy, make_env)
             mean, std = float(returns.mean()), float(returns.std())
@@ -577,6 +644,7 @@ class Run:
     def _film(self, name: str, seed: int, policy: Policy, make_env: Callable[..., Any]) -> Path | None:
         path = self.dir / "videos" / name
         try:
+            self._require_folder()
             env = make_env(self.args.env_id, render_mode="rgb_array")  # type: ignore[attr-defined]
             try:
                 film(env, policy, seed, path)
@@ -588,16 +656,38 @@ class Run:
         return path
 
     def _checkpoint(self, step: int) -> None:
+        self._flush()
+        self._check_learned()
         try:
+            self._require_folder()
             state.save_checkpoint(self.dir / "checkpoint", step, self._capture(step), self._keep)
             self._written = step
             for _, log in self._replays.values():
                 log.forget()
         except OSError as error:
-            warn(f"the checkpoint of step {step:,} could not be written ({error.strerror}); the one before it is kept")
+            self._files["checkpoint"] = str(error.strerror)
+            kept = "; the one before it is kept" if state.checkpoints(self.dir / "checkpoint") else ""
+            warn(f"the checkpoint of step {step:,} could not be written ({error.strerror}){kept}")
+            return
+        self._files["checkpoint"], self._saved = "", step
+        self._set_status(self._status)
+
+    def _require_folder(self) -> None:
+        """OSError where the run folder has been moved or removed: no part of it must be made again."""
+        if not self.dir.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "the run folder is gone")
+
+    def _learned(self) -> dict[str, Any]:
+        """What must be finite wherever it is saved: all parts but environments and replay buffers."""
+        return {name: state.capture(part) for name, part in self._parts.items() if not simulators.is_vector_env(part)}
+
+    def _check_learned(self) -> None:
+        """End the run where something that was learned is NaN or infinite, before it replaces what is good."""
+        for name, tree in {**self._learned(), "charts/episodic_return": self._returns}.items():
+            if found := state.not_finite(tree, name):
+                self._diverged(*found)
 
     def _capture(self, step: int) -> dict[str, Any]:
-        self._flush()
         return {
             "run": {
                 "iteration": self._iteration + 1,
@@ -619,17 +709,17 @@ class Run:
             else {},
         }
 
-    def _diverged(self, name: str, value: float) -> None:
+    def _diverged(self, name: str, value: float) -> NoReturn:
         """Leave a snapshot to look at, and end."""
         where = self.dir / "crash"
         try:
+            self._require_folder()
             shutil.rmtree(where, ignore_errors=True)
             parts = {part: state.capture(value) for part, value in self._parts.items()}
             state.write_state(where, {"parts": parts, "random": state.random_states(), "step": self._step})
             note = f"a snapshot is in {where}"
         except OSError as error:
             note = f"no snapshot ({error.strerror})"
-        self._flush()
         self._finish(f"diverged: {name} is {value}")
         iteration = self._iteration
         what = f"{paint('error:', 'red', sys.stderr)} {name} is {value}"
@@ -642,17 +732,18 @@ class Run:
 
     def _write_model(self, name: str, score: float) -> None:
         """All modules among the parts, keys prefixed by the part's name, with step and evaluation as metadata."""
-        from safetensors.numpy import save
-
         arrays: dict[str, np.ndarray] = {}
         for part, module in self._modules().items():
             for key, tensor in module.state_dict().items():
                 state.encode(tensor, arrays, f"{part}.{key}")
         about = {"step": str(self._step), "eval/episodic_return": repr(score), "script": self.script.name}
         try:
-            state.write_atomically(self.dir / name, save(arrays, metadata=about))
+            state.write_atomically(self.dir / name, b"".join(state.safetensors_pieces(arrays, about)))
+            self._files[name] = ""
         except OSError as error:
-            warn(f"{name} could not be written ({error.strerror}); the one before it is kept")
+            self._files[name] = str(error.strerror)
+            kept = "; the one before it is kept" if (self.dir / name).exists() else ""
+            warn(f"{name} could not be written ({error.strerror}){kept}")
 
     def _load_model(self) -> None:
         from safetensors import SafetensorError
@@ -710,14 +801,16 @@ class Run:
     def _summary(self) -> None:
         _, mean, std = self._last_eval
         videos = sorted((self.dir / "videos").glob("*.mp4"), key=lambda path: path.stat().st_mtime)
+        curve, model = self.dir / "learning_curve.png", self.dir / "model.safetensors"
         lines = {
             "trained": f"{self._step:,} steps in {duration(self._wall_time())}",
             "evaluation": f"{mean:.1f} ± {std:.1f} over {self.args.eval_episodes} episodes, best {self._best:.1f}",
-            "curve": self.dir / "learning_curve.png",
+            "curve": curve if curve.exists() else "none",
             "video": videos[-1] if videos else "none (--capture-video)",
-            "model": self.dir / "model.safetensors" if self.args.save_model else "none (--save-model)",
-            "play it": f"{_solo()} play {shlex.quote(str(self.dir))}",
+            "model": model if model.exists() else "none" if self.args.save_model else "none (--save-model)",
         }
+        if model.exists():
+            lines["play it"] = f"{_solo()} play {shlex.quote(str(self.dir))}"
         self._say("")
         for name, value in lines.items():
             self._say(f"{paint(f'{name:<11}', 'bold')} {value}")
@@ -725,15 +818,20 @@ class Run:
     def _set_status(self, status: str) -> None:
         self._status = status
         record = {"status": status, "pid": os.getpid(), "global_step": self._step, "wall_time": self._wall_time()}
+        record["checkpoint"] = self._saved
         if self._last_eval[0] >= 0:
             record["eval/episodic_return"] = self._last_eval[1]
         try:
             state.write_atomically(self.dir / "status.json", json.dumps(record).encode())
+            self._files["status.json"] = ""
         except OSError as error:
+            self._files["status.json"] = str(error.strerror)
             warn(f"status.json could not be written ({error.strerror})")
 
     def _finish(self, status: str) -> None:
-        self._flush()
+        self._write_rows()
+        if status == "finished" and self._metrics.problem:
+            status = "failed"  # what is evaluated from the folder lacks rows
         for tracker in self._trackers:
             tracker.close()
         for env in self._eval_envs:
@@ -741,10 +839,22 @@ class Run:
         self._set_status(status)
         self._lock.close()
 
+    def _require_saved(self) -> None:
+        """One sentence and exit code 4 where something that this run had to leave in its folder is not there."""
+        problems = {
+            name: why or "it is gone" for name, why in self._files.items() if why or not (self.dir / name).exists()
+        }
+        if not problems:
+            return
+        what = ", ".join(f"{name} ({why})" for name, why in problems.items())
+        what = f"its end is not saved in {self.dir}: {what}"
+        if not self.dir.is_dir():
+            what = f"its end is not saved: {self.dir} has been moved or removed"
+        self._say(f"error: the training has come to step {self._step:,}, but {what}", sys.stderr)
+        raise SystemExit(UNSAVED)
+
     def _at_exit(self) -> None:
-        if self._status == "running":
-            self._flush()
-            self._set_status("failed")
+        self.abandon("failed")
 
 
 # ---------------------------------------------------------------------- small facts
@@ -777,6 +887,15 @@ def _not_for(kind: str) -> str:
     except UsageError:  # somebody's own script need not have our header
         other = None
     return f"; use {other}" if other else ""
+
+
+def _read_status(folder: Path) -> dict[str, Any]:
+    """What status.json says; empty where it cannot be read."""
+    try:
+        record = json.loads((folder / "status.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _make_unique(path: Path) -> Path:

@@ -29,7 +29,7 @@ from solorl import signals, state
 from solorl.arguments import RunArgs, check_unchanged, saved_arguments
 from solorl.engines import own_cores
 from solorl.errors import UsageError, quit_with
-from solorl.run import DIVERGED, Run
+from solorl.run import DIVERGED, UNSAVED, Run
 from solorl.terminal import Progress, paint
 from solorl.trackers import warn
 
@@ -44,6 +44,7 @@ WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they cha
     "torch_deterministic": "these files do not use torch",
     "save_replay": "checkpoints of these files hold everything anyway",
 }
+OF_ENVIRONMENTS = ("replay", "state", "obs")  # fields of a training that are not learned
 
 
 def names_of(tree: Any) -> dict[str, Any]:
@@ -61,6 +62,12 @@ class _Part:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Name -> array."""
         return {name: np.asarray(leaf) for name, leaf in names_of(self.runs.training(self.index, self.field)).items()}
+
+    def learned(self) -> dict[str, np.ndarray]:
+        """Name -> array of the whole training, without what belongs to the environments."""
+        fields = self.runs._trainings[self.index]._fields
+        trees = {field: self.runs.training(self.index, field) for field in fields if field not in OF_ENVIRONMENTS}
+        return {name: np.asarray(leaf) for name, leaf in names_of(trees).items()}
 
     def load_state_dict(self, arrays: Mapping[str, Any]) -> None:
         """Bring the training into the saved state; one sentence and exit code 2 where the arrays do not fit.
@@ -92,6 +99,9 @@ class _SeedRun(Run):
 
     def _modules(self) -> dict[str, Any]:
         return {self.model.field: self.model}
+
+    def _learned(self) -> dict[str, Any]:
+        return self.model.learned()
 
     def _say(self, text: str, file: Any = None) -> None:
         if not self.quiet or file is not None:
@@ -134,6 +144,11 @@ class _SeedRun(Run):
     def written_step(self) -> int:
         """Environment steps of the last checkpoint that this process has written; 0 before the first."""
         return self._written
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal has come."""
+        return bool(self._signal)
 
     @property
     def step(self) -> int:
@@ -186,6 +201,7 @@ class Runs:
         self._common: int | None = None  # step of the newest checkpoint that all active seeds have
         self._acts: dict[Any, Any] = {}
         self._made: tuple[Any, Any] = (None, None)
+        self._before: dict[int, Any] = {}  # as in `Run`
 
     # ------------------------------------------------------------------ verbs, in the order of a script
     def require(self, condition: Any, sentence: str) -> None:
@@ -268,12 +284,12 @@ class Runs:
         began = time.perf_counter()
         for run in self.runs:
             run.start_clock()
-        with signals.handled(self._on_signal):  # XLA must not be interrupted
-            if self.side_by_side:
-                self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
-                train = self._side_by_side(_compiled(jax.vmap(iteration), chunk, self._stack))
-            else:
-                train = self._in_threads(_compiled(iteration, chunk, self._trainings[0]))
+        self._before = signals.listen(self._on_signal)  # XLA must not be interrupted
+        if self.side_by_side:
+            self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
+            train = self._side_by_side(_compiled(jax.vmap(iteration), chunk, self._stack))
+        else:
+            train = self._in_threads(_compiled(iteration, chunk, self._trainings[0]))
         self._say(f"compiled in {time.perf_counter() - began:.1f} s")
         return train
 
@@ -284,7 +300,7 @@ class Runs:
             return
         if self.num_seeds == 1 and start < num_iterations:
             (self.runs[0].dir / "together.json").unlink(missing_ok=True)  # from now on it is trained alone
-        with signals.handled(self._on_signal):
+        try:
             while start < num_iterations and self._active:
                 end = min(num_iterations, (start // self._chunk + 1) * self._chunk)
                 for every in filter(None, (self.args.eval_every, self.args.save_every)):
@@ -296,6 +312,11 @@ class Runs:
                 if any(self.runs[i].ending == "signal" for i in self._active):
                     break
                 start = end
+        except BaseException:
+            signals.restore(self._before)
+            raise
+        for run in self.runs:
+            run.trained = True
 
     def episodes(self, global_step: int, reward: Any, done: Any) -> None:
         """See `Run.episodes`; both (num_seeds, iterations, num_steps, num_envs)."""
@@ -329,23 +350,34 @@ class Runs:
         """See `Run.save`. A seed that has reached `--target-return` is closed; the others go on."""
         for i in list(self._active):
             self.runs[i].keep(self._common)  # where another seed cannot write, as on a full disk
-            self._alone(i, lambda run: run.save(global_step))
-            if self.runs[i].ending not in ("", "signal"):
-                self.runs[i].close(self._policy(self._made[0], i), self._made[1])
-                self._active.remove(i)
+            try:
+                self._alone(i, lambda run: run.save(global_step))
+                if self.runs[i].ending not in ("", "signal"):
+                    self.runs[i].close(self._policy(self._made[0], i), self._made[1])
+                    self._active.remove(i)
+            except SystemExit as end:
+                self._end(i, end.code)
         if self._active and all(self.runs[i].written_step == global_step for i in self._active):
             self._common = global_step
 
     def close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
         """See `Run.close`."""
+        try:
+            self._close(act, make_env)
+        finally:
+            if not self.runs[0].signalled or signals.in_a_shell():
+                signals.restore(self._before)
+
+    def _close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
         for i in self._active:
             try:
                 self.runs[i].close(self._policy(act, i), make_env)
             except SystemExit as end:
-                self._code = end.code
+                self._code = UNSAVED if self._code == UNSAVED else end.code
         if Run.play is None:
             self._say_evaluations("in the end:    ")
-            self._say_where()
+            if self._code != UNSAVED:
+                self._say_where()
         if self._code is not None:
             raise SystemExit(self._code)
 
@@ -368,17 +400,16 @@ class Runs:
             quit_with(f"the seeds stand at different steps ({newest}); resume each alone, by its own folder")
         self._common, notes = state.newest_common([folders[i] for i in self._active])
         killed = any(_finality(statuses[i]) == 0 for i in self._active)
-        most = max(len(found[i]) for i in self._active)
-        first_save = (
-            min(newest[i] for i in self._active) == 0 and most <= killed
-        )  # it came only to some of them, if any
+        saves = [len(found[i]) for i in self._active]
+        first_save = killed and min(saves) == 0 and max(saves) <= 1  # it came only to some of them, if any
         if self._common is None and not first_save:
             why = "; ".join(notes) or f"their newest are of the steps {newest}"
             quit_with(f"the seeds have no whole checkpoint of one step ({why}); resume each alone, by its own folder")
         for note in notes:
             warn(f"{note}; all seeds go on from the checkpoint before it")
         for i, run in enumerate(self.runs):
-            run.go_on_from(self._common or 0)
+            if found[i]:  # a seed without a checkpoint may begin again only if it never had one
+                run.go_on_from(self._common or 0)
             if i not in self._active:
                 self._say(f"seed {run.args.seed} stays as it is: {statuses[i]}, last saved at step {newest[i]:,}")
                 self._code = DIVERGED if statuses[i].startswith("diverged") else self._code
@@ -456,6 +487,8 @@ class Runs:
 
     def _on_signal(self, number: int, frame: Any) -> None:
         for run in self.runs[1:]:
+            if run.signalled:
+                run.abandon("stopped" if run.trained else "failed")
             run.stop_by(number)
         self.runs[0].quiet = False  # it speaks for all
         self.runs[0]._on_signal(number, frame)

@@ -11,18 +11,21 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from solorl import simulators
+from solorl.engines import process_start
 
 KEEP = 2  # checkpoints that stay on the disk
 FILES = ("tensors.safetensors", "state.json")
+DTYPES = {"BOOL", "U8", "I8", "U16", "I16", "F16", "U32", "I32", "F32", "U64", "I64", "F64", "C64"}  # of safetensors
 
 
 class CheckpointError(Exception):
@@ -133,6 +136,23 @@ def restore(part: Any, tree: Any) -> list[str]:
     return []
 
 
+def not_finite(tree: Any, name: str) -> tuple[str, float] | None:
+    """Name and value of the first NaN or infinite number in the arrays and tensors of a tree, None without any."""
+    torch = sys.modules.get("torch")
+    if isinstance(tree, Mapping):
+        found = (not_finite(value, f"{name}.{key}") for key, value in tree.items())
+        return next(filter(None, found), None)
+    if isinstance(tree, (list, tuple)):
+        return next(filter(None, (not_finite(value, f"{name}.{i}") for i, value in enumerate(tree))), None)
+    if torch is not None and isinstance(tree, torch.Tensor) and tree.is_floating_point():
+        bad = ~torch.isfinite(tree)
+    elif isinstance(tree, np.ndarray) and tree.dtype.kind == "f":
+        bad = ~np.isfinite(tree)
+    else:
+        return None
+    return (name, float(tree[bad][0])) if bad.any() else None
+
+
 def random_states() -> dict[str, Any]:
     """The states of the global generators of Python, NumPy and torch (its CUDA devices included)."""
     states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
@@ -177,15 +197,38 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def save_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
-    """Write a safetensors file. Raises OSError where it cannot be written (disk full, say)."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
+def remove_leftovers(folder: Path) -> None:
+    """Delete what killed processes have left of `write_atomically` in a folder."""
+    for path in folder.glob(".*"):
+        match = re.fullmatch(r"\..+\.(\d+)", path.name)
+        if match and process_start(int(match[1])) is None and not path.is_dir():
+            path.unlink(missing_ok=True)
 
-    try:
-        save_file(arrays, path)
-    except SafetensorError as error:
-        raise OSError(errno.EIO, str(error)) from error
+
+def safetensors_pieces(arrays: Mapping[str, np.ndarray], about: Mapping[str, str] | None = None) -> Iterator[bytes]:
+    """The pieces of a safetensors file with `about` as metadata: equal arrays give equal bytes, which the library's own
+    writer does not promise. Raises OSError for a type of numbers that the format does not have."""
+    order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))  # so all are aligned
+    header: dict[str, Any] = {"__metadata__": dict(sorted(about.items()))} if about else {}
+    end = 0
+    for name in order:
+        array, begin = arrays[name], end
+        end += array.nbytes
+        kind = "BOOL" if array.dtype == bool else f"{array.dtype.kind.upper()}{8 * array.itemsize}"
+        if kind not in DTYPES:
+            raise OSError(errno.EINVAL, f"{name} holds numbers of type {array.dtype}")
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in order:
+        yield arrays[name].astype(arrays[name].dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def save_arrays(arrays: Mapping[str, np.ndarray], path: Path) -> None:
+    """Write a safetensors file. Raises OSError where it cannot be written (disk full, say)."""
+    with open(path, "wb") as file:
+        file.writelines(safetensors_pieces(arrays))
 
 
 def sha256(path: Path) -> str:

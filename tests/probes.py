@@ -94,6 +94,25 @@ class Broken(Probe):
         return float("nan") if Broken.total > 100 else 1.0, True
 
 
+class NanOnce(Probe):
+    """The reward is NaN in the 150th step since it was made, in an episode of one step."""
+
+    length = 1
+    total = 0
+
+    def outcome(self, action):
+        self.total += 1
+        return float("nan") if self.total == 150 else 1.0, self.total % self.length == 0
+
+
+class NanOnceLong(NanOnce):
+    """In an episode of 100 steps; the next one is longer than any training."""
+
+    def outcome(self, action):
+        reward, _ = super().outcome(action)
+        return reward, self.total == 100
+
+
 class Pixels(Probe):
     """Image observations."""
 
@@ -163,6 +182,8 @@ for cls in (
     ActionMustMatch,
     Faint,
     Broken,
+    NanOnce,
+    NanOnceLong,
     Pixels,
     Entries,
     Scalar,

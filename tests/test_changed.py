@@ -172,12 +172,13 @@ def test_a_disk_that_is_really_full_keeps_the_last_checkpoint(tmp_path):
     words = [sys.executable, str(script("td3_continuous_action")), *flags]
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # noqa: E731
     done = subprocess.run(words, capture_output=True, text=True, env=environment(), preexec_fn=limit, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the checkpoint of step 50 could not be written" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "the checkpoint of step 50 could not be written (File too large)\n" in done.stderr
+    assert "checkpoint (File too large)" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
     assert list(next(tmp_path.glob("Pendulum*/checkpoint")).iterdir()) == []  # nothing half written stays
 
 
-def test_a_checkpoint_that_fails_takes_nothing_from_the_one_before(train, monkeypatch):
+def test_a_checkpoint_that_fails_takes_nothing_from_the_one_before(train, tmp_path, monkeypatch):
     """The replay buffer of the last good checkpoint stays on the disk although the ring goes on."""
     from solorl import state
 
@@ -190,7 +191,8 @@ def test_a_checkpoint_that_fails_takes_nothing_from_the_one_before(train, monkey
 
     monkeypatch.setattr(state, "write_state", first_two)
     flags = [*PENDULUM.split(), "--buffer-size", "80", "--save-every", "50", "--save-replay"]
-    run_dir = train("td3_continuous_action", *flags)["run"].dir
+    train("td3_continuous_action", *flags, code=4)
+    (run_dir,) = (tmp_path / "runs").iterdir()
     monkeypatch.setattr(state, "write_state", real)
     v = train("td3_continuous_action", "--resume", run_dir)
     assert "resumed at step 100" in train.out and "starts empty" not in train.out

@@ -239,7 +239,7 @@ def test_rows_wait_for_a_full_disk(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.count("cannot be written (No space left on device)") == 1
 
 
-def test_a_save_that_fails_keeps_the_training_and_the_last_checkpoint(train, monkeypatch):
+def test_a_save_that_fails_keeps_the_training_and_the_last_checkpoint(train, tmp_path, monkeypatch):
     real, calls = state.write_state, []
 
     def sometimes(folder, tree):
@@ -249,9 +249,11 @@ def test_a_save_that_fails_keeps_the_training_and_the_last_checkpoint(train, mon
         real(folder, tree)
 
     monkeypatch.setattr(state, "write_state", sometimes)
-    v = train("ppo", *TINY, "--save-every", "64")
+    train("ppo", *TINY, "--save-every", "64", code=4)
     assert "could not be written (No space left on device); the one before it is kept" in train.out
-    kept = [path.name for path in state.checkpoints(v["run"].dir / "checkpoint")]
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert train.out.splitlines()[-1].endswith(f"is not saved in {run_dir}: checkpoint (No space left on device)")
+    kept = [path.name for path in state.checkpoints(run_dir / "checkpoint")]
     assert kept == ["step_000000000064", "step_000000000128"]
 
 

@@ -7,6 +7,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file
 
 from solorl import simulators, state
 
@@ -107,6 +109,33 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
         state.save_checkpoint(tmp_path, 2, {"a": np.zeros(3)})
     assert calls and [path.name for path in tmp_path.iterdir()] == ["step_000000000001"]
     assert state.load_checkpoint(tmp_path)[0]["a"].tolist() == [1, 1, 1]
+
+
+def test_every_type_of_number_is_read_back_by_the_library(tmp_path):
+    kinds = "? u1 i1 u2 i2 f2 u4 i4 f4 u8 i8 f8 c8 >f4".split()
+    arrays = {f"ä {kind}": np.arange(6).reshape(2, 3).astype(kind).T for kind in kinds}
+    arrays |= {"empty": np.zeros((0, 3), np.float32), "scalar": np.array(1.5)}
+    state.save_arrays(arrays, tmp_path / "a")
+    back = load_file(tmp_path / "a")
+    assert back.keys() == arrays.keys() and all(np.array_equal(back[key], arrays[key]) for key in arrays)
+    assert all(back[key].shape == arrays[key].shape for key in arrays)
+    about = {"b": "é", "a": "1"}
+    (tmp_path / "b").write_bytes(b"".join(state.safetensors_pieces(arrays, about)))
+    with safe_open(tmp_path / "b", "np") as file:
+        assert file.metadata() == about
+    with pytest.raises(OSError, match="x holds numbers of type complex128"):
+        state.save_arrays({"x": np.zeros(3, complex)}, tmp_path / "c")
+
+
+def test_numbers_that_are_none_are_found_by_name():
+    good = {
+        "a": torch.ones(3),
+        "b": [np.ones(2), (np.array([1, 2]), None, -np.inf, "nan")],
+        "half": torch.ones(2).half(),
+    }
+    assert state.not_finite(good, "part") is None
+    for bad in (torch.tensor([1.0, -np.inf]), torch.tensor(-np.inf).bfloat16(), np.array(-np.inf, np.float16)):
+        assert state.not_finite(good | {"c": [{0: bad}]}, "part") == ("part.c.0.0", -np.inf)
 
 
 def test_two_checkpoints_are_kept(tmp_path):
