@@ -62,9 +62,10 @@ def killed_when(train, monkeypatch, folder, killed, *flags):
             raise SystemExit(9)  # SIGKILL would end this process, too
 
     monkeypatch.setattr("solorl.run.atexit", SimpleNamespace(register=lambda call: None))
-    monkeypatch.setattr(state, "save_checkpoint", dying)
-    train("ppo_jax", *flags, code=9)
-    monkeypatch.setattr(state, "save_checkpoint", write)
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "save_checkpoint", dying)
+        patch.setattr("solorl.seeds.Runs._end", lambda runs, index, code: sys.exit(code))  # for the other seeds, too
+        train("ppo_jax", *flags, code=9)
     shutil.copytree(folder / "runs", folder / "left" / "runs")
     return folder / "left"
 
@@ -151,6 +152,7 @@ RUNNING, STOPPED, FINISHED, DIVERGED = "running", "stopped", "finished", "diverg
             [[1, 2], [3, 4]],
             "no whole checkpoint of one step (their newest are of the steps [2, 4]",
         ),
+        ([FINISHED, FINISHED], [[], []], "no whole checkpoint of one step (their newest are of the steps [0, 0]"),
         ([FINISHED, FINISHED], [[1, 2], [2, 3]], "stand at different steps ([2, 3]); resume each alone"),
     ],
 )
@@ -171,7 +173,8 @@ def test_which_seeds_go_on_from_which_step(tmp_path, capsys, statuses, saved, wa
         assert want in capsys.readouterr().err
         return
     runs._choose_checkpoints()
-    assert (runs._common, runs._active) == want and set(chosen) == {want[0] or 0}
+    assert (runs._common, runs._active) == want
+    assert set(chosen) == ({want[0] or 0} if any(saved) else set())  # without a checkpoint there is nothing to choose
     assert runs._code == (3 if DIVERGED in statuses and len(want[1]) == 1 else None)
 
 
