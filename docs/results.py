@@ -24,7 +24,7 @@ LONG = "BipedalWalker-v3 HalfCheetah-v5 Hopper-v5 LunarLanderContinuous-v3"
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
 OFF_POLICY_JAX = OFF_POLICY.replace("action", "action_jax")
 
-# page, its markers, words of `solo report`, picture in docs/curves ("" for none)
+# page, its markers, words of `solo report`, picture in docs/curves ("" for none; of more than 4 methods also X_2, X_3)
 TABLES = [
     ("README.md", "results", CLASSIC, ""),
     ("README.md", "jax-results", f"{JAX} --baseline ppo_jax", ""),

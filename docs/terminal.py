@@ -22,7 +22,8 @@ COMMAND = "solo train ppo --env-id CartPole-v1 --target-return 500 --capture-vid
 def in_a_terminal(words, folder):
     """Run a command in a pseudo-terminal of 100 columns and return what it printed."""
     master, slave = pty.openpty()
-    env = os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "TERM": "xterm-256color"}
+    env = {name: value for name, value in env.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
     process = subprocess.Popen(words, stdout=slave, stderr=slave, stdin=slave, env=env, cwd=folder)
     os.close(slave)
     data = b""
@@ -40,13 +41,14 @@ def in_a_terminal(words, folder):
 
 
 def screen(text):
-    """The lines as they stand at the end; of the progress line its last state before each evaluation."""
+    """The lines as they stand at the end, with their colours; of the progress line its last state before each
+    evaluation."""
     lines = []
     for line in text.replace("\r\n", "\n").split("\n"):
         states = [state for state in line.split("\r\x1b[K") if state.strip()]
         lines += states[-2:] if len(states) > 1 else states
         lines += [""] if not states else []
-    return [re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line) for line in lines]
+    return [re.sub(r"\x1b\[[0-9;]*[A-Za-ln-z]", "", line) for line in lines]  # all control sequences but colours
 
 
 def main():
@@ -59,8 +61,7 @@ def main():
     console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(Text(f"$ {COMMAND}", style="bold"))
     for line in lines:
-        style = "cyan" if "evaluation" in line and "steps/s" not in line else "dim" if "steps/s" in line else ""
-        console.print(Text(line, style=style))
+        console.print(Text.from_ansi(line))
     svg = console.export_svg(title="SoloRL", clear=False)
     (DOCS / "terminal.svg").write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.S))
 

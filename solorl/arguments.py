@@ -24,6 +24,13 @@ from solorl.trackers import warn
 EXTRAS = {
     "gymnasium.envs.box2d": ("Box2D", "box2d"),
     "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
+    "gymnasium.envs.phys2d": ("jax", "jax"),
+    "gymnasium.envs.tabular": ("jax", "jax"),
+}
+# Module that a script or an environment may import -> our extra that brings it.
+BRINGS = {
+    **{name: name for name in ("jax", "envpool", "gymnax", "brax", "mujoco", "wandb")},
+    **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune"},
 }
 # Environments that exist in JAX only: pattern of their ids -> (class that steps many of them, in a module that
 # registers them; our extra, named as the package it brings).
@@ -68,7 +75,7 @@ class RunArgs:
     eval_episodes: int = 20  # episodes of one evaluation, on environments and seeds of their own
     target_return: float | None = None  # end once the mean evaluation return reaches this, confirmed on fresh seeds
     capture_video: bool = False  # film one greedy episode with every evaluation
-    track: bool = False  # also log to Weights & Biases
+    track: bool = False  # also log to Weights & Biases (pip install 'solorl[wandb]')
     wandb_project_name: str = "solorl"  # project at Weights & Biases
     wandb_entity: str | None = None  # team at Weights & Biases
 
@@ -248,6 +255,44 @@ def family_of(env_id: str) -> tuple[str, str] | None:
     return next((family for pattern, family in REGISTER.items() if fnmatch(env_id, pattern)), None)
 
 
+def needs_extra(what: str, extra: str) -> str:
+    """The sentence that recommends one of our extras."""
+    note = " (which takes Gymnasium back to 1.3)" if extra == "gymnax" else ""
+    return f"{what} needs an extra: pip install 'solorl[{extra}]'{note}"
+
+
+def _import_module_of(env_id: str, module: str) -> None:
+    """Import the module of an id `module:Name-v0`. It may lie in the current folder, which is searched last, so that
+    nothing there hides another module. UsageError with the true reason where the import fails."""
+    if not module or module.startswith("."):
+        raise UsageError(f"there is no environment {env_id}; one of another package is `package:Name-v0`")
+    if "" not in sys.path:
+        sys.path.append("")  # the current folder
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # whatever the code of the module raises
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            hint = did_you_mean(module, [path.stem for path in Path().glob("*.py")])
+            where = f"no module {module} is installed or in this folder{hint}"
+            raise UsageError(f"there is no environment {env_id}: {where}") from error
+        if isinstance(error, ImportError) and (sentence := missing_extra(env_id, error)):
+            raise UsageError(sentence) from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UsageError(f"{env_id} cannot be used: importing the module {module} fails with {reason}") from error
+
+
+def _file_of(module: str) -> str:
+    return getattr(sys.modules[module], "__file__", None) or "a folder without code"
+
+
+def missing_extra(who: str, error: ImportError) -> str:
+    """The sentence that names the extra for a module that `who` cannot import; empty where none brings it."""
+    module = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or module not in BRINGS:
+        return ""
+    return f"{who} needs {module}, which is not installed: pip install 'solorl[{BRINGS[module]}]'"
+
+
 def check_env_id(env_id: str) -> None:
     """Refuse an environment that is not registered or whose simulator is not installed."""
     import gymnasium as gym
@@ -256,25 +301,30 @@ def check_env_id(env_id: str) -> None:
         module, colon, name = env_id.rpartition(":")
         if family := family_of(name):
             if importlib.util.find_spec(family[1]) is None:
-                raise UsageError(f"{env_id} needs an extra: pip install 'solorl[{family[1]}]'")
+                raise UsageError(needs_extra(env_id, family[1]))
             importlib.import_module(family[0].partition(":")[0])
         if colon:
-            importlib.import_module(module)
+            _import_module_of(env_id, module)
         spec = gym.spec(name)
-    except (gym.error.Error, ImportError, ValueError, TypeError) as error:  # the last two for `:Name` and `.x:Name`
+    except (gym.error.Error, ImportError) as error:
+        if isinstance(error, ImportError) and (sentence := missing_extra(env_id, error)):
+            raise UsageError(sentence) from error
         space = env_id.partition("/")[0] if "/" in env_id else None
         if space in NAMESPACES and importlib.util.find_spec(NAMESPACES[space][0]) is None:
             raise UsageError(f"{env_id} needs a package: pip install {NAMESPACES[space][1]}") from error
         for where, package in REGISTER.values():
             if importlib.util.find_spec(package):
-                importlib.import_module(where.partition(":")[0])  # which registers its ids
-        near = nearest(env_id, _newest(gym.registry), n=3)
+                with contextlib.suppress(ImportError):  # without jax
+                    importlib.import_module(where.partition(":")[0])  # which registers its ids
+        near = [f"{module}{colon}{one}" for one in nearest(name, _newest(gym.registry), n=3)]
         hint = f"; did you mean {' or '.join(near)}?" if near else "; one of another package is `package:Name-v0`"
+        if colon:
+            hint = f": the module {module} ({_file_of(module)}) registers no {name}{hint if near else ''}"
         raise UsageError(f"there is no environment {env_id}{hint}") from error
     entry = spec.entry_point if isinstance(spec.entry_point, str) else ""
     for prefix, (module, extra) in EXTRAS.items():
         if entry.startswith(prefix) and importlib.util.find_spec(module) is None:
-            raise UsageError(f"{env_id} needs an extra: pip install 'solorl[{extra}]'")
+            raise UsageError(needs_extra(env_id, extra))
     newest = _newest(gym.registry)
     if name not in newest:  # some ids of the past have lost their simulators
         try:

@@ -17,9 +17,7 @@ import json
 import math
 import os
 import platform
-import shutil
 import signal
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -30,7 +28,7 @@ from typing import Any, Protocol
 from solorl import results, signals
 from solorl.engines import UNKNOWN, Engine, Job, command_line, is_alive, own_handle, process_start
 from solorl.plan import Plan, Task, sha256
-from solorl.state import write_atomically
+from solorl.state import FILES, checkpoints, write_atomically
 
 GRACE = 120.0  # seconds that an interrupted training has to save and end before it is killed
 TICK = 0.02  # seconds between two looks at the processes
@@ -118,11 +116,14 @@ class Store:
             state = "stopped"
         return Found(state, str(record.get("reason", "")), run_dir, status, record)
 
+    def place(self, task: Task, record: dict[str, Any]) -> Path:
+        """The folder below which the last attempt of a task leaves its results."""
+        work = self.folder / str(record.get("work", task.id))
+        return work if task.script.ours else work / f"attempt-{record.get('attempts', 1)}"
+
     def _run_dir(self, task: Task, record: dict[str, Any]) -> tuple[Path | None, str]:
         """The task's run folder and its status: a finished one, else the newest."""
-        work = self.folder / str(record.get("work", task.id))
-        if not task.script.ours:
-            work = work / f"attempt-{record.get('attempts', 1)}"
+        work = self.place(task, record)
         found = [(path, str(read_json(path / "status.json").get("status", ""))) for path in run_dirs(work, task)]
         finished = [item for item in found if item[1] == "finished"]
         return (finished or found)[-1] if found else (None, "")
@@ -149,10 +150,28 @@ class Store:
 
     # ------------------------------------------------------------------ running
     def resumable(self, task: Task, found: Found) -> bool:
-        """Whether to go on in the run folder: not after divergence, and not where going on has just failed."""
-        failed_again = found.state == "failed" and bool(found.record.get("resumed"))
+        """Whether to go on in the run folder, where training has begun."""
         half = found.state in ("running", "stopped", "failed") and found.run_dir is not None
-        return task.script.ours and half and not failed_again and not found.status.startswith("diverged")
+        return task.script.ours and half and not self.why_not_resumed(task, found)
+
+    def why_not_resumed(self, task: Task, found: Found) -> str:
+        """Why a training of ours begins again although it has a run folder; empty where it need not.
+
+        A failure alone is no reason, however often it comes: a run that can be resumed loses no step.
+        """
+        if found.run_dir is None or found.state == "finished" or not task.script.ours:
+            return ""
+        if found.status.startswith("diverged"):
+            return f"it has {found.status}; {found.run_dir} is kept"
+        failed_again = found.state == "failed" and bool(found.record.get("resumed"))
+        if failed_again and not any(is_whole(path) for path in checkpoints(found.run_dir / "checkpoint")):
+            return f"resuming failed and no checkpoint in {found.run_dir} is whole; the folder is kept"
+        return ""
+
+    def is_fresh(self, task: Task, found: Found) -> bool:
+        """Whether a training can begin in one process with others: nothing of it is left that counts."""
+        begun = self.resumable(task, found) or bool(self.why_not_resumed(task, found))
+        return found.state in ("new", "failed") and not begun
 
     def job(self, tasks: list[Task], found: Found) -> Job:
         """The process that trains these tasks: one, or several seeds that follow each other. Writes nothing."""
@@ -173,9 +192,13 @@ class Store:
         attempts = found.record.get("attempts", 0) + 1
         with open(job.output, "a") as file:
             file.write(f"{'' if attempts == 1 else chr(10)}==== attempt {attempts}: {' '.join(job.argv)}\n")
+            if why := self.why_not_resumed(tasks[0], found):
+                file.write(f"from the beginning: {why}\n")
         common = {"state": "running", "attempts": attempts, "work": tasks[0].id, "started": time.time()}
+        resumed = self.resumable(tasks[0], found)
+        common |= {"resumed": resumed, "resumed_at": newest_step(found.run_dir) if resumed else None}
         for task in tasks:
-            self.note(task, **common, handle="", reason="", resumed="--resume" in job.argv)
+            self.note(task, **common, handle="", reason="")
         handle = engine.submit(job)
         with contextlib.suppress(OSError):  # it runs now, also where the disk is full
             for task in tasks:
@@ -225,10 +248,28 @@ def _signal_name(number: int) -> str:
 def run_dirs(work: Path, task: Task) -> list[Path]:
     """The run folders of a task below `work`, oldest first: with config.json, or else with TensorBoard files."""
     pattern = "*/config.json" if task.script.ours else "**/config.json"
-    configs = [path for path in work.glob(pattern) if _args(path.parent).get("seed", task.seed) == task.seed]
+    configs = [path for path in work.glob(pattern) if task.script.ours or is_run_dir(path.parent)]
+    configs = [path for path in configs if _args(path.parent).get("seed", task.seed) == task.seed]
     events = [] if configs or task.script.ours else list(work.glob("**/events.out.tfevents*"))
     newest_last = sorted(configs or events, key=lambda path: path.stat().st_mtime_ns)
     return [path.parent for path in newest_last]
+
+
+def is_run_dir(folder: Path) -> bool:
+    """Whether a folder of any script is a run folder as ours are, not one with a config.json of another kind."""
+    return (folder / "config.json").is_file() and (folder / "metrics.jsonl").is_file()
+
+
+def newest_step(run_dir: Path | None) -> int | None:
+    """The step of a run folder's newest checkpoint; None where there is none."""
+    names = [path.name[5:] for path in checkpoints(run_dir / "checkpoint")] if run_dir else []
+    return max((int(name) for name in names if name.isdecimal()), default=None)
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether the files of a checkpoint are those of its manifest."""
+    digests = read_json(checkpoint / "manifest.json").get("sha256")
+    return isinstance(digests, dict) and all(sha256(checkpoint / name) == digests.get(name) for name in FILES)
 
 
 def _args(run_dir: Path) -> dict[str, Any]:
@@ -309,6 +350,8 @@ class Runner:
         self.finished: list[Task] = []
         self.failed: dict[str, str] = {}  # task id -> reason
         self.uncollected: dict[str, str] = {}
+        self.tables: set[str] = set()  # ids of finished tasks whose table lies in the results folder
+        self.bare: dict[str, Path] = {}  # task id -> where a finished task should have left something, but did not
         self.began = time.time()
         self._adopted: set[str] = set()
         self._signal, self._forced, self._asked_at = 0, False, 0.0
@@ -425,7 +468,8 @@ class Runner:
             raise
         self.running[handle] = tasks
         seeds = f" to {tasks[-1].seed}" if len(tasks) > 1 else ""
-        self.view.say(f"{'resumed' if resumed else 'started':<10} {task}{seeds}")
+        again = f" from the beginning: {why}" if (why := self.store.why_not_resumed(task, found)) else ""
+        self.view.say(f"{'resumed' if resumed else 'started':<10} {task}{seeds}{again}")
 
     def _neighbours(self, task: Task) -> list[Task]:
         """The queued tasks with the seeds behind this one that the same process can train, so many that there are some
@@ -433,8 +477,7 @@ class Runner:
         others, taken = following(task, self.queue), []
         share = math.ceil((len(others) + 1) / (self.engine.slots - len(self.running)))
         for other in others[: share - 1]:
-            found = self.store.find(other)
-            if found.state not in ("new", "failed") or self.store.resumable(other, found) or self.store.lock(other):
+            if not self.store.is_fresh(other, self.store.find(other)) or self.store.lock(other):
                 break
             self.queue.remove(other)
             taken.append(other)
@@ -466,11 +509,13 @@ class Runner:
         elif handle in self._adopted and not self._signal:
             self.queue.appendleft(task)  # it outlived its command but did not finish: start or resume it here
         elif self._signal:
-            self.view.say(
-                f"stopped    {task}: the same command {'resumes it' if task.script.ours else 'starts it again'}"
-            )
+            again = "resumes it" if self.store.resumable(task, found) else "starts it again"
+            self.view.say(f"stopped    {task}: the same command {again}")
         else:
-            self._fail(task, found.reason)
+            step = newest_step(found.run_dir)
+            stuck = step is not None and step == found.record.get("resumed_at")
+            hint = f", again after step {step:,}; where it never gets further, delete {found.run_dir}" if stuck else ""
+            self._fail(task, found.reason + hint)
 
     def _fail(self, task: Task, reason: str) -> None:
         self.failed[task.id] = reason
@@ -494,11 +539,12 @@ class Runner:
     def _collect(self, task: Task, found: Found) -> None:
         """Bring the task's table into the results folder, unless it is there and whole."""
         if self._is_collected(task, found):
-            return
-        if found.run_dir is None and task in self.skipped:
+            self.tables.add(task.id)
             return
         if found.run_dir is None:
-            self.view.say(f"no table   {task}: it left no run folder and no TensorBoard files")
+            self.bare[task.id] = self.store.place(task, found.record)
+            if task not in self.skipped:
+                self.view.say(f"no table   {task}: no run folder and no TensorBoard files in {self.bare[task.id]}")
             return
         if found.record.get("result"):
             self.view.say(
@@ -507,6 +553,7 @@ class Runner:
         try:
             path = collected(task, found.run_dir, self.folder)
             self.store.note(task, safe=True, state="finished", result=str(path), result_sha256=sha256(path))
+            self.tables.add(task.id)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             self.uncollected[task.id] = reason
@@ -550,12 +597,11 @@ def collected(task: Task, run_dir: Path, folder: Path) -> Path:
 
     Raises ResultError (a ValueError) where the run cannot be read, OSError where the table cannot be written.
     """
-    if (run_dir / "config.json").is_file():
+    if task.script.ours or is_run_dir(run_dir):
         return results.collect(run_dir, folder, task.variant)
-    with tempfile.TemporaryDirectory() as place:
-        named = Path(place) / f"{task.env_id.replace('/', '_')}__{task.script.name}__{task.seed}"
-        shutil.copytree(run_dir, named, ignore=lambda _, names: [name for name in names if "tfevents" not in name])
-        found = results.read_folder(named)
+    from solorl.foreign import read_tensorboard
+
+    found = read_tensorboard(run_dir, (task.env_id, task.script.name, task.seed))
     result = replace(
         found,
         env_id=task.env_id,

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from solorl.catalog import Script, read_source
+from solorl.catalog import BUDGETS, Script, as_typed, in_catalogue, parse_header, read_source, script_paths
 from solorl.errors import UsageError
 
-TABLE = "diff_budget.toml"
+TABLE = BUDGETS
 COMMENT = """\
 # Rule R3: how many lines each file may differ from the sibling named in its header, and which files are demanding.
 # Written by `solo check --set-budget FILE`; CONTRIBUTING.md explains it. `demanding = "why"` may be added by hand.
@@ -65,15 +65,32 @@ def entry_of(path: Path) -> dict[str, Any]:
 
 
 def is_demanding(path: Path) -> bool:
-    """Whether the table says why this file may be longer than others."""
-    return bool(entry_of(path).get("demanding"))
+    """Whether the table says why this file, or what a user's own file comes from, may be longer than others."""
+    origin = path if in_catalogue(path) else origin_of(parse_header(path))
+    return bool(origin and entry_of(origin).get("demanding"))
 
 
 def parent_path(script: Script) -> Path | None:
-    """The file a script differs from: in its own folder, or else in another family."""
+    """The file a script differs from: in its own folder, or else in another family; the parent of a user's own file is
+    in the catalogue of this installation, or else next to it."""
     folder = script.path.resolve().parent
+    known = {path.name: path for path in script_paths().values()}
+    if script.parent in known and not in_catalogue(script.path):
+        return known[script.parent]
     found = [folder / str(script.parent), *sorted(folder.parent.glob(f"*/{script.parent}"))]
     return next((path for path in found if path.is_file()), None)
+
+
+def origin_of(script: Script, seen: frozenset[Path] = frozenset()) -> Path | None:
+    """The file of the catalogue that a user's own file comes from: the one its line Run names where it is a copy, else
+    its nearest ancestor there; None without one."""
+    words, paths = script.run.split(), script_paths()
+    if words[:2] == ["solo", "train"] and words[2:] and words[2].removesuffix(".py") in paths:
+        return paths[words[2].removesuffix(".py")]
+    parent = parent_path(script) if script.parent else None
+    if parent is None or parent in seen or parent in paths.values():
+        return parent if parent not in seen else None
+    return origin_of(parse_header(parent), seen | {parent})
 
 
 def measure(script: Script) -> int | None:
@@ -92,9 +109,11 @@ def seal(lines: int, differs: str) -> str:
 def breach(script: Script) -> str:
     """What is wrong with the diff of a script that names a parent, or an empty string."""
     lines, entry = measure(script), entry_of(script.path)
-    command = f"`solo check --set-budget {script.name}`"
+    command = f"`solo check --set-budget {as_typed(script.path)}`"
     if lines is None:
         return f"Differs names {script.parent}, but there is no such file"
+    if not in_catalogue(script.path):  # a budget is kept for what is shared
+        return ""
     if "lines" not in entry:
         return f"differs from {script.parent} in {lines} lines and has no budget; {command} sets it"
     if entry.get("seal") != seal(entry["lines"], entry.get("differs", "")):
@@ -109,6 +128,8 @@ def breach(script: Script) -> str:
 
 def set_budget(script: Script) -> int:
     """Make the present diff the budget and return it; UsageError for a root and for a rise that the header hides."""
+    if not in_catalogue(script.path):
+        raise UsageError(f"{script.path.name} is not in a folder of algorithms, so it needs no budget")
     lines, table = measure(script), table_of(script.path)
     if script.parent is None or lines is None:
         raise UsageError(f"{script.path.name} names no sibling that it differs from, so it has no budget")

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from solorl.errors import UsageError, did_you_mean
 
 PACKAGE = Path(__file__).resolve().parent
 KEYS = ("Paper", "Run", "Spaces", "Differs", "Not for", "Details")
+BUDGETS = "diff_budget.toml"  # the table of rule R3, next to the folders of the families
 VALUE_COLUMN = 10  # keys stand before this column, values and continuation lines start at it
 
 
@@ -40,6 +42,16 @@ class Script:
         return self.fields.get("Spaces", "")
 
     @property
+    def observations(self) -> str:
+        """The kind of observations: `vector`."""
+        return self.spaces.partition("->")[0].strip()
+
+    @property
+    def actions(self) -> str:
+        """The kind of actions: `discrete` or `continuous`."""
+        return self.spaces.partition("->")[2].strip()
+
+    @property
     def parent(self) -> str | None:
         """The sibling's file name in `Differs   from X.py: ...`; None for the root of a family."""
         match = re.match(r"from (\S+\.py)\b", self.fields.get("Differs", ""))
@@ -60,6 +72,12 @@ def in_checkout() -> bool:
 def algorithms_folder() -> Path:
     """The folder of the families: beside the package in a checkout, inside the package when it is installed."""
     return (PACKAGE.parent if in_checkout() else PACKAGE) / "algorithms"
+
+
+def in_catalogue(path: Path) -> bool:
+    """Whether a file stands in a folder of families, of this installation or of a checkout; else it is a user's own."""
+    folder = path.resolve().parent.parent
+    return folder == algorithms_folder().resolve() or (folder / BUDGETS).is_file()
 
 
 def script_paths(folder: Path | None = None) -> dict[str, Path]:
@@ -156,6 +174,14 @@ def find_path(name: str) -> Path:
         raise UsageError(f"{name} is no .py file")
     what = "file" if path.suffix == ".py" else "algorithm"
     raise UsageError(f"there is no {what} {name}{did_you_mean(path.stem, paths, n=2) or '; `solo list` shows all'}")
+
+
+def as_typed(path: Path) -> str:
+    """How a command names a file, quoted: a file of the catalogue by its name, any other by its path from here."""
+    known, full, here = script_paths().get(path.stem), path.resolve(), Path.cwd()
+    if known and known.resolve() == full:
+        return shlex.quote(path.stem)
+    return shlex.quote(str(full.relative_to(here) if full.is_relative_to(here) else path))
 
 
 def find(name: str) -> Script:

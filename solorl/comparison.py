@@ -4,11 +4,14 @@ A method is a script with one of its variants. The score of a run is one number:
 of its last greedy evaluation, with "train" the mean return of its last 100 training episodes.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+from solorl import catalog
 from solorl import statistics as st
 from solorl.errors import UsageError, did_you_mean
 from solorl.reference_scores import reference
@@ -17,17 +20,18 @@ from solorl.results import Result
 METRICS = {"eval": "greedy evaluation at the end of training", "train": "mean of the last 100 training episodes"}
 AXES = {"steps": "global_step", "time": "wall_time"}
 ALL = "all environments"  # the name of the aggregate among the curves
+MOST_CURVES = 4  # methods in one picture
 WINDOW = 10  # bins over which a training curve is averaged, 5 % of a run
 ALPHA = 0.05  # a difference on one environment counts below this p-value
 IGNORED = (
-    "seed", "device", "cuda", "threads", "torch_threads", "save_every", "save_model", "save_replay", "capture_video",
-    "track", "wandb_project_name",
+    "seed", "num_seeds", "device", "cuda", "threads", "torch_threads", "save_every", "save_model", "save_replay",
+    "capture_video", "track", "wandb_project_name",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its 95 % bootstrap interval; None where it is of single runs, which tell nothing of chance."""
+    """A number and its 95 % bootstrap interval; None where it is of too few runs, which tell nothing of chance."""
 
     value: float
     interval: tuple[float, float] | None
@@ -140,12 +144,18 @@ def _hint(name: str, known: Sequence[str]) -> str:
 
 
 def compare(
-    results: Sequence[Result], metric: str = "auto", baseline: str | None = None, normalise: bool = True
+    results: Sequence[Result],
+    metric: str = "auto",
+    baseline: str | None = None,
+    normalise: bool = True,
+    as_given: bool = False,
 ) -> Comparison:
     """Group results for a report.
 
     `metric` "auto" is "eval" where every run has evaluations, else "train". `normalise` False leaves scores as they
-    are, for environments that share a scale. Raises UsageError where no run has the metric or no method is `baseline`.
+    are, for environments that share a scale. Without a `baseline` it is the method that others derive from, where
+    headers tell (`as_given` does not ask them), else the first. Raises UsageError where no run has the metric or no
+    method is `baseline`.
     """
     notes: list[str] = []
     if metric == "auto":
@@ -164,12 +174,38 @@ def compare(
     envs, methods = list(dict.fromkeys(env for env, _ in groups)), list(dict.fromkeys(name for _, name in groups))
     if baseline is not None and baseline not in methods:
         raise UsageError(f"there is no method {baseline}{_hint(baseline, methods)}")
-    first = baseline or methods[0]
+    first = baseline or (methods[0] if as_given else origin(methods, kept))
     methods = [first, *(method for method in methods if method != first)]
     comparison = Comparison(groups, envs, methods, first, metric, {}, notes)
     comparison.scale = {env: _scale(comparison, env) if normalise else (0.0, 1.0) for env in envs}
     comparison.notes += _scale_notes(envs, normalise) + _group_notes(comparison)
     return comparison
+
+
+def origin(methods: Sequence[str], results: Sequence[Result]) -> str:
+    """The first method of a script that the headers of other methods name, directly or not; else the first method."""
+    runs = {result.name: result for result in reversed(results)}
+    known = {run.script for run in runs.values()}
+    if len(known) == 1:
+        return methods[0]
+    above = {method: _ancestors(runs[method]) & known for method in methods}
+    named = set().union(*above.values())
+    return next((method for method in methods if runs[method].script in named and not above[method]), methods[0])
+
+
+def _ancestors(run: Result) -> set[str]:
+    """The scripts that a run's script derives from, as the header of its copy in the run folder, or ours, says."""
+    paths, found = catalog.script_paths(), set[str]()
+    own = Path(run.source) / f"{run.script}.py"
+    path = own if own.is_file() else paths.get(run.script)
+    while path:
+        try:
+            parent = Path(catalog.parse_header(path).parent or "").stem
+        except (UsageError, RecursionError, MemoryError):
+            break
+        path = paths.get(parent) if parent not in found else None
+        found |= {parent} - {""}
+    return found
 
 
 def _scale(comparison: Comparison, env_id: str) -> tuple[float, float]:
@@ -201,13 +237,16 @@ def _group_notes(comparison: Comparison) -> list[str]:
         mixed = [name for name in names if len({repr(run.args.get(name)) for run in group if run.args}) > 1]
         if mixed:
             notes.append(f"The runs of {method} on {env_id} differ in {_listed(mixed)}.")
+    late = [run.source for runs in comparison.groups.values() for run in _late(comparison, runs)]
+    if late:
+        notes.append(f"Not in the curves by time, because their first score came far later: {_listed(late)}.")
     for env_id in comparison.envs:
         runs_of = [group for (env, _), group in comparison.groups.items() if env == env_id]
         steps = [float(np.median([run.global_step for run in group])) for group in runs_of]
         if min(steps) < 0.95 * max(steps):
             notes.append(f"On {env_id} the methods trained for {min(steps):,.0f} to {max(steps):,.0f} steps.")
     runs = [run for group in comparison.groups.values() for run in group if run.machine]
-    machines = {(run.machine.get("cpu"), run.machine.get("device")) for run in runs}
+    machines = {(str(run.machine.get("cpu")), str(run.machine.get("device"))) for run in runs}
     if len(machines) > 1:
         notes.append(f"The runs come from {len(machines)} kinds of machines, so their times do not compare.")
     return notes
@@ -290,6 +329,8 @@ def pair(comparison: Comparison, x: str, y: str) -> Pair | None:
     of_x, of_y = ([comparison.scores(env, name) for env in envs] for name in (x, y))
     chance = st.probability_of_improvement(of_x, of_y)
     probability = with_interval(chance, st.improvement_interval(of_x, of_y), of_x, of_y)
+    if not enough(list(zip(map(len, of_x), map(len, of_y), strict=True))):
+        probability = Estimate(probability.value, None)
     decided = {env: direction(a, b) for env, a, b in zip(envs, of_x, of_y, strict=True)}
     few = all(least_p(len(a), len(b)) >= ALPHA for a, b in zip(of_x, of_y, strict=True))
     better, worse = ([env for env, sign in decided.items() if sign == wanted] for wanted in (1, -1))
@@ -303,6 +344,16 @@ def direction(x: st.Array, y: st.Array) -> int:
     return 1 if st.probability_of_improvement([x], [y]) > 0.5 else -1
 
 
+def enough(runs: Sequence[tuple[int, int]]) -> bool:
+    """Whether P(X > Y) of n against m runs on each environment gets an interval.
+
+    From 3 runs each on, and where chance alone makes it 0 or 1 in less than ALPHA of cases: the bootstrap would say
+    [0, 0] or [1, 1] even of two runs.
+    """
+    by_chance = 2 / math.prod(math.comb(n + m, n) for n, m in runs)
+    return min(map(min, runs)) >= 3 and by_chance < ALPHA
+
+
 def least_p(n: int, m: int) -> float:
     """The smallest p-value that n against m runs can give."""
     return st.mann_whitney(np.arange(n, dtype=float), np.arange(n, n + m, dtype=float))
@@ -310,11 +361,13 @@ def least_p(n: int, m: int) -> float:
 
 def verdict(one: Pair) -> str:
     """What a pair shows, in one plain sentence."""
-    chance = ""
+    chance, interval = "", " or for an interval"
     if one.probability.interval:
         chance = "; P(improvement) = {:.2f} [{:.2f}, {:.2f}]".format(one.probability.value, *one.probability.interval)
+        interval = ""
     if one.few:
-        return f"{one.x} against {one.y}: too few runs to decide on any environment (4 each are the least){chance}."
+        too_few = f"too few runs to decide on any environment{interval} (4 each are the least)"
+        return f"{one.x} against {one.y}: {too_few}{chance}."
     if one.envs == 1:
         word = "better than" if one.better else "worse than" if one.worse else "not distinguishable from"
         return f"{one.x} is {word} {one.y}{chance}."
@@ -348,8 +401,11 @@ def curves(comparison: Comparison, metric: str, axis: str) -> dict[tuple[str, st
         lines = {seed: line for seed, line in lines.items() if len(line[0])}
         if not lines:
             continue
+        if axis == "time":
+            latest = latest_start(lines.values())
+            lines = {seed: line for seed, line in lines.items() if line[0][0] <= latest}
         xs, ys = [x for x, _ in lines.values()], [y for _, y in lines.values()]
-        grid = st.common_grid(xs, hold=axis == "time")  # behind its end a run scores what it scored there
+        grid = st.common_grid(xs, end=most(x[-1] for x in xs) if axis == "time" else None)
         if not len(grid):
             continue
         values = st.on_grid(grid, xs, ys)
@@ -358,21 +414,47 @@ def curves(comparison: Comparison, metric: str, axis: str) -> dict[tuple[str, st
     return found
 
 
+def most(values: Iterable[float]) -> float:
+    """What at least half of the values reach: of an even number the lower one of the two in the middle."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def latest_start(lines: Iterable[tuple[st.Array, st.Array]]) -> float:
+    """The time after which a run that begins would hide too much of the curve of all.
+
+    When most have begun, plus half of that time or a quarter of what they take from there to their end.
+    """
+    times = [x for x, _ in lines]
+    begin, end = most(x[0] for x in times), most(x[-1] for x in times)
+    return max(1.5 * begin, begin + (end - begin) / 4)
+
+
+def _late(comparison: Comparison, runs: Sequence[Result]) -> list[Result]:
+    """The runs of a group that the curves by time leave out."""
+    lines = [(run, points(run, comparison.metric, "time")) for run in runs]
+    begun = [line for _, line in lines if len(line[0])]
+    return [run for run, (x, _) in lines if len(x) and x[0] > latest_start(begun)]
+
+
 def total_curves(comparison: Comparison, metric: str, axis: str) -> dict[str, Curve]:
     """Sample efficiency: the IQM of normalised scores over all shared environments, per method.
 
-    On the positions that all runs of a method have, by time until its last run ends; the axis "steps" or "time" as for
-    single environments.
+    On the positions that all runs of a method have; by time, as for single environments, until half of the runs have
+    ended, on the environment on which they take longest.
     """
     if len(comparison.shared) < 2:
         return {}
     found, groups = {}, comparison.groups
     for method in comparison.methods:
         lines = {env: [points(run, metric, axis) for run in groups[env, method]] for env in comparison.shared}
-        xs = [x for env in lines.values() for x, _ in env]
-        if not all(map(len, xs)):
+        if not all(len(x) for of_env in lines.values() for x, _ in of_env):
             continue
-        grid = st.common_grid(xs, hold=axis == "time")
+        end = None
+        if axis == "time":
+            lines = {env: [line for line in of if line[0][0] <= latest_start(of)] for env, of in lines.items()}
+            end = max(most(x[-1] for x, _ in of_env) for of_env in lines.values())
+        grid = st.common_grid([x for of_env in lines.values() for x, _ in of_env], end=end)
         if len(grid):
             values = [_normalised(comparison, env, lines[env], grid) for env in comparison.shared]
             found[method] = Curve(grid, *st.iqm_band(values))
@@ -395,11 +477,44 @@ def profiles(comparison: Comparison) -> dict[str, Curve]:
     by_method = {m: [comparison.scores(env, m, normalised=True) for env in envs] for m in comparison.methods}
     everything = st.pooled([st.pooled(scores) for scores in by_method.values()])
     low, high = min(0.0, everything.min()), max(1.0, everything.max())
-    thresholds = np.linspace(low, high + 0.02 * (high - low), 101)
+    margin = 0.02 * (high - low)  # below all runs the share is 1, above them 0
+    thresholds = np.linspace(low - margin, high + margin, 101)
     return {
         method: Curve(thresholds, st.profile(scores, thresholds), st.profile_band(scores, thresholds))
         for method, scores in by_method.items()
     }
+
+
+def numbered(path: Path, number: int) -> Path:
+    """The file of picture `number`, counted from 0: X.png, X_2.png, X_3.png."""
+    return path.with_name(f"{path.stem}_{number + 1}{path.suffix}") if number else path
+
+
+def pictures(comparison: Comparison, curves: Mapping[tuple[str, str], Curve]) -> list[dict[tuple[str, str], Curve]]:
+    """The curves of each picture: of the methods that `split` puts together, on the environments of those new in it."""
+    found, seen = [], set[str]()
+    for methods in split(comparison):
+        envs = {env for env, method in curves if method in methods and method not in seen}
+        found.append({(env, name): curve for (env, name), curve in curves.items() if env in envs and name in methods})
+        seen.update(methods)
+    return found
+
+
+def split(comparison: Comparison) -> list[list[str]]:
+    """The methods in groups of at most MOST_CURVES, each next to its opponent, which may be in several groups."""
+    if len(comparison.methods) <= MOST_CURVES:
+        return [comparison.methods]
+    groups: list[list[str]] = [[]]
+    for method in comparison.methods:
+        envs = {env for env, name in comparison.groups if name == method}
+        others = [opponent(comparison, method), *comparison.methods]
+        rival = next(name for name in others if any((env, name) in comparison.groups for env in envs))
+        wanted = list(dict.fromkeys([*groups[-1], rival, method]))
+        if len(wanted) <= MOST_CURVES:
+            groups[-1] = wanted
+        else:
+            groups.append(list(dict.fromkeys([rival, method])))
+    return [[method for method in comparison.methods if method in group] for group in groups]
 
 
 def available(comparison: Comparison) -> list[str]:

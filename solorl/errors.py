@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterable
 from typing import NoReturn
 
+from solorl.terminal import paint
+
 
 class UsageError(Exception):
     """What was wrong, what is allowed and the nearest valid name, in one sentence."""
@@ -24,5 +26,6 @@ def did_you_mean(name: str, allowed: Iterable[str], n: int = 1) -> str:
 
 def quit_with(error: UsageError | str) -> NoReturn:
     """Print the sentence on standard error and leave with exit code 2."""
-    print(f"{'' if str(error).startswith('solo') else 'error: '}{error}", file=sys.stderr)
+    prefix = "" if str(error).startswith("solo") else f"{paint('error:', 'red', sys.stderr)} "
+    print(f"{prefix}{error}", file=sys.stderr)
     raise SystemExit(2)

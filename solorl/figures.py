@@ -5,7 +5,7 @@ on they repeat with dashed lines.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,20 @@ COLUMNS = 3  # panels side by side
 def write_figures(comparison: cmp.Comparison, folder: Path) -> list[Path]:
     """Write all figures of a report into `folder`; returns the PNGs. Raises OSError where one cannot be written."""
     written = []
+    groups = cmp.split(comparison)
     for axis in cmp.AXES:
         curves = cmp.curves(comparison, comparison.metric, axis)
-        if curves:
-            totals = cmp.total_curves(comparison, comparison.metric, axis)
-            written.append(_write(draw_curves(comparison, curves, totals, axis), folder / f"curves_{axis}"))
+        totals = cmp.total_curves(comparison, comparison.metric, axis)
+        for i, part in enumerate(cmp.pictures(comparison, curves)):
+            if part:
+                all_of = {method: totals[method] for method in groups[i] if method in totals}
+                path = cmp.numbered(folder / f"curves_{axis}", i)
+                written.append(_write(draw_curves(comparison, part, all_of, axis), path))
     if len(comparison.shared) > 1:
-        written.append(_write(draw_profiles(comparison), folder / "profiles"))
+        profiles = cmp.profiles(comparison)
+        for i, methods in enumerate(groups):
+            figure = draw_profiles(comparison, {method: profiles[method] for method in methods})
+            written.append(_write(figure, cmp.numbered(folder / "profiles", i)))
     return written
 
 
@@ -90,23 +97,23 @@ def draw_curves(
         unit, name = time_unit(max(curve.x[-1] for curve in lines.values())) if axis == "time" else (1, "")
         for method, curve in lines.items():
             _draw(place, curve, comparison.methods.index(method), unit)
-        place.set_title(env, fontsize=10)
+        place.set_title(env, fontsize=10, parse_math=False)
         place.xaxis.set_major_formatter(step_label if axis == "steps" else f"{{x:g}} {name}")
         place.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         place.set_xlim(left=0)
     figure.supxlabel(AXIS_LABELS[axis], fontsize=10)
     figure.supylabel("return of the greedy policy" if comparison.metric == "eval" else "training return", fontsize=10)
-    _legend(figure, comparison.methods)
+    _legend(figure, comparison, {name for _, lines in panels for name in lines})
     return figure
 
 
-def draw_profiles(comparison: cmp.Comparison) -> Figure:
+def draw_profiles(comparison: cmp.Comparison, profiles: Mapping[str, cmp.Curve]) -> Figure:
     """The share of runs above each normalised score, with pointwise intervals."""
     figure, (place, *_) = _grid(1)
-    for method, curve in cmp.profiles(comparison).items():
+    for method, curve in profiles.items():
         _draw(place, curve, comparison.methods.index(method))
     place.set(xlabel="normalised score s", ylabel="share of runs with a score above s", ylim=(-0.02, 1.02))
-    _legend(figure, comparison.methods)
+    _legend(figure, comparison, profiles)
     return figure
 
 
@@ -133,11 +140,15 @@ def _draw(place: Any, curve: cmp.Curve, number: int, unit: float = 1) -> None:
     place.plot(x, curve.y, linewidth=1.6, marker="o" if len(curve.x) == 1 else "", **look)
 
 
-def _legend(figure: Figure, methods: Sequence[str]) -> None:
-    lines = [matplotlib.lines.Line2D([], [], linewidth=2, **style(number)) for number in range(len(methods))]
+def _legend(figure: Figure, comparison: cmp.Comparison, shown: Collection[str]) -> None:
+    numbers = [number for number, method in enumerate(comparison.methods) if method in shown]
+    lines = [matplotlib.lines.Line2D([], [], linewidth=2, **style(number)) for number in numbers]
+    methods = [comparison.methods[number] for number in numbers]
     width = NAME[0] * max(map(len, methods)) + NAME[1]
     columns = min(len(methods), 5, max(1, int(figure.get_figwidth() / width)))
-    figure.legend(lines, methods, loc="outside upper center", ncols=columns, frameon=False, fontsize=10)
+    legend = figure.legend(lines, methods, loc="outside upper center", ncols=columns, frameon=False, fontsize=10)
+    for name in legend.get_texts():
+        name.set_parse_math(False)  # a name with $ is no formula
 
 
 def step_label(value: float, _: Any = None) -> str:

@@ -2,9 +2,9 @@
 
 Needs the package `tensorboard` (`pip install 'solorl[tensorboard]'`), imported only here.
 
-What is in a folder is told by its tags. Its name tells the rest: `{env}__{exp}__{seed}__{time}` for CleanRL,
-`{env}/{ALGO}_{n}` or `{algo}/{env}_{n}` for Stable-Baselines3 and its zoo, where n stands for the seed. The script is
-named `cleanrl_{exp}` or `sb3_{algo}`, so that it is told apart from ours.
+What is in a folder is told by its tags. Its name tells the rest: `{env}__{exp}__{seed}__{time}` for CleanRL, also
+one above `{ALGO}_{n}`; `{env}/{ALGO}_{n}` or `{algo}/{env}_{n}` for Stable-Baselines3 and its zoo, where n stands for
+the seed. The script is named `cleanrl_{exp}` or `sb3_{algo}`, so that it is told apart from ours.
 """
 
 import math
@@ -27,13 +27,14 @@ VERSIONED = re.compile(r"^(?P<env>.*-v\d+)(_(?P<n>\d+))?$")  # Hopper-v4, Hopper
 Series = list[tuple[int, float, float]]  # (step, seconds since the first event, value)
 
 
-def read_tensorboard(folder: Path) -> Result:
+def read_tensorboard(folder: Path, names: tuple[str, str, int] | None = None) -> Result:
     """The result in a TensorBoard folder; its status is always "finished", because the files do not tell.
 
+    Environment, algorithm and seed are `names` where they are given, else those that the folder's names tell.
     Raises ResultError where `tensorboard` is missing, the files cannot be read, hold no return, or where the names of
     the folder and of those around it do not tell the environment.
     """
-    env_id, name, seed = names_of(folder)
+    env_id, name, seed = names or names_of(folder)
     series, began = _scalars(folder)
     episodes, evals = _table(series, TRAIN_TAGS), _table(series, EVAL_TAGS)
     if not episodes and not evals:
@@ -59,13 +60,13 @@ def read_tensorboard(folder: Path) -> Result:
 
 def names_of(folder: Path) -> tuple[str, str, int]:
     """(env_id, name of the algorithm, seed) out of the names of a folder and of those above it. Raises ResultError."""
-    parts = folder.resolve().parts
-    words = parts[-1].split("__")
-    if len(words) >= 3 and words[2].isdigit():
-        space = f"{parts[-2]}/" if parts[-2] in NAMESPACES else ""  # CleanRL lets ALE/Pong-v5 make a folder ALE
-        return space + words[0], words[1], int(words[2])
+    parts = ("", "", *folder.resolve().parts)
+    if found := _cleanrl_names(parts[-1], parts[-2]):
+        return found
     if match := VERSIONED.match(parts[-1]):  # the zoo: ppo/Hopper-v4_1
         return match["env"], parts[-2].lower(), int(match["n"] or 0)
+    if found := _cleanrl_names(parts[-2], parts[-3]):  # with PPO_1 in it, as Stable-Baselines3 names its own
+        return found
     algorithm = re.match(r"^(?P<name>.+?)(_(?P<n>\d+))?$", parts[-1])
     for part in parts[-2:-4:-1]:  # Hopper-v4/PPO_1 and ppo/Hopper-v4_1/PPO_1
         if algorithm and (match := VERSIONED.match(part)):
@@ -74,6 +75,15 @@ def names_of(folder: Path) -> tuple[str, str, int]:
         f"{folder} does not tell its environment; name it ENV__NAME__SEED or put it below a folder named ENV, "
         "as in CartPole-v1/PPO_1"
     )
+
+
+def _cleanrl_names(name: str, above: str) -> tuple[str, str, int] | None:
+    """What `names_of` wants, out of ENV__NAME__SEED; None for another name."""
+    words = name.split("__")
+    if len(words) < 3 or not words[0] or not words[2].isdecimal():
+        return None
+    space = f"{above}/" if above in NAMESPACES else ""  # CleanRL lets ALE/Pong-v5 make a folder ALE
+    return space + words[0], words[1], int(words[2])
 
 
 def _scalars(folder: Path) -> tuple[dict[str, Series], float]:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from solorl.arguments import needs_extra
 from solorl.errors import quit_with
 from solorl.jax_envs import Step
 
@@ -24,7 +25,7 @@ def _make(env_id: str) -> tuple[Any, Any]:
     try:
         import gymnax
     except ImportError:
-        quit_with(f"{env_id} needs an extra: pip install 'solorl[gymnax]'")
+        quit_with(needs_extra(env_id, "gymnax"))
     return gymnax.make(env_id)
 
 

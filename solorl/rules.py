@@ -15,7 +15,19 @@ from functools import lru_cache
 from pathlib import Path
 
 from solorl import budget
-from solorl.catalog import KEYS, PACKAGE, Script, parse_header, parse_source, read_source, top_modules
+from solorl.catalog import (
+    KEYS,
+    PACKAGE,
+    Script,
+    algorithms_folder,
+    as_typed,
+    in_catalogue,
+    parse_header,
+    parse_source,
+    read_source,
+    script_paths,
+    top_modules,
+)
 from solorl.errors import UsageError, did_you_mean
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -121,6 +133,11 @@ def siblings(script: Script) -> list[Path]:
     return [path for path in others if ("jax" in top_modules(parse_source(path))) == (script.framework == "jax")]
 
 
+def _families(path: Path) -> Path:
+    """The folder of families against which a file is checked: its own, or for a user's own file the catalogue's."""
+    return path.resolve().parent.parent if in_catalogue(path) else algorithms_folder()
+
+
 # ---------------------------------------------------------------------- R1
 def depths(nodes: Sequence[ast.stmt], depth: int = 0) -> Iterator[tuple[int, int]]:
     """(depth, line) of every compound statement; `elif` is no deeper than its `if`."""
@@ -148,7 +165,7 @@ def _is_elif(block: Sequence[ast.stmt], node: ast.If) -> bool:
 
 def check_imports(source: Source) -> Iterator[Problem]:
     """R1: standard library, third party and solorl; no other algorithm."""
-    others = {path.stem for path in source.path.resolve().parent.parent.glob("*/*.py")} | {"algorithms"}
+    others = {path.stem for path in _families(source.path).glob("*/*.py")} | {"algorithms"}
     others |= {path.stem for path in source.path.parent.glob("*.py")}
     for module, line in top_modules(source.tree).items():
         if module in others and module not in sys.stdlib_module_names:
@@ -185,13 +202,14 @@ def check_header(source: Source) -> Iterator[Problem]:
     if fields.get("Differs") and script.parent is None and not fields["Differs"].startswith("root of its family"):
         text = "Differs must say `from SIBLING.py: how` or `root of its family`"
         yield source.problem(source.header_line("Differs"), "header", text)
-    path = source.path.resolve()
+    path, families = source.path.resolve(), _families(source.path)
     page = re.split(r"[\s:;,]", fields.get("Details", ""))[0]
-    if page and not (path.parents[2] / page).is_file():
+    if page and not (families.parent / page).is_file():
         yield source.problem(source.header_line("Details"), "header", f"there is no file {page}")
     if script.run and (text := bad_command(script, source.tree)):
         yield source.problem(source.header_line("Run"), "header", text)
-    for twin in sorted(set(path.parents[1].glob(f"*/{path.name}")) - {path}):
+    twins = set(families.glob(f"*/{path.name}")) - {path} if in_catalogue(path) else set()
+    for twin in sorted(twins):
         yield source.problem(1, "header", f"the name is taken by {twin.parent.name}/{twin.name}")
 
 
@@ -201,8 +219,11 @@ def bad_command(script: Script, tree: ast.Module) -> str:
         words = shlex.split(script.run)
     except ValueError as error:
         return f"the command under Run cannot be read: {error}"
-    if words[:2] != ["solo", "train"] or words[2:3] not in ([script.name], [script.path.name]):
-        return f"Run must start with `solo train {script.name}`"
+    names = [script.name, script.path.name]
+    if not in_catalogue(script.path):  # a copy may say what the original says
+        names += [name + end for name in script_paths() for end in ("", ".py")]
+    if words[:2] != ["solo", "train"] or not set(words[2:3]) & set(names):
+        return f"Run must start with `solo train {as_typed(script.path)}`"
     allowed = plumbing_flags() | set(fields_of(tree, "Args"))
     for word in words[3:]:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
@@ -319,7 +340,7 @@ def check_file(path: Path) -> list[Problem]:
 
 
 def check_family(paths: Sequence[Path]) -> list[Problem]:
-    """R2 and R3 for the files of one folder. Files without a header are left to `check_file`."""
+    """R2 and R3 for the files of one folder of algorithms. Files without a header are left to `check_file`."""
     found = []
     for path in paths:
         try:
@@ -329,17 +350,34 @@ def check_family(paths: Sequence[Path]) -> list[Problem]:
     return [*check_same_bodies(found), *check_budgets(found)]
 
 
-def check_same_bodies(scripts: Sequence[Script]) -> Iterator[Problem]:
-    """R2: a definition with the same name is equal, up to formatting, to that of the family's first file: the root."""
+def check_own(path: Path) -> list[Problem]:
+    """R2 and R3 for a user's own file: against the family, in the catalogue, of the file that it comes from."""
+    try:
+        script = parse_header(path)
+    except UsageError:
+        return []
+    origin = budget.origin_of(script)
+    family = sorted(origin.parent.glob("[!_]*.py")) if origin else []
+    found = [*check_same_bodies(list(map(parse_header, family)), script), *check_budgets([script])]
+    return [problem for problem in found if problem.path == path]
+
+
+def check_same_bodies(scripts: Sequence[Script], own: Script | None = None) -> Iterator[Problem]:
+    """R2: a definition with the same name is equal, up to formatting, to that of the family's first file: the root.
+    `own` is a user's own file, which comes last."""
     first: dict[tuple[str, str], tuple[str, Script]] = {}
-    for script in sorted(scripts, key=lambda script: (script.parent is not None, script.path.name)):
+    ordered = sorted(scripts, key=lambda script: (script.parent is not None, script.path.name))
+    for script in [*ordered, own] if own else ordered:
         for name, node in definitions(parse_source(script.path)).items():
             if name in EXEMPT:
                 continue
             text, owner = first.setdefault((script.framework, name), (ast.unparse(node), script))
             if ast.unparse(node) != text:
+                repair = f"solo sync {name} --from {as_typed(owner.path)}"
+                if script is own:  # sync writes into the folder of the file it copies from
+                    repair = f"solo diff {as_typed(owner.path)} {as_typed(script.path)}"
                 what = f"{name} is not the {name} of {owner.path.name}; rename it, or repair it"
-                yield Problem(script.path, node.lineno, "R2", f"{what}: solo sync {name} --from {owner.name}")
+                yield Problem(script.path, node.lineno, "R2", f"{what}: {repair}")
 
 
 def check_budgets(scripts: Sequence[Script]) -> Iterator[Problem]:

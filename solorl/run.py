@@ -6,6 +6,7 @@ No verb changes what is learned. This module knows no algorithm, no network and 
 """
 
 import atexit
+import errno
 import fcntl
 import hashlib
 import importlib.metadata
@@ -26,18 +27,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from solorl import signals, simulators, state
-from solorl.arguments import RunArgs, script_path
+from solorl.arguments import RunArgs, needs_extra, script_path
+from solorl.catalog import as_typed
 from solorl.errors import UsageError, quit_with
 from solorl.evaluation import Policy, draw_learning_curve, film, play_episodes, undisturbed, watch
 from solorl.replay import ReplayLog, is_replay
+from solorl.terminal import Progress, duration, paint, wiped
 from solorl.trackers import MetricsFile, Safe, TensorBoard, WandB, say, warn
 
 DIVERGED = 3  # exit code of a run that met a NaN or an infinite number
+UNSAVED = 4  # exit code of a run that has come to its end, but could not write all of it
 TRAIN, EVALUATE, CONFIRM = range(3)  # streams of environment seeds
 
 
@@ -65,14 +69,23 @@ class Run:
         self.args = args
         self.script = script_path()
         self.device = self._device()
+        self._check_tracker()
         self._seed()
         self.dir = Path(args.resume) if args.resume else self._new_dir()
         self._parts: dict[str, Any] = {}
         self._replays: dict[str, tuple[Any, ReplayLog]] = {}
         self._tree: dict[str, Any] | None = None  # the checkpoint that is resumed
+        self._until = math.inf  # step of the newest checkpoint that may be resumed
+        self._written = 0  # step of the last checkpoint that this process has written
+        self._keep: int | None = None  # step of a checkpoint that stays although there are two newer ones
         self._step = 0  # environment steps at the last call of log, evaluate or save
         self._due: dict[str, int] = {}  # step of the last call per verb
         self._ending, self._signal = "", 0
+        self._iteration, self._is_last = 0, False
+        self.trained = False  # the loop is over: all that was learned is saved
+        self._before: dict[int, Any] = {}  # where signals went before the loop
+        self._saved: int | None = None  # step of the newest checkpoint
+        self._files: dict[str, str] = {}  # what this run has to leave in its folder -> why it could not be written
         self._best, self._last_eval = -math.inf, (-1, 0.0, 0.0)
         self._confirmations = 0
         self.restarted: list[int] = []  # environments whose episodes `resume` could not go on with and began anew
@@ -89,7 +102,7 @@ class Run:
         self._elapsed, self._resumed_at = 0.0, time.perf_counter()
         self._plumbing = 0.0  # seconds spent on evaluation and saving since the last row
         self._rate = (0, 0.0)  # step and wall time of the last row
-        self._printed, self._looked = -math.inf, -math.inf
+        self._looked, self._line = -math.inf, Progress()
         self._total = int(getattr(args, "total_timesteps", 0))
 
     # ------------------------------------------------------------------ verbs, in the order of a script
@@ -101,7 +114,7 @@ class Run:
     def require_spaces(self, envs: Any, obs: str, action: str) -> None:
         """End with one sentence and exit code 2 unless the spaces are of the kinds named.
 
-        `obs` is "vector" (Box of numbers, of any shape but that of an image) or
+        `obs` is "vector" (Box of numbers, of any shape except () and that of an image) or
         "image" (Box of bytes with 3 dimensions); `action` is "discrete" or "continuous". The sentence names the script
         that fits, from the line `Not for` of the running script's header.
         """
@@ -151,15 +164,31 @@ class Run:
             self._say(f"resumed at step {self._step:,} (iteration {start})")
         elif self.args.resume:
             self._say(f"no checkpoint in {self.dir} yet: starting from the beginning")
+            if (self.dir / "model.safetensors").exists():
+                (self.dir / "model.safetensors").replace(self.dir / "model_before.safetensors")
 
     def _load_checkpoint(self) -> dict[str, Any] | None:
         """The newest whole checkpoint, None where there is none yet; where all are damaged, one sentence and exit 2."""
-        tree, notes = state.load_checkpoint(self.dir / "checkpoint")
+        tree, notes = state.load_checkpoint(self.dir / "checkpoint", self._until)
         if notes and tree is None:
             quit_with(f"no checkpoint in {self.dir} is whole ({'; '.join(notes)}); the run is left as it is")
+        if tree is None and self._until != 0 and (sign := self._had_checkpoint()):
+            quit_with(f"{self.dir} has lost its checkpoint ({sign}) and is left as it is; start a new run instead")
         for note in notes:
             warn(f"{note}; going on from the checkpoint before it")
         return tree
+
+    def _had_checkpoint(self) -> str:
+        """What shows that the run in this folder, which has no checkpoint, was not killed before its first one; else
+        an empty string: what such a run has left, the same seed makes again."""
+        record = _read_status(self.dir)
+        if record.get("checkpoint") is not None:
+            return f"it had one of step {record['checkpoint']}"
+        if record.get("status", "running") not in ("running", "failed"):
+            return f"its status is {record['status']}"
+        known = "checkpoint" in record  # folders of version 0.1 do not say
+        models = ["model_last.safetensors"] if known else ["model_last.safetensors", "model.safetensors"]
+        return next((f"there is a {name}" for name in models if (self.dir / name).exists()), "")
 
     def _restore(self, parts: dict[str, Any]) -> int:
         """Bring all parts into the state of the checkpoint; returns the iteration to start from. Writes nothing."""
@@ -193,18 +222,23 @@ class Run:
 
     def loop(self, start: int, num_iterations: int) -> Iterator[int]:
         """Count iterations from `start`. Ends early, always behind a `save`, on Ctrl+C, SIGTERM, a reached
-        `--target-return` or a file named `stop` in the run folder."""
+        `--target-return` or a file named `stop` in the run folder. Signals are heard until `close` is done."""
         if Run.play is not None:
             return
         self._resumed_at = time.perf_counter()
         if self._tree is not None:
             state.set_random_states(self._tree["random"])
-        with signals.handled(self._on_signal):
+        self._before = signals.listen(self._on_signal)
+        try:
             for iteration in range(start, num_iterations):
                 self._iteration, self._is_last = iteration, iteration + 1 == num_iterations
                 yield iteration
                 if self._ending:
                     break
+        except BaseException:
+            signals.restore(self._before)
+            raise
+        self.trained = True
 
     def episodes(self, global_step: int, reward: Any, done: Any) -> None:
         """Count episode returns and lengths from raw rewards and end flags, both (num_envs,) or (steps, num_envs).
@@ -282,12 +316,16 @@ class Run:
         `policy` maps a NumPy batch of observations (n, *obs_shape) to a NumPy batch of actions; `make_env` is called
         as `make_env(env_id, **kwargs)`. Logs `eval/episodic_return` (mean), its standard deviation and the length.
         """
+        self._step = global_step
         if self._is_due("evaluate", self.args.eval_every, global_step) or (self._is_last and not self._signal):
             self._evaluate(global_step, policy, make_env)
 
     def save(self, global_step: int, **parts: Any) -> None:
         """Write a checkpoint every `--save-every` steps and where the loop ends. `parts`: see `resume`; those left
-        out are taken as they were named there."""
+        out are taken as they were named there.
+
+        NaN or infinite numbers in a module, optimiser, array or tensor end the run as in `log` and are not saved.
+        """
         self._parts |= {name: part for name, part in parts.items() if name not in self._replays}
         self._step = global_step
         due = self._is_due("save", self.args.save_every, global_step)
@@ -300,17 +338,27 @@ class Run:
     def close(self, policy: Policy, make_env: Callable[..., Any]) -> None:
         """Evaluate the final policy unless that is done, draw the learning curve, and say where everything is.
 
-        After Ctrl+C or SIGTERM only the way to go on is said; Ctrl+C then leaves with exit code 130.
+        After Ctrl+C or SIGTERM only the way to go on is said; Ctrl+C then leaves with exit code 130. Where something
+        could not be written, one sentence says what, and the exit code is 4.
         """
         if Run.play is not None:
             self._play(Run.play, policy, make_env)
             return
+        try:
+            self._end(policy, make_env)
+        finally:  # after a signal no further one shows a traceback, as late as it may come
+            if not self._signal or signals.in_a_shell():
+                signals.restore(self._before)
+
+    def _end(self, policy: Policy, make_env: Callable[..., Any]) -> None:
+        """What `close` does after a training."""
         if self._ending == "signal":
             self._finish("stopped")
-            self._draw()
+            self._require_saved()
             lost = " (without its replay buffer: --save-replay)" if self._replays and not self.args.save_replay else ""
             name = signal.Signals(self._signal).name
             self._say(f"{name}: saved at step {self._step:,}{lost}; {self._how_to_go_on()}")
+            self._draw()
             if self._signal == signal.SIGINT:
                 raise SystemExit(130)
             return
@@ -321,11 +369,11 @@ class Run:
         self._finish("stopped" if self._ending == "stop" else "finished")
         self._draw()
         self._summary()
+        self._require_saved()
 
     def _how_to_go_on(self) -> str:
         """The command that resumes this run, as it can be typed here."""
-        script, folder = shlex.quote(_near(self.script)), shlex.quote(str(self.dir))
-        return f"go on with: {_solo()} train {script} --resume {folder}"
+        return f"go on with: {_solo()} train {as_typed(self.script)} --resume {shlex.quote(_near(self.dir))}"
 
     def fast(self, module: Any) -> Callable[[np.ndarray], np.ndarray]:
         """A module as a function from a NumPy batch (n, ...) to a NumPy batch, with its present weights at each call:
@@ -389,6 +437,22 @@ class Run:
             quit_with(f"--device {name} is not supported; allowed are auto, cpu, cuda, cuda:N and mps")
         return device
 
+    def _check_tracker(self) -> None:
+        """One sentence and exit code 2 where `--track` cannot work; a folder named `wandb` is not the package."""
+        if not self.args.track or Run.play is not None:
+            return
+        spec = importlib.util.find_spec("wandb")
+        if spec is None or spec.origin is None:
+            quit_with(f"{needs_extra('--track', 'wandb')}; --no-track trains without")
+
+    def _device_words(self) -> str:
+        """Where the training runs, said at its start."""
+        kind = getattr(self.device, "type", None) or getattr(self.device, "platform", "cpu")
+        if kind == "cpu":
+            return f"device cpu, {self.args.threads} thread{'s'[: self.args.threads != 1]}"
+        name = getattr(self.device, "device_kind", None) or _device_name(self.device)
+        return f"device {kind}, {name}" if name != kind else f"device {kind}"
+
     def _seed(self) -> None:
         random.seed(self.args.seed)
         np.random.seed(self.args.seed)
@@ -413,11 +477,13 @@ class Run:
             if not self.args.resume:
                 self.dir = _make_unique(self.dir)
                 self._lock = locked(self.dir)
+            state.remove_leftovers(self.dir)
             (self.dir / "checkpoint").mkdir(exist_ok=True)
             if not self.args.resume:
                 shutil.copyfile(self.script, self.dir / self.script.name)
                 state.write_atomically(self.dir / "config.json", json.dumps(self._config(), indent=2).encode())
             (self.dir / "stop").unlink(missing_ok=True)
+            state.delete_newer(self.dir / "checkpoint", self._tree["run"]["step"] if self._tree else 0)
             self._metrics = MetricsFile(self.dir / "metrics.jsonl")
             self._metrics.truncate(self._tree["run"]["metrics_bytes"] if self._tree else 0)
         except OSError as error:
@@ -438,6 +504,7 @@ class Run:
         self._set_status("running")
         atexit.register(self._at_exit)
         self._say(f"run folder {self.dir}")
+        self._say(self._device_words())
 
     def _record_changes(self, config: dict[str, Any]) -> None:
         """What the command line of a resumed run changes is the run's from now on: the next `--resume` has it, too."""
@@ -492,6 +559,7 @@ class Run:
 
     def _resume_counters(self, saved: dict[str, Any]) -> int:
         self._step, self._due = saved["step"], dict(saved["due"])
+        self._saved, self._iteration = saved["step"], saved["iteration"] - 1
         self._best, self._last_eval = saved["best"], tuple(saved["last_eval"])
         self._confirmations = saved["confirmations"]
         self._elapsed, self._returns, self._lengths = saved["wall_time"], saved["returns"], saved["lengths"]
@@ -502,16 +570,27 @@ class Run:
 
     # ------------------------------------------------------------------ while it runs
     def _on_signal(self, number: int, frame: Any) -> None:
-        """The first signal ends the run behind the next save; the second ends at once: Ctrl+C as an exception, which
-        leaves the variables to `python -i`, SIGTERM without any further code of the script's."""
-        if self._signal and number == signal.SIGINT:
-            raise KeyboardInterrupt
+        """The first signal ends the run after the next save; the second ends at once."""
         if self._signal:
-            self._flush()
-            self._set_status("failed")
-            os._exit(128 + number)
+            self._end_at_once(number)
         self._signal = number
-        self._say(f"{signal.Signals(number).name}: finishing this iteration and saving; once more ends at once")
+        doing = "all is saved, evaluating and drawing" if self.trained else "finishing this iteration and saving"
+        self._say(f"{signal.Signals(number).name}: {doing}; once more ends at once")
+
+    def _end_at_once(self, number: int) -> NoReturn:
+        """Leave without any further code of the script's, but its variables to a shell (`python -i`)."""
+        self.abandon("stopped" if self.trained else "failed")
+        saved = "before its first checkpoint" if self._saved is None else f"saved up to step {self._saved:,}"
+        self._say(f"{signal.Signals(number).name}: the run ends at once, {saved}")
+        if number == signal.SIGINT and signals.in_a_shell():
+            raise KeyboardInterrupt
+        os._exit(128 + number)
+
+    def abandon(self, status: str) -> None:
+        """Leave the run folder in order where the process ends before `close` has done it."""
+        if self._status == "running":
+            self._write_rows()
+            self._set_status(status)
 
     def _reason_to_end(self) -> str:
         if self._signal:
@@ -537,12 +616,23 @@ class Run:
     def _add_row(self, step: int, values: dict[str, float]) -> None:
         self._rows.append({"global_step": step, "wall_time": round(self._wall_time(), 3), **values})
 
+    def _write_rows(self) -> None:
+        rows, self._rows = self._rows, []
+        self._metrics.write(rows)
+        self._files["metrics.jsonl"] = str(self._metrics.problem.strerror) if self._metrics.problem else ""
+
     def _flush(self) -> None:
-        self._metrics.write(self._rows)
-        self._rows = []
+        """Write the waiting rows; a NaN or infinite number among them ends the run."""
+        rows = self._rows
+        self._write_rows()
+        for name, value in (item for row in rows for item in row.items()):
+            if not math.isfinite(value):
+                self._diverged(name, value)
 
     def _evaluate(self, step: int, policy: Policy, make_env: Callable[..., Any]) -> None:
         began = time.perf_counter()
+        self._flush()
+        self._check_learned()
         with undisturbed():
             returns, lengths = self._play_seeds(EVALUATE, 0, policy, make_env)
             mean, std = float(returns.mean()), float(returns.std())
@@ -558,7 +648,8 @@ class Run:
             for tracker in self._trackers:
                 tracker.write(step, row)
             self._last_eval = (step, mean, std)
-            self._say(f"step {step:>10,}  evaluation {mean:.1f} ± {std:.1f} over {len(returns)} episodes")
+            line = f"step {step:>10,}  evaluation {mean:.1f} ± {std:.1f} over {len(returns)} episodes"
+            self._say(paint(line, "cyan"))
             if mean > self._best:
                 self._best = mean
                 if self.args.save_model:
@@ -583,13 +674,15 @@ class Run:
         first = self._confirmations * self.args.eval_episodes
         self._confirmations += 1
         again = float(self._play_seeds(CONFIRM, first, policy, make_env)[0].mean())
-        self._say(f"target {target:g} reached; on fresh seeds {again:.1f}: {'done' if again >= target else 'going on'}")
+        line = f"target {target:g} reached; on fresh seeds {again:.1f}: {'done' if again >= target else 'going on'}"
+        self._say(paint(line, "green" if again >= target else "cyan"))
         if again >= target:
             self._ending = "target"
 
     def _film(self, name: str, seed: int, policy: Policy, make_env: Callable[..., Any]) -> Path | None:
         path = self.dir / "videos" / name
         try:
+            self._require_folder()
             env = make_env(self.args.env_id, render_mode="rgb_array")  # type: ignore[attr-defined]
             try:
                 film(env, policy, seed, path)
@@ -601,15 +694,38 @@ class Run:
         return path
 
     def _checkpoint(self, step: int) -> None:
+        self._flush()
+        self._check_learned()
         try:
-            state.save_checkpoint(self.dir / "checkpoint", step, self._capture(step))
+            self._require_folder()
+            state.save_checkpoint(self.dir / "checkpoint", step, self._capture(step), self._keep)
+            self._written = step
             for _, log in self._replays.values():
                 log.forget()
         except OSError as error:
-            warn(f"the checkpoint of step {step:,} could not be written ({error.strerror}); the one before it is kept")
+            self._files["checkpoint"] = str(error.strerror)
+            kept = "; the one before it is kept" if state.checkpoints(self.dir / "checkpoint") else ""
+            warn(f"the checkpoint of step {step:,} could not be written ({error.strerror}){kept}")
+            return
+        self._files["checkpoint"], self._saved = "", step
+        self._set_status(self._status)
+
+    def _require_folder(self) -> None:
+        """OSError where the run folder has been moved or removed: no part of it must be made again."""
+        if not self.dir.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "the run folder is gone")
+
+    def _learned(self) -> dict[str, Any]:
+        """What must be finite wherever it is saved: all parts but environments and replay buffers."""
+        return {name: state.capture(part) for name, part in self._parts.items() if not simulators.is_vector_env(part)}
+
+    def _check_learned(self) -> None:
+        """End the run where something that was learned is NaN or infinite, before it replaces what is good."""
+        for name, tree in {**self._learned(), "charts/episodic_return": self._returns}.items():
+            if found := state.not_finite(tree, name):
+                self._diverged(*found)
 
     def _capture(self, step: int) -> dict[str, Any]:
-        self._flush()
         return {
             "run": {
                 "iteration": self._iteration + 1,
@@ -632,20 +748,21 @@ class Run:
             else {},
         }
 
-    def _diverged(self, name: str, value: float) -> None:
+    def _diverged(self, name: str, value: float) -> NoReturn:
         """Leave a snapshot to look at, and end."""
         where = self.dir / "crash"
         try:
+            self._require_folder()
             shutil.rmtree(where, ignore_errors=True)
             parts = {part: state.capture(value) for part, value in self._parts.items()}
             state.write_state(where, {"parts": parts, "random": state.random_states(), "step": self._step})
             note = f"a snapshot is in {where}"
         except OSError as error:
             note = f"no snapshot ({error.strerror})"
-        self._flush()
         self._finish(f"diverged: {name} is {value}")
         iteration = self._iteration
-        self._say(f"error: {name} is {value} in iteration {iteration} (step {self._step:,}); {note}", sys.stderr)
+        what = f"{paint('error:', 'red', sys.stderr)} {name} is {value}"
+        self._say(f"{what} in iteration {iteration} (step {self._step:,}); {note}", sys.stderr)
         raise SystemExit(DIVERGED)
 
     # ------------------------------------------------------------------ models
@@ -654,17 +771,18 @@ class Run:
 
     def _write_model(self, name: str, score: float) -> None:
         """All modules among the parts, keys prefixed by the part's name, with step and evaluation as metadata."""
-        from safetensors.numpy import save
-
         arrays: dict[str, np.ndarray] = {}
         for part, module in self._modules().items():
             for key, tensor in module.state_dict().items():
                 state.encode(tensor, arrays, f"{part}.{key}")
         about = {"step": str(self._step), "eval/episodic_return": repr(score), "script": self.script.name}
         try:
-            state.write_atomically(self.dir / name, save(arrays, metadata=about))
+            state.write_atomically(self.dir / name, b"".join(state.safetensors_pieces(arrays, about)))
+            self._files[name] = ""
         except OSError as error:
-            warn(f"{name} could not be written ({error.strerror}); the one before it is kept")
+            self._files[name] = str(error.strerror)
+            kept = "; the one before it is kept" if (self.dir / name).exists() else ""
+            warn(f"{name} could not be written ({error.strerror}){kept}")
 
     def _load_model(self) -> None:
         from safetensors import SafetensorError
@@ -703,24 +821,14 @@ class Run:
     def _say(self, text: str, file: Any = None) -> None:
         """One whole line; wipes the progress line first."""
         file = file or sys.stdout
-        say(f"\r\033[K{text}" if file.isatty() else text, file)
+        say(wiped(text, file), file)
 
     def _progress(self, sps: float) -> None:
         """In a terminal one line that renews itself, elsewhere a line every 10 seconds."""
-        now, tty = time.perf_counter(), sys.stdout.isatty()
-        if now - self._printed < (0.1 if tty else 10.0):
-            return
-        self._printed = now
-        recent = f"{np.mean(self._recent):.1f}" if self._recent else "-"
-        evaluation = f"{self._last_eval[1]:.1f}" if self._last_eval[0] >= 0 else "-"
-        left = max(0, self._total - self._step) / max(1.0, sps)
-        share = f"{100 * self._step / self._total:3.0f} %" if self._total else ""
-        line = (
-            f"step {self._step:>10,} {share}  return {recent:>8}  evaluation {evaluation:>8}  "
-            f"{sps:>9,.0f} steps/s  {_duration(left)} left"
-        )
-        line = f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}" if tty else line
-        say(line, sys.stdout, end="" if tty else "\n")
+        if self._line.is_due():
+            recent = float(np.mean(self._recent)) if self._recent else None
+            evaluation = self._last_eval[1] if self._last_eval[0] >= 0 else None
+            self._line.show(self._step, self._total, recent, evaluation, sps)
 
     def _draw(self) -> None:
         title = f"{self.script.stem} on {getattr(self.args, 'env_id', '')}, seed {self.args.seed}"
@@ -732,30 +840,37 @@ class Run:
     def _summary(self) -> None:
         _, mean, std = self._last_eval
         videos = sorted((self.dir / "videos").glob("*.mp4"), key=lambda path: path.stat().st_mtime)
+        curve, model = self.dir / "learning_curve.png", self.dir / "model.safetensors"
         lines = {
-            "trained": f"{self._step:,} steps in {_duration(self._wall_time())}",
+            "trained": f"{self._step:,} steps in {duration(self._wall_time())}",
             "evaluation": f"{mean:.1f} ± {std:.1f} over {self.args.eval_episodes} episodes, best {self._best:.1f}",
-            "curve": self.dir / "learning_curve.png",
+            "curve": curve if curve.exists() else "none",
             "video": videos[-1] if videos else "none (--capture-video)",
-            "model": self.dir / "model.safetensors" if self.args.save_model else "none (--save-model)",
-            "play it": f"{_solo()} play {shlex.quote(str(self.dir))}",
+            "model": model if model.exists() else "none" if self.args.save_model else "none (--save-model)",
         }
+        if model.exists():
+            lines["play it"] = f"{_solo()} play {shlex.quote(str(self.dir))}"
         self._say("")
         for name, value in lines.items():
-            self._say(f"{name:<11} {value}")
+            self._say(f"{paint(f'{name:<11}', 'bold')} {value}")
 
     def _set_status(self, status: str) -> None:
         self._status = status
         record = {"status": status, "pid": os.getpid(), "global_step": self._step, "wall_time": self._wall_time()}
+        record["checkpoint"] = self._saved
         if self._last_eval[0] >= 0:
             record["eval/episodic_return"] = self._last_eval[1]
         try:
             state.write_atomically(self.dir / "status.json", json.dumps(record).encode())
+            self._files["status.json"] = ""
         except OSError as error:
+            self._files["status.json"] = str(error.strerror)
             warn(f"status.json could not be written ({error.strerror})")
 
     def _finish(self, status: str) -> None:
-        self._flush()
+        self._write_rows()
+        if status == "finished" and self._metrics.problem:
+            status = "failed"  # what is evaluated from the folder lacks rows
         for tracker in self._trackers:
             tracker.close()
         for env in self._eval_envs:
@@ -763,16 +878,30 @@ class Run:
         self._set_status(status)
         self._lock.close()
 
+    def _require_saved(self) -> None:
+        """One sentence and exit code 4 where something that this run had to leave in its folder is not there."""
+        problems = {
+            name: why or "it is gone" for name, why in self._files.items() if why or not (self.dir / name).exists()
+        }
+        if not problems:
+            return
+        what = ", ".join(f"{name} ({why})" for name, why in problems.items())
+        what = f"its end is not saved in {self.dir}: {what}"
+        if not self.dir.is_dir():
+            what = f"its end is not saved: {self.dir} has been moved or removed"
+        self._say(f"error: the training has come to step {self._step:,}, but {what}", sys.stderr)
+        raise SystemExit(UNSAVED)
+
     def _at_exit(self) -> None:
-        if self._status == "running":
-            self._flush()
-            self._set_status("failed")
+        self.abandon("failed")
 
 
 # ---------------------------------------------------------------------- small facts
 def _obs_kind(space: Any) -> str:
     """ "vector", "image", "dict", ...: the kind of an observation space, in the words of the headers."""
     if type(space).__name__ == "Box":
+        if space.shape == ():
+            return "scalar"
         return "image" if space.dtype == np.uint8 and len(space.shape) == 3 else "vector"
     return type(space).__name__.lower()
 
@@ -780,6 +909,8 @@ def _obs_kind(space: Any) -> str:
 def _action_kind(space: Any) -> str:
     """ "discrete", "continuous", "multidiscrete", ...: the kind of an action space, in the words of the headers."""
     if type(space).__name__ == "Box":
+        if not np.issubdtype(space.dtype, np.floating):
+            return "integer"
         return "continuous" if len(space.shape) == 1 else f"{len(space.shape)}-dimensional continuous"
     if type(space).__name__ == "Discrete" and space.start != 0:
         return f"discrete (from {space.start})"
@@ -795,6 +926,15 @@ def _not_for(kind: str) -> str:
     except UsageError:  # somebody's own script need not have our header
         other = None
     return f"; use {other}" if other else ""
+
+
+def _read_status(folder: Path) -> dict[str, Any]:
+    """What status.json says; empty where it cannot be read."""
+    try:
+        record = json.loads((folder / "status.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _make_unique(path: Path) -> Path:
@@ -835,13 +975,6 @@ def _solo() -> str:
     if shutil.which("solo") or not beside.exists():
         return "solo"
     return shlex.quote(_near(beside))
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
 def _sha256(path: Path) -> str:

@@ -14,6 +14,7 @@ import functools
 import json
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,8 @@ from solorl.arguments import RunArgs, check_unchanged, saved_arguments
 from solorl.engines import own_cores
 from solorl.errors import UsageError, quit_with
 from solorl.jax_envs import open_envs
-from solorl.run import Run
+from solorl.run import DIVERGED, UNSAVED, Run
+from solorl.terminal import Progress, paint
 from solorl.trackers import warn
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solorl" / "jax"  # of compiled code
@@ -43,7 +45,7 @@ WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they cha
     "torch_deterministic": "these files do not use torch",
     "save_replay": "checkpoints of these files hold everything anyway",
 }
-PRINT_EVERY = 10.0  # seconds between lines of progress of several seeds
+OF_ENVIRONMENTS = ("replay", "env_state", "obs")  # fields of a training that are not learned
 
 
 def names_of(tree: Any) -> dict[str, Any]:
@@ -61,6 +63,12 @@ class _Part:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Name -> array."""
         return {name: np.asarray(leaf) for name, leaf in names_of(self.runs.training(self.index, self.field)).items()}
+
+    def learned(self) -> dict[str, np.ndarray]:
+        """Name -> array of the whole training, without what belongs to the environments."""
+        fields = self.runs._trainings[self.index]._fields
+        trees = {field: self.runs.training(self.index, field) for field in fields if field not in OF_ENVIRONMENTS}
+        return {name: np.asarray(leaf) for name, leaf in names_of(trees).items()}
 
     def load_state_dict(self, arrays: Mapping[str, Any]) -> None:
         """Bring the training into the saved state; one sentence and exit code 2 where the arrays do not fit.
@@ -95,6 +103,9 @@ class _SeedRun(Run):
     def _modules(self) -> dict[str, Any]:
         return {self.model.field: self.model}
 
+    def _learned(self) -> dict[str, Any]:
+        return self.model.learned()
+
     def _say(self, text: str, file: Any = None) -> None:
         if not self.quiet or file is not None:
             super()._say(text, file)
@@ -123,6 +134,24 @@ class _SeedRun(Run):
     def stop_by(self, number: int) -> None:
         """End behind the next save, as after a signal."""
         self._signal = number
+
+    def keep(self, step: int | None) -> None:
+        """Let the checkpoint of this step stay although there are two newer ones."""
+        self._keep = step
+
+    def go_on_from(self, step: int) -> None:
+        """Resume no checkpoint newer than that of this step."""
+        self._until = step
+
+    @property
+    def written_step(self) -> int:
+        """Environment steps of the last checkpoint that this process has written; 0 before the first."""
+        return self._written
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal has come."""
+        return bool(self._signal)
 
     @property
     def step(self) -> int:
@@ -168,10 +197,12 @@ class Runs:
         self._trainings: list[Any] = []
         self._stack: Any = None  # all trainings in one, an axis of seeds in front of each leaf, where side_by_side
         self._active = list(range(self.num_seeds))
-        self._chunk, self._printed = 1, 0.0
+        self._chunk, self._line = 1, Progress()
         self._code: Any = None  # with which a seed has ended that did not come to its end
+        self._common: int | None = None  # step of the newest checkpoint that all active seeds have
         self._acts: dict[Any, Any] = {}
         self._made: tuple[Any, Any] = (None, None)
+        self._before: dict[int, Any] = {}  # as in `Run`
 
     # ------------------------------------------------------------------ verbs, in the order of a script
     def require(self, condition: Any, sentence: str) -> None:
@@ -192,16 +223,20 @@ class Runs:
         checkpoint holds it. `model` is the field of it that `act` needs: it becomes model.safetensors.
 
         With `--resume` the trainings are as saved, except the fields `envs` where no checkpoint can hold the
-        environments: then their episodes start again, and the run says so. Returns the iteration to start from. Opens
-        the run folders: nothing has been written before.
+        environments: then their episodes start again, and the run says so. Several seeds go on from the newest step of
+        which all have a whole checkpoint; one that had ended before the others stays as it is. Returns the iteration to
+        start from. Opens the run folders: nothing has been written before.
         """
         lost = () if self._envs.saved else tuple(envs)
         start = jax.jit(begin)
         keys = [jax.random.PRNGKey(run.args.seed) for run in self.runs]
         # no two leaves may share a buffer, for the compiled code writes over them
         self._trainings = [jax.tree.map(lambda x: jnp.array(x, copy=True), start(key)) for key in keys]
+        if self.args.resume and self.num_seeds > 1:
+            self._choose_checkpoints()
         starts = []
-        for i, run in enumerate(self.runs):
+        for i in self._active:
+            run = self.runs[i]
             run.model = _Part(self, i, model)
             starts.append(run._fit(training=_Part(self, i)))
             if lost and starts[-1]:
@@ -211,15 +246,21 @@ class Runs:
                 run.begin_episodes()
         if len(set(starts)) > 1:
             quit_with(f"the seeds stand at different iterations ({starts}); resume each alone, by its own folder")
-        for run in self.runs if Run.play is None else ():  # nothing has been written before all fit
+        active = [self.runs[i] for i in self._active]
+        for run in active if Run.play is None else ():  # nothing has been written before all fit
             run._begin(starts[0])
         if lost and starts[0]:
             warn(f"the environments of {self.args.env_id} cannot be saved, so their running episodes start again")  # type: ignore[attr-defined]
         if self.num_seeds > 1 and Run.play is None:
             names = [run.dir.name for run in self.runs]
-            for run in self.runs:
+            for run in active:
                 state.write_atomically(run.dir / "together.json", json.dumps(names).encode())
             self._say(f"run folders {names[0]} to {names[-1]} in {self.runs[0].dir.parent}")
+            if self._common is not None:
+                self._say(f"resumed at step {self._common:,} (iteration {starts[0]})")
+            elif self.args.resume:
+                self._say("not all seeds have a checkpoint yet: starting from the beginning")
+            self._say(self.runs[0]._device_words())
         return starts[0]
 
     def training(self, index: int, field: str = "") -> Any:
@@ -250,12 +291,12 @@ class Runs:
         began = time.perf_counter()
         for run in self.runs:
             run.start_clock()
-        with signals.handled(self._on_signal):  # XLA must not be interrupted
-            if self.side_by_side:
-                self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
-                train = self._side_by_side(_compiled(jax.vmap(iteration), chunk, self._stack))
-            else:
-                train = self._in_threads(_compiled(iteration, chunk, self._trainings[0]))
+        self._before = signals.listen(self._on_signal)  # XLA must not be interrupted
+        if self.side_by_side:
+            self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
+            train = self._side_by_side(_compiled(jax.vmap(iteration), chunk, self._stack))
+        else:
+            train = self._in_threads(_compiled(iteration, chunk, self._trainings[0]))
         self._say(f"compiled in {time.perf_counter() - began:.1f} s")
         return train
 
@@ -266,7 +307,7 @@ class Runs:
             return
         if self.num_seeds == 1 and start < num_iterations:
             (self.runs[0].dir / "together.json").unlink(missing_ok=True)  # from now on it is trained alone
-        with signals.handled(self._on_signal):
+        try:
             while start < num_iterations and self._active:
                 end = min(num_iterations, (start // self._chunk + 1) * self._chunk)
                 for every in filter(None, (self.args.eval_every, self.args.save_every)):
@@ -278,6 +319,11 @@ class Runs:
                 if any(self.runs[i].ending == "signal" for i in self._active):
                     break
                 start = end
+        except BaseException:
+            signals.restore(self._before)
+            raise
+        for run in self.runs:
+            run.trained = True
 
     def episodes(self, global_step: int, reward: Any, done: Any) -> None:
         """See `Run.episodes`; both (num_seeds, iterations, num_steps, num_envs)."""
@@ -299,14 +345,8 @@ class Runs:
                 self.runs[i].log(global_step, {name: value[i] for name, value in metrics.items()})
             except SystemExit as end:
                 self._end(i, end.code)
-        now = time.perf_counter()
-        if self.num_seeds > 1 and now - self._printed > PRINT_EVERY:
-            self._printed = now
-            recent = np.nanmean([run.recent_return for run in self.runs])
-            rate = sum(self.runs[i].sps for i in self._active)
-            self._say(
-                f"step {global_step:>10,}  return {recent:.1f}  {rate:,.0f} steps/s, {self.num_seeds} seeds together"
-            )
+        if self.num_seeds > 1 and self._line.is_due():
+            self._progress(global_step)
 
     def evaluate(self, global_step: int, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
         """See `Run.evaluate`; the policy of a seed is `act(model, obs)`, compiled here, with the field `model`."""
@@ -322,21 +362,35 @@ class Runs:
     def save(self, global_step: int) -> None:
         """See `Run.save`. A seed that has reached `--target-return` is closed; the others go on."""
         for i in list(self._active):
-            self._alone(i, lambda run: run.save(global_step))
-            if self.runs[i].ending not in ("", "signal"):
-                self.runs[i].close(self._policy(self._made[0], i), self._made[1])
-                self._active.remove(i)
+            self.runs[i].keep(self._common)  # where another seed cannot write, as on a full disk
+            try:
+                self._alone(i, lambda run: run.save(global_step))
+                if self.runs[i].ending not in ("", "signal"):
+                    self.runs[i].close(self._policy(self._made[0], i), self._made[1])
+                    self._active.remove(i)
+            except SystemExit as end:
+                self._end(i, end.code)
+        if self._active and all(self.runs[i].written_step == global_step for i in self._active):
+            self._common = global_step
 
     def close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
         """See `Run.close`."""
+        try:
+            self._close(act, make_env)
+        finally:
+            if not self.runs[0].signalled or signals.in_a_shell():
+                signals.restore(self._before)
+
+    def _close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
         for i in self._active:
             try:
                 self.runs[i].close(self._policy(act, i), make_env)
             except SystemExit as end:
-                self._code = end.code
+                self._code = UNSAVED if self._code == UNSAVED else end.code
         if Run.play is None:
             self._say_evaluations("in the end:    ")
-            self._say_where()
+            if self._code != UNSAVED:
+                self._say_where()
         if self._code is not None:
             raise SystemExit(self._code)
 
@@ -348,6 +402,31 @@ class Runs:
         if not self._active:
             raise SystemExit(code)
 
+    def _choose_checkpoints(self) -> None:
+        """Let the seeds go on from the newest step of which each has a whole checkpoint, whether the process was killed
+        after some of them had saved or a checkpoint is damaged. Seeds that had ended before the others are left out."""
+        folders = [run.dir / "checkpoint" for run in self.runs]
+        found = [[state.step_of(path) for path in state.checkpoints(folder)] for folder in folders]
+        newest, statuses = [max(steps, default=0) for steps in found], [_status(run.dir) for run in self.runs]
+        self._active = _going_on(newest, statuses)
+        if not self._active:
+            quit_with(f"the seeds stand at different steps ({newest}); resume each alone, by its own folder")
+        self._common, notes = state.newest_common([folders[i] for i in self._active])
+        killed = any(_finality(statuses[i]) == 0 for i in self._active)
+        saves = [len(found[i]) for i in self._active]
+        first_save = killed and min(saves) == 0 and max(saves) <= 1  # it came only to some of them, if any
+        if self._common is None and not first_save:
+            why = "; ".join(notes) or f"their newest are of the steps {newest}"
+            quit_with(f"the seeds have no whole checkpoint of one step ({why}); resume each alone, by its own folder")
+        for note in notes:
+            warn(f"{note}; all seeds go on from the checkpoint before it")
+        for i, run in enumerate(self.runs):
+            if found[i]:  # a seed without a checkpoint may begin again only if it never had one
+                run.go_on_from(self._common or 0)
+            if i not in self._active:
+                self._say(f"seed {run.args.seed} stays as it is: {statuses[i]}, last saved at step {newest[i]:,}")
+                self._code = DIVERGED if statuses[i].startswith("diverged") else self._code
+
     def _arguments(self) -> list[Any]:
         """The arguments of each seed as if it were trained alone, so that it can be resumed alone."""
         folders = [self.args.resume] * self.num_seeds
@@ -358,7 +437,8 @@ class Runs:
             if len(names) != self.num_seeds or names[0] != first.name:
                 quit_with(
                     f"{first} is one of {len(names)} seeds trained together; go on with them all by "
-                    f"--resume {first.with_name(names[0])} --num-seeds {len(names)}, or with one by its own folder"
+                    f"--resume {shlex.quote(str(first.with_name(names[0])))} --num-seeds {len(names)}, "
+                    "or with one by its own folder"
                 )
             folders = [str(first.with_name(name)) for name in names]
             if gone := [folder for folder in folders if not Path(folder, "config.json").exists()]:
@@ -420,6 +500,8 @@ class Runs:
 
     def _on_signal(self, number: int, frame: Any) -> None:
         for run in self.runs[1:]:
+            if run.signalled:
+                run.abandon("stopped" if run.trained else "failed")
             run.stop_by(number)
         self.runs[0].quiet = False  # it speaks for all
         self.runs[0]._on_signal(number, frame)
@@ -427,6 +509,14 @@ class Runs:
 
     def _say(self, text: str) -> None:
         Run._say(self.runs[0], text)
+
+    def _progress(self, global_step: int) -> None:
+        """One line for several seeds: means over those that have a number."""
+        recent = [run.recent_return for run in self.runs if not math.isnan(run.recent_return)]
+        scores = [score for step, score in (run.last_evaluation for run in self.runs) if step >= 0]
+        episode, evaluation = (float(np.mean(values)) if values else None for values in (recent, scores))
+        rate = sum(self.runs[i].sps for i in self._active)
+        self._line.show(global_step, self.args.total_timesteps, episode, evaluation, rate, len(self._active))  # type: ignore[attr-defined]
 
     def _say_where(self) -> None:
         """For several seeds: how to go on where a signal has ended them, else where everything is."""
@@ -438,7 +528,8 @@ class Runs:
             for run in stopped:
                 self._say(f"saved at step {run.step:,}; {run._how_to_go_on()}")
         elif self.num_seeds > 1:
-            self._say(f"curves and models in {folders[0]} to {folders[-1].name}; play one: solo play {folders[0]}")
+            play = f"solo play {shlex.quote(str(folders[0]))}"
+            self._say(f"curves and models in {folders[0]} to {folders[-1].name}; play one: {play}")
 
     def _say_evaluations(self, when: str, step: int | None = None) -> None:
         """One line for the evaluations of several seeds: those at `step`, or the last ones."""
@@ -446,7 +537,7 @@ class Runs:
         means = [mean for at, mean in found if (step is None and at >= 0) or at == step]
         if self.num_seeds > 1 and means:
             span = f"from {min(means):.1f} to {max(means):.1f}"
-            self._say(f"{when}  evaluation {np.mean(means):.1f}, {span}, {len(means)} seeds")
+            self._say(paint(f"{when}  evaluation {np.mean(means):.1f}, {span}, {len(means)} seeds", "cyan"))
 
 
 def _compiled(iteration: Callable[[Any], Any], chunk: int, training: Any) -> Callable[[Any, Any], Any]:
@@ -465,6 +556,29 @@ def _compiled(iteration: Callable[[Any], Any], chunk: int, training: Any) -> Cal
 
     options = ONE_THREAD if _is_cpu(jax.tree.leaves(training)[0].device) else None
     return jax.jit(many, donate_argnums=0).lower(training, jnp.int32(0)).compile(options)
+
+
+def _status(folder: Path) -> str:
+    """What status.json says of a run; empty where it cannot be read."""
+    try:
+        return str(json.loads((folder / "status.json").read_text())["status"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _finality(status: str) -> int:
+    """2: the run has come to its end, 1: it was stopped, 0: it was killed."""
+    return 2 if status.startswith("diverged") else {"stopped": 1, "finished": 2}.get(status, 0)
+
+
+def _going_on(newest: Sequence[int], statuses: Sequence[str]) -> list[int]:
+    """The seeds that go on together: those that were killed (else those that were stopped, else all), and those that
+    ended at the same step; none where all have ended at different steps. `newest`: steps of their last checkpoints."""
+    ended = [_finality(status) for status in statuses]
+    steps = [step for step, how in zip(newest, ended, strict=True) if how == min(ended)]
+    if min(ended) == 2 and len(set(steps)) > 1:
+        return []
+    return [i for i, step in enumerate(newest) if ended[i] == min(ended) or step == max(steps)]
 
 
 def _is_cpu(device: Any) -> bool:

@@ -1,6 +1,7 @@
 """Ctrl+C, SIGTERM and SIGHUP: who hears them, and for how long."""
 
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,13 +19,28 @@ def ending() -> list[int]:
     return list({*ENDING, *listened()})
 
 
+def in_a_shell() -> bool:
+    """Whether somebody goes on typing in this process when the script has ended (`python -i`, IPython)."""
+    return bool(sys.flags.inspect) or hasattr(sys, "ps1")
+
+
+def listen(handler: Callable[[int, Any], None], numbers: Iterable[int] | None = None) -> dict[int, Any]:
+    """Send the signals (default: those of `ending`) to `handler(number, frame)`; returns where they went before."""
+    return {number: signal.signal(number, handler) for number in (ending() if numbers is None else numbers)}
+
+
+def restore(before: dict[int, Any]) -> None:
+    """Send the signals where they went before a `listen`."""
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @contextmanager
 def handled(handler: Callable[[int, Any], None], numbers: Iterable[int] | None = None) -> Iterator[None]:
     """The signals (default: those of `ending`) go to `handler(number, frame)` inside the block, and where they went
     before behind it."""
-    before = {number: signal.signal(number, handler) for number in (ending() if numbers is None else numbers)}
+    before = listen(handler, numbers)
     try:
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        restore(before)

@@ -6,6 +6,7 @@ resets and replays, and compares the observation it arrives at. Where that diffe
 other processes, the episode restarts and the run says so.
 """
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +16,8 @@ from gymnasium.utils.env_checker import data_equivalence
 
 
 class Recorder(gym.Wrapper):
-    """Notes how the running episode came about; changes nothing that passes through."""
+    """Notes how the running episode came about. Observations pass through as copies, for an environment may write each
+    into the same array, and the vector environment keeps the last one of an episode while the next one begins."""
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
@@ -29,15 +31,15 @@ class Recorder(gym.Wrapper):
         self.start = {"seed": seed, "generator": generator, "options": options}
         self.actions = []
         obs, info = self.env.reset(seed=seed, options=options)
-        self.obs = _in_numpy(obs)
-        return obs, info
+        self.obs = _copied(obs)
+        return self.obs, info
 
     def step(self, action):
         """Step the environment, noting the action."""
         self.actions.append(np.array(action))
-        result = self.env.step(action)
-        self.obs = _in_numpy(result[0])
-        return result
+        obs, *result = self.env.step(action)
+        self.obs = _copied(obs)
+        return self.obs, *result
 
     def replay(self, start: dict[str, Any], actions: np.ndarray) -> None:
         """Bring the environment to the state after `actions` (steps, *action_shape) since the noted reset."""
@@ -50,9 +52,11 @@ class Recorder(gym.Wrapper):
             self.step(action[()] if action.ndim == 0 else action)
 
 
-def _in_numpy(obs: Any) -> Any:
-    """Arrays of other libraries (JAX's) as NumPy's; all else as it is."""
-    return np.asarray(obs) if hasattr(obs, "__array__") and not isinstance(obs, (np.ndarray, np.generic)) else obs
+def _copied(obs: Any) -> Any:
+    """An observation that no later step changes; arrays of other libraries (JAX's) as NumPy's."""
+    if hasattr(obs, "__array__") and not isinstance(obs, np.generic):
+        return np.array(obs)
+    return copy.deepcopy(obs)
 
 
 def is_vector_env(part: Any) -> bool:

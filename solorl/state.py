@@ -8,19 +8,24 @@ the disk and renamed, so that it is there whole or not at all; the previous one 
 import errno
 import hashlib
 import json
+import math
 import os
 import random
+import re
 import shutil
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from solorl import simulators
+from solorl.engines import process_start
 
 KEEP = 2  # checkpoints that stay on the disk
 FILES = ("tensors.safetensors", "state.json")
+DTYPES = {"BOOL", "U8", "I8", "U16", "I16", "F16", "U32", "I32", "F32", "U64", "I64", "F64", "C64"}  # of safetensors
 
 
 class CheckpointError(Exception):
@@ -131,6 +136,23 @@ def restore(part: Any, tree: Any) -> list[str]:
     return []
 
 
+def not_finite(tree: Any, name: str) -> tuple[str, float] | None:
+    """Name and value of the first NaN or infinite number in the arrays and tensors of a tree, None without any."""
+    torch = sys.modules.get("torch")
+    if isinstance(tree, Mapping):
+        found = (not_finite(value, f"{name}.{key}") for key, value in tree.items())
+        return next(filter(None, found), None)
+    if isinstance(tree, (list, tuple)):
+        return next(filter(None, (not_finite(value, f"{name}.{i}") for i, value in enumerate(tree))), None)
+    if torch is not None and isinstance(tree, torch.Tensor) and tree.is_floating_point():
+        bad = ~torch.isfinite(tree)
+    elif isinstance(tree, np.ndarray) and tree.dtype.kind == "f":
+        bad = ~np.isfinite(tree)
+    else:
+        return None
+    return (name, float(tree[bad][0])) if bad.any() else None
+
+
 def random_states() -> dict[str, Any]:
     """The states of the global generators of Python, NumPy and torch (its CUDA devices included)."""
     states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
@@ -175,15 +197,38 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def save_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
-    """Write a safetensors file. Raises OSError where it cannot be written (disk full, say)."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
+def remove_leftovers(folder: Path) -> None:
+    """Delete what killed processes have left of `write_atomically` in a folder."""
+    for path in folder.glob(".*"):
+        match = re.fullmatch(r"\..+\.(\d+)", path.name)
+        if match and process_start(int(match[1])) is None and not path.is_dir():
+            path.unlink(missing_ok=True)
 
-    try:
-        save_file(arrays, path)
-    except SafetensorError as error:
-        raise OSError(errno.EIO, str(error)) from error
+
+def safetensors_pieces(arrays: Mapping[str, np.ndarray], about: Mapping[str, str] | None = None) -> Iterator[bytes]:
+    """The pieces of a safetensors file with `about` as metadata: equal arrays give equal bytes, which the library's own
+    writer does not promise. Raises OSError for a type of numbers that the format does not have."""
+    order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))  # so all are aligned
+    header: dict[str, Any] = {"__metadata__": dict(sorted(about.items()))} if about else {}
+    end = 0
+    for name in order:
+        array, begin = arrays[name], end
+        end += array.nbytes
+        kind = "BOOL" if array.dtype == bool else f"{array.dtype.kind.upper()}{8 * array.itemsize}"
+        if kind not in DTYPES:
+            raise OSError(errno.EINVAL, f"{name} holds numbers of type {array.dtype}")
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in order:
+        yield arrays[name].astype(arrays[name].dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def save_arrays(arrays: Mapping[str, np.ndarray], path: Path) -> None:
+    """Write a safetensors file. Raises OSError where it cannot be written (disk full, say)."""
+    with open(path, "wb") as file:
+        file.writelines(safetensors_pieces(arrays))
 
 
 def sha256(path: Path) -> str:
@@ -222,12 +267,17 @@ def read_state(folder: Path) -> Any:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
-    return sorted(path for path in folder.glob("step_*") if path.is_dir())
+    return sorted(path for path in folder.glob("step_*") if path.is_dir() and path.name[5:].isdigit())
 
 
-def save_checkpoint(folder: Path, step: int, tree: Any) -> Path:
-    """Write the checkpoint of `step`, then delete all but the newest two. Raises OSError (disk full, say): then the
-    earlier checkpoints are as they were."""
+def step_of(checkpoint: Path) -> int:
+    """The environment steps behind which a checkpoint was written."""
+    return int(checkpoint.name[5:])
+
+
+def save_checkpoint(folder: Path, step: int, tree: Any, keep: int | None = None) -> Path:
+    """Write the checkpoint of `step`, then delete all but the newest two and that of step `keep`. Raises OSError (disk
+    full, say): then the earlier checkpoints are as they were."""
     for leftover in folder.glob(".writing-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary, final = folder / f".writing-{os.getpid()}", folder / f"step_{step:012d}"
@@ -241,16 +291,44 @@ def save_checkpoint(folder: Path, step: int, tree: Any) -> Path:
         raise
     sync_file(folder)
     for old in checkpoints(folder)[:-KEEP]:
-        shutil.rmtree(old, ignore_errors=True)
+        if step_of(old) != keep:
+            shutil.rmtree(old, ignore_errors=True)
     return final
 
 
-def load_checkpoint(folder: Path) -> tuple[Any | None, list[str]]:
-    """The newest whole checkpoint (None where there is none) and a sentence for each damaged one passed over."""
+def load_checkpoint(folder: Path, until: float = math.inf) -> tuple[Any | None, list[str]]:
+    """The newest whole checkpoint of step `until` or before (None where there is none) and a sentence for each damaged
+    one passed over."""
     notes: list[str] = []
     for path in reversed(checkpoints(folder)):
+        if step_of(path) > until:
+            continue
         try:
             return read_state(path), notes
         except CheckpointError as error:
             notes.append(str(error))
     return None, notes
+
+
+def newest_common(folders: Sequence[Path]) -> tuple[int | None, list[str]]:
+    """The newest step of which all folders have a whole checkpoint (None: there is none) and a sentence for each
+    damaged one passed over."""
+    notes: list[str] = []
+    steps = [{step_of(path): path for path in checkpoints(folder)} for folder in folders]
+    for step in sorted(set(steps[0]).intersection(*steps[1:]), reverse=True):
+        damaged = len(notes)
+        for paths in steps:
+            try:
+                read_state(paths[step])
+            except CheckpointError as error:
+                notes.append(f"{error} ({paths[step]})")
+        if len(notes) == damaged:
+            return step, notes
+    return None, notes
+
+
+def delete_newer(folder: Path, step: int) -> None:
+    """Delete the checkpoints after `step`: a run that goes on from there writes others."""
+    for path in reversed(checkpoints(folder)):
+        if step_of(path) > step:
+            shutil.rmtree(path, ignore_errors=True)

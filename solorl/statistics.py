@@ -136,17 +136,17 @@ def normalise(scores: Array, low: float, high: float) -> Array:
     return (np.asarray(scores, np.float64) - low) / (high - low if high != low else 1.0)
 
 
-def common_grid(axes: Sequence[Array], points: int = 101, hold: bool = False) -> Array:
+def common_grid(axes: Sequence[Array], points: int = 101, end: float | None = None) -> Array:
     """Positions at which all curves have values, up to `points` of them: (p,).
 
     `axes` are the curves' own positions, each (n,) and ascending. Where they agree and are few these are taken, else
-    equidistant ones from the last beginning to the first end. Empty where the curves do not overlap. With `hold` a
-    curve keeps its last value (as `on_grid` has it), so that the positions go on to the last end.
+    equidistant ones from the last beginning to the first end. Empty where the curves do not overlap. With `end` the
+    positions go up to it; a curve that ends before keeps its last value, as `on_grid` has it.
     """
     first = np.asarray(axes[0], np.float64)
     if len(first) <= points and all(np.array_equal(first, axis) for axis in axes):
         return first
-    begin, end = max(axis[0] for axis in axes), (max if hold else min)(axis[-1] for axis in axes)
+    begin, end = max(axis[0] for axis in axes), min(axis[-1] for axis in axes) if end is None else end
     return np.linspace(begin, end, points) if begin < end else np.empty(0)
 
 

@@ -4,12 +4,16 @@ A row is a dict of floats with `global_step` (environment steps) and `wall_time`
 before a resume included). No tracker can stop a training: one that fails gives one warning and is left alone.
 """
 
+import contextlib
 import json
+import math
 import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from solorl.terminal import paint, wiped
 
 
 def say(text: str, file: Any, end: str = "\n") -> None:
@@ -20,44 +24,57 @@ def say(text: str, file: Any, end: str = "\n") -> None:
         say(text.encode("ascii", "replace").decode(), file, end)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+    except RuntimeError:  # a signal has come in the middle of another print
+        with contextlib.suppress(OSError):
+            os.write(file.fileno(), (text + end).encode(errors="replace"))
 
 
 def warn(sentence: str) -> None:
-    """One line on standard error, on a line of its own below the progress line."""
-    say(f"\nwarning: {sentence}" if sys.stderr.isatty() else f"warning: {sentence}", sys.stderr)
+    """One line on standard error, in place of the progress line, which comes again."""
+    say(wiped(f"{paint('warning:', 'yellow', sys.stderr)} {sentence}", sys.stderr), sys.stderr)
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one row a line, complete after a kill, cut back to the checkpoint on resume."""
+    """`metrics.jsonl`: one row a line, complete after a kill, cut back to the checkpoint on resume.
+
+    `problem` is the error for which rows wait in memory; None where all are written.
+    """
 
     def __init__(self, path: Path):
         self.path = path
+        self.problem: OSError | None = None
         self._waiting: list[str] = []  # rows that a full disk has not taken yet
-        self._warned = False
         self._size = path.stat().st_size if path.exists() else 0
 
     def write(self, rows: list[dict[str, float]]) -> None:
-        """Append the rows; where the disk is full they wait in memory for the next call, with one warning."""
-        self._waiting += [json.dumps(row) + "\n" for row in rows]
+        """Append the rows; where the disk is full they wait in memory for the next call, with one warning.
+
+        JSON has no NaN and no infinite numbers: such a value is left out.
+        """
+        for row in rows:
+            finite = {name: value for name, value in row.items() if math.isfinite(value)}
+            self._waiting.append(json.dumps(finite) + "\n")
         data = "".join(self._waiting).encode()
         try:
             with open(self.path, "r+b" if self.path.exists() else "wb") as file:
+                if file.seek(0, os.SEEK_END) < self._size:  # somebody has cut or removed the file
+                    self._size = self._left(self._size)
                 file.seek(self._size)
                 file.write(data)
                 file.truncate()
         except OSError as error:
-            if not self._warned:
+            if self.problem is None:
                 warn(f"metrics wait in memory: {self.path} cannot be written ({error.strerror})")
-            self._warned = True
+            self.problem = error
             return
         self._size += len(data)
-        self._waiting, self._warned = [], False
+        self._waiting, self.problem = [], None
 
     def sync(self) -> int:
         """Put all rows on the disk and return the file's size in bytes. Raises OSError where that fails."""
         self.write([])
-        if self._waiting:
-            raise OSError(28, "No space left on device")
+        if self.problem is not None:
+            raise self.problem
         if self.path.exists():
             with open(self.path, "rb") as file:
                 os.fsync(file.fileno())
@@ -65,13 +82,17 @@ class MetricsFile:
 
     def truncate(self, size: int) -> None:
         """Forget every row behind the first `size` bytes; says so where some of those are missing. Raises OSError."""
-        wanted = size
-        if self._size < wanted:
-            size = self.path.read_bytes().rfind(b"\n") + 1 if self.path.exists() else 0
-            warn(f"rows of {self.path} are missing: of {wanted} bytes {size} are left")
+        if self._size < size:
+            size = self._left(size)
         if self.path.exists():
             os.truncate(self.path, size)
         self._size = size
+
+    def _left(self, wanted: int) -> int:
+        """The bytes of whole rows that are left of the `wanted` ones; says that some are missing."""
+        size = self.path.read_bytes().rfind(b"\n") + 1 if self.path.exists() else 0
+        warn(f"rows of {self.path} are missing: of {wanted} bytes {size} are left")
+        return size
 
 
 @contextmanager

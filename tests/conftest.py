@@ -22,6 +22,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in a job behind `&`,
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # so below `nohup`, but the trainings of the tests must hear it
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+for name in ("NO_COLOR", "FORCE_COLOR"):  # what is tested are plain words, unless a test says otherwise
+    os.environ.pop(name, None)
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).parent))  # `probes:...` as environment ids
 

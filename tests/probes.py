@@ -94,6 +94,25 @@ class Broken(Probe):
         return float("nan") if Broken.total > 100 else 1.0, True
 
 
+class NanOnce(Probe):
+    """The reward is NaN in the 150th step since it was made, in an episode of one step."""
+
+    length = 1
+    total = 0
+
+    def outcome(self, action):
+        self.total += 1
+        return float("nan") if self.total == 150 else 1.0, self.total % self.length == 0
+
+
+class NanOnceLong(NanOnce):
+    """In an episode of 100 steps; the next one is longer than any training."""
+
+    def outcome(self, action):
+        reward, _ = super().outcome(action)
+        return reward, self.total == 100
+
+
 class Pixels(Probe):
     """Image observations."""
 
@@ -112,6 +131,20 @@ class Entries(Probe):
     """Dict observations."""
 
     observation_space = gym.spaces.Dict({"x": Probe.observation_space})
+
+    def outcome(self, action):
+        return 1.0, True
+
+
+class Scalar(Probe):
+    """Observations of shape ()."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.obs = np.float32(0)
+        return self.obs, {}
 
     def outcome(self, action):
         return 1.0, True
@@ -149,8 +182,11 @@ for cls in (
     ActionMustMatch,
     Faint,
     Broken,
+    NanOnce,
+    NanOnceLong,
     Pixels,
     Entries,
+    Scalar,
     Matrix,
     Fickle,
 ):

@@ -95,6 +95,35 @@ class DiscreteDiary(Diary):
     action_space = gym.spaces.Discrete(4)
 
 
+class ReusedDiary(DiscreteDiary):
+    """The same, every observation written into the same array."""
+
+    def __init__(self):
+        super().__init__()
+        self.array = np.zeros(3)
+
+    def look(self):
+        self.array[:] = super().look()
+        return self.array
+
+
+class ExactBox(ContinuousProbe):
+    """Actions within bounds of double precision that no float32 equals; the nearest one lies beyond them."""
+
+    action_space = gym.spaces.Box(-0.1, 0.1, (2,), np.float64)
+
+    def step(self, action):
+        self.steps += 1
+        assert self.action_space.contains(action), action
+        return self.obs, 1.0, self.steps == 3, False, {}
+
+
+class WholeBox(ContinuousProbe):
+    """Actions that are whole numbers."""
+
+    action_space = gym.spaces.Box(0, 5, (2,), np.int64)
+
+
 class Boundless(ContinuousProbe):
     """Actions without bounds."""
 
@@ -118,6 +147,9 @@ class WideBox(ContinuousProbe):
         return 1.0, self.steps == 3
 
 
-for cls in (OneStepBox, AimWhereSeen, DelayedBox, Diary, DiscreteDiary, Boundless, WideBox):
+for cls in (
+    *(OneStepBox, AimWhereSeen, DelayedBox, Diary, DiscreteDiary, ReusedDiary),
+    *(ExactBox, WholeBox, Boundless, WideBox),
+):
     gym.register(f"{cls.__name__}-v0", f"probes_offpolicy:{cls.__name__}", disable_env_checker=True)
 gym.register("ForeverBox-v0", "probes_offpolicy:ForeverBox", max_episode_steps=10, disable_env_checker=True)

@@ -1,11 +1,12 @@
 """Bad input gets one sentence and exit code 2, and nothing is written."""
 
 import re
+import sys
 import tomllib
 
 import gymnasium as gym
 import pytest
-from conftest import ROOT, run, script
+from conftest import ROOT, refused, run, script
 
 from solorl import arguments
 from solorl import run as run_module
@@ -59,8 +60,6 @@ def test_one_sentence_and_exit_code_2(train, tmp_path, flags):
 def test_in_a_real_process(tmp_path):
     done = run("python3", "-c", "pass")
     assert done.returncode == 0
-    import sys
-
     done = run(sys.executable, script("ppo"), "--num-envs", "0", cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and list(tmp_path.iterdir()) == []
     assert done.stderr == "error: --num-envs is 0, but must be at least 1\n"
@@ -106,21 +105,53 @@ def test_resume_names_the_nearest_folder(train, finished):
 
 def test_a_missing_simulator_names_the_extra(monkeypatch):
     real = arguments.importlib.util.find_spec
-    hidden = ("Box2D", "ale_py")
+    hidden = ("Box2D", "ale_py", "gymnax")
     monkeypatch.setattr(arguments.importlib.util, "find_spec", lambda name: None if name in hidden else real(name))
     for env_id, sentence in (
         ("LunarLander-v3", "needs an extra: pip install 'solorl[box2d]'"),
         ("ALE/Pong-v5", "needs a package: pip install ale-py"),
+        ("Asterix-MinAtar", "needs an extra: pip install 'solorl[gymnax]' (which takes Gymnasium back to 1.3)"),
     ):
         with pytest.raises(arguments.UsageError, match=re.escape(f"{env_id} {sentence}")):
             arguments.check_env_id(env_id)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("ppo_jax", "ppo_jax.py needs jax, which is not installed: pip install 'solorl[jax]'"),
+        ("ppo --env-id phys2d/CartPole-v1", "phys2d/CartPole-v1 needs an extra: pip install 'solorl[jax]'"),
+        ("ppo --env-id needs_jax:Walk-v0", "needs_jax:Walk-v0 needs jax, which is not installed: pip install"),
+        ("ppo --env-id CartPole-v7", "there is no environment CartPole-v7; did you mean"),
+    ],
+)
+def test_without_jax_a_sentence_names_the_extra(solo, tmp_path, monkeypatch, flags, sentence):
+    (tmp_path / "needs_jax.py").write_text("import jax.numpy")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "jax", None)
+    for family, _ in arguments.REGISTER.values():
+        monkeypatch.delitem(sys.modules, family.partition(":")[0], raising=False)
+    refused(solo("train", *flags.split()), sentence)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("module", ["optax", "envpool", "gymnax", "brax"])
+def test_any_module_of_an_extra_that_a_script_misses_is_named(module, solo, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    (tmp_path / "own.py").write_text(f"import {module}.part")
+    extra = "jax" if module == "optax" else module
+    refused(solo("train", tmp_path / "own.py"), f"own.py needs {module}, which is not installed", f"solorl[{extra}]'")
+    (tmp_path / "own.py").write_text("import no_extra_has_it")
+    with pytest.raises(ModuleNotFoundError):
+        solo("train", tmp_path / "own.py")
 
 
 def test_every_extra_that_a_sentence_names_exists():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     text = "".join(path.read_text() for path in (ROOT / "solorl").rglob("*.py"))
     named = set(re.findall(r"solorl\[(\w+)\]", text)) | {extra for _, extra in arguments.EXTRAS.values()}
-    named |= {package for _, package in arguments.REGISTER.values()}
+    named |= {package for _, package in arguments.REGISTER.values()} | set(arguments.BRINGS.values())
     assert len(named) >= 5 and named <= set(extras)
 
 

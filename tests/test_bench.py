@@ -304,20 +304,44 @@ def test_failed_run_shows_its_last_lines_and_the_others_go_on(solo, place):
     assert code == 1 and "2 of 4 finished (2 of them before)" in out
 
 
-def test_failed_run_resumes_and_where_that_fails_begins_anew(solo, place):
-    code, out, _ = solo(*command("--fail-at", 3, seeds=1))
-    assert code == 1 and "started" in out
-    code, out, _ = solo(*command("--fail-at", 3, seeds=1))
-    assert code == 1 and "resumed" in out and steps(place) == once(1, 3)
-    code, out, _ = solo(*command("--fail-at", 3, seeds=1))
-    assert code == 1 and "started" in out and max(steps(place).values()) == 2
-    assert len(list((place / "work").glob("*/*/config.json"))) == 2
+@pytest.mark.parametrize("by", [0, signal.SIGKILL, signal.SIGSEGV])
+def test_run_that_fails_again_and_again_goes_on_as_long_as_its_checkpoint_moves(solo, place, by):
+    words = command("--fail-after", 2, "--fail-by", int(by), "--total-timesteps", 11, seeds=1)
+    codes, outs = zip(*[solo(*words)[:2] for _ in range(6)], strict=True)
+    assert codes == (1, 1, 1, 1, 1, 0)
+    assert "started" in outs[0] and all("resumed" in out and "started" not in out for out in outs[1:])
+    assert steps(place) == once(1, 11) and len(list((place / "work").glob("*/*/config.json"))) == 1
 
 
-def test_diverged_run_begins_anew(solo, place):
+def test_run_that_always_fails_at_the_same_step_keeps_its_checkpoint_and_says_so(solo, place):
+    words = command("--fail-at", 3, seeds=1)
+    outs = [solo(*words)[1] for _ in range(4)]
+    folder = next((place / "work").glob("*/*/config.json")).parent
+    assert ["resumed" in out and "started" not in out for out in outs] == [False, True, True, True]
+    sentence = f"again after step 3; where it never gets further, delete {folder.relative_to(place)}"
+    assert [out.count(sentence) for out in outs] == [0, 2, 2, 2] and steps(place) == once(1, 3)
+    shutil.rmtree(folder)
+    assert "started" in solo(*words)[1] and max(steps(place).values()) == 2
+
+
+def test_run_without_a_whole_checkpoint_begins_again_and_says_so(solo, place):
+    words = command("--fail-at", 3, seeds=1)
+    solo(*words)
+    checkpoint = next((place / "work").glob("*/*/checkpoint/step_*"))
+    (checkpoint / "state.json").write_text("damaged")
+    assert "resumed" in solo(*words)[1] and steps(place) == once(1, 3)  # the script is the first to judge
+    out, folder = solo(*words)[1], checkpoint.parent.parent.relative_to(place)
+    assert f"from the beginning: resuming failed and no checkpoint in {folder} is whole; the folder is kept" in out
+    assert folder.is_dir() and max(steps(place).values()) == 2
+    assert "from the beginning: resuming failed" in next((place / "work").glob("*/output.txt")).read_text()
+    assert "resumed" in solo(*words)[1] and max(steps(place).values()) == 2  # the new run has a checkpoint
+
+
+def test_diverged_run_begins_again_and_says_so(solo, place):
     code, out, _ = solo(*command("--diverge-at", 3, seeds=1))
     assert code == 1 and "diverged: losses/value_loss is nan" in out
-    assert "started" in solo(*command("--diverge-at", 3, seeds=1))[1]
+    out = solo(*command("--diverge-at", 3, seeds=1))[1]
+    assert "started" in out and "from the beginning: it has diverged: losses/value_loss is nan; work/fake" in out
 
 
 def test_script_that_changes_while_others_run_is_not_started(solo, place, monkeypatch):
@@ -353,7 +377,7 @@ def test_foreign_script_runs_in_a_folder_of_its_own(solo, place):
     made = sorted((place / "runs/bench/foreign").glob("*/attempt-*/made_here"))
     assert [path.read_text() for path in made] == ["1", "2"]
     code, out, _ = solo(*words)
-    assert code == 1 and "(1 of them before)" in out and "foreign Any/Thing seed 1:" not in out
+    assert code == 1 and "(1 of them before)" in out and out.count("foreign Any/Thing seed 1") == 1
     made = sorted((place / "runs/bench/foreign").glob("*/attempt-*/made_here"))
     assert [path.parent.name for path in made] == ["attempt-1", "attempt-1", "attempt-2"]
     output = next((place / "runs/bench/foreign").glob("*__2__*/output.txt")).read_text()
@@ -375,6 +399,103 @@ writer.close()
     [result] = tables(place).values()
     assert (result.env_id, result.script, result.seed, result.args) == ("CartPole-v1", "board", 1, {"lr": "3"})
     assert result.train["return"][-1] == 90 and result.variant == "lr=3"
+
+
+def other_python(path):
+    """A Python of another environment: the scripts see MARK."""
+    path.parent.mkdir(parents=True)
+    path.write_text(f'#!/bin/sh\nMARK=other exec "{sys.executable}" "$@"\n')
+    path.chmod(0o755)
+
+
+MARKED = "import os\nfrom pathlib import Path\nPath('mark').write_text(os.environ.get('MARK', 'own'))\n"
+
+
+def test_scripts_run_with_the_python_that_is_named(solo, place):
+    (place / "marked.py").write_text(MARKED)
+    other_python(place / "venv/bin/python")
+    words = ["bench", "marked.py", "--env-ids", "Only/There-v0", "--workers", 1]
+    assert solo(*words, "--python", "venv/bin/python", "--num-seeds", 1)[0] == 0
+    assert solo(*words, "--num-seeds", 2)[0] == 0  # the first is finished, whatever ran it
+    marks = {path.parent.parent.name.split("__")[2]: path.read_text() for path in place.glob("runs/**/mark")}
+    assert marks == {"1": "other", "2": "own"}
+
+
+def test_jobs_of_a_suite_run_with_the_python_that_they_name(solo, place):
+    other_python(place / "suites/venv/bin/python")
+    (place / "suites/marked.py").write_text(MARKED)
+    (place / "suites/s.toml").write_text("""
+        [[job]]
+        script = "marked.py"
+        env_ids = ["A", "A"]
+        seeds = [1, 1]
+        [[job]]
+        script = "marked.py"
+        python = "venv/bin/python"
+        env_ids = "B"
+        num_seeds = 1
+    """)
+    assert solo("bench", "suites/s.toml", "--workers", 1)[0] == 0
+    marks = {path.parent.parent.name.split("__")[1]: path.read_text() for path in place.glob("runs/**/mark")}
+    assert marks == {"A": "own", "B": "other"}
+    [task, _] = plan.load_suite(place / "suites/s.toml", {}, python="/bin/sh").tasks
+    assert task.argv()[0] == "/bin/sh"  # the command line has the last word
+    text = (place / "suites/s.toml").read_text().replace('"B"', '"A"')
+    (place / "suites/s.toml").write_text('python = "/bin/sh"\n' + text.replace('python = "venv/bin/python"', ""))
+    assert [task.python for task in plan.load_suite(place / "suites/s.toml", {}).tasks] == ["/bin/sh"]
+    (place / "suites/s.toml").write_text(text)
+    with pytest.raises(UsageError, match="stands there twice, with different Pythons"):
+        plan.load_suite(place / "suites/s.toml", {})
+
+
+def test_a_script_of_ours_with_another_python_may_have_environments_that_this_one_has_not(place):
+    script = plan.load_script("fake.py")
+    assert script.ours and plan.make_tasks([script], ["Only/There-v0"], [1], {"": {}}, python="/bin/sh")
+    with pytest.raises(UsageError, match="there is no environment"):
+        plan.make_tasks([script], ["Only/There-v0"], [1], {"": {}})
+
+
+def test_script_that_logs_nothing_is_said_with_the_folder_that_is_empty(solo, place):
+    (place / "marked.py").write_text(MARKED)
+    words = ["bench", "marked.py", "--env-ids", "A", "--workers", 1]
+    for out in (solo(*words)[1], solo(*words)[1]):
+        assert "1 finished without a table; no run folder and no TensorBoard files were in:\n  marked A seed 1: " in out
+        folder = Path(out.split("marked A seed 1: ")[-1].strip())
+        assert (folder / "mark").is_file()
+        assert "compare them" not in out and "results in" not in out
+    shutil.copy(FAKE, place / "fake.py")
+    (place / "s.toml").write_text(SUITE + SUITE.replace('name = "s"', "").replace("fake.py", "marked.py"))
+    out = solo("bench", "s.toml")[1]
+    assert "2 finished without a table" in out and "compare them: solo report benchmark/results/s" in out
+    assert len(list((place / "benchmark/results/s").iterdir())) == 2
+
+
+def test_tensorboard_files_without_returns_are_said_with_their_folder(solo, place):
+    pytest.importorskip("tensorboard")
+    (place / "board.py").write_text("""
+from pathlib import Path
+from tensorboardX import SummaryWriter
+Path("runs/mine").mkdir(parents=True)
+Path("runs/mine/config.json").write_text("{}")
+writer = SummaryWriter("runs/mine")
+writer.add_scalar("losses/value", 1.0, 1)
+writer.close()
+""")
+    code, out, _ = solo("bench", "board.py", "--env-ids", "CartPole-v1", "--workers", 1)
+    folder = next(place.glob("runs/bench/board/*/attempt-1/runs/mine")).relative_to(place)
+    assert code == 1 and out.count(f"{folder} holds none of the tags charts/episodic_return") == 2
+    assert "compare them" not in out
+
+
+def test_stopped_training_without_a_run_folder_is_said_to_start_again(place, capfd):
+    class Slow(FakeEngine):
+        def poll(self, handle):
+            one._signal = signal.SIGINT
+            return -signal.SIGTERM if handle in self.cancelled else None
+
+    one = fake_runner(place, Slow(), seeds=1)
+    assert one.run() == 130
+    assert "stopped    fake [v] CartPole-v1 seed 1: the same command starts it again" in capfd.readouterr().out
 
 
 @pytest.mark.slow
@@ -422,6 +543,8 @@ def test_a_half_done_seed_goes_on_and_does_not_start_again_beside_others(solo, p
     (half / "status.json").write_text(json.dumps({"status": "running"}))
     (place / "work/tasks").mkdir()
     (place / f"work/tasks/{work.name}.json").write_text(json.dumps({"state": "failed", "reason": "killed"}))
+    out = solo(*ONE, "--num-seeds", 3, "--dry-run")[1]
+    assert out.count("many.py") == 3 and out.count("--resume") == 1 and "--num-seeds" not in out
     code, out, _ = solo(*ONE, "--workers", 1, "--num-seeds", 3)
     assert code == 0, out
     lines = [line for line in out.splitlines() if line.startswith(("started", "resumed"))]
@@ -655,6 +778,34 @@ seeds = "1-2"
             "no flag --learning-rat; did you mean --lear",
         ),
         ('name = "s"', 'name = "../s"', "name must be letters"),
+        ('name = "s"', 'name = ".."', "name must be the name of a folder, not '..'"),
+        ('name = "s"', 'name = "."', "name must be the name of a folder, not '.'"),
+        ('name = "s"', 'name = "/s"', "name must be letters"),
+        ('name = "s"', 'name = "s\\u001b[31m"', r"control characters and their like, unlike 's\x1b[31m'"),
+        ('name = "s"', f'name = "{"s" * 300}"', "name must be the name of a folder"),
+        ('seeds = "1-2"', "num_seeds = 1000000000", "100,000 seeds at most, all smaller than 2**31, not 1000000000"),
+        ('seeds = "1-2"', "num_seeds = 1e9", "both whole, not 1000000000.0"),
+        ('seeds = "1-2"', "num_seeds = nan", "both whole, not nan"),
+        ('seeds = "1-2"', f"num_seeds = 1{'0' * 40}", "100,000 seeds at most"),
+        ('seeds = "1-2"', f"num_seeds = 1{'0' * 5000}", "is not valid TOML"),
+        ('seeds = "1-2"', "num_seeds = 1\nstart_seed = 2147483648", "smaller than 2**31"),
+        ('"1-2"', '"1-1000000000"', "100,000 seeds at most"),
+        ('"1-2"', f'"1-{"9" * 5000}"', "at most 1,000 characters"),
+        ('"1-2"', '"2-1"', "seeds in a [[job]]"),
+        ('"1-2"', "[2147483648]", "smaller than 2**31"),
+        ('"1-2"', '"1-60000"\nvariants = {a = {x = 1}, b = {x = 2}}', "120,000 runs are too many for one command"),
+        ('"1-2"', f"{'[' * 3000}{']' * 3000}", "nested too deeply"),
+        ('"1-2"', '"1-2"\nflags = {x = nan}', "x must be a finite number, not nan"),
+        ('"1-2"', '"1-2"\nflags = {x = [[1]]}', "x must be a number, a text, true, false or a list, not [[1]]"),
+        ('"1-2"', '"1-2"\nflags = {"" = 1}', "'' is no flag"),
+        ('"1-2"', '"1-2"\nflags = {"x y" = 1}', "'x y' is no flag"),
+        ('"1-2"', '"1-2"\nflags = {x = "\\u0000"}', "control characters"),
+        ('"1-2"', f'"1-2"\nvariants = {{{"v" * 300} = {{x = 1}}}}', "too long for the name of a result file"),
+        ('"1-2"', '"1-2"\nvariants = {"a/b" = {x = 1}, "a_b" = {x = 2}}', "would have the same result file"),
+        ('"fake.py"', f'"{"x" * 300}.py"', "File name too long"),
+        ('"1-2"', '"1-2"\npython = 3', "python in a [[job]] of s.toml must be the path of a Python, not 3"),
+        ('"1-2"', '"1-2"\npython = "no/python"', "there is no Python 'no/python'; name one such as venv/bin/python"),
+        ('"1-2"', '"1-2"\npython = "fake.py"', "fake.py cannot be executed"),
         ('name = "s"', "name = ", "is not valid TOML"),
     ],
 )
@@ -672,6 +823,17 @@ def test_bad_suite_is_one_sentence(solo, place, old, new, sentence):
         (["fake.py", "--env-ids", "CartPole-v1", "--num-seeds", "0"], "at least 1 seed"),
         (["fake.py", "--env-ids", "CartPole-v1", "--workers", "0"], "--workers must be at least 1"),
         (["fake.py", "--env-ids", "CartPole-v1", "--results", "fake.py"], "fake.py is a file"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--workers", "1000000000"], "at most 1,000, not 1,000,000,000"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--num-seeds", "1000000000"], "100,000 seeds at most"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--variant", "a\x1b[31m"], "control characters"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--variant", "v" * 300], "too long for the name of a result file"),
+        (["...py", "--env-ids", "CartPole-v1"], "must be the name of a folder, not '..'"),
+        (
+            ["fake.py", "--env-ids", "CartPole-v1", "--python", "venv"],
+            "folder, no Python; did you mean venv/bin/python?",
+        ),
+        (["fake.py", "--env-ids", "CartPole-v1", "--python", "fake.py"], "fake.py cannot be executed"),
+        (["t.toml", "--python", "venv/python"], "there is no Python 'venv/python'"),
         (["ppo", "--env-ids", "CartPole-v1", "--", "--gama", "1"], "ppo.py has no flag --gama; did you mean --gamma?"),
         (["s.toml"], "there is no file s.toml; did you mean t.toml?"),
         (["t.toml", "--variant", "x"], "--variant is for scripts"),
@@ -682,10 +844,18 @@ def test_bad_suite_is_one_sentence(solo, place, old, new, sentence):
 )
 def test_bad_command_line_is_one_sentence(solo, place, words, sentence):
     (place / "t.toml").write_text(SUITE)
+    (place / "venv/bin").mkdir(parents=True)
+    (place / "venv/bin/python").symlink_to(sys.executable)
+    shutil.copy(FAKE, place / "...py")
     (place / "sub").mkdir()
     (place / "sub/fake.py").write_text(FAKE.read_text() + "\n")
     refused(solo("bench", *words), sentence)
     assert not (place / "runs").exists()
+
+
+def test_variants_that_a_flag_of_the_command_line_makes_the_same_are_refused(solo, place):
+    (place / "s.toml").write_text(SUITE + "variants = {a = {x = 1}, b = {x = 2}}")
+    refused(solo("bench", "s.toml", "--", "--x", "3"), "have the same flags: a, b")
 
 
 def test_same_name_for_different_flags_is_refused(place):

@@ -172,12 +172,13 @@ def test_a_disk_that_is_really_full_keeps_the_last_checkpoint(tmp_path):
     words = [sys.executable, str(script("td3_continuous_action")), *flags]
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # noqa: E731
     done = subprocess.run(words, capture_output=True, text=True, env=environment(), preexec_fn=limit, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the checkpoint of step 50 could not be written" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "the checkpoint of step 50 could not be written (File too large)\n" in done.stderr
+    assert "checkpoint (File too large)" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
     assert list(next(tmp_path.glob("Pendulum*/checkpoint")).iterdir()) == []  # nothing half written stays
 
 
-def test_a_checkpoint_that_fails_takes_nothing_from_the_one_before(train, monkeypatch):
+def test_a_checkpoint_that_fails_takes_nothing_from_the_one_before(train, tmp_path, monkeypatch):
     """The replay buffer of the last good checkpoint stays on the disk although the ring goes on."""
     from solorl import state
 
@@ -190,7 +191,8 @@ def test_a_checkpoint_that_fails_takes_nothing_from_the_one_before(train, monkey
 
     monkeypatch.setattr(state, "write_state", first_two)
     flags = [*PENDULUM.split(), "--buffer-size", "80", "--save-every", "50", "--save-replay"]
-    run_dir = train("td3_continuous_action", *flags)["run"].dir
+    train("td3_continuous_action", *flags, code=4)
+    (run_dir,) = (tmp_path / "runs").iterdir()
     monkeypatch.setattr(state, "write_state", real)
     v = train("td3_continuous_action", "--resume", run_dir)
     assert "resumed at step 100" in train.out and "starts empty" not in train.out
@@ -292,9 +294,12 @@ def test_a_group_of_seeds_says_how_to_go_on_and_what_is_missing(tmp_path, train)
     run_dir = wait_for_steps(tmp_path, 8000, process)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
-    last = process.stdout.read().splitlines()[-1]
+    text = process.stdout.read()
+    last = text.splitlines()[-1]
+    assert "\ndevice cpu, " in text and " steps/s, 2 seeds together" in text
     first, second = sorted(tmp_path.iterdir(), key=lambda path: path.name.split("__")[2])
-    assert "saved at step" in last and last.endswith(f"--resume {first} --num-seeds 2") and run_dir in (first, second)
+    assert "saved at step" in last and last.endswith(f" train ppo_jax --resume {first} --num-seeds 2")
+    assert run_dir in (first, second)
     shutil.rmtree(second)
     train("ppo_jax", "--resume", first, "--num-seeds", 2, code=2)
     assert f"there is no run folder {second}; go on with one seed by its own folder" in train.out
@@ -317,7 +322,7 @@ def test_seeds_that_do_not_fit_together_are_left_as_they_are(train, tmp_path):
     train("dqn_jax", "--resume", first, "--num-seeds", 2, code=2)
     assert "the run was started with other arguments" in train.out and "--learning-rate 0.001 -> 0.00025" in train.out
     train("dqn_jax", "--resume", first, "--num-seeds", 2, "--resume-changed", code=2)
-    assert "the seeds stand at different iterations ([200, 300]); resume each alone" in train.out
+    assert "the seeds stand at different steps ([2000, 3000]); resume each alone" in train.out
     assert states(first.parent) == ["finished", "finished"] and comparable(first) == before[0]
     assert all(path.read_bytes() == content for path, content in files.items())
     # the one that went on alone is no longer counted as one of two trained at once

@@ -164,6 +164,38 @@ def test_list_shows_what_the_headers_say(solo, tree):
     assert solo("list", "--family", "fam")[1] == out
 
 
+def test_list_fits_a_terminal_of_80_columns(solo, monkeypatch):
+    """With every algorithm, and its whole title, except what stands next to it."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _, out, _ = solo("list")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80 and "…" not in out
+    assert {line.split()[0] for line in lines if re.match(r"  \w", line)} == set(catalog.script_paths())
+    text = " ".join(out.split())
+    assert "ppo_jax Proximal policy optimisation (PPO) ppo_normalized Proximal policy optimisation (PPO) with" in text
+    assert "normalised observations and rewards" in text and "ppo: vector -> continuous ppo_continuous_action " in text
+    assert "d3qn Dueling double DQN (D3QN): two streams in the network, Double DQN's target double_dqn" in text
+
+
+def test_list_filters(solo, tree):
+    def names(*flags):
+        return [row["name"] for row in json.loads(solo("list", "--json", *flags)[1])]
+
+    (tree / "b.py").write_text((tree / "b.py").read_text().replace("vector -> discrete", "image -> continuous"))
+    assert names("--framework", "jax") == ["a_jax"] and names("--framework", "torch") == ["a", "b"]
+    assert names("--observations", "image") == names("--actions", "continuous") == ["b"]
+    assert names("--actions", "discrete", "--framework", "torch", "--family", "fam") == ["a"]
+    assert names("--actions", "continuous", "--framework", "jax") == []
+    assert solo("list", "--actions", "continuous", "--framework", "jax")[:2] == (
+        0,
+        "no algorithm is of all these kinds\n",
+    )
+    refused(solo("list", "--actions", "continous"), "no algorithm with actions continous; did you mean continuous?")
+    refused(solo("list", "--framework", "tf"), "no algorithm with framework tf; there are jax, torch")
+
+
 def test_list_json_is_complete(solo, tree):
     _, out, _ = solo("list", "--json")
     b = json.loads(out)[2]

@@ -194,6 +194,9 @@ def test_no_page_names_a_path_of_somebodys_machine():
         assert not re.search(r"/(home|root|Users|work)/\w", page.read_text()), page
 
 
-def test_the_picture_of_the_terminal_shows_no_error():
+def test_the_picture_of_the_terminal_shows_what_is_printed():
+    """The line about the device, a bar, more than one colour; no error."""
     text = (ROOT / "docs/terminal.svg").read_text()
+    assert "device&#160;cpu,&#160;1&#160;thread" in text and "━" in text
+    assert len(set(re.findall(r"terminal-\d+-(r\d+) {", text))) >= 4
     assert "play it" in text.replace("&#160;", " ") and "error" not in text and "warning" not in text

@@ -164,6 +164,23 @@ def test_single_runs_have_no_interval():
     assert "single run" not in report_text.table_caption(comparison.compare(made()))
 
 
+@pytest.mark.parametrize(
+    ("runs", "given"),
+    [([(2, 2)], False), ([(2, 2)] * 5, False), ([(3, 4)], False), ([(3, 5)], True), ([(4, 4)], True),
+     ([(3, 3)] * 2, True), ([(1, 40)], False), ([(40, 1)] * 3, False)],
+)  # fmt: skip
+def test_too_few_runs_have_no_interval(runs, given):
+    """The bootstrap of two runs that are both better gives [1, 1], which chance gives in a third of cases."""
+    scores = {}
+    for i, (n, m) in enumerate(runs):
+        scores |= {(f"E{i}-v0", "new"): [2.0] * n, (f"E{i}-v0", "old"): [1.0] * m}
+    (pair,) = comparison.pairs(comparison.compare(made(scores), baseline="old"))
+    assert pair.probability == comparison.Estimate(1.0, (1.0, 1.0) if given else None)
+    sentence = comparison.verdict(pair)
+    assert ("P(improvement)" in sentence) == given
+    assert not pair.few or ("too few runs" in sentence and ("or for an interval" in sentence) == (not given))
+
+
 def test_verdict_on_one_environment():
     scores = {key: values for key, values in SCORES.items() if key[0] == "CartPole-v1"}
     compared = comparison.compare(made(scores), baseline="old")
@@ -218,6 +235,41 @@ def test_unknown_environments_are_scaled_by_the_runs():
     assert compared.scores("Odd-v0", "new", normalised=True).tolist() == [0.5, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("names", "baseline"),
+    [
+        (["c51", "dqn"], "dqn"),
+        (["double_dqn", "dueling_dqn", "d3qn"], "dueling_dqn"),
+        (["sac_discrete", "ddpg_continuous_action"], "ddpg_continuous_action"),
+        (["a_peer", "c51", "dqn"], "dqn"),
+        (["sb3_ppo", "ppo"], "sb3_ppo"),
+        (["dqn_jax", "dqn"], "dqn_jax"),
+    ],
+)
+def test_the_baseline_is_what_the_others_derive_from(names, baseline):
+    """As the header says, also over a file that is not there; else the first, as where an order is given."""
+    runs = made({("CartPole-v1", name): [1.0, 2.0] for name in names})
+    assert comparison.compare(runs).baseline == baseline
+    assert comparison.compare(runs, as_given=True).baseline == names[0]
+
+
+def test_the_header_of_an_own_script_is_in_its_run_folder(tmp_path):
+    (tmp_path / "a_mine.py").write_text('"""Mine.\n\nDiffers   from ppo.py: all\n"""\n')
+    runs = made({("CartPole-v1", "a_mine"): [1.0], ("CartPole-v1", "ppo"): [2.0]}, source=str(tmp_path))
+    assert comparison.compare(runs).baseline == "ppo"
+    (tmp_path / "a_mine.py").write_text("(" * 5000)
+    assert comparison.compare(runs).baseline == "a_mine"
+
+
+def test_methods_in_the_order_given_begin_with_the_baseline(solo, tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "_write", written)
+    for result in made({("CartPole-v1", "c51"): [1.0, 2.0], ("CartPole-v1", "dqn"): [3.0, 4.0]}):
+        results.write(result, tmp_path / "results")
+    for words, sentence in (((), "c51 against dqn"), (("--methods", "c51", "dqn"), "dqn against c51")):
+        code, out, _ = solo("report", tmp_path / "results", "--out", tmp_path / "out", *words)
+        assert code == 0 and f"\n{sentence}: " in out
+
+
 # ---------------------------------------------------------------------- curves
 def test_curves_by_steps_and_by_time():
     compared = comparison.compare(made())
@@ -234,6 +286,39 @@ def test_runs_that_stop_early_shorten_the_curve():
     short = run_of("CartPole-v1", "old", 9, 100.0, eval={name: column[:3] for name, column in short.eval.items()})
     curve = comparison.curves(comparison.compare([*made(), short]), "eval", "steps")["CartPole-v1", "old"]
     assert (curve.x[0], curve.x[-1]) == (1_000, 3_000)
+
+
+def slow(seed, first, last, score=100.0):
+    """A run with evaluations at these two times."""
+    rows = [(1_000, first, score - 10, 1.0, 50.0), (5_000, last, score, 1.0, 50.0)]
+    return run_of("CartPole-v1", "old", seed, score, eval=results.evaluations(rows), wall_time=last)
+
+
+@pytest.mark.parametrize(
+    ("times", "axis", "kept"),
+    [
+        ([(1, 10), (1.2, 11), (1.1, 900)], (1.2, 11), 3),  # stalled after its first evaluation
+        ([(1, 10), (1.2, 11), (601, 611)], (1.2, 10), 2),  # and before it
+        ([(1, 10), (601, 611)], (1, 10), 1),
+        ([(5, 10), (7, 12), (5, 10), (5, 10)], (7, 10), 4),  # within chance
+        ([(1, 10), (2, 20), (3, 30), (3.1, 40)], (3.1, 20), 4),
+    ],
+)
+def test_a_stalled_run_hides_nothing_of_the_curve_by_time(times, axis, kept):
+    compared = comparison.compare([slow(seed, *time) for seed, time in enumerate(times, 1)])
+    curve = comparison.curves(compared, "eval", "time")["CartPole-v1", "old"]
+    assert (curve.x[0], curve.x[-1], len(curve.seeds)) == (*axis, kept)
+    left_out = [note for note in compared.notes if "curves by time" in note]
+    assert len(left_out) == (kept < len(times)) and all(f"old {len(times)}" in note for note in left_out)
+    assert len(comparison.curves(compared, "eval", "steps")["CartPole-v1", "old"].seeds) == len(times)
+
+
+def test_a_stalled_run_hides_nothing_of_all_environments_by_time():
+    """The axis is that of the environment that takes longest."""
+    runs = [slow(seed, *time) for seed, time in enumerate([(1, 10), (1, 10), (601, 611)], 1)]
+    long = [dataclasses.replace(slow(seed, 2, 50), env_id="Acrobot-v1") for seed in (1, 2)]
+    curve = comparison.total_curves(comparison.compare([*runs, *long]), "eval", "time")["old"]
+    assert (curve.x[0], curve.x[-1]) == (2, 50)
 
 
 def test_training_curves_are_means_over_the_last_bins_weighted_by_episodes():
@@ -254,7 +339,9 @@ def test_sample_efficiency_is_the_iqm_of_normalised_curves():
 
 
 def test_profile_falls_from_one_to_zero():
-    for curve in comparison.profiles(comparison.compare(made())).values():
+    """Also where runs score exactly 0, the least on the axis of most reports."""
+    at_zero = made({("MountainCar-v0", name): [-200.0] * 4 for name in ("old", "new")})
+    for curve in comparison.profiles(comparison.compare(made() + at_zero)).values():
         assert curve.y[0] == 1 and curve.y[-1] == 0
         assert (np.diff(curve.y) <= 0).all()
         assert (curve.band[:, 0] <= curve.y).all() and (curve.y <= curve.band[:, 1]).all()
@@ -341,6 +428,75 @@ def test_names_cannot_break_the_page():
     tags.feed(text)
     assert tags.open == [] and tags.tags.count("script") == 2
     assert "old </script><script>x" in page_data(text)["methods"]
+
+
+NASTY = ("<!--<script>[x](http://e.org)", "<img src=x onerror=alert(1)>a|b", "$x^$\x1b[2J")
+
+
+def test_no_name_does_more_than_name(solo, tmp_path):
+    """In the page, in Markdown, in the pictures and on the terminal."""
+    for name in NASTY:
+        results.write(run_of("E" + "".join(NASTY), f"s{name}", 1, 1.0, variant=f"v{name}"), tmp_path / "results")
+    code, out, err = solo("report", tmp_path / "results", "--out", tmp_path / "out", "--title", "<b>")
+    assert code == 0 and err == "" and "\x1b" not in out and r"s$x^$\x1b[2J v$x^$\x1b[2J" in out
+    page, text = ((tmp_path / "out" / name).read_text() for name in ("report.html", "report.md"))
+    inside = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1]
+    assert "<" not in inside and set(page_data(page)["methods"]) >= {f"s{name} v{name}" for name in NASTY[:-1]}
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == [] and tags.loads == [] and tags.tags.count("script") == 2
+    assert not re.search(r"<[a-z!]|[^!]\[[^\]]*\]\((?!\w+\.png)", text) and "# &lt;b&gt;" in text
+    assert "1)&gt;a\\|b |" in text
+
+
+def test_columns_of_the_profile_span_all_shares(report):
+    """Its vertical axis is fixed: a profile that begins at 0.75 shows how far it is from 1."""
+    assert "yRange: [0, 1]" in (report / "report.html").read_text()
+    assert all(line["y"][0] == 1 for line in page_data((report / "report.html").read_text())["profiles"][0]["lines"])
+
+
+# ---------------------------------------------------------------------- pictures of many methods
+def written(figure, path, *_):
+    """In place of drawing, which takes long."""
+    path.with_suffix(".png").write_bytes(b"")
+    return path.with_suffix(".png")
+
+
+def test_a_picture_has_at_most_four_methods():
+    """Each next to its opponent, all of them somewhere, with the colour that they have in the page."""
+    names = ["ddpg", "td3", "sac", "ddpg_jax", "td3_jax", "sac_jax"]
+    runs = made({("CartPole-v1", name): [1.0, 2.0] for name in names} | {("Acrobot-v1", "other"): [1.0]})
+    compared = comparison.compare(runs)
+    assert comparison.split(compared) == [names[:4], ["td3", "sac", "td3_jax", "sac_jax"], ["other"]]
+    curves = comparison.curves(compared, "eval", "steps")
+    parts = comparison.pictures(compared, curves)
+    assert [{env for env, _ in part} for part in parts] == [{"CartPole-v1"}, {"CartPole-v1"}, {"Acrobot-v1"}]
+    assert {key for part in parts for key in part} == curves.keys()
+    figure = figures.draw_curves(compared, parts[1], {}, "steps")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["td3", "sac", "td3_jax", "sac_jax"]
+    assert [line.get_color() for line in figure.axes[0].lines] == [figures.COLOURS[i] for i in (1, 2, 4, 5)]
+    four = comparison.compare(made({("CartPole-v1", name): [1.0] for name in names[:4]}))
+    (part,) = comparison.pictures(four, comparison.curves(four, "eval", "steps"))
+    assert [method for _, method in part] == names[:4]
+
+
+def test_pictures_of_many_methods_are_all_shown(solo, tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "_write", written)
+    for result in made({("CartPole-v1", f"m{i}"): [1.0, 2.0] for i in range(6)}):
+        results.write(result, tmp_path / "results")
+    assert solo("report", tmp_path / "results", "--out", tmp_path / "out")[0] == 0
+    shown = re.findall(r"!\[(.*?)\]\((.*?)\)", (tmp_path / "out/report.md").read_text())
+    assert [name for _, name in shown] == [f"curves_{axis}{i}.png" for axis in ("steps", "time") for i in ("", "_2")]
+    assert shown[1][0] == "curves, by steps 2" and all((tmp_path / "out" / name).exists() for _, name in shown)
+    page = tmp_path / "README.md"
+    page.write_text("<!-- table -->\n<!-- /table -->\n")
+    words = ("report", tmp_path / "results", "--markdown", page, "--marker", "table", "--curves", tmp_path / "m.png")
+    assert solo(*words)[0] == 0
+    assert "![learning curves](m.png)\n\n![learning curves](m_2.png)\n" in page.read_text()
+    assert (tmp_path / "m.png").exists() and (tmp_path / "m_2.png").exists()
+    (tmp_path / "m_2.png").unlink()
+    code, out, _ = solo(*words, "--check")
+    assert code == 1 and f"{tmp_path / 'm_2.png'}: is stale" in out
 
 
 def test_report_says_what_it_could_not_read(solo, folder, tmp_path):
@@ -489,10 +645,10 @@ def repository(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write_runs(place, scores, script="ppo"):
+def write_runs(place, scores, script="ppo", **changes):
     for env_id, values in scores.items():
         for seed, score in enumerate(values, 1):
-            results.write(run_of(env_id, script, seed, float(score)), place / "benchmark/results/suite")
+            results.write(run_of(env_id, script, seed, float(score), **changes), place / "benchmark/results/suite")
 
 
 def commit(place, tag):
@@ -554,6 +710,18 @@ def test_two_runs_are_too_few(solo, repository):
     write_runs(repository, {"CartPole-v1": [1, 2]})
     code, out, _ = solo("report", "--against", "v1")
     assert code == 0 and re.search(r"CartPole-v1 +ppo +5, 2 .* too few runs \(3 each are the least\)", out)
+
+
+def test_new_variants_do_not_rename_the_old_ones(solo, repository):
+    """A variant that lists flags is a method of its own, and a default that changed is not."""
+    runs = {"CartPole-v1": [400, 420, 440, 460, 480]}
+    write_runs(repository, runs, args={"gamma": 0.9})
+    for seed, score in enumerate(runs["CartPole-v1"], 1):
+        result = run_of("CartPole-v1", "ppo", seed, float(score), variant="gamma=0.95", args={"gamma": 0.95})
+        results.write(result, repository / "benchmark/results/suite")
+    code, out, _ = solo("report", "--against", "v1")
+    assert code == 0 and re.search(r"CartPole-v1 +ppo +5, 5 .* unchanged", out)
+    assert "new: ppo gamma=0.95 on CartPole-v1\n" in out and "gone" not in out
 
 
 def test_new_and_gone_and_damaged_results_are_said(solo, repository):

@@ -1,5 +1,6 @@
 """Results: collected from run folders, read back, and read from what other libraries write."""
 
+import copy
 import gzip
 import json
 import os
@@ -9,7 +10,8 @@ import time
 import pytest
 from conftest import rows
 
-from solorl import results
+from solorl import comparison, results
+from solorl.cli import report_page
 from solorl.results import ResultError, collect, read, read_all, thinned
 
 MACHINE = {"system": "Linux-6.1.0-secret-host-x86_64", "cpu": "a CPU", "cores": 2, "device": "cpu"}
@@ -76,9 +78,10 @@ def test_seeds_trained_at_once_are_counted(tmp_path):
     assert read(collect(run, tmp_path / "results")).together == 1
     (run / "together.json").write_text(json.dumps(["run", "run2", "run3"]))
     assert read(collect(run, tmp_path / "results")).together == 3
-    (run / "together.json").write_text("[")
-    with pytest.raises(ResultError, match="is damaged"):
-        collect(run, tmp_path / "results")
+    for wrong in ("[", "3", '"abc"', "{}"):
+        (run / "together.json").write_text(wrong)
+        with pytest.raises(ResultError, match=r"together\.json cannot be read"):
+            collect(run, tmp_path / "results")
 
 
 def test_training_episodes_are_thinned_to_means_of_equal_bins():
@@ -223,6 +226,117 @@ def test_a_damaged_run_folder_is_named(tmp_path):
     assert [f"{tmp_path / name}" in problem for name, problem in zip("abcdef", problems, strict=True)] == [True] * 6
 
 
+WRONG = (None, [], {}, [[]], "x", "", 1.5, -1, True, float("nan"), float("inf"), 10**400, 1e300, [None], {"a": [1]})
+
+
+@pytest.mark.parametrize("place", ["config", "args", "status", "rows", "together"])
+def test_a_run_folder_with_wrong_values_is_read_or_named(tmp_path, place):
+    """Every value of every file in turn: the other run is read, and what is left can be compared."""
+    good, run = make_run(tmp_path / "good", seed=2), make_run(tmp_path / "bad")
+    line = (run / "metrics.jsonl").read_text().splitlines()[-5]
+    for folder in (good, run):
+        (folder / "metrics.jsonl").write_text(f"{line}\n")
+    config, row, status = (json.loads(text) for text in ((run / "config.json").read_text(), line, STATUS))
+    originals = {"config": config, "args": config["args"], "status": status, "rows": row, "together": {"": 0}}
+    for key in originals[place]:
+        for wrong in WRONG:
+            changed = {**originals[place], key: wrong}
+            config["args"] = changed if place == "args" else originals["args"]
+            (run / "config.json").write_text(json.dumps(changed if place == "config" else config))
+            (run / "status.json").write_text(json.dumps(changed if place == "status" else status))
+            if place == "together":
+                (run / "together.json").write_text(json.dumps(wrong))
+            if place == "rows":
+                (run / "metrics.jsonl").write_text(f"{json.dumps(changed)}\n")
+            found, problems = read_all([good, run])
+            assert str(good) in {result.source for result in found}, (key, wrong)
+            assert len(found) + len(problems) == 2 and all(str(run) in problem for problem in problems), (key, wrong)
+            assert not any("\n" in problem or len(problem) > 400 for problem in problems), (key, wrong)
+
+
+STATUS = '{"status": "finished", "global_step": 1500, "wall_time": 50}'
+
+
+def test_a_result_file_with_wrong_values_is_read_or_named(tmp_path):
+    """Every field and every column in turn; what is read can be compared."""
+    good = read(collect(make_run(tmp_path / "run", seed=2), tmp_path))
+    original = content(tmp_path / good.file_name)
+    columns = [(table, name) for table in ("eval", "train") for name in original[table]]
+    read_so_far, named = [good], 0
+    for path in [*((name,) for name in original), *columns, *((*column, 1) for column in columns)]:
+        for wrong in WRONG:
+            changed = copy.deepcopy(original)
+            place = changed
+            for part in path[:-1]:
+                place = place[part]
+            place[path[-1]] = wrong
+            try:
+                read_so_far.append(results.parse(changed, "FILE"))
+            except ResultError as error:
+                named += str(error).startswith("FILE ") and len(str(error)) < 400
+    assert named + len(read_so_far) == 1 + len(WRONG) * (len(original) + 2 * len(columns))
+    compared = comparison.compare(read_so_far[:40])
+    assert json.dumps(report_page._data(compared, "steps"), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"[" * 100_000, b'{"format":1,"env_id":"E","script":"s","seed":1,"args":' + b'{"a":' * 400 + b"1" + b"}" * 401,
+     b" " * 2**24 + b'{"format":1,"env_id":"E","script":"s","seed":1}', b'{"format":1,"seed":' + b"9" * 5000 + b"}"],
+    ids=["deep", "deep arguments", "bomb", "digits"],
+)  # fmt: skip
+def test_a_file_made_to_harm_is_named(tmp_path, data):
+    bad = tmp_path / "bad.json.gz"
+    bad.write_bytes(gzip.compress(data))
+    found, problems = read_all([tmp_path])
+    assert found == [] and len(problems) == 1 and str(bad) in problems[0] and len(problems[0]) < 400
+
+
+def test_only_regular_files_are_read(tmp_path):
+    """A pipe or a device in place of a file would never end."""
+    for name in ("config.json", "status.json", "metrics.jsonl", "together.json"):
+        run = make_run(tmp_path / name)
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+    os.mkfifo(tmp_path / "pipe.json.gz")
+    (tmp_path / "zero").mkdir()
+    (tmp_path / "zero/events.out.tfevents.1").symlink_to("/dev/zero")
+    found, problems = read_all([tmp_path])
+    assert found == []
+    assert len(problems) == 4 and sum("regular file" in problem for problem in problems) == 4
+
+
+def test_links_in_a_circle_end(tmp_path):
+    """Seven in each of six folders: 42**39 paths."""
+    make_run(tmp_path / "a/run")
+    for name in "abcdef":
+        (tmp_path / name).mkdir(exist_ok=True)
+        for other in "abcdefg":
+            (tmp_path / name / f"to_{other}").symlink_to(tmp_path / other if other != "g" else tmp_path)
+    (tmp_path / "itself").symlink_to(tmp_path / "itself")
+    found, problems = read_all([tmp_path])
+    assert len(found) == 1 and problems == []
+    assert read_all([tmp_path / "itself"]) == ([], [f"there is no {tmp_path / 'itself'}"])
+
+
+def test_names_cannot_control_the_terminal(tmp_path):
+    """Characters that do are written as what they are, also in sentences on damage, and half a letter of a name."""
+    run = make_run(tmp_path / "run\x1b[2J", env_id="E\x1b[31m-v0\u202e", args={"exp_name": "\x07wide", "gamma": 1})
+    make_run(tmp_path / "bad\x1b[2J", status="odd\x1b")
+    make_run(tmp_path / os.fsdecode(b"\xff") / "run", status="running")
+    (result,), problems = read_all([tmp_path])
+    assert (result.env_id, result.name) == (r"E\x1b[31m-v0\u202e", r"ppo \x07wide")
+    assert len(problems) == 2 and all(problem.isprintable() for problem in [*problems, result.source])
+    assert r"odd\x1b" in "".join(problems) and r"/\udcff/run" in "".join(problems)
+    assert run.exists()
+
+
+def test_file_names_with_odd_digits_are_sorted(tmp_path):
+    for name in ("2\u00b2", "run2", "2run", "\u0664"):
+        make_run(tmp_path / name, seed=len(name), env_id=name)
+    assert len(read_all([tmp_path])[0]) == 4
+
+
 def test_a_last_line_cut_by_a_kill_is_no_row(tmp_path):
     run = make_run(tmp_path / "run")
     with open(run / "metrics.jsonl", "a") as file:
@@ -244,6 +358,101 @@ def test_files_run_folders_and_folders_of_them(tmp_path):
     assert one[0].eval == both[1].eval | {"wall_time": [33.3333, 50]}
 
 
+def experiment(folder, steps=1_500, **args):
+    """A run folder of `steps` steps with these arguments besides the usual ones of a run."""
+    run = make_run(folder, args={"total_timesteps": steps, "eval_every": steps, "gamma": 0.99} | args)
+    (run / "status.json").write_text(json.dumps({"status": "finished", "global_step": steps, "wall_time": 5}))
+    return run
+
+
+def names(found):
+    return [(result.name, result.seed) for result in found]
+
+
+def test_runs_with_other_arguments_are_other_methods(tmp_path):
+    """A sweep is all there, each method named by the arguments that differ and by no other."""
+    for rate in (2.5e-4, 1e-3):
+        for seed in (1, 2):
+            experiment(tmp_path / f"{rate}_{seed}", seed=seed, learning_rate=rate, threads=seed, eval_every=seed)
+    found, problems = read_all([tmp_path])
+    methods = ("ppo learning-rate=0.00025", "ppo learning-rate=0.001")
+    assert sorted(names(found)) == [(method, seed) for method in methods for seed in (1, 2)]
+    assert problems == []
+
+
+def test_words_of_a_name(tmp_path):
+    sets = ({"anneal_lr": True, "target_kl": None}, {"anneal_lr": False, "target_kl": 0.015, "sizes": [1, 2.5]},
+            {"anneal_lr": True, "target_kl": 1.0, "sizes": [3], "data": "a\x1bb"})  # fmt: skip
+    for i, args in enumerate(sets):
+        experiment(tmp_path / str(i), **args)
+    found, _ = read_all([tmp_path])
+    assert [result.name for result in found] == [
+        "ppo anneal-lr target-kl=None",
+        "ppo no-anneal-lr sizes=1,2.5 target-kl=0.015",
+        "ppo anneal-lr sizes=3 target-kl=1",
+    ]
+
+
+def test_arguments_of_another_environment_do_not_count(tmp_path):
+    """A suite gives each environment its own; a method keeps one name on all of them."""
+    for env_id, gamma in (("CartPole-v1", 0.99), ("LunarLander-v3", 0.999)):
+        experiment(tmp_path / env_id, env_id=env_id, gamma=gamma)
+    assert {result.name for result in read_all([tmp_path])[0]} == {"ppo"}
+    experiment(tmp_path / "third", gamma=0.9)
+    assert {result.name for result in read_all([tmp_path])[0]} == {"ppo gamma=0.99", "ppo gamma=0.999", "ppo gamma=0.9"}
+
+
+def test_an_argument_that_a_script_got_later_makes_no_method(tmp_path):
+    experiment(tmp_path / "old", seed=1)
+    experiment(tmp_path / "new", seed=2, norm_adv=True)
+    found, problems = read_all([tmp_path])
+    assert sorted(names(found)) == [("ppo", 1), ("ppo", 2)] and problems == []
+
+
+def test_the_longest_run_of_an_experiment_counts(tmp_path):
+    """Whichever began later; the others are named, with their steps."""
+    long = experiment(tmp_path / "long", steps=499_712)
+    trial = make_run(tmp_path / "trial", started="2026-11-22T00:00:00Z", args={"total_timesteps": 1_500, "gamma": 0.99})
+    for order in ([long, trial], [trial, long]):
+        found, problems = read_all(order)
+        assert [result.source for result in found] == [str(long)]
+        assert problems == [f"{trial} is left out: {long} is a longer run of the same seed (499,712 steps, not 1,500)"]
+
+
+def test_flags_that_all_methods_share_are_no_part_of_their_names(tmp_path):
+    """Result files as `solo bench ... -- FLAGS` names them; a name that a person gave stays."""
+    for i, (rate, variant) in enumerate(((1e-3, "eval-every=1500 learning-rate=1e-3 total-timesteps=1500"),
+                                         (1e-2, "eval-every=1500 learning-rate=0.01 total-timesteps=1500"),
+                                         (1e-2, "mine"))):  # fmt: skip
+        collect(experiment(tmp_path / f"runs/{i}", learning_rate=rate, clip=i), tmp_path / "results", variant)
+    found, problems = read_all([tmp_path / "results"])
+    assert sorted(result.name for result in found) == [
+        "ppo clip=0 learning-rate=0.001", "ppo clip=1 learning-rate=0.01", "ppo mine",
+    ]  # fmt: skip
+    assert problems == []
+    both, problems = read_all([tmp_path])  # the run folder of a file with a name is that run once more
+    assert sorted(names(both)) == sorted(names(found)) and problems == []
+    whole, _ = read_all([tmp_path / "results"], whole=True)
+    assert "ppo eval-every=1500 learning-rate=1e-3 total-timesteps=1500" in {result.name for result in whole}
+
+
+def test_arguments_of_every_run_count_where_a_variant_is_made_of_them(tmp_path):
+    """As in a comparison of --compile with none."""
+    for i, variant in enumerate(("", "compile")):
+        collect(experiment(tmp_path / f"runs/{i}", compile=bool(i)), tmp_path / "results", variant)
+    assert [result.name for result in read_all([tmp_path / "results"])[0]] == ["ppo no-compile", "ppo compile"]
+
+
+def test_flags_of_other_libraries_scripts(tmp_path):
+    """Their results hold the given flags only: what is missing has its default."""
+    for seed, flags in ((1, {}), (1, {"lr": "1e-3", "no-norm": ""}), (1, {"lr": "2e-3", "no-norm": ""})):
+        variant = " ".join("=".join(filter(None, pair)) for pair in flags.items())
+        results.write(results.Result("E-v0", "peer", seed, variant, args=flags), tmp_path)
+    assert {result.name for result in read_all([tmp_path])[0]} == {
+        "peer", "peer lr=1e-3 no-norm", "peer lr=2e-3 no-norm",
+    }  # fmt: skip
+
+
 def test_of_two_runs_of_a_seed_the_later_counts(tmp_path):
     early = make_run(tmp_path / "z_early", started="2026-11-20T00:00:00Z")
     late = make_run(tmp_path / "a_late", started="2026-11-21T00:00:00Z")
@@ -255,7 +464,7 @@ def test_of_two_runs_of_a_seed_the_later_counts(tmp_path):
 
 def test_two_runs_that_began_in_the_same_second_are_two(tmp_path):
     """As a sweep started with `&` has them; the run of a folder and of the file made of it is one."""
-    one, other = (make_run(tmp_path / name, args={"learning_rate": rate}) for name, rate in (("a", 1e-3), ("b", 1e-5)))
+    one, other = (make_run(tmp_path / name, args={"threads": threads}) for name, threads in (("a", 1), ("b", 2)))
     found, problems = read_all([one, other])
     assert len(found) == 1 and len(problems) == 1 and "is left out" in problems[0]
     found, problems = read_all([one, collect(one, tmp_path / "results")])
@@ -310,6 +519,8 @@ def test_cleanrl_folder(tmp_path):
         ("ppo/Hopper-v4_5", ("Hopper-v4", "sb3_ppo", "", 5)),
         ("ppo/Hopper-v4_5/PPO_1", ("Hopper-v4", "sb3_ppo", "", 5)),
         ("ALE/Pong-v5__dqn_atari__1__17", ("ALE/Pong-v5", "sb3_dqn_atari", "", 1)),
+        ("Hopper-v4__mine__3/PPO_1", ("Hopper-v4", "sb3_mine", "", 3)),
+        ("ALE/Pong-v5__sb3_dqn__4__17/DQN_2", ("ALE/Pong-v5", "sb3_dqn", "", 4)),
     ],
 )
 def test_names_of_folders(tmp_path, folder, key):

@@ -149,12 +149,15 @@ def test_a_finished_run_resumed_stays_as_it_is(tmp_path, uninterrupted):
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path, uninterrupted):
-    run_dir = tmp_path / "run"
-    shutil.copytree(uninterrupted("CartPole-v1"), run_dir)
-    shutil.rmtree(run_dir / "checkpoint")
+    process = start(command("CartPole-v1", tmp_path, "--save-every", "0"))
+    run_dir = wait_for_steps(tmp_path, 5000, process)
+    process.kill()
+    process.wait()
+    model = (run_dir / "model.safetensors").read_bytes()  # of the evaluation after 4,000 steps
     out = finish([sys.executable, str(script("ppo")), "--resume", str(run_dir)])
-    assert "no checkpoint" in out
+    assert f"no checkpoint in {run_dir} yet: starting from the beginning" in out
     assert_same_run(uninterrupted("CartPole-v1"), run_dir)
+    assert (run_dir / "model_before.safetensors").read_bytes() == model
 
 
 def test_simulators_that_cannot_be_replayed_restart_their_episodes_and_say_so(train, tmp_path):

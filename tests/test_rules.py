@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, refused
 
 from solorl import budget, catalog, cli, rules
 from solorl.cli.check import problems_of
@@ -267,3 +267,90 @@ def test_check_is_content_with_the_real_files(solo):
 def test_set_budget_says_what_it_did(tree, solo):
     code, out, _ = solo("check", "--set-budget", "ppo_mine")
     assert (code, out) == (0, "ppo_mine.py differs from ppo.py in 4 lines, which is its budget now\n")
+
+
+# ---------------------------------------------------------------------- files of a user's own, outside of the catalogue
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A folder of a user's own; the package lies elsewhere with the algorithms inside it, as a wheel installs it."""
+    package, home = tmp_path / "site" / "solorl", tmp_path / "somewhere" / "home"
+    shutil.copytree(REAL, package / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
+    home.mkdir(parents=True)
+    monkeypatch.setattr(catalog, "PACKAGE", package)
+    monkeypatch.chdir(home)
+    assert not catalog.in_checkout()
+    return home
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_normalized", "ppo_jax", "rpo_continuous_action", "dqn"])
+def test_a_plain_copy_passes(home, solo, name):
+    """Roots, variants and demanding files, under their own names and under others."""
+    for target in (f"{name}.py", "mine.py"):
+        assert solo("copy", name, target)[0] == 0
+        assert solo("check", target)[:2] == (0, "1 file, no problems\n")
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_normalized", "td3_continuous_action_jax"])
+def test_a_new_variant_passes_without_a_budget(home, solo, name):
+    assert solo("new", "mine", "--from", name)[0] == 0
+    assert "solo train mine.py" in (home / "mine.py").read_text()
+    assert solo("check", "mine.py")[:2] == (0, "1 file, no problems\n")
+    assert solo("new", "second", "--from", "mine.py")[0] == 0
+    assert solo("check", "second.py", "mine.py")[:2] == (0, "2 files, no problems\n")
+    assert not list(home.parent.rglob(budget.TABLE))
+
+
+def test_a_plain_copy_in_a_checkout_passes(tree, solo, tmp_path):
+    assert solo("copy", "ppo_normalized", "mine.py")[0] == solo("check", "mine.py")[0] == 0
+
+
+def test_an_own_file_is_checked_against_the_catalogue(home, solo):
+    """Also where a file of the parent's name lies next to it."""
+    solo("new", "mine", "--from", "ppo_normalized")
+    solo("copy", "ppo")
+    edit(home / "ppo.py", "gamma * lam * alive[t]", "gamma * lam * (1 - done[t])")
+    assert solo("check", "mine.py")[0] == 0
+    edit(home / "mine.py", "gamma * lam * alive[t]", "gamma * lam * (1 - done[t])")
+    edit(home / "mine.py", "import torch\n", "import ppo\nimport dqn\nimport torch\n")
+    edit(home / "mine.py", "ppo/README.md", "ppo/NOTHING.md")
+    code, out, _ = solo("check", "mine.py")
+    assert code == 1 and out.endswith("6 problems in 1 of 1 files\n"), out
+    assert "R2: gae is not the gae of ppo.py; rename it, or repair it: solo diff ppo mine.py\n" in out
+    assert "R1: imports ppo," in out and "R1: imports dqn," in out and "no file algorithms/ppo/NOTHING.md" in out
+    assert "imports ppo, but the dependencies" in out and "imports dqn, but the dependencies" in out
+    assert "R3" not in out
+
+
+def test_an_own_file_needs_a_parent_that_exists_and_no_budget(home, solo):
+    solo("new", "mine", "--from", "ppo")
+    edit(home / "mine.py", "from ppo.py:", "from ppo_gone.py:")
+    assert "R3: Differs names ppo_gone.py, but there is no such file" in solo("check", "mine.py")[1]
+    refused(solo("check", "--set-budget", "mine.py"), "mine.py is not in a folder of algorithms")
+    assert not list(home.parent.rglob(budget.TABLE))
+
+
+def test_own_files_that_name_each_other_as_parents_end(home, solo):
+    solo("new", "mine", "--from", "ppo")
+    solo("new", "second", "--from", "mine.py")
+    edit(home / "mine.py", "from ppo.py:", "from second.py:")
+    assert budget.origin_of(catalog.parse_header(home / "mine.py")) is None
+    assert solo("check", "mine.py", "second.py")[:2] == (0, "2 files, no problems\n")
+
+
+def test_new_from_an_own_file_in_a_checkout_goes_to_the_family_it_comes_from(tree, solo, tmp_path):
+    (tmp_path / "my-files").mkdir()
+    assert solo("copy", "dqn", "my-files/base.py")[0] == 0
+    assert solo("new", "mine", "--from", "my-files/base.py")[0] == 0
+    assert (tmp_path / "algorithms" / "dqn" / "mine.py").is_file()
+
+
+def test_the_installed_catalogue_passes(home, solo):
+    assert solo("check")[0] == 0
+
+
+def test_the_next_commands_can_be_pasted(home, solo):
+    """A source that is no algorithm of the catalogue is named by its path, quoted."""
+    (home / "my files").mkdir()
+    solo("copy", "ppo", "my files/base.py")
+    out = solo("new", "mine", "--from", "my files/base.py")[1]
+    assert "  solo train mine.py\n  solo diff 'my files/base.py' mine.py\n  solo check mine.py " in out

@@ -3,20 +3,23 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, comparable, environment, rows, run, script
+from conftest import ROOT, comparable, environment, refused, rows, run, script
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from solorl import Run, evaluation, state, trackers
+from solorl import Run, RunArgs, evaluation, state, trackers
 from solorl import run as run_module
 
 TINY = "--num-envs 2 --num-steps 32 --total-timesteps 640 --eval-episodes 2".split()
@@ -179,10 +182,32 @@ def test_wandb_offline_gets_every_row(train, monkeypatch):
     assert data.startswith(b":W&B") and data.count(b"losses/value_loss") >= 10 and b"here" in data
 
 
-def test_a_tracker_that_is_missing_or_fails_gives_one_warning(train, monkeypatch, capsys):
+def test_tracking_without_wandb_is_refused_before_anything_is_written(train, solo, tmp_path, monkeypatch):
+    """Playing a run that was tracked needs no tracker."""
     monkeypatch.setitem(sys.modules, "wandb", None)
-    train("ppo", *TINY, "--track")
-    assert train.out.count("Weights & Biases is off, the training goes on") == 1
+    sentence = "error: --track needs an extra: pip install 'solorl[wandb]'; --no-track trains without\n"
+    train("ppo", *TINY, "--track", code=2)
+    assert train.out == sentence and not (tmp_path / "runs").exists()
+    run_dir = train("ppo", *TINY)["run"].dir
+    config = json.loads((run_dir / "config.json").read_text())
+    config["args"]["track"] = True
+    (run_dir / "config.json").write_text(json.dumps(config))
+    train("ppo", "--resume", run_dir, code=2)
+    assert train.out == sentence
+    code, out, err = solo("play", run_dir, "--episodes", "1")
+    assert code == 0 and "over 1 greedy episodes" in out, err
+
+
+def test_a_folder_named_wandb_is_no_tracker(tmp_path, monkeypatch, capsys):
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(SystemExit) as end:
+        Run(RunArgs(track=True))
+    refused((end.value.code, *capsys.readouterr()), "--track needs an extra")
+
+
+def test_a_tracker_that_fails_gives_one_warning(train, monkeypatch, capsys):
     calls = []
 
     def fail(self, step, metrics):
@@ -214,7 +239,7 @@ def test_rows_wait_for_a_full_disk(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.count("cannot be written (No space left on device)") == 1
 
 
-def test_a_save_that_fails_keeps_the_training_and_the_last_checkpoint(train, monkeypatch):
+def test_a_save_that_fails_keeps_the_training_and_the_last_checkpoint(train, tmp_path, monkeypatch):
     real, calls = state.write_state, []
 
     def sometimes(folder, tree):
@@ -224,9 +249,11 @@ def test_a_save_that_fails_keeps_the_training_and_the_last_checkpoint(train, mon
         real(folder, tree)
 
     monkeypatch.setattr(state, "write_state", sometimes)
-    v = train("ppo", *TINY, "--save-every", "64")
+    train("ppo", *TINY, "--save-every", "64", code=4)
     assert "could not be written (No space left on device); the one before it is kept" in train.out
-    kept = [path.name for path in state.checkpoints(v["run"].dir / "checkpoint")]
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert train.out.splitlines()[-1].endswith(f"is not saved in {run_dir}: checkpoint (No space left on device)")
+    kept = [path.name for path in state.checkpoints(run_dir / "checkpoint")]
     assert kept == ["step_000000000064", "step_000000000128"]
 
 
@@ -292,6 +319,21 @@ def test_nan_ends_the_run_and_names_the_first_bad_quantity(train, tmp_path):
     assert "agent" in crash["parts"] and crash["step"] == 128
 
 
+def test_the_way_to_go_on_is_as_short_as_it_can_be(tmp_path, monkeypatch):
+    """An algorithm by its name, any other file by its path from here; ready to paste."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my files").mkdir()
+    shutil.copy(script("ppo"), tmp_path / "my files" / "ppo.py")
+    for path, folder, end in (
+        (script("ppo"), "runs/a", "solo train ppo --resume runs/a"),
+        (script("ppo"), tmp_path / "runs" / "a b", "solo train ppo --resume 'runs/a b'"),
+        (tmp_path / "my files" / "ppo.py", "/elsewhere/a", "solo train 'my files/ppo.py' --resume /elsewhere/a"),
+        ("my files/ppo.py", "runs/a", "solo train 'my files/ppo.py' --resume runs/a"),
+    ):
+        hint = run_module.Run._how_to_go_on(SimpleNamespace(script=Path(path), dir=Path(folder)))
+        assert hint.startswith("go on with: ") and hint.endswith(end)
+
+
 def test_a_second_signal_ends_at_once(tmp_path):
     words = [sys.executable, script("ppo"), "--num-steps", "4096", "--update-epochs", "200", "--runs-dir", tmp_path]
     process = subprocess.Popen([*map(str, words)], env=environment(), stdout=subprocess.PIPE, text=True)
@@ -332,12 +374,14 @@ def test_variables_stay_in_the_shell_after_ctrl_c(tmp_path):
 
 # ---------------------------------------------------------------------- the terminal
 def test_the_progress_line_renews_itself_in_a_terminal(tmp_path):
-    """In a pseudo-terminal: one line with return, evaluation, steps per second and time left."""
+    """In a pseudo-terminal: one line with a bar, return, evaluation, steps per second and time left, in colours."""
     import pty
 
     master, slave = pty.openpty()
     words = [sys.executable, script("ppo"), *TINY, "--total-timesteps", "6400", "--runs-dir", tmp_path]
-    process = subprocess.Popen([*map(str, words)], env=environment(COLUMNS="100"), stdout=slave, stderr=slave)
+    process = subprocess.Popen(
+        [*map(str, words)], env=environment(COLUMNS="100", TERM="xterm"), stdout=slave, stderr=slave
+    )
     os.close(slave)
     data = b""
     while True:
@@ -353,3 +397,5 @@ def test_the_progress_line_renews_itself_in_a_terminal(tmp_path):
     lines = [part for part in text.split("\r\033[K") if part.startswith("step ") and "steps/s" in part]
     assert len(lines) > 3 and all("\n" not in line.rstrip() for line in lines)
     assert "return" in lines[-1] and "evaluation" in lines[-1] and "left" in lines[-1]
+    assert "\033[32m━" in lines[-1] and lines[0].count("━") < lines[-1].count("━")
+    assert "\033[36mstep" in text and "\033[1mtrained" in text and "device cpu, 1 thread" in text

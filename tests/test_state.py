@@ -7,6 +7,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file
 
 from solorl import simulators, state
 
@@ -109,11 +111,57 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     assert state.load_checkpoint(tmp_path)[0]["a"].tolist() == [1, 1, 1]
 
 
+def test_every_type_of_number_is_read_back_by_the_library(tmp_path):
+    kinds = "? u1 i1 u2 i2 f2 u4 i4 f4 u8 i8 f8 c8 >f4".split()
+    arrays = {f"ä {kind}": np.arange(6).reshape(2, 3).astype(kind).T for kind in kinds}
+    arrays |= {"empty": np.zeros((0, 3), np.float32), "scalar": np.array(1.5)}
+    state.save_arrays(arrays, tmp_path / "a")
+    back = load_file(tmp_path / "a")
+    assert back.keys() == arrays.keys() and all(np.array_equal(back[key], arrays[key]) for key in arrays)
+    assert all(back[key].shape == arrays[key].shape for key in arrays)
+    about = {"b": "é", "a": "1"}
+    (tmp_path / "b").write_bytes(b"".join(state.safetensors_pieces(arrays, about)))
+    with safe_open(tmp_path / "b", "np") as file:
+        assert file.metadata() == about
+    with pytest.raises(OSError, match="x holds numbers of type complex128"):
+        state.save_arrays({"x": np.zeros(3, complex)}, tmp_path / "c")
+
+
+def test_numbers_that_are_none_are_found_by_name():
+    good = {
+        "a": torch.ones(3),
+        "b": [np.ones(2), (np.array([1, 2]), None, -np.inf, "nan")],
+        "half": torch.ones(2).half(),
+    }
+    assert state.not_finite(good, "part") is None
+    for bad in (torch.tensor([1.0, -np.inf]), torch.tensor(-np.inf).bfloat16(), np.array(-np.inf, np.float16)):
+        assert state.not_finite(good | {"c": [{0: bad}]}, "part") == ("part.c.0.0", -np.inf)
+
+
 def test_two_checkpoints_are_kept(tmp_path):
     for step in (1, 2, 3, 10):
         state.save_checkpoint(tmp_path, step, {"step": step})
     assert [path.name for path in state.checkpoints(tmp_path)] == ["step_000000000003", "step_000000000010"]
     assert state.load_checkpoint(tmp_path) == ({"step": 10}, [])
+
+
+def test_several_runs_have_a_newest_common_checkpoint(tmp_path):
+    """That is whole in all of them; one is kept although there are two newer ones, newer ones can be deleted."""
+    one, other = folders = tmp_path / "one", tmp_path / "other"
+    assert state.newest_common(folders) == (None, [])
+    for step in (1, 2, 3):
+        state.save_checkpoint(one, step, {"step": step}, keep=1)
+        state.save_checkpoint(other, step, {"step": step})
+    assert [list(map(state.step_of, state.checkpoints(folder))) for folder in folders] == [[1, 2, 3], [2, 3]]
+    assert state.newest_common(folders) == (3, [])
+    (other / "step_000000000003/state.json").write_text("{}")
+    step, notes = state.newest_common(folders)
+    assert step == 2 and len(notes) == 1 and "step_000000000003 is damaged" in notes[0] and str(other) in notes[0]
+    assert state.load_checkpoint(one, until=2) == ({"step": 2}, []) and state.load_checkpoint(one, 0) == (None, [])
+    state.delete_newer(one, 2)
+    assert list(map(state.step_of, state.checkpoints(one))) == [1, 2]
+    (tmp_path / "one/step_of_somebody").mkdir()
+    assert len(state.checkpoints(one)) == 2
 
 
 def test_leftovers_of_a_killed_save_are_removed(tmp_path):

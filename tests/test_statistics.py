@@ -204,7 +204,7 @@ def test_common_grid_keeps_common_positions_and_else_the_overlap():
     assert st.common_grid([same, np.array([2.0, 4.0])], points=3).tolist() == [2, 3, 4]
     apart = [np.array([1.0, 2.0]), np.array([3.0, 4.0])]
     assert st.common_grid(apart).size == 0
-    held = st.common_grid(apart, points=3, hold=True)
+    held = st.common_grid(apart, points=3, end=4.0)
     assert held.tolist() == [3, 3.5, 4]
     assert st.on_grid(held, apart, [np.array([5.0, 7.0]), np.array([0.0, 1.0])]).tolist() == [[7, 7, 7], [0, 0.5, 1]]
     long = np.arange(1000.0)

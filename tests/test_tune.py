@@ -300,6 +300,8 @@ class Args(RunArgs):
         ),
         (SPACE, ["fake.py", "--env-ids", "CartPole-v7"], "there is no environment CartPole-v7"),
         (SPACE, ["fake.py", "--env-ids", "CartPole-v1", "--trials", "0"], "--trials must be at least 1"),
+        (SPACE, ["fake.py", "--env-ids", "CartPole-v1", "--workers", "1000000000"], "at most 1,000, not 1,000,000,000"),
+        (SPACE, ["fake.py", "--env-ids", "CartPole-v1", "--num-seeds", "1000000000"], "100,000 seeds at most"),
         (SPACE, ["fake.py", "--env-ids", "CartPole-v1", "--", "--width", "3"], "--width is searched"),
         (SPACE, ["fake.py"], "--env-ids"),
     ],

@@ -203,7 +203,8 @@ if __name__ == "__main__":
     run = Run(args)
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    run.require(args.batch_size <= args.buffer_size, f"--buffer-size {args.buffer_size} is less than one batch")
+    most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
+    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     run.require_spaces(envs, obs="vector", action="continuous")
     space = envs.single_action_space

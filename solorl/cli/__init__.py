@@ -22,10 +22,12 @@ VERBS = {
     "diff": ("solorl.cli.diff", "compare two files side by side:  solo diff ppo my_ppo.py"),
     "new": ("solorl.cli.new", "start a variant:  solo new ppo_mine --from ppo"),
     "sync": ("solorl.cli.sync", "repair drift between siblings:  solo sync gae --from ppo"),
+    "runs": ("solorl.cli.runs", "list and delete run folders:  solo runs --status failed"),
     "bench": ("solorl.cli.bench", "many runs at once:  solo bench ppo --env-ids CartPole-v1 --num-seeds 10"),
     "tune": ("solorl.cli.tune", "search hyper-parameters:  solo tune ppo --env-ids CartPole-v1 --space FILE.toml"),
     "report": ("solorl.cli.report", "tables, curves and verdicts from runs:  solo report runs/"),
     "check": ("solorl.cli.check", "check algorithm files against the rules of the project"),
+    "completion": ("solorl.cli.completion", 'completion of your shell:  eval "$(solo completion bash)"'),
 }
 
 
@@ -54,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
 def usage() -> str:
     """The text of `solo --help`."""
-    verbs = "\n".join(f"  {verb:7} {line}" for verb, (_, line) in VERBS.items())
+    verbs = "\n".join(f"  {verb:10} {line}" for verb, (_, line) in VERBS.items())
     return f"solo: one file per algorithm of deep reinforcement learning\n\n{verbs}\n\n`solo VERB --help` says more."
 
 

@@ -11,24 +11,42 @@ from solorl.bench import Runner, Store, following
 from solorl.cli import Parser
 from solorl.engines import LocalEngine, own_cores
 from solorl.errors import UsageError
-from solorl.plan import Flags, Plan, load_script, load_suite, make_tasks, ordered, parse_flags, seed_range, short
+from solorl.plan import (
+    Flags,
+    Plan,
+    check_name,
+    check_texts,
+    find_python,
+    load_script,
+    load_suite,
+    make_tasks,
+    ordered,
+    parse_flags,
+    seed_range,
+    short,
+)
 
 EPILOG = """a suite file or scripts; flags behind -- go to every script:
   solo bench benchmark/suites/classic.toml --workers 4
   solo bench ppo my_ppo.py --env-ids CartPole-v1 Acrobot-v1 --num-seeds 10 -- --learning-rate 1e-3
+  solo bench peer.py --python peers/bin/python --env-ids CartPole-v1
 
-Any script that takes --env-id and --seed works. The same command again skips what is finished, resumes what is half
-done and repeats what failed. Exit code 0: all finished, 1: not all (failed runs show their last lines), 130: Ctrl+C."""
+Any script that takes --env-id and --seed works; one that needs packages of its own runs with --python PATH, in a suite
+`python = "PATH"`. What counts is the run folder or the TensorBoard files that it writes below its working folder. The
+same command again skips what is finished, resumes what is half done and repeats what failed.
+
+Exit code 0: all finished, 1: not all (failed runs show their last lines), 130: Ctrl+C."""
+
+MAX_WORKERS = 1_000
 
 
 def main(argv: Sequence[str]) -> int:
     """Run or print a plan; UsageError for a plan that cannot be."""
+    check_texts(list(argv), "solo bench")
     own, extra = split(argv)
     args = _parser().parse(own)
     plan = suite_plan(args, extra) if args.what[0].endswith(".toml") else script_plan(args, extra)
-    workers = args.workers if args.workers is not None else max(1, len(own_cores()))
-    if workers < 1:
-        raise UsageError(f"solo bench: --workers must be at least 1, not {workers}")
+    workers = worker_count(args.workers, "solo bench")
     folder = args.results or Path("benchmark/results") / plan.name
     store = Store(args.runs_dir or Path("runs/bench") / plan.name)
     for path in (folder, store.folder):
@@ -48,6 +66,7 @@ def _parser() -> Parser:
     parser.add_argument("--num-seeds", metavar="N", type=int, help="seeds of each (default 1); of a suite: the first N")
     parser.add_argument("--start-seed", metavar="S", type=int, help="the first seed (default 1)")
     parser.add_argument("--variant", metavar="NAME", help="name of the flags behind -- in results (default: the flags)")
+    parser.add_argument("--python", metavar="PATH", help="the Python that runs the scripts (default: this one)")
     parser.add_argument("--workers", metavar="N", type=int, help="runs at once (default: one for each core)")
     parser.add_argument(
         "--results", metavar="DIR", type=Path, help="default benchmark/results/NAME OF SUITE OR SCRIPTS"
@@ -61,6 +80,14 @@ def _raw_formatter() -> Any:
     from argparse import RawDescriptionHelpFormatter
 
     return RawDescriptionHelpFormatter
+
+
+def worker_count(given: int | None, verb: str) -> int:
+    """`--workers` as it was given, or one for each core; UsageError outside 1 to MAX_WORKERS."""
+    workers = len(own_cores()) if given is None else given
+    if not 1 <= workers <= MAX_WORKERS:
+        raise UsageError(f"{verb}: --workers must be at least 1 and at most {MAX_WORKERS:,}, not {workers:,}")
+    return workers
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], Flags]:
@@ -79,7 +106,8 @@ def suite_plan(args: Any, extra: Flags) -> Plan:
             raise UsageError(f"solo bench: {flag} is for scripts; {args.what[0]} says it itself")
     if args.num_seeds is not None and args.num_seeds < 1:
         raise UsageError(f"solo bench: --num-seeds must be at least 1, not {args.num_seeds}")
-    return load_suite(Path(args.what[0]), extra, args.env_ids, args.num_seeds)
+    python = "" if args.python is None else find_python(args.python)
+    return load_suite(Path(args.what[0]), extra, args.env_ids, args.num_seeds, python)
 
 
 def script_plan(args: Any, extra: Flags) -> Plan:
@@ -90,8 +118,11 @@ def script_plan(args: Any, extra: Flags) -> Plan:
     count = 1 if args.num_seeds is None else args.num_seeds
     seeds = seed_range(count, 1 if args.start_seed is None else args.start_seed, "solo bench")
     variant = short(extra) if args.variant is None else args.variant
-    tasks = make_tasks(scripts, args.env_ids, seeds, {variant: extra})
-    return Plan("-".join(script.name for script in scripts), ordered(tasks))
+    python = "" if args.python is None else find_python(args.python)
+    tasks = make_tasks(scripts, dict.fromkeys(args.env_ids), seeds, {variant: extra}, python=python)
+    name = "-".join(dict.fromkeys(script.name for script in scripts))
+    check_name(name, "solo bench: the names of the scripts, joined,")
+    return Plan(name, ordered(tasks))
 
 
 def dry_run(plan: Plan, store: Store) -> int:
@@ -100,7 +131,8 @@ def dry_run(plan: Plan, store: Store) -> int:
     waiting = [task for task in plan.tasks if found[task.id].state != "finished"]
     while waiting:
         task = waiting.pop(0)
-        several = [] if store.resumable(task, found[task.id]) else following(task, waiting)
+        fresh = [other for other in waiting if store.is_fresh(other, found[other.id])]
+        several = [] if store.resumable(task, found[task.id]) else following(task, fresh)
         waiting = [other for other in waiting if other not in several]
         job = store.job([task, *several], found[task.id])
         command = shlex.join(job.argv)
@@ -141,7 +173,10 @@ def conclusion(runner: Runner, code: int, seconds: float) -> list[str]:
         ]
     if code > 1:
         lines.append("interrupted; the same command goes on")
-    if runner.finished or runner.skipped:
+    if runner.bare:
+        lines.append(f"{len(runner.bare)} finished without a table; no run folder and no TensorBoard files were in:")
+        lines += [f"  {task}: {runner.bare[task.id]}" for task in runner.plan.tasks if task.id in runner.bare]
+    if runner.tables:
         lines.append(f"results in {runner.folder}; compare them: solo report {shlex.quote(str(runner.folder))}")
     return lines
 

@@ -6,18 +6,21 @@ from itertools import groupby
 from pathlib import Path
 
 from solorl.budget import set_budget
-from solorl.catalog import find_path, parse_header, script_paths
+from solorl.catalog import find_path, in_catalogue, parse_header, script_paths
 from solorl.cli import Parser
 from solorl.cli.files import shown
 from solorl.errors import UsageError
-from solorl.rules import Problem, check_family, check_file
+from solorl.rules import Problem, check_family, check_file, check_own
 
 
 def problems_of(paths: Sequence[Path]) -> list[Problem]:
-    """The problems of the given files; those between siblings are found with the whole family."""
+    """The problems of the given files; those between siblings are found with the whole family, those of a user's own
+    file with the catalogue."""
     wanted = {path.resolve() for path in paths}
     found = [problem for path in sorted(wanted) for problem in check_file(path)]
-    for folder in sorted({path.parent for path in wanted}):
+    for path in sorted(path for path in wanted if not in_catalogue(path)):
+        found += check_own(path)
+    for folder in sorted({path.parent for path in wanted if in_catalogue(path)}):
         family = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
         found += [problem for problem in check_family(family) if problem.path.resolve() in wanted]
     return sorted(found, key=lambda problem: (str(problem.path), problem.line))

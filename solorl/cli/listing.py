@@ -1,15 +1,21 @@
 """`solo list`: the algorithms, one line each."""
 
 import json
+import re
 import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from solorl.catalog import Script, scripts
 from solorl.cli import Parser
+from solorl.cli.tables import aligned
 from solorl.errors import UsageError, did_you_mean
+from solorl.terminal import paint
 
 COLUMNS = ("name", "family", "spaces", "framework", "paper", "title")
+FILTERS = ("family", "framework", "observations", "actions")
 
 
 def as_row(script: Script) -> tuple[str, ...]:
@@ -20,34 +26,60 @@ def as_row(script: Script) -> tuple[str, ...]:
 
 def as_dict(script: Script) -> dict[str, object]:
     """All that is known of a script, for `--json`."""
-    known = {name: getattr(script, name) for name in (*COLUMNS, "run", "parent", "not_for", "lines")}
-    return known | {"path": str(script.path)}
+    names = (*COLUMNS, "observations", "actions", "run", "parent", "not_for", "lines")
+    return {name: getattr(script, name) for name in names} | {"path": str(script.path)}
 
 
-def table(rows: Sequence[Sequence[str]], width: int | None) -> str:
-    """Rows as aligned columns; each line cut to `width` if one is given."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    if width is None:
-        return "\n".join(lines)
-    return "\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in lines)
+def short_title(script: Script) -> str:
+    """The title without what the name and the spaces say already."""
+    title = re.sub(r"[;,] in JAX\b.*", "", script.title).rstrip(".")
+    for kind in (f"{script.observations} observations", f"{script.actions} actions", script.actions):
+        title = re.sub(rf"[;,] {re.escape(kind)}(?=[;,]|$)", "", title)
+    return title
+
+
+def groups(found: Sequence[Script], width: int) -> Iterator[str]:
+    """The algorithms below a line for each family and its spaces, no line longer than `width`."""
+    column = 2 + max(len(script.name) for script in found) + 2
+    by_kind = sorted(found, key=lambda script: (script.family, script.spaces))  # keeps the order of names
+    for (family, spaces), members in groupby(by_kind, key=lambda script: (script.family, script.spaces)):
+        yield f"{paint(family, 'bold')}: {spaces}"
+        for script in members:
+            title = textwrap.wrap(short_title(script), max(20, width - column)) or [""]
+            yield f"  {script.name:{column - 2}}{title[0]}".rstrip()
+            yield from (" " * column + line for line in title[1:])
+
+
+def chosen(found: Sequence[Script], wanted: dict[str, str | None]) -> list[Script]:
+    """The scripts with all the properties that are given; UsageError for one that no script has."""
+    for name, value in wanted.items():
+        there = sorted({getattr(script, name) for script in found})
+        if value is not None and value not in there:
+            hint = did_you_mean(value, there) or f"; there are {', '.join(there)}"
+            raise UsageError(f"there is no {'family' if name == 'family' else f'algorithm with {name}'} {value}{hint}")
+    given = {name: value for name, value in wanted.items() if value is not None}
+    return [script for script in found if all(getattr(script, name) == value for name, value in given.items())]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the algorithms; UsageError for an unknown family."""
+    """Print the algorithms; UsageError for a property that no algorithm has."""
     parser = Parser("list", "Show the algorithms: name, family, spaces, framework, paper and title.")
-    parser.add_argument("--family", metavar="F", help="only this family")
+    parser.add_argument("--family", metavar="F", help="only this family, as in ppo")
+    parser.add_argument("--framework", metavar="F", help="only torch or jax")
+    parser.add_argument("--observations", metavar="KIND", help="only those for these observations, as in vector")
+    parser.add_argument("--actions", metavar="KIND", help="only those for these actions, discrete or continuous")
     parser.add_argument("--json", action="store_true", help="all that the headers say, for programs")
     args = parser.parse(argv)
-    found = scripts()
-    families = sorted({script.family for script in found})
-    if args.family and args.family not in families:
-        hint = did_you_mean(args.family, families) or f"; there are {', '.join(families)}"
-        raise UsageError(f"there is no family {args.family}{hint}")
-    found = [script for script in found if args.family in (None, script.family)]
+    found = chosen(scripts(), {name: getattr(args, name) for name in FILTERS})
     if args.json:
         print(json.dumps([as_dict(script) for script in found], indent=2))
         return 0
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(table([COLUMNS, *map(as_row, found)], width))
+    if not found:
+        print("no algorithm is of all these kinds")
+        return 0
+    lines = aligned([COLUMNS, *map(as_row, found)])
+    width = shutil.get_terminal_size().columns
+    if sys.stdout.isatty() and max(map(len, lines)) > width:
+        lines = list(groups(found, width))
+    print("\n".join(lines))
     return 0

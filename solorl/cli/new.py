@@ -7,10 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from solorl.budget import origin_of
 from solorl.catalog import (
     KEYS,
+    Script,
     algorithms_folder,
+    as_typed,
     find_path,
+    in_catalogue,
     in_checkout,
     parse_header,
     parse_source,
@@ -48,6 +52,12 @@ def destination(name: str, family: str) -> Path:
     return path
 
 
+def family_of(source: Script) -> str:
+    """The family of a file; for a user's own file that of the algorithm it comes from."""
+    origin = None if in_catalogue(source.path) else origin_of(source)
+    return origin.parent.name if origin else source.family
+
+
 def main(argv: Sequence[str]) -> int:
     """Create a variant; UsageError for a bad or taken name and for a source without a header."""
     parser = Parser("new", "Start a variant from an algorithm: a file that runs and differs in its header only.")
@@ -58,23 +68,25 @@ def main(argv: Sequence[str]) -> int:
     name = args.name.removesuffix(".py")
     check_name("file", name)
     source = parse_header(find_path(args.source))
-    family = args.family or source.family
-    check_name("family", family)
+    family = args.family or family_of(source)
+    if args.family or in_checkout():
+        check_name("family", family)
     if missing := [key for key in KEYS if key not in source.fields]:
         raise UsageError(f"{shown(source.path)} has no line {missing[0]} in its header")
     if name in sys.stdlib_module_names or name in top_modules(parse_source(source.path)):
         raise UsageError(f"a file {name}.py would hide the module {name} from `import {name}`")
     path = destination(name, family)
-    values = {"Run": run_line(source.run, name), "Differs": f"from {source.path.name}: nothing yet"}
+    typed = name if in_checkout() else path.name
+    values = {"Run": run_line(source.run, typed), "Differs": f"from {source.path.name}: nothing yet"}
     text = with_header(read_source(source.path), values)
     if in_checkout():
         path.parent.mkdir(exist_ok=True)
     write(path, text.encode())
     print(f"created {shown(path)} from {source.path.name}. Next:")
     print(f"  edit it; say in its line `Differs` how it differs from {source.path.name}, and in its title what it is")
-    print(f"  solo train {name if in_checkout() else shown(path)}")
-    print(f"  solo diff {source.name} {name if in_checkout() else shown(path)}")
+    print(f"  solo train {typed}")
+    print(f"  solo diff {as_typed(source.path)} {typed}")
     if in_checkout():
         print(f"  solo check --set-budget {name}     once the difference is what you want")
-        print("  solo check                    before you share it")
+    print(f"  solo check {'' if in_checkout() else typed:18} before you share it")
     return 0

@@ -1,7 +1,8 @@
 """`solo report --against REV`: have the results in the working tree become worse than those of a commit?
 
-Results are matched by environment, script and variant; a match with other scores than before and at least MIN_RUNS runs
-on both sides is tested. It is a regression where both hold:
+Results are matched by environment, script and variant (and by arguments, where runs of one variant differ in them); a
+match with other scores than before and at least MIN_RUNS runs on both sides is tested. It is a regression where both
+hold:
 
 - the 95 % bootstrap interval of IQM(now) - IQM(then) lies wholly below 0: more than chance;
 - the IQM fell by more than TOLERANCE of the range from random play to solved (of |IQM then| where that range is not
@@ -50,7 +51,7 @@ def run(revision: str, folders: Sequence[Path], metric: str) -> int:
     Raises UsageError where `revision` is not known, a folder lies outside a repository, or there is nothing to compare.
     """
     then, problems = results_at(revision, folders)
-    now, new_problems = read_all(folders)
+    now, new_problems = read_all(folders, whole=True)
     found = changes(then, now, metric)
     for problem in [*problems, *new_problems]:
         print(f"note: {problem}")
@@ -71,7 +72,7 @@ def results_at(revision: str, folders: Sequence[Path]) -> tuple[list[Result], li
     found: dict[str, bytes] = {}
     for folder in folders:
         found |= {f"{revision}:{folder / name}": data for name, data in files_at(revision, folder).items()}
-    return gathered(partial(parse_bytes, data, source) for source, data in found.items())
+    return gathered((partial(parse_bytes, data, source) for source, data in found.items()), whole=True)
 
 
 def files_at(revision: str, folder: Path) -> dict[str, bytes]:

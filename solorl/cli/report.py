@@ -24,7 +24,10 @@ def parser() -> Parser:
     p.add_argument("--metric", choices=["eval", "train"], help="greedy evaluations (default) or training episodes")
     p.add_argument("--x", choices=["steps", "time"], default="steps", help="axis shown first (default: steps)")
     p.add_argument(
-        "--baseline", metavar="NAME", help="method the others, but twins, are compared with (default: first)"
+        "--baseline",
+        metavar="NAME",
+        help="method that all except twins in JAX are compared with "
+        "(default: the one that others derive from, else the first)",
     )
     p.add_argument("--env-ids", metavar="ID", nargs="+", default=[], help="only these environments")
     p.add_argument("--methods", metavar="NAME", nargs="+", default=[], help="only these methods, in this order")
@@ -33,7 +36,10 @@ def parser() -> Parser:
     p.add_argument("--title", metavar="T", default="Results", help="title of the report")
     p.add_argument("--markdown", metavar="FILE", type=Path, help="only put the table between two markers in this file")
     p.add_argument("--marker", metavar="NAME", help="the markers are the lines <!-- NAME --> and <!-- /NAME -->")
-    p.add_argument("--curves", metavar="PNG", type=Path, help="and the learning curves in this file, shown below it")
+    p.add_argument(
+        "--curves", metavar="PNG", type=Path, help="and the learning curves in this file, shown below it; of more than "
+        "4 methods in several: X.png, X_2.png",
+    )  # fmt: skip
     p.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the text in FILE is stale")
     p.add_argument("--against", metavar="REV", help="compare with the results of a commit; exit code 1 on a regression")
     return p
@@ -73,15 +79,18 @@ def main(argv: Sequence[str]) -> int:
     if not results:
         raise UsageError(f"nothing to report: {'; '.join(problems[:3])}")
     results = cmp.only(results, args.env_ids, args.methods)
-    comparison = cmp.compare(results, args.metric or "auto", args.baseline, args.normalise)
+    comparison = cmp.compare(results, args.metric or "auto", args.baseline, args.normalise, bool(args.methods))
     if args.markdown:
         for problem in problems:
             print(f"note: {problem}")
         here = args.markdown.parent
         evidence = [Path(os.path.relpath(path, here)).as_posix() for path in args.paths]
-        picture = Path(os.path.relpath(args.curves, here)).as_posix() if args.curves else ""
-        stale = embed(args.markdown, args.marker, text.block(comparison, evidence, picture), args.check)
-        return stale | (draw(comparison, args.curves, args.check) if args.curves else 0)
+        curves = cmp.curves(comparison, comparison.metric, "steps") if args.curves else {}
+        parts = cmp.pictures(comparison, curves) if args.curves else []
+        paths = [cmp.numbered(args.curves, i) for i in range(len(parts))]
+        files = [Path(os.path.relpath(path, here)).as_posix() for path in paths]
+        stale = embed(args.markdown, args.marker, text.block(comparison, evidence, files), args.check)
+        return max([stale, *(draw(comparison, *one, args.check) for one in zip(parts, paths, strict=True))])
     out = args.out or DEFAULT_OUT
     write_report(comparison, out, args, problems)
     print_summary(comparison, problems, out)
@@ -98,20 +107,18 @@ def write_report(comparison, out: Path, args: Namespace, problems: Sequence[str]
         pictures = [path.name for path in figures.write_figures(comparison, out)]
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror}") from None
-    pictures.sort(key=lambda name: name != f"curves_{args.x}.png")
+    pictures.sort(key=lambda name: not name.startswith(f"curves_{args.x}"))
     write(out / "report.md", report_text.report(comparison, args.title, pictures, problems).encode())
     write(out / "report.html", report_page.page(comparison, args.title, args.x, problems).encode())
 
 
-def draw(comparison, path: Path, check: bool) -> int:
-    """Draw the learning curves, or only check that they are those of these runs.
+def draw(comparison, curves, path: Path, check: bool) -> int:
+    """Draw learning curves, or only check that the picture shows them.
 
     Returns 1 where `check` finds other curves. Raises UsageError where the picture cannot be drawn.
     """
-    from solorl import comparison as cmp
     from solorl import figures
 
-    curves = cmp.curves(comparison, comparison.metric, "steps")
     current = figures.shows(path, curves)
     if not check and not current:
         try:

@@ -21,7 +21,7 @@ def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[s
         "CAPTION": html.escape(text.CURVE_CAPTION),
         "TABLES": _tables(comparison),
         "NOTES": _notes([*comparison.notes, *problems]),
-        "DATA": json.dumps(_data(comparison, axis), separators=(",", ":")).replace("</", "<\\/"),
+        "DATA": json.dumps(_data(comparison, axis), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     }
     head, *pieces = TEMPLATE.read_text(encoding="utf-8").split("{{")
     return head + "".join(_filled(piece, parts) for piece in pieces)
@@ -104,7 +104,7 @@ def _tables(comparison: cmp.Comparison) -> str:
 
 def _names(names: Sequence[str]) -> str:
     """Names in a cell, as HTML."""
-    return html.escape(", ".join(names)) or "-"
+    return f'<span class="names">{html.escape(", ".join(names))}</span>' if names else "-"
 
 
 def _env_table(comparison: cmp.Comparison) -> str:

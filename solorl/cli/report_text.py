@@ -1,6 +1,8 @@
 """The words, numbers and Markdown of `solo report`."""
 
+import html
 from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import quote
 
 from solorl import comparison as cmp
@@ -62,21 +64,27 @@ def total_caption(comparison: cmp.Comparison) -> str:
 LINES = "Lines are interquartile means over runs, bands their 95 % bootstrap intervals."
 CURVE_CAPTION = (
     f"{LINES} A curve begins where its last run has a first evaluation and ends where its shortest run ends; by time, "
-    "where its last one ends, and those before keep their score. Training curves are means over the last 5 % of a run."
+    "where half of its runs have ended: those that ended before keep their score, and a run whose first evaluation is "
+    "far later than that of most is left out. Training curves are means over the last 5 % of a run."
 )
 PAIR_CAPTION = (
     "Better or worse on an environment: the exact two-sided rank-sum test gives p < 0.05 (not corrected for the number "
     "of environments). P(improvement): the chance that a run of the one method beats a run of the other, averaged over "
-    "environments, ties counted half."
+    "environments, ties counted half; without an interval where there are too few runs for one."
 )
 SOURCE = "Statistics after Agarwal et al. 2021, https://arxiv.org/abs/2108.13264."
 
 
 # ---------------------------------------------------------------------- Markdown
+def markdown(text: str) -> str:
+    """A text as Markdown shows it: a name can be neither HTML nor a link."""
+    return html.escape(text, quote=False).replace("](", "]\\(")
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """A Markdown table; the first `left` columns are aligned left, the others right."""
     rule = ["---" if i < left else "---:" for i in range(len(head))]
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    escaped = [[markdown(cell).replace("|", "\\|") for cell in row] for row in rows]
     return "".join(f"| {' | '.join(row)} |\n" for row in [head, rule, *escaped])
 
 
@@ -150,21 +158,22 @@ def pair_table(comparison: cmp.Comparison) -> str:
     return table(["Comparison", "P(improvement)", "Better on", "Worse on"], rows) if rows else ""
 
 
-def block(comparison: cmp.Comparison, evidence: Sequence[str], picture: str = "") -> str:
+def block(comparison: cmp.Comparison, evidence: Sequence[str], pictures: Sequence[str] = ()) -> str:
     """What `--markdown` puts between its markers: the verdicts, the table of environments, links to the `evidence`.
 
-    Then, where there is one, the `picture` of the learning curves.
+    Then, where there are any, the `pictures` of the learning curves.
     """
-    lines = "".join(f"**{sentence}**\n\n" for sentence in verdicts(comparison))
+    lines = "".join(f"**{markdown(sentence)}**\n\n" for sentence in verdicts(comparison))
     links = ", ".join(f"[{path}]({quote(str(path))})" for path in evidence)
-    curves = f"\n![learning curves]({picture})\n\n{LINES}\n" if picture else ""
+    shown = "".join(f"\n![learning curves]({picture})\n" for picture in pictures)
+    curves = f"{shown}\n{LINES}\n" if pictures else ""
     return f"{lines}{env_table(comparison)}\n{table_caption(comparison)} Every run: {links}.\n{curves}"
 
 
 def report(comparison: cmp.Comparison, title: str, pictures: Sequence[str], problems: Sequence[str]) -> str:
-    """The whole report.md; `pictures` are names of files beside it."""
-    parts = [f"# {title}\n"]
-    parts += [f"**{sentence}**\n" for sentence in verdicts(comparison)]
+    """The whole report.md; `pictures` are names of files next to it."""
+    parts = [f"# {markdown(title)}\n"]
+    parts += [f"**{markdown(sentence)}**\n" for sentence in verdicts(comparison)]
     parts += ["## Results\n", table_caption(comparison) + "\n", env_table(comparison)]
     if totals := total_table(comparison):
         parts += ["## All environments\n", total_caption(comparison) + "\n", totals]
@@ -172,8 +181,8 @@ def report(comparison: cmp.Comparison, title: str, pictures: Sequence[str], prob
         parts += ["## Comparisons\n", PAIR_CAPTION + "\n", pairs]
     if pictures:
         parts += ["## Curves\n", CURVE_CAPTION + " The page report.html has them interactive.\n"]
-        parts += [f"![{name.rpartition('.')[0].replace('_', ', by ')}]({name})\n" for name in pictures]
+        parts += [f"![{Path(name).stem.replace('_', ', by ', 1).replace('_', ' ')}]({name})\n" for name in pictures]
     notes = [*comparison.notes, *problems]
     if notes:
-        parts += ["## Notes\n", "".join(f"- {note}\n" for note in notes)]
+        parts += ["## Notes\n", "".join(f"- {markdown(note)}\n" for note in notes)]
     return "\n".join([*parts, SOURCE + "\n"])

@@ -4,6 +4,7 @@ The weights that a script learns with it are equal, bit for bit, to those it lea
 """
 
 import argparse
+import copy
 import inspect
 import os
 import random
@@ -14,6 +15,7 @@ import typing
 from dataclasses import dataclass
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 
 
@@ -73,9 +75,11 @@ class Run:
             raise SystemExit(2)
 
     def require_spaces(self, envs, obs, action):
-        """End with a sentence unless the actions are "discrete" or "continuous" as asked."""
-        kind = type(envs.single_action_space).__name__
-        self.require(kind == {"discrete": "Discrete", "continuous": "Box"}[action], f"the actions must be {action}")
+        """End with a sentence unless the actions are "discrete" or "continuous" as asked, the observations arrays."""
+        space, name = envs.single_action_space, {"discrete": "Discrete", "continuous": "Box"}[action]
+        fits = type(space).__name__ == name and np.issubdtype(space.dtype, np.floating) == (name == "Box")
+        self.require(fits, f"the actions must be {action}")
+        self.require(envs.single_observation_space.shape, f"the observations must be of the kind {obs}")
 
     def resume(self, **parts):
         """Take what `close` is to save; a training always starts at iteration 0."""
@@ -83,7 +87,9 @@ class Run:
         return 0
 
     def reset(self, envs):
-        """The first observations, with a seed of its own for each environment."""
+        """The first observations, with a seed of its own for each environment, and copies of all observations."""
+        for i, env in enumerate(getattr(envs, "envs", ())):
+            envs.envs[i] = gym.wrappers.TransformObservation(env, copy.deepcopy, None)
         seeds = [self.env_seed(0, i) for i in range(envs.num_envs)]
         envs.action_space.seed(seeds[0])
         envs.single_action_space.seed(seeds[0])

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from solorl.arguments import missing_extra
 from solorl.catalog import find_path
 from solorl.errors import UsageError
 
@@ -18,12 +19,17 @@ Runs the file of an algorithm, as `python FILE flags...` does. All flags go to t
 
 
 def run_script(path: Path, flags: Sequence[str]) -> None:
-    """Run a file in this process as `python path flags...` would; its exceptions and SystemExit pass through."""
+    """Run a file in this process as `python path flags...` would; its exceptions and SystemExit pass through.
+    UsageError if it imports a module that is missing and that one of our extras brings."""
     argv, search = sys.argv, list(sys.path)
     sys.argv = [str(path), *flags]
     sys.path.insert(0, str(path.resolve().parent))
     try:
         runpy.run_path(str(path), run_name="__main__")
+    except ModuleNotFoundError as error:
+        if sentence := missing_extra(path.name, error):
+            raise UsageError(sentence) from error
+        raise
     finally:
         sys.argv, sys.path[:] = argv, search
 

@@ -9,8 +9,8 @@ from typing import Any
 from solorl.arguments import check_env_id
 from solorl.bench import Store
 from solorl.cli import Parser
-from solorl.cli.bench import Lines, split
-from solorl.engines import LocalEngine, own_cores
+from solorl.cli.bench import Lines, split, worker_count
+from solorl.engines import LocalEngine
 from solorl.errors import UsageError, did_you_mean
 from solorl.plan import Flags, load_script, merge, seed_range, words
 from solorl.tune import METRIC, Study, Tuner, completed, counted, open_study, space_from_file, space_from_script
@@ -32,16 +32,12 @@ def main(argv: Sequence[str]) -> int:
     own, extra = split(argv)
     args = _parser().parse(own)
     study = make_study(args, extra)
-    for name, value in (
-        ("--trials", args.trials),
-        ("--prune-after", args.prune_after + 1),
-        ("--workers", args.workers),
-    ):
-        if value is not None and value < 1:
+    for name, value in (("--trials", args.trials), ("--prune-after", args.prune_after + 1)):
+        if value < 1:
             raise UsageError(f"solo tune: {name} must be at least {0 if name == '--prune-after' else 1}")
+    workers = worker_count(args.workers, "solo tune")
     storage = args.storage or Path("tune") / f"{study.script.name}.log"
     found = open_study(storage, study, args.pruner, args.prune_after, args.seed)
-    workers = args.workers or max(1, len(own_cores()))
     store = Store(args.runs_dir or Path("runs/tune") / storage.stem)
     view = Lines()
     view.say(f"{len(counted(found))} of {args.trials} trials so far, {workers} runs at once; output in {store.folder}")

@@ -1,0 +1,109 @@
+"""Colours, and the line of progress, in a terminal; plain text everywhere else.
+
+Text is coloured where it goes to a terminal. NO_COLOR (any value) switches that off, FORCE_COLOR on, also for a pipe;
+a terminal that says TERM=dumb gets plain lines.
+"""
+
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+WIPE = "\r\033[K"  # back to the start of the line, which is then empty
+MIN_BAR, MAX_BAR = 6, 30  # characters
+EVERY = 10.0  # seconds between lines of progress where no line can be renewed
+
+
+def has_colors(file: Any) -> bool:
+    """Whether what is written to `file` may be coloured."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
+        return True
+    return renews(file)
+
+
+def renews(file: Any) -> bool:
+    """Whether a line written to `file` can be written again: a terminal that understands control sequences."""
+    return bool(file.isatty()) and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, style: str, file: Any = None) -> str:
+    """`text` in one of STYLES where `file` (default: standard output) has colours, else as it is."""
+    return f"\033[{STYLES[style]}m{text}\033[0m" if has_colors(file or sys.stdout) else text
+
+
+def wiped(text: str, file: Any) -> str:
+    """`text` in place of a line of progress that stands in the terminal."""
+    return WIPE + text if renews(file) else text
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+def bar(share: float, width: int, file: Any) -> str:
+    """A bar of `width` characters, the given share of it filled."""
+    full = min(width, max(0, round(share * width)))
+    try:
+        signs = "━─"
+        signs.encode(getattr(file, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        signs = "#-"
+    return paint(signs[0] * full, "green", file) + paint(signs[1] * (width - full), "dim", file)
+
+
+def live_line(share: float | None, facts: Sequence[str], columns: int, file: Any) -> str:
+    """The first of `facts`, a bar that fills the room that is left, and the others: as many as fit into a line."""
+    if share is None:
+        return "  ".join(facts)[: columns - 1]
+    percent = f"{100 * share:3.0f} %"
+    for count in range(len(facts), 0, -1):
+        room = columns - 1 - len("  ".join([*facts[:count], percent])) - 1
+        if room >= MIN_BAR:
+            drawn = bar(share, min(room, MAX_BAR), file)
+            return "  ".join([facts[0], f"{drawn} {percent}", *facts[1:count]])
+    return f"{facts[0]}  {percent}"[: columns - 1]
+
+
+class Progress:
+    """The progress of a training: in a terminal one line that renews itself, elsewhere a new one every 10 seconds."""
+
+    def __init__(self) -> None:
+        self._printed = -math.inf
+
+    def is_due(self) -> bool:
+        """Whether it is time for the next line; true at most once for each."""
+        now = time.perf_counter()
+        due = now - self._printed >= (0.1 if renews(sys.stdout) else EVERY)
+        self._printed = now if due else self._printed
+        return due
+
+    def show(
+        self, step: int, total: int, episode: float | None, evaluation: float | None, sps: float, seeds: int = 1
+    ) -> None:
+        """Write the line: steps of each seed so far and in all (0: unknown), mean return of the last episodes and of
+        the last evaluation (None: none yet), steps per second of all seeds."""
+        from solorl.trackers import say
+
+        left = f"{duration(max(0, total - step) / max(1.0, sps / seeds))} left"
+        recent, score = ("-" if value is None else f"{value:.1f}" for value in (episode, evaluation))
+        rate = f"{sps:,.0f} steps/s"
+        together = f", {seeds} seeds together" if seeds > 1 else ""
+        if renews(sys.stdout):
+            width, share = len(f"{total:,}"), min(1.0, step / total) if total else None
+            facts = [f"step {step:>{width},}", f"return {recent:>6}", f"evaluation {score:>6}", left, rate + together]
+            line = live_line(share, facts, shutil.get_terminal_size().columns, sys.stdout)
+            say(WIPE + line, sys.stdout, end="")
+            return
+        percent = f"{100 * step / total:3.0f} %" if total else ""
+        head = f"step {step:>10,} {percent}  return {recent:>8}  evaluation {score:>8}"
+        say(f"{head}  {rate:>17}{together}  {left}", sys.stdout)

@@ -1,0 +1,186 @@
+"""Groups of seeds in JAX that go on after kills, damage and the end of some of their seeds."""
+
+import json
+import runpy
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import script
+from safetensors.numpy import load_file
+from test_ppo_jax import folders, same
+
+from solorl import seeds, state
+
+FLAGS = (
+    "--num-seeds 2 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 256 --save-every 64 "
+    "--eval-every 0 --eval-episodes 1"
+).split()
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    """Two seeds that save 4 times, never interrupted, in `runs`; `killed_N` is what a kill after N of their 8 saves
+    leaves, seed after seed."""
+    folder = tmp_path_factory.mktemp("group")
+    write, words = state.save_checkpoint, [str(script("ppo_jax")), *FLAGS, "--runs-dir", str(folder / "runs")]
+
+    def counting(*args):
+        written = write(*args)
+        shutil.copytree(folder / "runs", folder / f"killed_{len(list(folder.glob('killed_*'))) + 1}" / "runs")
+        return written
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "save_checkpoint", counting)
+        patch.setattr(sys, "argv", words)
+        runpy.run_path(words[0], run_name="__main__")
+    return folder
+
+
+def steps_of(run):
+    return [state.step_of(path) for path in state.checkpoints(run / "checkpoint")]
+
+
+def go_on(train, group, folder):
+    """Resume the group in `folder`; its seeds end as those that were never interrupted."""
+    train("ppo_jax", "--resume", folders(folder)[0], "--num-seeds", 2)
+    for whole, resumed in zip(folders(group), folders(folder), strict=True):
+        same(whole, resumed)
+
+
+def killed_when(train, monkeypatch, folder, killed, *flags):
+    """Train the group in `folder` until `killed(run folder, step)` holds once that is saved; returns what is left in a
+    copy, for the files of the killed runs are locked as long as this process lives."""
+    write = state.save_checkpoint
+
+    def dying(place, step, *others):
+        write(place, step, *others)
+        if killed(place.parent, step):
+            raise SystemExit(9)  # SIGKILL would end this process, too
+
+    monkeypatch.setattr("solorl.run.atexit", SimpleNamespace(register=lambda call: None))
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "save_checkpoint", dying)
+        patch.setattr("solorl.seeds.Runs._end", lambda runs, index, code: sys.exit(code))  # for the other seeds, too
+        train("ppo_jax", *flags, code=9)
+    shutil.copytree(folder / "runs", folder / "left" / "runs")
+    return folder / "left"
+
+
+@pytest.mark.parametrize(
+    ("saves", "found", "said"),
+    [
+        (1, [[64], []], "not all seeds have a checkpoint yet: starting from the beginning"),
+        (3, [[64, 128], [64]], "resumed at step 64 (iteration 2)"),
+        (7, [[192, 256], [128, 192]], "resumed at step 192 (iteration 6)"),
+    ],
+)
+def test_a_group_killed_between_the_saves_of_two_seeds_goes_on_exactly(train, tmp_path, group, saves, found, said):
+    shutil.copytree(group / f"killed_{saves}", tmp_path, dirs_exist_ok=True)
+    assert [steps_of(run) for run in folders(tmp_path)] == found
+    go_on(train, group, tmp_path)
+    assert said in train.out and [steps_of(run) for run in folders(tmp_path)] == [[192, 256]] * 2
+
+
+def test_a_damaged_checkpoint_of_one_seed_sets_all_seeds_back(train, tmp_path, group, monkeypatch):
+    """To the one before it. The newer one of the other seed is gone at once: it would be the newest for too long."""
+    shutil.copytree(group / "killed_6", tmp_path, dirs_exist_ok=True)
+    first, second = folders(tmp_path)
+    (second / "checkpoint/step_000000000192/tensors.safetensors").write_bytes(b"nothing")
+    flags = ["--resume", first, "--num-seeds", 2, "--save-every", 100]
+    left = killed_when(train, monkeypatch, tmp_path, lambda run, step: True, *flags)
+    assert "step_000000000192 is damaged" in train.out and "resumed at step 128" in train.out
+    assert [steps_of(run) for run in folders(left)] == [[128, 224], [128]]
+    train("ppo_jax", "--resume", folders(left)[0], "--num-seeds", 2)
+    assert "resumed at step 128" in train.out
+    for whole, resumed in zip(folders(group), folders(left), strict=True):  # rows are means of other chunks
+        finals = [load_file(run / "model_last.safetensors") for run in (whole, resumed)]
+        assert all(np.array_equal(finals[0][key], finals[1][key]) for key in finals[0])
+
+
+def test_a_seed_that_could_not_save_has_a_step_in_common_with_the_others(train, tmp_path, group, monkeypatch):
+    """Seed 2 finds a full disk at step 128, and the process is killed after seed 1 has saved step 192."""
+    write = state.write_state
+
+    def full(folder, tree):
+        if "__2__" in str(folder) and tree["run"]["step"] == 128:
+            raise OSError(28, "No space left on device")
+        write(folder, tree)
+
+    monkeypatch.setattr(state, "write_state", full)
+    flags = [*FLAGS, "--runs-dir", tmp_path / "runs"]
+    left = killed_when(train, monkeypatch, tmp_path, lambda run, step: step == 192, *flags)
+    assert [steps_of(run) for run in folders(left)] == [[64, 128, 192], [64]]
+    go_on(train, group, left)
+    assert "resumed at step 64" in train.out and [steps_of(run) for run in folders(left)] == [[192, 256]] * 2
+
+
+def test_a_seed_that_had_finished_before_the_others_is_left_as_it_is(train, tmp_path, group):
+    shutil.copytree(group / "killed_6", tmp_path, dirs_exist_ok=True)
+    first, second = folders(tmp_path)
+    shutil.rmtree(first / "checkpoint/step_000000000192")
+    (first / "status.json").write_text(json.dumps({"status": "finished"}))
+    files = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    train("ppo_jax", "--resume", first, "--num-seeds", 2)
+    assert "seed 1 stays as it is: finished, last saved at step 128" in train.out and "step 192" in train.out
+    assert files == {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    same(folders(group)[1], second)
+
+
+RUNNING, STOPPED, FINISHED, DIVERGED = "running", "stopped", "finished", "diverged: losses/entropy is nan"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "saved", "want"),
+    [
+        ([RUNNING, RUNNING], [[2, 3], [1, 2]], (2, [0, 1])),
+        ([FINISHED, RUNNING], [[2, 3], [2, 3]], (3, [0, 1])),  # killed while they were closed
+        ([FINISHED, RUNNING], [[1, 2], [2, 3]], (3, [1])),  # seed 1 had reached its target, seed 2 is not set back
+        ([RUNNING, DIVERGED], [[2, 3], [1]], (3, [0])),
+        ([RUNNING, DIVERGED], [[1], [1]], (1, [0, 1])),
+        ([STOPPED, RUNNING], [[1, 2], [3, 4]], (4, [1])),  # by a file named `stop`
+        ([STOPPED, STOPPED], [[2, 3], [1, 2]], (2, [0, 1])),  # seed 2 could not save
+        ([STOPPED, FINISHED], [[3, 4], [1, 2]], (4, [0])),
+        ([RUNNING, RUNNING], [[], []], (None, [0, 1])),
+        ([RUNNING, RUNNING], [[], [1]], (None, [0, 1])),
+        ([RUNNING, RUNNING], [[], [1, 2]], "no whole checkpoint of one step (their newest are of the steps [0, 2]"),
+        (
+            [RUNNING, RUNNING],
+            [[1, 2], [3, 4]],
+            "no whole checkpoint of one step (their newest are of the steps [2, 4]",
+        ),
+        ([FINISHED, FINISHED], [[], []], "no whole checkpoint of one step (their newest are of the steps [0, 0]"),
+        ([FINISHED, FINISHED], [[1, 2], [2, 3]], "stand at different steps ([2, 3]); resume each alone"),
+    ],
+)
+def test_which_seeds_go_on_from_which_step(tmp_path, capsys, statuses, saved, want):
+    runs = object.__new__(seeds.Runs)
+    runs.runs, runs._code, chosen = [], None, []
+    for i, (status, steps) in enumerate(zip(statuses, saved, strict=True)):
+        for step in steps:
+            state.save_checkpoint(tmp_path / str(i) / "checkpoint", step, {})
+        (tmp_path / str(i)).mkdir(exist_ok=True)
+        (tmp_path / str(i) / "status.json").write_text(json.dumps({"status": status}))
+        run = SimpleNamespace(dir=tmp_path / str(i), args=SimpleNamespace(seed=i), go_on_from=chosen.append)
+        runs.runs.append(run)
+    runs._say = print
+    if isinstance(want, str):
+        with pytest.raises(SystemExit):
+            runs._choose_checkpoints()
+        assert want in capsys.readouterr().err
+        return
+    runs._choose_checkpoints()
+    assert (runs._common, runs._active) == want
+    assert set(chosen) == ({want[0] or 0} if any(saved) else set())  # without a checkpoint there is nothing to choose
+    assert runs._code == (3 if DIVERGED in statuses and len(want[1]) == 1 else None)
+
+
+def test_a_command_quotes_a_folder_with_a_space(monkeypatch):
+    runs, said = object.__new__(seeds.Runs), []
+    runs.runs, runs.num_seeds = [SimpleNamespace(dir=Path(f"my runs/{i}"), ending="") for i in range(2)], 2
+    monkeypatch.setattr(seeds.Runs, "_say", lambda self, text: said.append(text))
+    runs._say_where()
+    assert said[0].endswith("solo play 'my runs/0'")
