@@ -11,13 +11,17 @@ import math
 import re
 import sys
 import textwrap
+import types
+import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from solorl import memory
 from solorl.errors import UsageError, did_you_mean, nearest, quit_with
+from solorl.safety import refuse_links
 from solorl.trackers import warn
 
 # Where the simulators of Gymnasium's families come from: module of the entry point -> (module to import, our extra).
@@ -43,6 +47,8 @@ SHARES = {"gamma", "gae_lambda", "tau", "start_e", "end_e", "exploration_fractio
 MAY_BE_0 = {"learning_starts"}
 MAY_BE_INFINITE = {"max_grad_norm", "noise_clip"}
 MAY_BE_NEGATIVE = {"target_return", "v_min", "v_max"}
+# Types of fields -> those of their values in JSON.
+KINDS: dict[Any, tuple[type, ...]] = {kind: (kind,) for kind in (int, bool, str, type(None))} | {float: (int, float)}
 # Families that other packages register: the part of an id before the slash -> (module, what pip installs).
 NAMESPACES = {
     "ALE": ("ale_py", "ale-py"),
@@ -107,6 +113,7 @@ def parse(args_type: type[A]) -> A:
             warn(f"nothing will be learned: --learning-starts {first} is not less than --total-timesteps {last}")
     except UsageError as error:
         quit_with(error)
+    memory.explain(args)
     return args
 
 
@@ -184,15 +191,29 @@ def saved_arguments(folder: Path, args_type: type[A]) -> A:
     file = folder / "config.json"
     if not folder.is_dir():
         raise UsageError(f"there is no run folder {folder}{did_you_mean(folder.name, _siblings(folder))}")
+    refuse_links(folder)
     try:
         config = json.loads(file.read_text())
-        script, saved = config["script"], dict(config["args"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        script, saved, changes = config["script"], config["args"], config.get("changes", [])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{folder} is no run folder: its config.json cannot be read") from error
+    if not isinstance(saved, dict) or not isinstance(changes, list):
+        raise UsageError(f"{file} is malformed: args must be an object and changes a list")
     if script != script_path().name:
         raise UsageError(f"{folder} is a run of {script}, not of {script_path().name}")
-    known = {field.name for field in dataclasses.fields(args_type)}
-    return args_type(**{name: value for name, value in saved.items() if name in known})
+    hints = typing.get_type_hints(args_type)
+    known = {field.name: field for field in dataclasses.fields(args_type) if field.name in saved}
+    for name, field in known.items():
+        if not _is_of(saved[name], hints[name]) and saved[name] != field.default:
+            kind = getattr(hints[name], "__name__", hints[name])
+            raise UsageError(f"{file} says --{name.replace('_', '-')} {saved[name]!r:.80}, which is no {kind}")
+    return args_type(**{name: saved[name] for name in known})
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value from JSON is of the type of a field; of other types than the plain ones any value is."""
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return any(type(value) in KINDS.get(kind, (type(value),)) for kind in kinds)
 
 
 def _siblings(folder: Path) -> list[str]:
@@ -215,6 +236,8 @@ def check_values(args: RunArgs) -> None:
         flag, positive = "--" + name.replace("_", "-"), isinstance(default, int) and default > 0
         least = 1 if (positive and name not in shared | MAY_BE_0) or name in ("eval_episodes", "threads") else 0
         signed = name in MAY_BE_NEGATIVE or (isinstance(default, (int, float)) and default < 0)
+        if isinstance(value, int) and value >= 2**63:
+            raise UsageError(f"{flag} is too large: it must be smaller than 2**63")
         if math.isnan(value) or (math.isinf(value) and name not in MAY_BE_INFINITE):
             raise UsageError(f"{flag} is {value}, but must be a finite number")
         if value < least and not signed:

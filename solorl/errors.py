@@ -2,7 +2,8 @@
 
 import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from solorl.terminal import paint
@@ -29,3 +30,19 @@ def quit_with(error: UsageError | str) -> NoReturn:
     prefix = "" if str(error).startswith("solo") else f"{paint('error:', 'red', sys.stderr)} "
     print(f"{prefix}{error}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def reason(error: BaseException) -> str:
+    """What an exception says, on one line; with the exception's name where that alone would tell too little."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, (ValueError, RuntimeError)) and text else f"{type(error).__name__} {text}".strip()
+
+
+@contextmanager
+def fitting(what: str) -> Iterator[None]:
+    """Whatever is raised inside ends the program with one sentence and exit code 2: `what`, read from a file, does not
+    fit. A file can be well-formed and wrong in more ways than can be listed, hence every exception."""
+    try:
+        yield
+    except Exception as error:
+        quit_with(f"{what} does not fit: {reason(error)}")

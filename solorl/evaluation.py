@@ -15,6 +15,7 @@ import numpy as np
 from solorl.state import random_states, set_random_states, write_atomically
 
 Policy = Callable[[Any], Any]  # a NumPy batch of observations (n, *obs_shape) -> a NumPy batch of actions (n, ...)
+DRAWN = ("global_step", "charts/episodic_return", "eval/episodic_return", "eval/episodic_return_std")
 MAX_STEPS = 100_000  # an episode without a time limit is cut here
 
 
@@ -90,11 +91,12 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
 
     rows = []
     for line in metrics.read_text(errors="replace").splitlines() if metrics.exists() else ():
-        with contextlib.suppress(ValueError):
-            rows.append(json.loads(line))
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError, OverflowError):
+            row = json.loads(line)
+            rows.append({name: float(row[name]) for name in DRAWN if name in row or name == "global_step"})
     train = [(row["global_step"], row["charts/episodic_return"]) for row in rows if "charts/episodic_return" in row]
     test = [
-        (row["global_step"], row["eval/episodic_return"], row["eval/episodic_return_std"])
+        (row["global_step"], row["eval/episodic_return"], row.get("eval/episodic_return_std", 0.0))
         for row in rows
         if "eval/episodic_return" in row
     ]

@@ -31,12 +31,13 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from solorl import signals, simulators, state
+from solorl import memory, signals, simulators, state
 from solorl.arguments import RunArgs, needs_extra, script_path
 from solorl.catalog import as_typed
-from solorl.errors import UsageError, quit_with
+from solorl.errors import UsageError, fitting, quit_with
 from solorl.evaluation import Policy, draw_learning_curve, film, play_episodes, undisturbed, watch
 from solorl.replay import ReplayLog, is_replay
+from solorl.safety import check_checkpoint, check_running_episodes
 from solorl.terminal import Progress, duration, paint, wiped
 from solorl.trackers import MetricsFile, Safe, TensorBoard, WandB, say, warn
 
@@ -147,6 +148,8 @@ class Run:
         if Run.play is not None:
             self._load_model()
             return 0
+        for part in replays.values():
+            memory.check_replay(self.args, part.arrays.values())
         self._replays = {name: (part, ReplayLog(self.dir / "replay" / name)) for name, part in replays.items()}
         self._lock = locked(self.dir) if self.args.resume else None
         try:
@@ -193,15 +196,18 @@ class Run:
     def _restore(self, parts: dict[str, Any]) -> int:
         """Bring all parts into the state of the checkpoint; returns the iteration to start from. Writes nothing."""
         assert self._tree is not None
+        with fitting(f"the checkpoint in {self.dir}"), undisturbed():
+            check_checkpoint(self._tree)
+            state.set_random_states(self._tree["random"])
         for name, part in parts.items():
             if name not in self._tree["parts"]:
                 quit_with(f"the checkpoint in {self.dir} has no part named {name}")
-            try:
+            with fitting(f"the part {name} of the checkpoint"):
                 notes = state.restore(part, self._tree["parts"][name])
-            except (ValueError, RuntimeError, KeyError) as error:
-                quit_with(f"the part {name} of the checkpoint does not fit: {' '.join(str(error).split())}")
             for note in notes:
                 warn(note)
+        with fitting(f"the checkpoint in {self.dir}"):
+            check_running_episodes(self._tree["run"], getattr(self.args, "num_envs", None))
         self._resume_replays()
         start = self._resume_counters(self._tree["run"])
         for envs in filter(simulators.is_vector_env, parts.values()):
@@ -531,6 +537,7 @@ class Run:
         return {
             "format": 1,
             "script": self.script.name,
+            "script_path": str(self.script.absolute()),
             "script_sha256": _sha256(self.script),
             "args": asdict(self.args),
             "command": [self.script.name, *sys.argv[1:]],
@@ -791,14 +798,15 @@ class Run:
         path = self.dir / "model.safetensors"
         try:
             arrays = load_file(path)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:  # the last: types NumPy has not
             quit_with(f"{path} cannot be read ({error}); the run writes it with its first evaluation")
         for part, module in self._modules().items():
             prefix = f"{part}."
             mine: dict[str, Any] = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
             if (torch := sys.modules.get("torch")) and isinstance(module, torch.nn.Module):
                 mine = {k: torch.from_numpy(v) for k, v in mine.items()}
-            module.load_state_dict(mine)
+            with fitting(f"the model {path}"):
+                module.load_state_dict(mine)
 
     def _play(self, play: Play, policy: Policy, make_env: Callable[..., Any]) -> None:
         """Evaluate the loaded policy; film or show it where asked."""

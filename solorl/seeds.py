@@ -25,12 +25,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from solorl import signals, state
+from solorl import memory, signals, state
 from solorl.arguments import RunArgs, check_unchanged, saved_arguments
 from solorl.engines import own_cores
 from solorl.errors import UsageError, quit_with
 from solorl.jax_envs import open_envs
 from solorl.run import DIVERGED, UNSAVED, Run
+from solorl.safety import is_plain_name
 from solorl.terminal import Progress, paint
 from solorl.trackers import warn
 
@@ -230,6 +231,8 @@ class Runs:
         lost = () if self._envs.saved else tuple(envs)
         start = jax.jit(begin)
         keys = [jax.random.PRNGKey(run.args.seed) for run in self.runs]
+        for leaf in jax.tree.leaves(jax.eval_shape(begin, keys[0])) if _is_cpu(self.runs[0].device) else ():
+            memory.check_array(self.args, leaf.shape, leaf.dtype.itemsize * self.num_seeds)
         # no two leaves may share a buffer, for the compiled code writes over them
         self._trainings = [jax.tree.map(lambda x: jnp.array(x, copy=True), start(key)) for key in keys]
         if self.args.resume and self.num_seeds > 1:
@@ -433,7 +436,7 @@ class Runs:
         if self.args.resume and self.num_seeds > 1:
             first = Path(self.args.resume)
             file = first / "together.json"
-            names = json.loads(file.read_text()) if file.exists() else [first.name]
+            names = _names_in(file) if file.exists() else [first.name]
             if len(names) != self.num_seeds or names[0] != first.name:
                 quit_with(
                     f"{first} is one of {len(names)} seeds trained together; go on with them all by "
@@ -579,6 +582,17 @@ def _going_on(newest: Sequence[int], statuses: Sequence[str]) -> list[int]:
     if min(ended) == 2 and len(set(steps)) > 1:
         return []
     return [i for i, step in enumerate(newest) if ended[i] == min(ended) or step == max(steps)]
+
+
+def _names_in(file: Path) -> list[str]:
+    """The run folders that `together.json` names; one sentence and exit code 2 where it does not hold such names."""
+    try:
+        names = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(map(is_plain_name, names)) or len(set(names)) < max(1, len(names)):
+        quit_with(f"{file} is malformed: it must be a list of different names of run folders; one seed goes on alone")
+    return names
 
 
 def _is_cpu(device: Any) -> bool:

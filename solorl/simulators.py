@@ -14,6 +14,19 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
+BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")  # all that NumPy has
+
+
+def generator_in(state: Any) -> np.random.Generator:
+    """A generator in the saved state. Raises ValueError unless it names one of NumPy's: the name comes from a file and
+    is looked up among NumPy's functions, so any other could call anything."""
+    name = state.get("bit_generator") if isinstance(state, dict) else None
+    if name not in BIT_GENERATORS:
+        raise ValueError(f"NumPy has no bit generator {name!r:.80}; it has {', '.join(BIT_GENERATORS)}")
+    generator = np.random.Generator(getattr(np.random, name)())
+    generator.bit_generator.state = state
+    return generator
+
 
 class Recorder(gym.Wrapper):
     """Notes how the running episode came about. Observations pass through as copies, for an environment may write each
@@ -44,9 +57,7 @@ class Recorder(gym.Wrapper):
     def replay(self, start: dict[str, Any], actions: np.ndarray) -> None:
         """Bring the environment to the state after `actions` (steps, *action_shape) since the noted reset."""
         if start["generator"] is not None:
-            generator = np.random.Generator(getattr(np.random, start["generator"]["bit_generator"])())
-            generator.bit_generator.state = start["generator"]
-            self.env.unwrapped.np_random = generator
+            self.env.unwrapped.np_random = generator_in(start["generator"])
         self.reset(seed=start["seed"], options=start["options"])
         for action in actions:
             self.step(action[()] if action.ndim == 0 else action)
@@ -96,6 +107,8 @@ def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
     for space, state in zip(_spaces(envs), tree["spaces"], strict=True):
         space.np_random.bit_generator.state = state
     envs._restarted = range(envs.num_envs)
+    if "envs" not in tree and _recorded(envs):
+        raise ValueError("it holds no environments")
     if "envs" not in tree:
         return [f"the state of {type(envs).__name__} cannot be saved, so its running episodes restart"]
     if len(tree["envs"]) != envs.num_envs:
@@ -108,7 +121,7 @@ def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
             env.reset()
     for i, env in enumerate(envs.envs):
         envs._env_obs[i] = env.obs
-    envs._autoreset_envs = tree["autoreset"]
+    envs._autoreset_envs = np.array(tree["autoreset"], bool).reshape(envs.num_envs)
     envs._restarted = restarted
     if restarted:
         return [f"the simulator did not replay exactly, so the running episodes of environments {restarted} restart"]

@@ -22,10 +22,13 @@ import numpy as np
 
 from solorl import simulators
 from solorl.engines import process_start
+from solorl.errors import reason
 
 KEEP = 2  # checkpoints that stay on the disk
 FILES = ("tensors.safetensors", "state.json")
 DTYPES = {"BOOL", "U8", "I8", "U16", "I16", "F16", "U32", "I32", "F32", "U64", "I64", "F64", "C64"}  # of safetensors
+ADAM = ("Adam", "AdamW")
+MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "momentum_buffer", "grad_avg"}  # of an optimiser
 
 
 class CheckpointError(Exception):
@@ -113,19 +116,22 @@ def capture(part: Any) -> Any:
 def restore(part: Any, tree: Any) -> list[str]:
     """Bring `part` into the captured state, in place; returns what could not be restored, a sentence each.
 
-    The settings of a torch optimiser (step size, ...) stay those it was made with. Raises ValueError, RuntimeError or
-    KeyError where the state does not fit.
+    The settings of a torch optimiser (step size, ...) stay those it was made with. Where the state does not fit,
+    whatever the part raises for it.
     """
     if hasattr(part, "param_groups"):
         settings = [{key: value for key, value in group.items() if key != "params"} for group in part.param_groups]
         part.load_state_dict(tree)
+        _check_moments(part)
         for group, kept in zip(part.param_groups, settings, strict=True):
             group.update(kept)
     elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         part.load_state_dict(tree)
     elif isinstance(part, np.ndarray):
+        _check_shape(part, tree)
         np.copyto(part, tree)
     elif type(part).__name__ == "Tensor":
+        _check_shape(part, tree)
         part.detach().copy_(tree)
     elif isinstance(part, np.random.Generator):
         part.bit_generator.state = tree
@@ -153,6 +159,25 @@ def not_finite(tree: Any, name: str) -> tuple[str, float] | None:
     return (name, float(tree[bad][0])) if bad.any() else None
 
 
+def _check_shape(part: Any, saved: Any) -> None:
+    """An array of another shape may be repeated where it is copied, without a word."""
+    shape = tuple(getattr(saved, "shape", ()))
+    if shape != tuple(part.shape):
+        raise ValueError(f"its shape is {shape}, not {tuple(part.shape)}")
+
+
+def _check_moments(optimizer: Any) -> None:
+    """torch loads moments of any shape, and its fused steps trust that they have the shape of their parameter."""
+    for parameter, saved in optimizer.state.items():
+        missing = {"step", "exp_avg", "exp_avg_sq"} - saved.keys() if type(optimizer).__name__ in ADAM else ()
+        if saved and missing:
+            raise ValueError(f"it has no {' and no '.join(sorted(missing))}")
+        for name in MOMENTS & saved.keys():
+            if saved[name] is not None or name != "momentum_buffer":  # SGD without momentum
+                _check_shape(parameter, saved[name])
+        float(saved.get("step", 0))
+
+
 def random_states() -> dict[str, Any]:
     """The states of the global generators of Python, NumPy and torch (its CUDA devices included)."""
     states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
@@ -168,9 +193,8 @@ def set_random_states(states: dict[str, Any]) -> None:
     """Put every global generator into the state that `random_states` returned."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
-    if "torch" in states:
-        import torch
-
+    torch = sys.modules.get("torch")
+    if torch is not None and "torch" in states:
         torch.set_rng_state(states["torch"])
         if "cuda" in states and torch.cuda.is_available():
             torch.cuda.set_rng_state_all(states["cuda"])
@@ -252,17 +276,20 @@ def write_state(folder: Path, tree: Any) -> None:
 
 
 def read_state(folder: Path) -> Any:
-    """The tree of a checkpoint. Raises CheckpointError where a file is missing, truncated or changed."""
+    """The tree of a checkpoint. Raises CheckpointError where a file is missing, truncated, changed or malformed."""
     from safetensors.numpy import load_file
 
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         wrong = [name for name in FILES if sha256(folder / name) != manifest["sha256"][name]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder.name} is incomplete ({type(error).__name__}: {error})") from error
     if wrong:
         raise CheckpointError(f"{folder.name} is damaged: the checksum of {' and '.join(wrong)} does not match")
-    return decode(json.loads((folder / "state.json").read_text()), load_file(folder / "tensors.safetensors"))
+    try:
+        return decode(json.loads((folder / "state.json").read_text()), load_file(folder / "tensors.safetensors"))
+    except Exception as error:  # its sums are right, but it was not `write_state` that wrote it
+        raise CheckpointError(f"{folder.name} is malformed ({reason(error)})") from error
 
 
 def checkpoints(folder: Path) -> list[Path]:

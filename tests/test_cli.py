@@ -249,7 +249,7 @@ def run_folder(path, config, script="show.py"):
 
 def test_play_asks_the_script_of_the_run(solo, tmp_path):
     folder = run_folder(tmp_path / "r", '{"script": "show.py", "args": {}}')
-    code, out, _ = solo("play", folder, "--episodes", 3, "--video", "--seed", 7)
+    code, out, _ = solo("play", folder, "--episodes", 3, "--video", "--seed", 7, "--trust-script")
     asked = solorl.run.Play(episodes=3, video=True, render=False, seed=7)
     assert code == 0 and out == f"{['--resume', str(folder)]} {asked}\n"
     assert solorl.run.Run.play is None
@@ -265,9 +265,82 @@ def test_play_refuses_what_is_no_run(solo, tmp_path, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     good = run_folder(tmp_path / "good", '{"script": "show.py"}')
-    refused(solo("play", good, "--render"), "--render needs a display")
+    refused(solo("play", good, "--render", "--trust-script"), "--render needs a display")
     monkeypatch.setenv("DISPLAY", ":0")
-    assert solo("play", good, "--render")[0] == 0
+    assert solo("play", good, "--render", "--trust-script")[0] == 0
+
+
+WITH_NEIGHBOUR = "import colorsys\nprint(__file__, colorsys.__file__)\n"  # a module that nothing else imports
+
+
+@pytest.fixture
+def shown(solo, tmp_path, monkeypatch):
+    """`shown(folder, ...)` plays it and returns the words that its script prints: its file, its neighbour's file."""
+
+    def call(*words):
+        monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+        code, out, err = solo("play", *words)
+        assert code == 0, err
+        return out.split()
+
+    return call
+
+
+def foreign(path, script, **config):
+    """A run folder with a module next to the script that hides one of Python's."""
+    run_folder(path, json.dumps({"script": script.name, "args": {}} | config), script.name)
+    (path / script.name).write_bytes(script.read_bytes())
+    (path / "colorsys.py").write_text(f"open({str(path / 'executed')!r}, 'w')\n")
+    return path
+
+
+def test_play_executes_a_script_only_where_it_is_trusted(solo, shown, tmp_path):
+    """The user's own file in its place, with its neighbours; the folder's copy with --trust-script, without them."""
+    place = tmp_path / "place"
+    place.mkdir()
+    mine = place / "mine.py"
+    mine.write_text(WITH_NEIGHBOUR)
+    folder = foreign(tmp_path / "r", mine, script_path=str(mine))
+    assert shown(folder) == [str(mine), os.__file__.replace("os.py", "colorsys.py")]
+    (place / "colorsys.py").write_text("")
+    assert shown(folder) == [str(mine), str(place / "colorsys.py")]
+    assert shown(folder, "--trust-script")[0] == str(mine)
+    (place / "colorsys.py").unlink()
+    for change in ("", "print()\n" + WITH_NEIGHBOUR):
+        mine.write_text(change)
+        refused(solo("play", folder), f"{folder / 'mine.py'} is neither an algorithm of", "--trust-script")
+    assert shown(folder, "--trust-script") == [str(folder / "mine.py"), os.__file__.replace("os.py", "colorsys.py")]
+    mine.unlink()
+    refused(solo("play", folder), "--trust-script")
+    assert not (folder / "executed").exists()
+
+
+def test_play_trusts_no_file_that_the_folder_brings(solo, tmp_path):
+    """Nor one that is named by a path that means another file in another folder."""
+    mine = tmp_path / "mine.py"
+    mine.write_text("print('executed')")
+    for i, place in enumerate([tmp_path / "0" / "mine.py", "mine.py", "", 3, None, "\0", str(tmp_path)]):
+        path = str(place) if i == 0 else place
+        refused(solo("play", foreign(tmp_path / str(i), mine, script_path=path)), "--trust-script")
+
+
+def test_play_runs_the_algorithm_and_not_its_copy(tree, shown, solo, tmp_path):
+    (tree / "a.py").write_text(WITH_NEIGHBOUR)
+    folder = foreign(tmp_path / "r", tree / "a.py")
+    assert shown(folder) == [str(tree / "a.py"), os.__file__.replace("os.py", "colorsys.py")]
+    (folder / "a.py").write_text(WITH_NEIGHBOUR + "\n")
+    refused(solo("play", folder), "neither an algorithm of this installation")
+
+
+def test_play_reads_no_pipe(solo, tmp_path):
+    folder = run_folder(tmp_path / "r", '{"script": "show.py"}')
+    os.mkfifo(folder / "model.safetensors")
+    refused(solo("play", folder, "--trust-script"), "model.safetensors is a pipe, a socket or a device")
+
+
+def test_play_says_what_it_executes(solo):
+    out = " ".join(solo("play", "--help")[1].split())
+    assert "This executes the script that made it" in out and "only with --trust-script" in out
 
 
 # ---------------------------------------------------------------------- copy

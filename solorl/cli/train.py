@@ -18,12 +18,14 @@ Runs the file of an algorithm, as `python FILE flags...` does. All flags go to t
   solo train my_ppo.py           any file of your own"""
 
 
-def run_script(path: Path, flags: Sequence[str]) -> None:
-    """Run a file in this process as `python path flags...` would; its exceptions and SystemExit pass through.
-    UsageError if it imports a module that is missing and that one of our extras brings."""
+def run_script(path: Path, flags: Sequence[str], neighbours: bool = True) -> None:
+    """Run a file in this process as `python path flags...` would; its exceptions and SystemExit pass through. Without
+    `neighbours` it does not find the modules in its folder. UsageError if it imports a module that is missing and that
+    one of our extras brings."""
     argv, search = sys.argv, list(sys.path)
     sys.argv = [str(path), *flags]
-    sys.path.insert(0, str(path.resolve().parent))
+    if neighbours:
+        sys.path.insert(0, str(path.resolve().parent))
     try:
         runpy.run_path(str(path), run_name="__main__")
     except ModuleNotFoundError as error:

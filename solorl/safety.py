@@ -1,0 +1,96 @@
+"""What a run folder may hold that somebody else has made: nothing in it may write elsewhere, or stop us by surprise."""
+
+import math
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from solorl.errors import UsageError
+
+WANDB = ("wandb", ".wandb")  # Weights & Biases links to its newest files there
+
+
+def refuse_links(folder: Path) -> None:
+    """UsageError where a run folder holds a link, a pipe, a socket or a device: who writes there writes elsewhere, who
+    reads there may wait for ever. The folder itself may be reached through a link."""
+
+    def unreadable(error: OSError) -> None:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}")
+
+    for where, folders, files in os.walk(folder, onerror=unreadable):
+        for path in (Path(where, name) for name in sorted(folders + files)):
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:  # another process trains here: `locked` refuses that
+                continue
+            if stat.S_ISREG(mode) or stat.S_ISDIR(mode) or _is_of_wandb(path, folder):
+                continue
+            kind = "a symbolic link" if stat.S_ISLNK(mode) else "a pipe, a socket or a device"
+            raise UsageError(f"{path} is {kind}; a run folder may hold plain files and folders only")
+
+
+def _is_of_wandb(path: Path, folder: Path) -> bool:
+    """Whether the path is a link from a folder of Weights & Biases to a place in the same folder."""
+    top = folder / path.relative_to(folder).parts[0]
+    return top.name in WANDB and path.is_symlink() and path.resolve().is_relative_to(top.resolve())
+
+
+def is_plain_name(name: Any) -> TypeGuard[str]:
+    """Whether `name` is the name of a file or folder, without a path."""
+    return isinstance(name, str) and Path(name).name == name and name not in ("", "..") and "\0" not in name
+
+
+# ---------------------------------------------------------------------- the counters of a checkpoint
+def is_count(value: Any) -> bool:
+    """Whether `value` is an integer that is not negative and fits into 64 bits."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and not math.isnan(value)
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, (list, tuple)) and all(map(_is_number, values))
+
+
+def _is_array(value: Any, kind: str) -> bool:
+    return value is None or (isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind == kind)
+
+
+COUNTERS: dict[str, Callable[[Any], bool]] = {
+    "iteration": is_count,
+    "step": is_count,
+    "due": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
+    "best": _is_number,
+    "last_eval": lambda value: _are_numbers(value) and len(value) == 3,
+    "confirmations": is_count,
+    "wall_time": lambda value: _is_number(value) and 0 <= value < math.inf,
+    "returns": lambda value: _is_array(value, "f"),
+    "lengths": lambda value: _is_array(value, "i"),
+    "recent": _are_numbers,
+    "metrics_bytes": is_count,
+}
+
+
+def check_checkpoint(tree: Any) -> None:
+    """ValueError, which names the value, unless `tree` has the sections of a checkpoint and counters that can be."""
+    for name in ("run", "random", "parts", "replay"):
+        if not isinstance(tree, dict) or not isinstance(tree.get(name), dict):
+            raise ValueError(f"it has no section {name}")
+    run = tree["run"]
+    for name, holds in COUNTERS.items():
+        if name not in run or not holds(run[name]):
+            raise ValueError(f"its {name} is {run[name]!r:.80}" if name in run else f"it has no {name}")
+
+
+def check_running_episodes(run: dict[str, Any], num_envs: int | None) -> None:
+    """ValueError unless a checkpoint's returns and lengths of running episodes, if it has them, are those of as many
+    environments as there are; None: nobody knows how many."""
+    found = [None if run[name] is None else len(run[name]) for name in ("returns", "lengths")]
+    if found[0] != found[1] or found[0] not in (None, num_envs or found[0]):
+        raise ValueError(f"it has returns of {found[0]} running episodes and lengths of {found[1]}, not of {num_envs}")

@@ -1,0 +1,293 @@
+"""A run folder that somebody else has made: whatever it holds, one sentence, and nothing is executed or overwritten."""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import refused, run, script
+from safetensors.numpy import load_file, save_file
+
+from solorl import evaluation, memory, safety, simulators, state
+from solorl.arguments import RunArgs
+from solorl.errors import UsageError
+
+TINY = "--num-envs 2 --num-steps 32 --total-timesteps 128 --eval-episodes 1".split()
+MORE = "--total-timesteps 192 --resume-changed".split()
+GONE = object()
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("original")
+    done = run(sys.executable, script("ppo"), *TINY, "--runs-dir", folder)
+    assert done.returncode == 0, done.stderr
+    return next(folder.iterdir())
+
+
+@pytest.fixture
+def copy(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "runs" / "copy")
+
+
+def change(tree, place, value):
+    """Replace what is at `place`, names and numbers; take it away where the value is GONE."""
+    *way, last = place
+    for name in way:
+        tree = tree[name]
+    if value is GONE:
+        del tree[last]
+    else:
+        tree[last] = value
+
+
+def with_state(run_dir, place, value):
+    """Change the state.json of the newest checkpoint, with the right sums; the other one is gone."""
+    *others, newest = state.checkpoints(run_dir / "checkpoint")
+    for other in others:
+        shutil.rmtree(other)
+    tree = json.loads((newest / "state.json").read_text())
+    change(tree, place, value)
+    (newest / "state.json").write_text(json.dumps(tree))
+    sums = {name: hashlib.sha256((newest / name).read_bytes()).hexdigest() for name in state.FILES}
+    (newest / "manifest.json").write_text(json.dumps({"format": 1, "sha256": sums}))
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def left_alone(train, run_dir, *fragments):
+    """Resuming is refused with one sentence, exit code 2, and every file is as it was."""
+    before = contents(run_dir)
+    train("ppo", "--resume", run_dir, *MORE, code=2)
+    assert len(train.out.strip().splitlines()) == 1 and "Traceback" not in train.out, train.out
+    for fragment in fragments:
+        assert fragment in train.out, train.out
+    assert contents(run_dir) == before
+
+
+# ---------------------------------------------------------------------- state.json
+def test_the_name_of_a_generator_calls_nothing(train, copy, monkeypatch):
+    monkeypatch.setattr(np.random, "test", lambda: pytest.fail("a checkpoint has called NumPy's tests"), raising=False)
+    place = ("parts", "envs", "envs", 0, "start", "generator")
+    with_state(copy, place, {"bit_generator": "test", "state": {}})
+    left_alone(train, copy, "NumPy has no bit generator 'test'; it has MT19937, PCG64, PCG64DXSM, Philox, SFC64")
+
+
+@pytest.mark.parametrize("name", simulators.BIT_GENERATORS)
+def test_every_generator_of_numpy_comes_back(name):
+    generator = np.random.Generator(getattr(np.random, name)(3))
+    again = simulators.generator_in(generator.bit_generator.state)
+    assert again.random(5).tolist() == generator.random(5).tolist()
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("run",), GONE),
+        (("run", "iteration"), GONE),
+        (("run", "iteration"), "1"),
+        (("run", "step"), -1),
+        (("run", "metrics_bytes"), 2**70),
+        (("run", "wall_time"), math.nan),
+        (("run", "best"), None),
+        (("run", "due"), [1]),
+        (("run", "last_eval"), [1]),
+        (("run", "recent"), ["x"]),
+        (("run", "returns"), {"$array": "/random/torch"}),
+        (("run", "returns"), None),
+        (("run", "lengths"), 3),
+        (("random",), []),
+        (("random", "python"), GONE),
+        (("random", "numpy"), "x"),
+        (("random", "torch"), None),
+        (("parts",), 1),
+        (("parts", "agent"), None),
+        (("parts", "optimizer"), {}),
+        (("parts", "optimizer", "state", "$items", 0, 1, "exp_avg"), {"$tensor": "/random/torch"}),
+        (("parts", "optimizer", "state", "$items", 0, 1, "exp_avg_sq"), GONE),
+        (("parts", "optimizer", "state", "$items", 0, 1, "step"), "x"),
+        (("parts", "envs"), {}),
+        (("parts", "envs", "envs"), GONE),
+        (("parts", "envs", "envs", 0), None),
+        (("parts", "envs", "envs", 1, "start", "seed"), "x"),
+        (("parts", "envs", "envs", 1, "actions"), {"$array": "/random/torch"}),
+        (("parts", "envs", "autoreset"), {"$array": "/random/torch"}),
+        (("parts", "envs", "spaces", 0, "bit_generator"), "MT19937"),
+        (("replay",), 0),
+    ],
+)
+def test_a_checkpoint_that_is_well_formed_and_wrong_is_one_sentence(place, value, train, copy):
+    with_state(copy, place, value)
+    left_alone(train, copy, "does not fit: ")
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[" * 10**5, '{"run": {"$array": "x"}}', '{"$items": [[[], 1]]}', '{"$tuple": 1}']
+)
+def test_a_checkpoint_that_cannot_be_decoded_is_damaged(text, train, copy):
+    with_state(copy, ("run", "step"), 1)
+    newest = state.checkpoints(copy / "checkpoint")[-1]
+    (newest / "state.json").write_text(text)
+    sums = {name: hashlib.sha256((newest / name).read_bytes()).hexdigest() for name in state.FILES}
+    (newest / "manifest.json").write_text(json.dumps({"format": 1, "sha256": sums}))
+    left_alone(train, copy, f"{newest.name} is malformed", "the run is left as it is")
+
+
+def test_arrays_are_not_repeated_to_fit():
+    for part in (np.zeros(3), torch.zeros(3)):
+        with pytest.raises(ValueError, match=r"its shape is \(1,\), not \(3,\)"):
+            state.restore(part, part[:1] + 1)
+        assert not part.any()
+
+
+# ---------------------------------------------------------------------- config.json, together.json, metrics.jsonl
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("args",), [], "args must be an object"),
+        (("changes",), 3, "changes a list"),
+        (("script",), GONE, "its config.json cannot be read"),
+        (("script",), 5, "is a run of 5, not of ppo.py"),
+        (("args", "num_envs"), "2", "--num-envs '2', which is no int"),
+        (("args", "num_envs"), True, "--num-envs True"),
+        (("args", "env_id"), None, "--env-id None"),
+        (("args", "gamma"), [0.9], "--gamma [0.9]"),
+        (("args", "gamma"), math.nan, "--gamma is nan"),
+        (("args", "target_return"), "x", "--target-return 'x'"),
+        (("args", "num_steps"), 10**400, "--num-steps is too large: it must be smaller than 2**63"),
+    ],
+)
+def test_a_config_that_is_well_formed_and_wrong_is_one_sentence(place, value, words, train, copy):
+    config = json.loads((copy / "config.json").read_text())
+    change(config, place, value)
+    (copy / "config.json").write_text(json.dumps(config))
+    left_alone(train, copy, words)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "[1, 2]", '["a", "a"]', '["copy", "../b"]', '["copy", ""]', "[" * 10**5]
+)
+def test_a_list_of_seeds_that_cannot_be_is_one_sentence(text, tmp_path, capsys):
+    from solorl.seeds import _names_in
+
+    (tmp_path / "together.json").write_text(text)
+    with pytest.raises(SystemExit) as end:
+        _names_in(tmp_path / "together.json")
+    assert end.value.code == 2 and "together.json is malformed: it must be a list" in capsys.readouterr().err
+
+
+def test_rows_of_metrics_that_cannot_be_drawn_are_left_out(tmp_path):
+    good = {"global_step": 5, "charts/episodic_return": 1.0, "note": "x"}
+    bad = [3, [], "global_step", None, {}, {"charts/episodic_return": 1}, good | {"global_step": "x"},
+           {"global_step": 10**400}, {"global_step": 7, "eval/episodic_return": 2}]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [good, *bad, good]))
+    evaluation.draw_learning_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png", "title")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+# ---------------------------------------------------------------------- links
+@pytest.mark.parametrize(
+    "name",
+    ["metrics.jsonl", "checkpoint", "checkpoint/step", "status.json", "config.json", "model.safetensors", ".lock",
+     "replay", "videos", "crash", "stop", "events.out.tfevents.1"],
+)  # fmt: skip
+@pytest.mark.parametrize("verb", ["resume", "play"])
+def test_no_link_in_a_run_folder_is_followed(name, verb, train, solo, copy, tmp_path):
+    where = state.checkpoints(copy / "checkpoint")[-1] if name == "checkpoint/step" else copy / name
+    away = tmp_path / "away"
+    if where.exists():
+        where.rename(away)
+    else:
+        away.mkdir()
+        (away / "precious").write_text("x")
+    where.symlink_to(away)
+    before = contents(away) if away.is_dir() else away.read_bytes()
+    words = f"{where} is a symbolic link; a run folder may hold plain files and folders only"
+    if verb == "resume":
+        left_alone(train, copy, words)
+    else:
+        refused(solo("play", copy), words)
+    assert before == (contents(away) if away.is_dir() else away.read_bytes())
+
+
+def test_the_run_folder_itself_may_be_reached_through_a_link(train, copy, tmp_path):
+    (tmp_path / "link").symlink_to(copy.parent)
+    v = train("ppo", "--resume", tmp_path / "link" / "copy", *MORE)
+    assert v["run"]._step == 192 and json.loads((copy / "status.json").read_text())["global_step"] == 192
+
+
+def test_links_of_weights_and_biases_stay_inside_its_folder(tmp_path):
+    (tmp_path / "wandb" / "run-1").mkdir(parents=True)
+    (tmp_path / "wandb" / "latest-run").symlink_to("run-1")
+    safety.refuse_links(tmp_path)
+    (tmp_path / "wandb" / "debug.log").symlink_to("../away")
+    with pytest.raises(UsageError, match=r"debug\.log is a symbolic link"):
+        safety.refuse_links(tmp_path)
+
+
+def test_pipes_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(UsageError, match=r"config\.json is a pipe, a socket or a device"):
+        safety.refuse_links(tmp_path)
+
+
+# ---------------------------------------------------------------------- models, memory
+@pytest.mark.parametrize("damage", ["shape", "missing", "text"])
+def test_a_model_that_does_not_fit_is_one_sentence(damage, solo, copy):
+    path = copy / "model.safetensors"
+    arrays = load_file(path)
+    name = next(iter(arrays))
+    if damage == "shape":
+        arrays[name] = np.zeros((3, *arrays[name].shape), np.float32)
+    if damage == "missing":
+        del arrays[name]
+    save_file(arrays, path)
+    if damage == "text":
+        path.write_text("{}")
+    words = f"{path} cannot be read" if damage == "text" else f"the model {path} does not fit: "
+    refused(solo("play", copy), words)
+
+
+def test_a_buffer_larger_than_memory_is_one_sentence(tmp_path):
+    """In a real process, for it is the way of an exception out of the script."""
+    done = run(sys.executable, script("dqn"), "--buffer-size", 10**13, "--runs-dir", tmp_path / "runs")
+    assert done.returncode == 2 and done.stdout == "" and not (tmp_path / "runs").exists()
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: --buffer-size 10000000000000 needs ")
+    fits = int(done.stderr.split()[-1])
+    assert fits * 11 * 4 <= memory.limit() < (fits + 1) * 11 * 4  # rows of 11 numbers
+
+
+def test_a_buffer_that_would_fill_later_than_it_is_allocated(train, tmp_path, monkeypatch):
+    """The system gives out more memory than it has; only the rows that the training will fill are counted."""
+    monkeypatch.setattr(memory, "limit", lambda: 44 * 1000)
+    flags = "--learning-starts 10 --batch-size 4 --eval-episodes 1".split()
+    train("dqn", "--buffer-size", 1001, "--total-timesteps", 1001, *flags, code=2)
+    assert "--buffer-size 1001 needs" in train.out and "it must be less than 1000" in train.out
+    assert not (tmp_path / "runs").exists()
+    train("dqn", "--buffer-size", 1001, "--total-timesteps", 100, *flags)
+
+
+def test_a_buffer_in_jax_larger_than_memory_is_one_sentence(train, tmp_path):
+    train("dqn_jax", "--buffer-size", 10**13, code=2)
+    assert train.out.startswith("error: --buffer-size 10000000000000 needs ") and train.out.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_other_errors_are_shown_as_they_are(monkeypatch):
+    shown = []
+    monkeypatch.setattr(memory, "_HOOK", lambda *error: shown.append(error))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    memory.explain(RunArgs())
+    sys.excepthook(ValueError, error := ValueError("something"), None)
+    assert shown == [(ValueError, error, None)]
+    with pytest.raises(SystemExit) as end:
+        sys.excepthook(MemoryError, MemoryError(), None)
+    assert end.value.code == 2 and len(shown) == 1
