@@ -20,8 +20,8 @@ STEPS, WARM_UP = 1_280 * 512, 80 * 512
 UNDONE = {  # what is given up -> what stands in the file and what stands there instead
     "XLA may use its threads": [
         (
-            "from solorl.seeds import Runs\n",
-            "import os\n\nfrom solorl.seeds import ONE_THREAD, Runs\n\n"
+            "from solorl.run.seeds import Runs\n",
+            "import os\n\nfrom solorl.run.seeds import ONE_THREAD, Runs\n\n"
             "ONE_THREAD.clear()\nos.environ['NPROC'] = str(os.cpu_count())\n",
         ),
     ],

@@ -162,9 +162,9 @@ def where(rounds, about):
 
 def write(path, **numbers):
     """Write the numbers with the circumstances in which they were measured."""
-    from solorl.run import _cpu_model, _git
+    from solorl.machine import _git, cpu_model
 
-    about = numbers | {"cpu": _cpu_model(), "python": platform.python_version(), "cores": os.cpu_count()}
+    about = numbers | {"cpu": cpu_model(), "python": platform.python_version(), "cores": os.cpu_count()}
     about |= {"date": time.strftime("%Y-%m-%d"), "git": _git(ROOT)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(about, indent=1) + "\n")

@@ -1,7 +1,18 @@
 """SoloRL's run library: seeds, run folder, metrics, checkpoints, evaluation. It knows no algorithm."""
 
-from solorl.arguments import RunArgs, parse
-from solorl.run import Run
+from typing import Any
 
-__all__ = ["Run", "RunArgs", "parse"]
+from solorl.run.arguments import RunArgs, parse
+from solorl.run.verbs import Run
+
+__all__ = ["Run", "RunArgs", "Runs", "parse"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`Runs`, the verbs of `Run` for JAX, is imported only where it is asked for: JAX is an extra."""
+    if name == "Runs":
+        from solorl.run.seeds import Runs
+
+        return Runs
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -46,3 +46,24 @@ def fitting(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         quit_with(f"{what} does not fit: {reason(error)}")
+
+
+# Module that a script or an environment may import -> our extra that brings it.
+BRINGS = {
+    **{name: name for name in ("jax", "envpool", "gymnax", "brax", "mujoco", "wandb")},
+    **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune"},
+}
+
+
+def needs_extra(what: str, extra: str) -> str:
+    """The sentence that recommends one of our extras."""
+    note = " (which takes Gymnasium back to 1.3)" if extra == "gymnax" else ""
+    return f"{what} needs an extra: pip install 'solorl[{extra}]'{note}"
+
+
+def missing_extra(who: str, error: ImportError) -> str:
+    """The sentence that names the extra for a module that `who` cannot import; empty where none brings it."""
+    module = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or module not in BRINGS:
+        return ""
+    return f"{who} needs {module}, which is not installed: pip install 'solorl[{BRINGS[module]}]'"

@@ -4,6 +4,7 @@ Text is coloured where it goes to a terminal. NO_COLOR (any value) switches that
 a terminal that says TERM=dumb gets plain lines.
 """
 
+import contextlib
 import math
 import os
 import shutil
@@ -92,8 +93,6 @@ class Progress:
     ) -> None:
         """Write the line: steps of each seed so far and in all (0: unknown), mean return of the last episodes and of
         the last evaluation (None: none yet), steps per second of all seeds."""
-        from solorl.trackers import say
-
         left = f"{duration(max(0, total - step) / max(1.0, sps / seeds))} left"
         recent, score = ("-" if value is None else f"{value:.1f}" for value in (episode, evaluation))
         rate = f"{sps:,.0f} steps/s"
@@ -107,3 +106,21 @@ class Progress:
         percent = f"{100 * step / total:3.0f} %" if total else ""
         head = f"step {step:>10,} {percent}  return {recent:>8}  evaluation {score:>8}"
         say(f"{head}  {rate:>17}{together}  {left}", sys.stdout)
+
+
+def say(text: str, file: Any, end: str = "\n") -> None:
+    """Print at once; where that fails (`| head`, a closed terminal, a full disk), the training goes on without."""
+    try:
+        print(text, end=end, file=file, flush=True)
+    except UnicodeEncodeError:
+        say(text.encode("ascii", "replace").decode(), file, end)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+    except RuntimeError:  # a signal has come in the middle of another print
+        with contextlib.suppress(OSError):
+            os.write(file.fileno(), (text + end).encode(errors="replace"))
+
+
+def warn(sentence: str) -> None:
+    """One line on standard error, in place of the progress line, which comes again."""
+    say(wiped(f"{paint('warning:', 'yellow', sys.stderr)} {sentence}", sys.stderr), sys.stderr)

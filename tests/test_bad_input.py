@@ -8,8 +8,8 @@ import gymnasium as gym
 import pytest
 from conftest import ROOT, refused, run, script
 
-from solorl import arguments
-from solorl import run as run_module
+from solorl.run import arguments
+from solorl.run import verbs as run_module
 
 CASES = {
     "--env-id CartPol-v1": "there is no environment CartPol-v1; did you mean CartPole-v1",

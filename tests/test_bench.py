@@ -18,10 +18,11 @@ import pytest
 from conftest import ROOT, environment, refused
 from rich.console import Console
 
-from solorl import bench, engines, plan, results
 from solorl.cli.bench import Lines, table
-from solorl.engines import UNKNOWN, Job, LocalEngine
 from solorl.errors import UsageError
+from solorl.results import result as results
+from solorl.studies import bench, engines, plan
+from solorl.studies.engines import UNKNOWN, Job, LocalEngine
 
 FAKE = Path(__file__).parent / "fake_training.py"
 FOREIGN = """
@@ -385,7 +386,7 @@ def test_foreign_script_runs_in_a_folder_of_its_own(solo, place):
 
 
 def test_tensorboard_files_of_a_foreign_script_are_collected(solo, place):
-    pytest.importorskip("solorl.foreign")
+    pytest.importorskip("solorl.results.tensorboard")
     (place / "board.py").write_text("""
 import sys
 from tensorboardX import SummaryWriter

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from conftest import comparable, rows
 
-from solorl.jax_envs import open_envs
+from solorl.envs.open import open_envs
 
 if importlib.util.find_spec("brax") is None:
     pytest.skip("Brax is an extra", allow_module_level=True)
-from solorl import brax_envs
+from solorl.envs import brax as brax_envs
 
 SMALL = "--env-id brax/fast --num-envs 4 --num-steps 64 --eval-episodes 2 --save-every 1024".split()
 
@@ -75,7 +75,7 @@ def test_a_time_limit_is_truncated_and_an_end_at_the_limit_terminated(drop):
 
 def test_the_environment_of_evaluation_is_the_body_of_training():
     """`fast` moves by its own equations: speed grows by 0.02 with every positive action."""
-    from solorl.arguments import check_env_id
+    from solorl.envs.ids import check_env_id
 
     check_env_id("brax/fast")
     env = gym.make("brax/fast")

@@ -21,7 +21,7 @@ from test_actor_critic import SCRIPTS as ACTOR_CRITIC
 from test_dqn import SCRIPTS as DQN
 from test_resume import finish, start, wait_for_steps
 
-from solorl import seeds
+from solorl.run import seeds
 
 PENDULUM = "--env-id Pendulum-v1 --total-timesteps 300 --learning-starts 100 --batch-size 16 --buffer-size 150"
 PENDULUM += " --eval-every 100 --eval-episodes 1 --save-every 100"
@@ -180,7 +180,7 @@ def test_a_disk_that_is_really_full_keeps_the_last_checkpoint(tmp_path):
 
 def test_a_checkpoint_that_fails_takes_nothing_from_the_one_before(train, tmp_path, monkeypatch):
     """The replay buffer of the last good checkpoint stays on the disk although the ring goes on."""
-    from solorl import state
+    from solorl.run import checkpoint as state
 
     real = state.write_state
 

@@ -18,12 +18,13 @@ from conftest import ROOT, environment, refused, run
 from rich.console import Console
 from safetensors.numpy import load_file
 
-import solorl.run
-from solorl import catalog, cli
-from solorl.arguments import RunArgs
+import solorl.run.verbs
+from solorl import cli
+from solorl.catalog import header as catalog
+from solorl.catalog.standalone import standalone
 from solorl.cli import diff, stub
-from solorl.cli.standalone import standalone
 from solorl.errors import UsageError
+from solorl.run.arguments import RunArgs
 
 SOLO = (sys.executable, "-m", "solorl.cli")
 FAMILY_FILE = '''# /// script
@@ -250,9 +251,9 @@ def run_folder(path, config, script="show.py"):
 def test_play_asks_the_script_of_the_run(solo, tmp_path):
     folder = run_folder(tmp_path / "r", '{"script": "show.py", "args": {}}')
     code, out, _ = solo("play", folder, "--episodes", 3, "--video", "--seed", 7, "--trust-script")
-    asked = solorl.run.Play(episodes=3, video=True, render=False, seed=7)
+    asked = solorl.run.verbs.Play(episodes=3, video=True, render=False, seed=7)
     assert code == 0 and out == f"{['--resume', str(folder)]} {asked}\n"
-    assert solorl.run.Run.play is None
+    assert solorl.run.verbs.Run.play is None
 
 
 def test_play_refuses_what_is_no_run(solo, tmp_path, monkeypatch):
@@ -441,7 +442,7 @@ def test_stub_has_the_verbs_of_the_library():
         functions = inspect.getmembers(kind, inspect.isfunction)
         return {name: list(inspect.signature(f).parameters) for name, f in functions if not name.startswith("_")}
 
-    ours = verbs(solorl.run.Run)
+    ours = verbs(solorl.run.verbs.Run)
     assert {name: verbs(stub.Run).get(name) for name in ours} == ours
 
 
@@ -457,7 +458,7 @@ def test_standalone_brings_what_the_extras_bring(tmp_path):
 
 
 def test_standalone_refuses_other_uses_of_the_library(solo, tree, tmp_path):
-    for line in ("import solorl", "from solorl.state import write_state", "from solorl import Run as R"):
+    for line in ("import solorl", "from solorl.run.checkpoint import write_state", "from solorl import Run as R"):
         (tree / "b.py").write_text((tree / "a.py").read_text().replace("from solorl import RunArgs", line))
         refused(solo("copy", "b", "--standalone"), f"it says `{line}`")
     (tree / "b.py").write_text('"""Title."""\nimport sys\n')

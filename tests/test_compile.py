@@ -7,8 +7,8 @@ import pytest
 import torch
 from test_golden import FLAGS
 
-import solorl.run
-from solorl import products
+import solorl.run.verbs
+from solorl.run import onednn as products
 
 CXX = "clang++" if sys.platform == "darwin" else "g++"
 SCRIPTS = [name for name in FLAGS if not name.endswith("_jax")]
@@ -29,7 +29,7 @@ def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatc
         return compiler(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
 
     monkeypatch.setattr(torch, "compile", compile_whole)
-    monkeypatch.setattr(solorl.run, "_compile_problem", lambda folder: None)  # wherever the tests run
+    monkeypatch.setattr(solorl.run.verbs, "_compile_problem", lambda folder: None)  # wherever the tests run
     monkeypatch.setattr(products, "onednn_is_faster", lambda: False)  # on every machine
     compiled = train(name, *flags, "--compile")
     assert calls == [("gradient", False, {"cpp_wrapper": True})]

@@ -7,7 +7,7 @@ import sys
 import pytest
 from conftest import ROOT, environment, refused
 
-from solorl import catalog
+from solorl.catalog import header as catalog
 from solorl.cli import VERBS
 from solorl.cli.completion import SHELLS, words
 

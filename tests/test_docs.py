@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, environment
 
-from solorl import budget, catalog
+from solorl.catalog import budget
+from solorl.catalog import header as catalog
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "algorithms").glob("*/README.md"))

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from conftest import comparable, rows
 
-from solorl.envpool_envs import EnvPoolEnvs
-from solorl.jax_envs import DYNAMICS, JaxEnvs, open_envs
+from solorl.envs.classic import DYNAMICS, JaxEnvs
+from solorl.envs.envpool import EnvPoolEnvs
+from solorl.envs.open import open_envs
 
 envpool = pytest.importorskip("envpool")
 PPO = "--env-id LunarLander-v3 --num-envs 3 --num-steps 64 --total-timesteps 3072 --eval-episodes 1".split()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, comparable, environment
 
-from solorl.run import _cpu_model
+from solorl.machine import cpu_model
 
 FILE = Path(__file__).with_name("golden.json")
 GOLDEN = json.loads(FILE.read_text())
@@ -46,7 +46,7 @@ FLAGS = {
 def circumstances(script):
     """What the last bits of a script's numbers depend on."""
     library = "jax" if script.endswith("_jax") else "torch"
-    return {"library": f"{library} {version(library).partition('+')[0]}", "cpu": _cpu_model()}
+    return {"library": f"{library} {version(library).partition('+')[0]}", "cpu": cpu_model()}
 
 
 def first_rows(script, folder):

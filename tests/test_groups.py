@@ -13,7 +13,8 @@ from conftest import script
 from safetensors.numpy import load_file
 from test_ppo_jax import folders, same
 
-from solorl import seeds, state
+from solorl.run import checkpoint as state
+from solorl.run import seeds
 
 FLAGS = (
     "--num-seeds 2 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 256 --save-every 64 "
@@ -61,10 +62,12 @@ def killed_when(train, monkeypatch, folder, killed, *flags):
         if killed(place.parent, step):
             raise SystemExit(9)  # SIGKILL would end this process, too
 
-    monkeypatch.setattr("solorl.run.atexit", SimpleNamespace(register=lambda call: None))
+    monkeypatch.setattr("solorl.run.verbs.atexit", SimpleNamespace(register=lambda call: None))
     with monkeypatch.context() as patch:
         patch.setattr(state, "save_checkpoint", dying)
-        patch.setattr("solorl.seeds.Runs._end", lambda runs, index, code: sys.exit(code))  # for the other seeds, too
+        patch.setattr(
+            "solorl.run.seeds.Runs._end", lambda runs, index, code: sys.exit(code)
+        )  # for the other seeds, too
         train("ppo_jax", *flags, code=9)
     shutil.copytree(folder / "runs", folder / "left" / "runs")
     return folder / "left"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import comparable, rows
 
-from solorl.jax_envs import open_envs
+from solorl.envs.open import open_envs
 
 gymnax = pytest.importorskip("gymnax")
 SMALL = "--env-id Breakout-MinAtar --num-envs 4 --num-steps 32 --eval-episodes 2 --save-every 512".split()

@@ -36,7 +36,7 @@ def use(python, *words, cwd):
 
 def test_the_wheel_carries_scripts_types_and_stub(installed):
     names = set(zipfile.ZipFile(installed[1]).namelist())
-    assert {"solorl/algorithms/ppo/ppo.py", "solorl/py.typed", "solorl/cli/stub.py"} <= names
+    assert {"solorl/algorithms/ppo/ppo.py", "solorl/py.typed", "solorl/catalog/stub.py"} <= names
     assert not any(name.startswith(("tests/", "algorithms/")) for name in names)
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from solorl.jax_envs import DYNAMICS, JaxEnvs
+from solorl.envs.classic import DYNAMICS, JaxEnvs
 
 SPREAD = {"CartPole-v1": [1.5, 1, 0.15, 1], "Acrobot-v1": [2, 2, 4, 6], "Pendulum-v1": [4, 5]}
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT, comparable, definitions, environment, rows, script
 from safetensors.numpy import load_file
 
-from solorl.engines import own_cores
+from solorl.machine import own_cores
 
 TWINS = sorted(path.stem.removesuffix("_jax") for path in (ROOT / "algorithms").glob("*/*_jax.py"))
 # The torch files that begin with an environment of MuJoCo: in JAX that would need EnvPool, which is an extra.

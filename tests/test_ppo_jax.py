@@ -20,9 +20,9 @@ from conftest import run as shell
 from jax.flatten_util import ravel_pytree
 from safetensors.numpy import load_file
 
-from solorl import seeds
-from solorl.engines import own_cores
-from solorl.jax_envs import Step
+from solorl.envs.interface import Step
+from solorl.machine import own_cores
+from solorl.run import seeds
 
 JAX, TORCH = definitions("ppo_jax"), definitions("ppo")
 SMALL = "--num-envs 2 --num-steps 16 --num-minibatches 2 --eval-episodes 2 --eval-every 256 --save-every 256".split()
@@ -245,7 +245,7 @@ def test_seeds_side_by_side_are_trained_as_in_threads(train, tmp_path, monkeypat
     """As on a GPU, one call for all seeds: rows, models and checkpoints are those of threads but for rounding."""
     flags = [*SMALL, "--num-seeds", 2, "--total-timesteps", 256]
     train("ppo_jax", *flags)
-    monkeypatch.setattr("solorl.seeds._is_cpu", lambda device: False)
+    monkeypatch.setattr("solorl.run.seeds._is_cpu", lambda device: False)
     run = train("ppo_jax", *flags, runs_dir=tmp_path / "beside" / "runs")["run"]
     assert run.side_by_side
     for a, b in zip(folders(tmp_path), folders(tmp_path / "beside"), strict=True):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from conftest import ROOT
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from solorl import products
+from solorl.run import onednn as products
 
 N = 256
 

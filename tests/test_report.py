@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from conftest import refused
 
-from solorl import cli, comparison, figures, results
-from solorl import statistics as st
+from solorl import cli
 from solorl.cli import regression, report_page, report_text
 from solorl.errors import UsageError
-from solorl.results import Result
+from solorl.results import comparison, figures
+from solorl.results import result as results
+from solorl.results import statistics as st
+from solorl.results.result import Result
 
 # Scores of 4 runs each; on CartPole all of `new` is above all of `old`, on Acrobot the two are alike.
 SCORES = {

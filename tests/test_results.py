@@ -10,9 +10,10 @@ import time
 import pytest
 from conftest import rows
 
-from solorl import comparison, results
-from solorl.cli import report_page
-from solorl.results import ResultError, collect, read, read_all, thinned
+from solorl.results import comparison
+from solorl.results import page as report_page
+from solorl.results import result as results
+from solorl.results.result import ResultError, collect, read, read_all, thinned
 
 MACHINE = {"system": "Linux-6.1.0-secret-host-x86_64", "cpu": "a CPU", "cores": 2, "device": "cpu"}
 
@@ -20,7 +21,7 @@ MACHINE = {"system": "Linux-6.1.0-secret-host-x86_64", "cpu": "a CPU", "cores": 
 def make_run(
     folder, env_id="CartPole-v1", seed=1, status="finished", started="2026-11-21T05:00:00Z", args=(), lines=()
 ):
-    """A run folder as `solorl.run` writes it: 150 episodes of return 1, 2, ..., evaluations 10 and 20."""
+    """A run folder as `solorl.run.verbs` writes it: 150 episodes of return 1, 2, ..., evaluations 10 and 20."""
     folder.mkdir(parents=True)
     places = {"runs_dir": "/home/me/runs", "resume": "/home/me/old", "wandb_entity": "me"}
     config = {

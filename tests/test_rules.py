@@ -7,7 +7,9 @@ import shutil
 import pytest
 from conftest import ROOT, refused
 
-from solorl import budget, catalog, cli, rules
+from solorl import cli
+from solorl.catalog import budget, rules
+from solorl.catalog import header as catalog
 from solorl.cli.check import problems_of
 from solorl.errors import UsageError
 
@@ -89,7 +91,7 @@ BREAKS = {
     "call in a condition": (MAIN, f"{MAIN}    if run.save(0):\n        pass\n", "R5: hides run.save inside"),
     "private part": (MAIN, f"{MAIN}    print(run._due)\n", "R5: uses run._due, which is private"),
     "function of the library": (
-        MAIN, f"from solorl.state import sha256\n\n{MAIN}    sha256(1)\n", "R5: calls sha256 of the library"
+        MAIN, f"from solorl.run.checkpoint import sha256\n\n{MAIN}    sha256(1)\n", "R5: calls sha256 of the library"
     ),
     "no main block": (MAIN, 'if __name__ == "main":\n', "R5: the file has no block"),
 }  # fmt: skip

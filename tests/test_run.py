@@ -19,8 +19,10 @@ from conftest import ROOT, comparable, environment, refused, rows, run, script
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from solorl import Run, RunArgs, evaluation, state, trackers
-from solorl import run as run_module
+from solorl import Run, RunArgs
+from solorl.run import checkpoint as state
+from solorl.run import evaluation, trackers
+from solorl.run import verbs as run_module
 
 TINY = "--num-envs 2 --num-steps 32 --total-timesteps 640 --eval-episodes 2".split()
 

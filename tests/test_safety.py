@@ -13,9 +13,11 @@ import torch
 from conftest import refused, run, script
 from safetensors.numpy import load_file, save_file
 
-from solorl import evaluation, memory, safety, simulators, state
-from solorl.arguments import RunArgs
 from solorl.errors import UsageError
+from solorl.run import checkpoint as state
+from solorl.run import env_state as simulators
+from solorl.run import evaluation, memory, safety
+from solorl.run.arguments import RunArgs
 
 TINY = "--num-envs 2 --num-steps 32 --total-timesteps 128 --eval-episodes 1".split()
 MORE = "--total-timesteps 192 --resume-changed".split()
@@ -176,7 +178,7 @@ def test_a_config_that_is_well_formed_and_wrong_is_one_sentence(place, value, wo
     "text", ["", "{}", "[]", "[1, 2]", '["a", "a"]', '["copy", "../b"]', '["copy", ""]', "[" * 10**5]
 )
 def test_a_list_of_seeds_that_cannot_be_is_one_sentence(text, tmp_path, capsys):
-    from solorl.seeds import _names_in
+    from solorl.run.seeds import _names_in
 
     (tmp_path / "together.json").write_text(text)
     with pytest.raises(SystemExit) as end:

@@ -12,7 +12,10 @@ import pytest
 from conftest import environment, rows, script
 from safetensors.numpy import load_file
 
-from solorl import Run, state, trackers
+from solorl import Run
+from solorl.files import write_atomically
+from solorl.run import checkpoint as state
+from solorl.run import trackers
 
 TINY = "--num-envs 2 --num-steps 32 --total-timesteps 640 --eval-episodes 2 --eval-every 320 --save-every 320".split()
 DQN = "--learning-starts 100 --batch-size 16 --total-timesteps 600 --eval-episodes 1".split()
@@ -101,7 +104,7 @@ def test_a_run_folder_that_goes_away_ends_with_a_sentence_and_exit_code_4(what, 
 
 
 def test_models_that_cannot_be_written_end_with_exit_code_4(train, tmp_path, monkeypatch):
-    write = state.write_atomically
+    write = write_atomically
 
     def no_models(path, data):
         if path.name.startswith("model"):
@@ -201,7 +204,7 @@ def test_a_seed_with_nan_weights_ends_alone(train, tmp_path):
 # ---------------------------------------------------------------------- signals
 RUNNER = """
 import os, runpy, signal, sys
-from solorl import run as library
+from solorl.run import verbs as library
 path, where, *sys.argv[1:] = sys.argv[1:]
 sys.argv[0] = path
 

@@ -5,8 +5,8 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from solorl import statistics as st
-from solorl.reference_scores import reference
+from solorl.results import statistics as st
+from solorl.results.reference_scores import reference
 
 # 10 runs on 5 environments, with ties. The numbers of rliable below were made in an environment of its own:
 #   pip install rliable==1.2.0 "pandas<3" arch==7.2.0

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from solorl import terminal, trackers
+from solorl import terminal
 from solorl.errors import quit_with
+from solorl.run import trackers
 
 FACTS = ["step  25,600", "return  123.4", "evaluation  500.0", "12 s left", "21,535 steps/s"]
 

@@ -16,13 +16,13 @@ from conftest import environment, refused
 
 optuna = pytest.importorskip("optuna")
 
-from solorl import tune  # noqa: E402
-from solorl.bench import Store  # noqa: E402
 from solorl.cli.bench import Lines  # noqa: E402
-from solorl.engines import LocalEngine  # noqa: E402
 from solorl.errors import UsageError  # noqa: E402
-from solorl.plan import load_script  # noqa: E402
-from solorl.tune import Choice, Range, parse_space  # noqa: E402
+from solorl.studies import tune  # noqa: E402
+from solorl.studies.bench import Store  # noqa: E402
+from solorl.studies.engines import LocalEngine  # noqa: E402
+from solorl.studies.plan import load_script  # noqa: E402
+from solorl.studies.tune import Choice, Range, parse_space  # noqa: E402
 
 FAKE = Path(__file__).parent / "fake_training.py"
 SPACE = 'learning-rate = "log 1e-5..1e-1"\nwidth = "16..64 step 16"\n'

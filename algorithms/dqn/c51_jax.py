@@ -24,9 +24,8 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from solorl import RunArgs, parse
-from solorl.jax_envs import open_envs
-from solorl.seeds import Runs
+from solorl import RunArgs, Runs, parse
+from solorl.envs.open import open_envs
 
 
 @dataclass

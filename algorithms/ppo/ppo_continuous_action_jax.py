@@ -25,9 +25,8 @@ import optax
 from gymnasium.wrappers import ClipAction
 from jax.flatten_util import ravel_pytree
 
-from solorl import RunArgs, parse
-from solorl.jax_envs import open_envs
-from solorl.seeds import Runs
+from solorl import RunArgs, Runs, parse
+from solorl.envs.open import open_envs
 
 
 @dataclass

@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from solorl import RunArgs, parse
-from solorl.seeds import Runs
+from solorl import RunArgs, Runs, parse
 
 
 @dataclass

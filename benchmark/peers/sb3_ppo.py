@@ -19,10 +19,11 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
-from solorl.evaluation import play_episodes
-from solorl.run import EVALUATE, _cpu_model, _git, env_seed
-from solorl.state import sha256, write_atomically
-from solorl.trackers import MetricsFile
+from solorl.files import sha256, write_atomically
+from solorl.machine import cpu_model, git_state
+from solorl.run.evaluation import play_episodes
+from solorl.run.trackers import MetricsFile
+from solorl.run.verbs import EVALUATE, env_seed
 
 
 @dataclass
@@ -81,8 +82,8 @@ if __name__ == "__main__":
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "format": 1, "script": Path(__file__).name, "script_sha256": sha256(Path(__file__)), "args": asdict(args),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "git": _git(Path(__file__).parent),
-        "python": platform.python_version(), "machine": {"system": platform.platform(terse=True), "cpu": _cpu_model()},
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "git": git_state(Path(__file__).parent),
+        "python": platform.python_version(), "machine": {"system": platform.platform(terse=True), "cpu": cpu_model()},
         "versions": {name: version(name) for name in ("stable-baselines3", "gymnasium", "numpy", "torch")},
     }  # fmt: skip
     config["machine"] |= {"cores": os.cpu_count(), "device": "cpu"}

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from solorl.bench import Runner, Store, following
 from solorl.cli import Parser
-from solorl.engines import LocalEngine, own_cores
 from solorl.errors import UsageError
-from solorl.plan import (
+from solorl.machine import own_cores
+from solorl.studies.bench import Runner, Store, following
+from solorl.studies.engines import LocalEngine
+from solorl.studies.plan import (
     Flags,
     Plan,
     check_name,

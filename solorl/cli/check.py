@@ -5,12 +5,13 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from solorl.budget import set_budget
-from solorl.catalog import find_path, in_catalogue, parse_header, script_paths
+from solorl.catalog.budget import set_budget
+from solorl.catalog.header import find_path, parse_header
+from solorl.catalog.rules import Problem, check_family, check_file, check_own
 from solorl.cli import Parser
-from solorl.cli.files import shown
 from solorl.errors import UsageError
-from solorl.rules import Problem, check_family, check_file, check_own
+from solorl.files import shown
+from solorl.scripts import in_catalogue, script_paths
 
 
 def problems_of(paths: Sequence[Path]) -> list[Problem]:

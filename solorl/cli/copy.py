@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from solorl.catalog import find_path
+from solorl.catalog.header import find_path
+from solorl.catalog.standalone import standalone
 from solorl.cli import Parser
-from solorl.cli.files import shown, write
-from solorl.cli.standalone import standalone
 from solorl.errors import UsageError
+from solorl.files import shown, write
 
 
 def target(source: Path, to: str | None) -> Path:

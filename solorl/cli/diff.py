@@ -15,11 +15,11 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from solorl.budget import count_changes, opcodes
-from solorl.catalog import find_path, parse_header, read_source
+from solorl.catalog.budget import count_changes, opcodes
+from solorl.catalog.header import find_path, parse_header, read_source
 from solorl.cli import Parser
-from solorl.cli.files import shown, write
 from solorl.errors import UsageError
+from solorl.files import shown, write
 
 CONTEXT = 3  # unchanged lines shown around a change
 ALIKE = 0.5  # share of words that two lines must have in common to stand side by side as one changed line

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from solorl.catalog import Script, scripts
+from solorl.catalog.header import Script, scripts
 from solorl.cli import Parser
 from solorl.cli.tables import aligned
 from solorl.errors import UsageError, did_you_mean

@@ -7,25 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from solorl.budget import origin_of
-from solorl.catalog import (
-    KEYS,
-    Script,
-    algorithms_folder,
-    as_typed,
-    find_path,
-    in_catalogue,
-    in_checkout,
-    parse_header,
-    parse_source,
-    read_source,
-    script_paths,
-    top_modules,
-)
+from solorl.catalog.budget import origin_of
+from solorl.catalog.header import Script, find_path, parse_header, parse_source, read_source, top_modules
+from solorl.catalog.script_line import with_header
 from solorl.cli import Parser
-from solorl.cli.files import shown, write
-from solorl.cli.headers import with_header
 from solorl.errors import UsageError
+from solorl.files import shown, write
+from solorl.scripts import KEYS, algorithms_folder, as_typed, in_catalogue, in_checkout, script_paths
 
 
 def check_name(what: str, name: str) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from solorl.catalog import script_paths
 from solorl.cli import Parser
 from solorl.cli.train import run_script
 from solorl.errors import UsageError, did_you_mean
-from solorl.safety import is_plain_name, refuse_links
+from solorl.run.safety import is_plain_name, refuse_links
+from solorl.scripts import script_paths
 
 ABOUT = """Evaluate the agent of a run folder. This executes the script that made it, with the arguments in the folder's
 config.json. A script that is equal to the algorithm of this name, or to your own file outside of the folder from which
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
         )
     if args.render and no_display():
         raise UsageError("solo play: --render needs a display and there is none here; --video films the episodes")
-    from solorl.run import Play, Run  # here, because it loads the numerical libraries
+    from solorl.run.verbs import Play, Run  # here, because it loads the numerical libraries
 
     before, Run.play = Run.play, Play(episodes=args.episodes, video=args.video, render=args.render, seed=args.seed)
     try:

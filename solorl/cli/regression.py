@@ -21,12 +21,12 @@ from pathlib import Path
 
 import numpy as np
 
-from solorl import comparison as cmp
-from solorl import statistics as st
-from solorl.cli import report_text as text
 from solorl.errors import UsageError
-from solorl.reference_scores import reference
-from solorl.results import Result, gathered, parse_bytes, read_all
+from solorl.results import comparison as cmp
+from solorl.results import statistics as st
+from solorl.results import text as text
+from solorl.results.reference_scores import reference
+from solorl.results.result import Result, gathered, parse_bytes, read_all
 
 MIN_RUNS = 3
 TOLERANCE = 0.01

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from solorl.cli import Parser
-from solorl.cli.files import shown, write
 from solorl.errors import UsageError
+from solorl.files import shown, write
 
 DEFAULT_OUT = Path("report")
 DEFAULT_RESULTS = Path("benchmark/results")
@@ -71,9 +71,9 @@ def main(argv: Sequence[str]) -> int:
         from solorl.cli import regression
 
         return regression.run(args.against, args.paths or [DEFAULT_RESULTS], args.metric or "eval")
-    from solorl import comparison as cmp  # here, because it loads NumPy
-    from solorl.cli import report_text as text
-    from solorl.results import read_all
+    from solorl.results import comparison as cmp  # here, because it loads NumPy
+    from solorl.results import text as text
+    from solorl.results.result import read_all
 
     results, problems = read_all(args.paths)
     if not results:
@@ -99,8 +99,8 @@ def main(argv: Sequence[str]) -> int:
 
 def write_report(comparison, out: Path, args: Namespace, problems: Sequence[str]) -> None:
     """Write report.md, report.html and the figures into `out`; UsageError where that fails."""
-    from solorl import figures
-    from solorl.cli import report_page, report_text
+    from solorl.results import figures, text
+    from solorl.results import page as report_page
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def write_report(comparison, out: Path, args: Namespace, problems: Sequence[str]
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror}") from None
     pictures.sort(key=lambda name: not name.startswith(f"curves_{args.x}"))
-    write(out / "report.md", report_text.report(comparison, args.title, pictures, problems).encode())
+    write(out / "report.md", text.report(comparison, args.title, pictures, problems).encode())
     write(out / "report.html", report_page.page(comparison, args.title, args.x, problems).encode())
 
 
@@ -117,7 +117,7 @@ def draw(comparison, curves, path: Path, check: bool) -> int:
 
     Returns 1 where `check` finds other curves. Raises UsageError where the picture cannot be drawn.
     """
-    from solorl import figures
+    from solorl.results import figures
 
     current = figures.shows(path, curves)
     if not check and not current:
@@ -133,7 +133,7 @@ def draw(comparison, curves, path: Path, check: bool) -> int:
 
 def print_summary(comparison, problems: Sequence[str], out: Path) -> None:
     """The table, the verdicts, what was left out, and where the report is."""
-    from solorl.cli import report_text as text
+    from solorl.results import text as text
 
     print(text.aligned(*text.summary(comparison)), end="")
     for sentence in text.verdicts(comparison):

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from solorl.bench import last_rows, read_json
 from solorl.cli import Parser
 from solorl.cli.tables import aligned
 from solorl.errors import UsageError, did_you_mean
+from solorl.studies.bench import last_rows, read_json
 from solorl.terminal import duration
 
 COLUMNS = ("env", "script", "seed", "status", "step", "evaluation", "size", "age", "folder")

@@ -4,11 +4,11 @@ import ast
 from collections.abc import Sequence
 from pathlib import Path
 
-from solorl.catalog import find_path, parse_header, parse_source
+from solorl.catalog.header import find_path, parse_header, parse_source
+from solorl.catalog.rules import EXEMPT, Definition, definitions, siblings
 from solorl.cli import Parser
-from solorl.cli.files import shown, write
 from solorl.errors import UsageError, did_you_mean
-from solorl.rules import EXEMPT, Definition, definitions, siblings
+from solorl.files import shown, write
 
 
 def span(node: Definition) -> slice:

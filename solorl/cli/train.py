@@ -5,9 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from solorl.arguments import missing_extra
-from solorl.catalog import find_path
-from solorl.errors import UsageError
+from solorl.catalog.header import find_path
+from solorl.errors import UsageError, missing_extra
 
 HELP = """usage: solo train NAME_OR_PATH [flags...]
 

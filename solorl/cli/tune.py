@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from solorl.arguments import check_env_id
-from solorl.bench import Store
 from solorl.cli import Parser
 from solorl.cli.bench import Lines, split, worker_count
-from solorl.engines import LocalEngine
+from solorl.envs.ids import check_env_id
 from solorl.errors import UsageError, did_you_mean
-from solorl.plan import Flags, load_script, merge, seed_range, words
-from solorl.tune import METRIC, Study, Tuner, completed, counted, open_study, space_from_file, space_from_script
+from solorl.studies.bench import Store
+from solorl.studies.engines import LocalEngine
+from solorl.studies.plan import Flags, load_script, merge, seed_range, words
+from solorl.studies.tune import METRIC, Study, Tuner, completed, counted, open_study, space_from_file, space_from_script
 
 EPILOG = """the space stands in the script, as `lr: float = 2.5e-4  # step size [tune: log 1e-5..1e-2]`, or in a file:
   learning-rate = "log 1e-5..1e-2"     a number, equally likely on a logarithmic scale

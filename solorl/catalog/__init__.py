@@ -1,0 +1,1 @@
+"""The algorithm files as data."""

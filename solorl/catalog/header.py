@@ -1,0 +1,138 @@
+"""The algorithm files as a catalogue: what the header of each file says, and how a name finds its file."""
+
+import ast
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from solorl.errors import UsageError, did_you_mean
+from solorl.scripts import KEYS, header_fields, script_paths
+
+
+@dataclass
+class Script:
+    """One algorithm file and what its header says of it."""
+
+    name: str
+    path: Path
+    family: str
+    framework: str  # torch | jax
+    title: str
+    fields: dict[str, str] = field(default_factory=dict)
+    lines: int = 0
+
+    @property
+    def paper(self) -> str:
+        """Authors, year and address."""
+        return self.fields.get("Paper", "")
+
+    @property
+    def run(self) -> str:
+        """A command that works."""
+        return self.fields.get("Run", "")
+
+    @property
+    def spaces(self) -> str:
+        """`observations -> actions`."""
+        return self.fields.get("Spaces", "")
+
+    @property
+    def observations(self) -> str:
+        """The kind of observations: `vector`."""
+        return self.spaces.partition("->")[0].strip()
+
+    @property
+    def actions(self) -> str:
+        """The kind of actions: `discrete` or `continuous`."""
+        return self.spaces.partition("->")[2].strip()
+
+    @property
+    def parent(self) -> str | None:
+        """The sibling's file name in `Differs   from X.py: ...`; None for the root of a family."""
+        match = re.match(r"from (\S+\.py)\b", self.fields.get("Differs", ""))
+        return match.group(1) if match else None
+
+    @property
+    def not_for(self) -> dict[str, str]:
+        """What the file is not made for, each with the file that is: `{"images": "ppo_atari.py"}`."""
+        parts = [part.rpartition(":") for part in self.fields.get("Not for", "").split(";")]
+        return {what.strip(): file.strip() for what, colon, file in parts if colon}
+
+
+def scripts(folder: Path | None = None) -> list[Script]:
+    """Every algorithm of the catalogue; UsageError if one of the files has no header."""
+    return [parse_header(path) for path in script_paths(folder).values()]
+
+
+def read_source(path: Path) -> str:
+    """The text of a Python file; UsageError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not a text file in UTF-8") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def parse_source(path: Path) -> ast.Module:
+    """The syntax tree of a Python file; UsageError if it cannot be read or is not valid Python."""
+    try:
+        return ast.parse(read_source(path))
+    except SyntaxError as error:
+        raise UsageError(f"{path}:{error.lineno} is not valid Python: {error.msg}") from None
+    except ValueError as error:  # a null byte in some versions of Python
+        raise UsageError(f"{path} is not valid Python: {error}") from None
+
+
+def top_modules(tree: ast.Module) -> dict[str, int]:
+    """First part of every absolutely imported module, with the line of its first import."""
+    found: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        else:
+            continue
+        for name in names:
+            found.setdefault(name.split(".")[0], node.lineno)
+    return found
+
+
+def parse_header(path: Path) -> Script:
+    """What the docstring of an algorithm file says; UsageError if the file has none."""
+    tree = parse_source(path)
+    docstring = ast.get_docstring(tree, clean=False)
+    if not (docstring and docstring.strip()):
+        raise UsageError(f"{path} has no header: its docstring must start with a title and say {', '.join(KEYS)}")
+    return Script(
+        name=path.stem,
+        path=path,
+        family=path.resolve().parent.name,
+        framework="jax" if "jax" in top_modules(tree) else "torch",
+        title=docstring.splitlines()[0].strip(),
+        fields=header_fields(docstring),
+        lines=len(read_source(path).splitlines()),
+    )
+
+
+def find_path(name: str) -> Path:
+    """The file of `ppo`, `ppo.py` or a path to any .py file (a file that exists wins); else UsageError."""
+    path = Path(name).expanduser()
+    if path.suffix == ".py" and path.is_file():
+        return path
+    paths = script_paths()
+    stem = name.removesuffix(".py")
+    if stem in paths:
+        return paths[stem]
+    if path.is_dir():
+        raise UsageError(f"{name} is a folder; name an algorithm or a .py file")
+    if path.is_file():
+        raise UsageError(f"{name} is no .py file")
+    what = "file" if path.suffix == ".py" else "algorithm"
+    raise UsageError(f"there is no {what} {name}{did_you_mean(path.stem, paths, n=2) or '; `solo list` shows all'}")
+
+
+def find(name: str) -> Script:
+    """The header of `ppo`, `ppo.py` or a path to any .py file; UsageError for an unknown name or no header."""
+    return parse_header(find_path(name))

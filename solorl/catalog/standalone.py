@@ -1,0 +1,91 @@
+"""An algorithm file that needs no SoloRL: the import of the library replaced by a short stand-in (stub.py)."""
+
+import ast
+import json
+import re
+import shlex
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+from solorl.catalog.header import parse_source, read_source
+from solorl.catalog.rules import ENTRANCES, METADATA
+from solorl.catalog.script_line import with_header
+from solorl.errors import UsageError
+from solorl.scripts import PACKAGE, header_fields, in_checkout
+
+STUB = Path(__file__).with_name("stub.py")
+BANNER = "# ---- SoloRL's run library in short: the same seeds and environments, no run folder, no checkpoints\n"
+
+
+def stub_parts() -> tuple[list[str], str]:
+    """The stub's import lines and its definitions."""
+    text = read_source(STUB)
+    tree, lines = ast.parse(text), text.splitlines(keepends=True)
+    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    code = lines[imports[-1].end_lineno :]
+    return [lines[node.lineno - 1] for node in imports], "".join(code).strip("\n") + "\n"
+
+
+def library_import(path: Path) -> ast.ImportFrom:
+    """The statement `from solorl import ...`; UsageError if there is none or the file needs more of the library."""
+    found = None
+    for node in ast.walk(parse_source(path)):
+        if isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "solorl" for alias in node.names):
+            raise UsageError(f"{path.name} cannot stand alone: it says `{ast.unparse(node)}`")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "solorl":
+            plain = all(alias.name in ENTRANCES and alias.asname is None for alias in node.names)
+            if found or node.module != "solorl" or node.col_offset or not plain:
+                raise UsageError(f"{path.name} cannot stand alone: it says `{ast.unparse(node)}`")
+            found = node
+    if found is None:
+        raise UsageError(f"{path.name} stands alone already: it does not import solorl")
+    return found
+
+
+def extras() -> dict[str, list[str]]:
+    """What each extra of SoloRL installs."""
+    if in_checkout():
+        project = tomllib.loads(read_source(PACKAGE.parent / "pyproject.toml"))["project"]
+        return project["optional-dependencies"]
+    found: dict[str, list[str]] = {}
+    for line in metadata.requires("solorl") or []:
+        if match := re.search(r"""^(.*?)\s*;\s*extra == ['"](.+)['"]""", line):
+            found.setdefault(match.group(2), []).append(match.group(1))
+    return found
+
+
+def without_solorl(block: str) -> str:
+    """The PEP 723 block with what SoloRL's extras install in the place of SoloRL."""
+    match = METADATA.match(block)
+    if not match:
+        return ""
+    told = tomllib.loads("\n".join(line[2:] for line in match.group(1).splitlines()))
+    needed: list[str] = []
+    for name in told.get("dependencies", []):
+        ours = re.match(r"solorl(?:\[([\w,\s-]*)\])?(?![\w-])", name)
+        if ours is None:
+            needed.append(name)
+            continue
+        for extra in (ours.group(1) or "").split(","):
+            needed += extras().get(extra.strip(), [])
+    python = json.dumps(told.get("requires-python", ">=3.11"))
+    return f"# /// script\n# requires-python = {python}\n# dependencies = {json.dumps(needed)}\n# ///\n"
+
+
+def standalone(path: Path, name: str) -> str:
+    """The text of `path` without the library, for a file `name`; UsageError if it needs more than the stub has."""
+    ours, text = library_import(path), read_source(path)
+    lines = text.splitlines(keepends=True)
+    body = [node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    last = body[-1].end_lineno or 0
+    imports, code = stub_parts()
+    missing = [line for line in imports if line not in lines]
+    before, after = lines[: ours.lineno - 1], lines[ours.end_lineno : last]
+    text = "".join([*before, *missing, *after, "\n\n", BANNER, code, *lines[last:]])
+    if match := METADATA.match(text):
+        text = without_solorl(text) + text[match.end() :]
+    run = shlex.split(header_fields(ast.get_docstring(ast.parse(text), clean=False) or "").get("Run", ""))
+    if run[:2] != ["solo", "train"]:
+        return text
+    return with_header(text, {"Run": shlex.join(["python", name, *run[3:]])})

@@ -1,0 +1,1 @@
+"""Environments: one interface for all that can be stepped."""

@@ -1,0 +1,65 @@
+"""MinAtar's games as gymnax has them: pure JAX for training, and the same as Gymnasium environments for evaluation.
+
+    envs = GymnaxEnvs("Breakout-MinAtar", num_envs=64)  # used as jax_envs.JaxEnvs is
+    env = gymnasium.make("Breakout-MinAtar")  # registered when this module is imported
+
+Observations (10, 10, channels) become vectors of numbers. Unlike the original, gymnax's games have no sticky actions
+and cut episodes off (at 1,000 steps; Freeway: 2,500).
+"""
+
+from typing import Any
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from solorl.envs.interface import Step
+from solorl.errors import needs_extra, quit_with
+
+GAMES = tuple(f"{name}-MinAtar" for name in ("Asterix", "Breakout", "Freeway", "SpaceInvaders"))
+
+
+def _make(env_id: str) -> tuple[Any, Any]:
+    try:
+        import gymnax
+    except ImportError:
+        quit_with(needs_extra(env_id, "gymnax"))
+    return gymnax.make(env_id)
+
+
+def _spaces(game: Any, params: Any) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
+    size = int(np.prod(game.observation_space(params).shape))
+    return gym.spaces.Box(0.0, 1.0, (size,), np.float32), gym.spaces.Discrete(game.num_actions)
+
+
+class GymnaxEnvs:
+    """`num_envs` games of one kind side by side. `env_id` is one of `GAMES`."""
+
+    saved = True  # their state is part of the training, and so of a checkpoint
+
+    def __init__(self, env_id: str, num_envs: int):
+        self.game, self.params = _make(env_id)
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = _spaces(self.game, self.params)
+
+    def reset(self, key: Any) -> tuple[Any, Any]:
+        """New episodes everywhere: state, obs (num_envs, obs_dim)."""
+        obs, state = jax.vmap(self.game.reset, (0, None))(jax.random.split(key, self.num_envs), self.params)
+        return state, self._vector(obs)
+
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, Step]:
+        """One step everywhere: state, Step. The games are random; `key` decides."""
+        step = jax.vmap(self.game.step, (0, 0, 0, None))
+        obs, state, reward, terminated, truncated, info = step(
+            jax.random.split(key, self.num_envs), state, action, self.params
+        )
+        final_obs = self._vector(info["final_observation"])
+        return state, Step(self._vector(obs), reward, terminated, truncated & ~terminated, final_obs)
+
+    def _vector(self, obs: Any) -> Any:
+        return obs.reshape(self.num_envs, -1).astype(jnp.float32)
+
+
+for _game in GAMES:
+    gym.register(_game, "solorl.envs.open:FunctionalEnv", kwargs={"env_id": _game}, disable_env_checker=True)

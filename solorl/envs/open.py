@@ -1,0 +1,58 @@
+"""Opening environments by their id."""
+
+from functools import cache
+from pkgutil import resolve_name
+from typing import Any
+
+import gymnasium as gym
+import jax
+import numpy as np
+
+from solorl.envs.classic import DYNAMICS, JaxEnvs
+from solorl.envs.ids import family_of
+
+
+def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
+    """`num_envs` environments to be stepped inside a compiled loop: JaxEnvs, GymnaxEnvs or BraxEnvs if there are any of
+    this kind, else EnvPoolEnvs, stepped by `num_threads`; one sentence and exit code 2 where there are none."""
+    if env_id in DYNAMICS:
+        return JaxEnvs(env_id, num_envs)
+    if family := family_of(env_id):
+        return resolve_name(family[0])(env_id, num_envs)
+    from solorl.envs.envpool import EnvPoolEnvs
+
+    return EnvPoolEnvs(env_id, num_envs, num_threads)
+
+
+class FunctionalEnv(gym.Env[np.ndarray, Any]):
+    """One environment that exists in JAX only (see `arguments.REGISTER`) with Gymnasium's interface, compiled step by
+    step, for evaluation and for the files in torch. The `seed` of `reset` decides all that is random."""
+
+    def __init__(self, env_id: str):
+        self.envs, self._begin, self._advance = _compiled(env_id)
+        self.observation_space, self.action_space = self.envs.single_observation_space, self.envs.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        """See `gymnasium.Env.reset`."""
+        super().reset(seed=seed)
+        self._key, key = jax.random.split(jax.random.PRNGKey(int(self.np_random.integers(2**31))))
+        self._state, obs = self._begin(key)
+        return np.asarray(obs)[0], {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """See `gymnasium.Env.step`."""
+        self._key, self._state, step = self._advance(self._key, self._state, np.asarray(action)[None])
+        step = jax.device_get(step)  # at once: an access to an array of JAX is an operation of its own
+        reward, terminated, truncated = (x[0].item() for x in (step.reward, step.terminated, step.truncated))
+        return step.final_obs[0], reward, terminated, truncated, {}
+
+
+@cache  # compiled once for all environments of an evaluation
+def _compiled(env_id: str) -> Any:
+    envs = open_envs(env_id, 1)
+
+    def advance(key: Any, state: Any, action: Any) -> Any:
+        key, step_key = jax.random.split(key)
+        return key, *envs.step(step_key, state, action)
+
+    return envs, jax.jit(envs.reset), jax.jit(advance)

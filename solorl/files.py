@@ -1,0 +1,65 @@
+"""Writing files for the verbs: whole or not at all, and every failure one sentence."""
+
+import hashlib
+import os
+import re
+import stat
+from pathlib import Path
+
+from solorl.errors import UsageError
+from solorl.machine import process_start
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, keeping the permissions of one it replaces; UsageError if that fails."""
+    path = path.resolve()  # a link keeps pointing to the file
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+        write_atomically(path, data)
+        if mode is not None:
+            path.chmod(mode)
+    except FileNotFoundError:
+        raise UsageError(f"the folder {path.parent} does not exist") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def shown(path: Path) -> str:
+    """A path as people want to read it: relative to the current folder where it lies below it."""
+    path = path.resolve()
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the file's (or folder's) contents are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old contents or the new ones and nothing between."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        sync_file(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what killed processes have left of `write_atomically` in a folder."""
+    for path in folder.glob(".*"):
+        match = re.fullmatch(r"\..+\.(\d+)", path.name)
+        if match and process_start(int(match[1])) is None and not path.is_dir():
+            path.unlink(missing_ok=True)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,120 @@
+"""This machine: cores, GPUs, processes."""
+
+import contextlib
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def own_cores() -> list[int]:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def shares(cores: list[int], workers: int) -> list[list[int]]:
+    """The cores of each worker: neighbours, as equal in number as possible; shared where there are too few."""
+    if workers >= len(cores):
+        return [[cores[i % len(cores)]] for i in range(workers)]
+    return [cores[i * len(cores) // workers : (i + 1) * len(cores) // workers] for i in range(workers)]
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs jobs may use: those of CUDA_VISIBLE_DEVICES where it is set, else all that the driver lists."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip()]
+    if not (tool := shutil.which("nvidia-smi")):
+        return []
+    try:
+        listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [str(i) for i in range(sum(line.startswith("GPU ") for line in listing.splitlines()))]
+
+
+@contextlib.contextmanager
+def pinned(cores: list[int]) -> Iterator[None]:
+    """Processes started inside run on `cores` only; nothing happens where the system cannot pin."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    try:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, cores)
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _pid(handle: str) -> int:
+    return int(handle.partition(":")[0])
+
+
+def own_handle() -> str:
+    """The handle of this process."""
+    return f"{os.getpid()}:{process_start(os.getpid()) or 0}"
+
+
+def is_alive(handle: str) -> bool:
+    """Whether the process of this handle still runs: the same id and the same start time, and no zombie."""
+    pid, _, start = handle.partition(":")
+    return pid.isdigit() and process_start(int(pid)) == start
+
+
+def process_start(pid: int) -> str | None:
+    """When a process was started, as text to compare with; None where there is no such process, or only a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        if Path("/proc/self/stat").exists():
+            return None
+        state, _, start = _ps(pid, "state=,lstart=").partition(" ")
+        return None if state[:1] in ("", "Z") else "-".join(start.split())
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def command_line(pid: int) -> str:
+    """The words of a process's command line; empty where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+    except OSError:
+        return "" if Path("/proc/self/stat").exists() else _ps(pid, "command=")
+
+
+def _ps(pid: int, columns: str) -> str:
+    """What `ps` says about a process, on systems without /proc."""
+    try:
+        return subprocess.run(["ps", "-o", columns, "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit of the repository around `folder` and whether its files differ from it; None outside a repository."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def cpu_model() -> str:
+    """The name of the processor with its numbers: a virtual machine may show the same name for different ones."""
+    try:
+        first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
+        about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+        return f"{about['model name']}, family {about['cpu family']}, model {about['model']}"
+    except (OSError, KeyError):
+        return platform.processor()

@@ -1,0 +1,1 @@
+"""Result files and what they say."""

@@ -1,0 +1,174 @@
+"""The figures of a report as PNG and SVG: learning curves by steps and by time, and performance profiles.
+
+Colours are those of Okabe and Ito, which people with a colour vision deficiency tell apart, too; from the eighth method
+on they repeat with dashed lines.
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from solorl.errors import UsageError
+from solorl.files import write_atomically
+from solorl.results import comparison as cmp
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#767676")
+DASHES = ("-", "--", ":", "-.")
+AXIS_LABELS = {"steps": "environment steps", "time": "time of training"}
+PANEL = (3.9, 2.9)  # inches
+SINGLE = (6.0, 3.6)  # one alone
+NAME = (0.075, 0.7)  # inches that a name takes in the legend: each character, and the line before it
+COLUMNS = 3  # panels side by side
+
+
+def write_figures(comparison: cmp.Comparison, folder: Path) -> list[Path]:
+    """Write all figures of a report into `folder`; returns the PNGs. Raises OSError where one cannot be written."""
+    written = []
+    groups = cmp.split(comparison)
+    for axis in cmp.AXES:
+        curves = cmp.curves(comparison, comparison.metric, axis)
+        totals = cmp.total_curves(comparison, comparison.metric, axis)
+        for i, part in enumerate(cmp.pictures(comparison, curves)):
+            if part:
+                all_of = {method: totals[method] for method in groups[i] if method in totals}
+                path = cmp.numbered(folder / f"curves_{axis}", i)
+                written.append(_write(draw_curves(comparison, part, all_of, axis), path))
+    if len(comparison.shared) > 1:
+        profiles = cmp.profiles(comparison)
+        for i, methods in enumerate(groups):
+            figure = draw_profiles(comparison, {method: profiles[method] for method in methods})
+            written.append(_write(figure, cmp.numbered(folder / "profiles", i)))
+    return written
+
+
+def write_curves(comparison: cmp.Comparison, curves: Mapping[tuple[str, str], cmp.Curve], path: Path) -> None:
+    """Write learning curves by steps as the PNG `path`, which carries what it was drawn from, for `shows`.
+
+    Raises UsageError where there are no curves, OSError where `path` cannot be written.
+    """
+    if not curves:
+        raise UsageError(f"{path}: there is no curve to draw, the runs have no common steps")
+    _write(draw_curves(comparison, curves, {}, "steps"), path.with_suffix(""), ("png",), fingerprint(curves))
+
+
+def shows(path: Path, curves: Mapping[tuple[str, str], cmp.Curve]) -> bool:
+    """Whether `write_curves` drew the picture `path` from the same curves; False where it cannot be read."""
+    try:
+        with Image.open(path) as picture:
+            return getattr(picture, "text", {}).get("Source") == fingerprint(curves)
+    except OSError:
+        return False
+
+
+def fingerprint(curves: Mapping[tuple[str, str], cmp.Curve]) -> str:
+    """A hash of names, lines and bands; the last bits, in which machines differ, do not count."""
+    digest = hashlib.sha256()
+    for (env, method), curve in curves.items():
+        points = (f"{value:.8g}" for array in (curve.x, curve.y, curve.band) for value in array.flatten())
+        digest.update(f"{env} {method} {' '.join(points)}\n".encode())
+    return digest.hexdigest()
+
+
+def style(number: int) -> dict[str, Any]:
+    """Colour and dash pattern of method `number`."""
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number // len(COLOURS) % len(DASHES)]}
+
+
+def draw_curves(
+    comparison: cmp.Comparison,
+    curves: Mapping[tuple[str, str], cmp.Curve],
+    totals: Mapping[str, cmp.Curve],
+    axis: str,
+) -> Figure:
+    """One panel per environment and, where there are `totals`, one for all: IQM over runs, the band its interval."""
+    panels = [(env, {m: curves[env, m] for m in comparison.methods if (env, m) in curves}) for env in comparison.envs]
+    panels = [(env, lines) for env, lines in panels if lines]
+    if totals:
+        panels.append((f"{cmp.ALL}, normalised", dict(totals)))
+    figure, axes = _grid(len(panels))
+    for place, (env, lines) in zip(axes, panels, strict=True):
+        unit, name = time_unit(max(curve.x[-1] for curve in lines.values())) if axis == "time" else (1, "")
+        for method, curve in lines.items():
+            _draw(place, curve, comparison.methods.index(method), unit)
+        place.set_title(env, fontsize=10, parse_math=False)
+        place.xaxis.set_major_formatter(step_label if axis == "steps" else f"{{x:g}} {name}")
+        place.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        place.set_xlim(left=0)
+    figure.supxlabel(AXIS_LABELS[axis], fontsize=10)
+    figure.supylabel("return of the greedy policy" if comparison.metric == "eval" else "training return", fontsize=10)
+    _legend(figure, comparison, {name for _, lines in panels for name in lines})
+    return figure
+
+
+def draw_profiles(comparison: cmp.Comparison, profiles: Mapping[str, cmp.Curve]) -> Figure:
+    """The share of runs above each normalised score, with pointwise intervals."""
+    figure, (place, *_) = _grid(1)
+    for method, curve in profiles.items():
+        _draw(place, curve, comparison.methods.index(method))
+    place.set(xlabel="normalised score s", ylabel="share of runs with a score above s", ylim=(-0.02, 1.02))
+    _legend(figure, comparison, profiles)
+    return figure
+
+
+def _grid(panels: int) -> tuple[Figure, Sequence[Any]]:
+    """A figure of `panels` panels, at most COLUMNS side by side."""
+    width, height = SINGLE if panels == 1 else PANEL
+    columns = panels if panels <= COLUMNS else 2 if panels == 4 else COLUMNS
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(width * columns, height * rows + 0.5), dpi=130, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for place in axes[panels:]:
+        place.remove()
+    for place in axes[:panels]:
+        place.spines[["top", "right"]].set_visible(False)
+        place.grid(alpha=0.25, linewidth=0.6)
+        place.tick_params(labelsize=9)
+    return figure, list(axes[:panels])
+
+
+def _draw(place: Any, curve: cmp.Curve, number: int, unit: float = 1) -> None:
+    """A curve and its band, positions divided by `unit`."""
+    look, x = style(number), curve.x / unit
+    place.fill_between(x, curve.band[:, 0], curve.band[:, 1], color=look["color"], alpha=0.18, linewidth=0)
+    place.plot(x, curve.y, linewidth=1.6, marker="o" if len(curve.x) == 1 else "", **look)
+
+
+def _legend(figure: Figure, comparison: cmp.Comparison, shown: Collection[str]) -> None:
+    numbers = [number for number, method in enumerate(comparison.methods) if method in shown]
+    lines = [matplotlib.lines.Line2D([], [], linewidth=2, **style(number)) for number in numbers]
+    methods = [comparison.methods[number] for number in numbers]
+    width = NAME[0] * max(map(len, methods)) + NAME[1]
+    columns = min(len(methods), 5, max(1, int(figure.get_figwidth() / width)))
+    legend = figure.legend(lines, methods, loc="outside upper center", ncols=columns, frameon=False, fontsize=10)
+    for name in legend.get_texts():
+        name.set_parse_math(False)  # a name with $ is no formula
+
+
+def step_label(value: float, _: Any = None) -> str:
+    """A number of steps, as in 250k or 1.5M."""
+    return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}"
+
+
+def time_unit(seconds: float) -> tuple[int, str]:
+    """The unit for times up to `seconds`: its length in seconds and its sign."""
+    return (1, "s") if seconds < 180 else (60, "min") if seconds < 3 * 3600 else (3600, "h")
+
+
+def _write(figure: Figure, path: Path, kinds: Sequence[str] = ("png", "svg"), source: str = "") -> Path:
+    """Write `path`.png and `path`.svg; the same figure gives the same bytes. `source` goes into the PNG."""
+    png = {"Software": None} | ({"Source": source} if source else {})
+    with matplotlib.rc_context({"svg.hashsalt": "solorl"}):
+        FigureCanvasAgg(figure)
+        for kind in kinds:
+            data = BytesIO()
+            figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else png)
+            write_atomically(path.with_suffix(f".{kind}"), data.getvalue())
+            figure.set_layout_engine("none")  # the places found for the one fit the other, too
+    return path.with_suffix(".png")

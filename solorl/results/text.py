@@ -1,0 +1,188 @@
+"""The words, numbers and Markdown of `solo report`."""
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from solorl.results import comparison as cmp
+
+
+# ---------------------------------------------------------------------- numbers
+def number(value: float, like: float | None = None) -> str:
+    """A score with as many decimals as its size (or that of `like`) deserves: 12,345, 490.0, 1.02.
+
+    The last bits, in which machines differ, do not decide how it is rounded.
+    """
+    size = abs(value if like is None else like)
+    text = f"{float(f'{value:.10g}'):,.{0 if size >= 1000 else 1 if size >= 10 else 2}f}"
+    return text.removeprefix("-") if not text.strip("-0.,") else text
+
+
+def estimate(one: cmp.Estimate) -> str:
+    """`490.0 [485.1, 495.2]`, or without an interval `490.0`; the three numbers have the same decimals."""
+    numbers = (one.value, *(one.interval or ()))
+    value, *ends = (number(x, like=max(map(abs, numbers))) for x in numbers)
+    return f"{value} [{', '.join(ends)}]" if ends else value
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that fits: 40 s, 15 min, 2.5 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
+
+
+# ---------------------------------------------------------------------- sentences
+def verdicts(comparison: cmp.Comparison) -> list[str]:
+    """One sentence for each method against its opponent."""
+    return [cmp.verdict(pair) for pair in cmp.pairs(comparison)]
+
+
+def table_caption(comparison: cmp.Comparison) -> str:
+    """What the numbers of the first table are."""
+    several = any(run.together > 1 for runs in comparison.groups.values() for run in runs)
+    single = any(len(runs) == 1 for runs in comparison.groups.values())
+    return (
+        f"The score of a run is its {cmp.METRICS[comparison.metric]}. Interquartile mean (IQM), mean and median over "
+        f"runs, each with its 95 % bootstrap interval{' (a single run has none)' if single else ''}; steps, time and "
+        "speed are medians over runs, the time with evaluations and checkpoints, the speed without"
+        + ("; of seeds trained at once, time and speed are those of all of them." if several else ".")
+    )
+
+
+def total_caption(comparison: cmp.Comparison) -> str:
+    """What the numbers of the second table are."""
+    zero_one = "0 is random play and 1 is solved" if any(scale != (0, 1) for scale in comparison.scale.values()) else ""
+    scale = f"Scores are normalised: {zero_one}. " if zero_one else "Scores are not normalised. "
+    return (
+        f"{scale}Over {len(comparison.shared)} environments, intervals from the bootstrap stratified by environment. "
+        "The median is that of the environments' means; the optimality gap (less is better) is the mean distance to 1."
+    )
+
+
+LINES = "Lines are interquartile means over runs, bands their 95 % bootstrap intervals."
+CURVE_CAPTION = (
+    f"{LINES} A curve begins where its last run has a first evaluation and ends where its shortest run ends; by time, "
+    "where half of its runs have ended: those that ended before keep their score, and a run whose first evaluation is "
+    "far later than that of most is left out. Training curves are means over the last 5 % of a run."
+)
+PAIR_CAPTION = (
+    "Better or worse on an environment: the exact two-sided rank-sum test gives p < 0.05 (not corrected for the number "
+    "of environments). P(improvement): the chance that a run of the one method beats a run of the other, averaged over "
+    "environments, ties counted half; without an interval where there are too few runs for one."
+)
+SOURCE = "Statistics after Agarwal et al. 2021, https://arxiv.org/abs/2108.13264."
+
+
+# ---------------------------------------------------------------------- Markdown
+def markdown(text: str) -> str:
+    """A text as Markdown shows it: a name can be neither HTML nor a link."""
+    return html.escape(text, quote=False).replace("](", "]\\(")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table; the first `left` columns are aligned left, the others right."""
+    rule = ["---" if i < left else "---:" for i in range(len(head))]
+    escaped = [[markdown(cell).replace("|", "\\|") for cell in row] for row in rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in [head, rule, *escaped])
+
+
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for the terminal: columns as wide as their widest cell, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    right = [any(row[i][:1].isdigit() or row[i][:1] == "-" for row in rows) for i in range(len(head))]
+    lines = [
+        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
+        for row in [head, *rows]
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def summary(comparison: cmp.Comparison) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the short table that the command prints."""
+    rows = [
+        [row.env_id, row.method, str(row.seeds), estimate(row.iqm), estimate(row.mean), f"{row.steps:,.0f}"]
+        for row in cmp.env_rows(comparison)
+    ]
+    totals = [
+        [cmp.ALL, row.method, str(row.runs), estimate(row.iqm), estimate(row.mean), "-"]
+        for row in cmp.total_rows(comparison)
+    ]
+    return ["environment", "method", "runs", "IQM [95 %]", "mean [95 %]", "steps"], rows + totals
+
+
+def training_time(row: cmp.EnvRow) -> str:
+    """The time of a run, or of as many as were trained at once."""
+    return duration(row.seconds) + (f" ({row.together} at once)" if row.together > 1 else "")
+
+
+def env_table(comparison: cmp.Comparison) -> str:
+    """A row for each environment and method."""
+    head = ["Environment", "Method", "Seeds", "IQM", "Mean", "Median", "Steps", "Time", "Steps/s"]
+    rows = [
+        [
+            row.env_id,
+            row.method,
+            str(row.seeds),
+            *map(estimate, (row.iqm, row.mean, row.median)),
+            f"{row.steps:,.0f}",
+            training_time(row),
+            "-" if row.sps is None else f"{row.sps:,.0f}",
+        ]
+        for row in cmp.env_rows(comparison)
+    ]
+    return table(head, rows, left=2)
+
+
+def total_table(comparison: cmp.Comparison) -> str:
+    """A row for each method; empty where fewer than two environments are shared."""
+    rows = [
+        [row.method, str(row.runs), *map(estimate, (row.iqm, row.median, row.mean, row.gap))]
+        for row in cmp.total_rows(comparison)
+    ]
+    return table(["Method", "Runs", "IQM", "Median", "Mean", "Optimality gap"], rows) if rows else ""
+
+
+def pair_table(comparison: cmp.Comparison) -> str:
+    """A row for each method against its opponent."""
+    rows = [
+        [
+            f"{pair.x} against {pair.y}",
+            estimate(pair.probability),
+            ", ".join(pair.better) or "-",
+            ", ".join(pair.worse) or "-",
+        ]
+        for pair in cmp.pairs(comparison)
+    ]
+    return table(["Comparison", "P(improvement)", "Better on", "Worse on"], rows) if rows else ""
+
+
+def block(comparison: cmp.Comparison, evidence: Sequence[str], pictures: Sequence[str] = ()) -> str:
+    """What `--markdown` puts between its markers: the verdicts, the table of environments, links to the `evidence`.
+
+    Then, where there are any, the `pictures` of the learning curves.
+    """
+    lines = "".join(f"**{markdown(sentence)}**\n\n" for sentence in verdicts(comparison))
+    links = ", ".join(f"[{path}]({quote(str(path))})" for path in evidence)
+    shown = "".join(f"\n![learning curves]({picture})\n" for picture in pictures)
+    curves = f"{shown}\n{LINES}\n" if pictures else ""
+    return f"{lines}{env_table(comparison)}\n{table_caption(comparison)} Every run: {links}.\n{curves}"
+
+
+def report(comparison: cmp.Comparison, title: str, pictures: Sequence[str], problems: Sequence[str]) -> str:
+    """The whole report.md; `pictures` are names of files next to it."""
+    parts = [f"# {markdown(title)}\n"]
+    parts += [f"**{markdown(sentence)}**\n" for sentence in verdicts(comparison)]
+    parts += ["## Results\n", table_caption(comparison) + "\n", env_table(comparison)]
+    if totals := total_table(comparison):
+        parts += ["## All environments\n", total_caption(comparison) + "\n", totals]
+    if pairs := pair_table(comparison):
+        parts += ["## Comparisons\n", PAIR_CAPTION + "\n", pairs]
+    if pictures:
+        parts += ["## Curves\n", CURVE_CAPTION + " The page report.html has them interactive.\n"]
+        parts += [f"![{Path(name).stem.replace('_', ', by ', 1).replace('_', ' ')}]({name})\n" for name in pictures]
+    notes = [*comparison.notes, *problems]
+    if notes:
+        parts += ["## Notes\n", "".join(f"- {markdown(note)}\n" for note in notes)]
+    return "\n".join([*parts, SOURCE + "\n"])

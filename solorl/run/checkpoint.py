@@ -1,0 +1,327 @@
+"""One checkpoint format for torch modules and optimisers, arrays, random states and environments.
+
+A checkpoint is a folder: `tensors.safetensors` holds every array, `state.json` everything else, `manifest.json` their
+SHA-256. Loading never executes code from a file (no pickle). A checkpoint is written beside its final name, synced to
+the disk and renamed, so that it is there whole or not at all; the previous one is kept.
+"""
+
+import errno
+import json
+import math
+import os
+import random
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from solorl.errors import reason
+from solorl.files import sha256, sync_file
+from solorl.run import env_state as simulators
+
+KEEP = 2  # checkpoints that stay on the disk
+FILES = ("tensors.safetensors", "state.json")
+DTYPES = {"BOOL", "U8", "I8", "U16", "I16", "F16", "U32", "I32", "F32", "U64", "I64", "F64", "C64"}  # of safetensors
+ADAM = ("Adam", "AdamW")
+MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "momentum_buffer", "grad_avg"}  # of an optimiser
+
+
+class CheckpointError(Exception):
+    """A checkpoint is damaged or does not fit; the message is one sentence."""
+
+
+# ---------------------------------------------------------------------- trees of plain values and arrays
+def encode(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
+    """Turn `tree` into JSON; its arrays and tensors go into `arrays`, keyed by their place in the tree.
+
+    Raises TypeError for a value that is not a number, string, None, list, tuple, dict, bytes, array or torch tensor.
+    """
+    if tree is None or isinstance(tree, (bool, int, float, str)):
+        return tree
+    if isinstance(tree, np.generic):
+        return tree.item()
+    if isinstance(tree, (bytes, bytearray)):
+        arrays[path] = np.frombuffer(bytes(tree), np.uint8).copy()
+        return {"$bytes": path}
+    if isinstance(tree, np.ndarray):
+        arrays[path] = np.array(tree, order="C")
+        return {"$array": path}
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tree, torch.Tensor):
+        tensor = tree.detach().cpu()
+        half = tensor.dtype == torch.bfloat16  # NumPy has no such type
+        arrays[path] = np.array((tensor.view(torch.int16) if half else tensor).numpy(), order="C")
+        return {"$tensor": path, "bfloat16": True} if half else {"$tensor": path}
+    if isinstance(tree, tuple):
+        return {"$tuple": [encode(value, arrays, f"{path}/{i}") for i, value in enumerate(tree)]}
+    if isinstance(tree, list):
+        return [encode(value, arrays, f"{path}/{i}") for i, value in enumerate(tree)]
+    if isinstance(tree, dict):
+        if all(isinstance(key, str) and not key.startswith("$") for key in tree):
+            return {key: encode(value, arrays, f"{path}/{key}") for key, value in tree.items()}
+        items = [[encode(k, arrays), encode(v, arrays, f"{path}/{k}")] for k, v in tree.items()]
+        return {"$items": items}
+    raise TypeError(f"a checkpoint cannot hold {path or 'a value'} of type {type(tree).__name__}")
+
+
+def decode(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """The inverse of `encode`."""
+    if isinstance(tree, list):
+        return [decode(value, arrays) for value in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "$array" in tree:
+        return arrays[tree["$array"]].copy()
+    if "$bytes" in tree:
+        return arrays[tree["$bytes"]].tobytes()
+    if "$tensor" in tree:
+        import torch
+
+        tensor = torch.from_numpy(arrays[tree["$tensor"]].copy())
+        return tensor.view(torch.bfloat16) if tree.get("bfloat16") else tensor
+    if "$tuple" in tree:
+        return tuple(decode(value, arrays) for value in tree["$tuple"])
+    if "$items" in tree:
+        return {decode(key, arrays): decode(value, arrays) for key, value in tree["$items"]}
+    return {key: decode(value, arrays) for key, value in tree.items()}
+
+
+# ---------------------------------------------------------------------- the parts a script hands over
+def capture(part: Any) -> Any:
+    """The state of one part as a tree: a module, optimiser, array, tensor, generator or vector environment.
+
+    Raises TypeError, with the kinds allowed, for anything else.
+    """
+    if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+        return part.state_dict()
+    if isinstance(part, np.ndarray) or type(part).__name__ == "Tensor":
+        return part
+    if isinstance(part, np.random.Generator):
+        return part.bit_generator.state
+    if type(part).__name__ == "Generator" and hasattr(part, "get_state"):  # torch.Generator
+        return part.get_state()
+    if simulators.is_vector_env(part):
+        return simulators.capture(part)
+    raise TypeError(
+        f"a checkpoint cannot hold a {type(part).__name__}; allowed are objects with state_dict and load_state_dict, "
+        "NumPy arrays, torch tensors, random generators and vector environments"
+    )
+
+
+def restore(part: Any, tree: Any) -> list[str]:
+    """Bring `part` into the captured state, in place; returns what could not be restored, a sentence each.
+
+    The settings of a torch optimiser (step size, ...) stay those it was made with. Where the state does not fit,
+    whatever the part raises for it.
+    """
+    if hasattr(part, "param_groups"):
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in part.param_groups]
+        part.load_state_dict(tree)
+        _check_moments(part)
+        for group, kept in zip(part.param_groups, settings, strict=True):
+            group.update(kept)
+    elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+        part.load_state_dict(tree)
+    elif isinstance(part, np.ndarray):
+        _check_shape(part, tree)
+        np.copyto(part, tree)
+    elif type(part).__name__ == "Tensor":
+        _check_shape(part, tree)
+        part.detach().copy_(tree)
+    elif isinstance(part, np.random.Generator):
+        part.bit_generator.state = tree
+    elif simulators.is_vector_env(part):
+        return simulators.restore(part, tree)
+    else:
+        part.set_state(tree)
+    return []
+
+
+def not_finite(tree: Any, name: str) -> tuple[str, float] | None:
+    """Name and value of the first NaN or infinite number in the arrays and tensors of a tree, None without any."""
+    torch = sys.modules.get("torch")
+    if isinstance(tree, Mapping):
+        found = (not_finite(value, f"{name}.{key}") for key, value in tree.items())
+        return next(filter(None, found), None)
+    if isinstance(tree, (list, tuple)):
+        return next(filter(None, (not_finite(value, f"{name}.{i}") for i, value in enumerate(tree))), None)
+    if torch is not None and isinstance(tree, torch.Tensor) and tree.is_floating_point():
+        bad = ~torch.isfinite(tree)
+    elif isinstance(tree, np.ndarray) and tree.dtype.kind == "f":
+        bad = ~np.isfinite(tree)
+    else:
+        return None
+    return (name, float(tree[bad][0])) if bad.any() else None
+
+
+def _check_shape(part: Any, saved: Any) -> None:
+    """An array of another shape may be repeated where it is copied, without a word."""
+    shape = tuple(getattr(saved, "shape", ()))
+    if shape != tuple(part.shape):
+        raise ValueError(f"its shape is {shape}, not {tuple(part.shape)}")
+
+
+def _check_moments(optimizer: Any) -> None:
+    """torch loads moments of any shape, and its fused steps trust that they have the shape of their parameter."""
+    for parameter, saved in optimizer.state.items():
+        missing = {"step", "exp_avg", "exp_avg_sq"} - saved.keys() if type(optimizer).__name__ in ADAM else ()
+        if saved and missing:
+            raise ValueError(f"it has no {' and no '.join(sorted(missing))}")
+        for name in MOMENTS & saved.keys():
+            if saved[name] is not None or name != "momentum_buffer":  # SGD without momentum
+                _check_shape(parameter, saved[name])
+        float(saved.get("step", 0))
+
+
+def random_states() -> dict[str, Any]:
+    """The states of the global generators of Python, NumPy and torch (its CUDA devices included)."""
+    states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        states["torch"] = torch.get_rng_state()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Put every global generator into the state that `random_states` returned."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch = sys.modules.get("torch")
+    if torch is not None and "torch" in states:
+        torch.set_rng_state(states["torch"])
+        if "cuda" in states and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(states["cuda"])
+
+
+# ---------------------------------------------------------------------- files
+
+
+def safetensors_pieces(arrays: Mapping[str, np.ndarray], about: Mapping[str, str] | None = None) -> Iterator[bytes]:
+    """The pieces of a safetensors file with `about` as metadata: equal arrays give equal bytes, which the library's own
+    writer does not promise. Raises OSError for a type of numbers that the format does not have."""
+    order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))  # so all are aligned
+    header: dict[str, Any] = {"__metadata__": dict(sorted(about.items()))} if about else {}
+    end = 0
+    for name in order:
+        array, begin = arrays[name], end
+        end += array.nbytes
+        kind = "BOOL" if array.dtype == bool else f"{array.dtype.kind.upper()}{8 * array.itemsize}"
+        if kind not in DTYPES:
+            raise OSError(errno.EINVAL, f"{name} holds numbers of type {array.dtype}")
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in order:
+        yield arrays[name].astype(arrays[name].dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def save_arrays(arrays: Mapping[str, np.ndarray], path: Path) -> None:
+    """Write a safetensors file. Raises OSError where it cannot be written (disk full, say)."""
+    with open(path, "wb") as file:
+        file.writelines(safetensors_pieces(arrays))
+
+
+def write_state(folder: Path, tree: Any) -> None:
+    """Write one tree as the three files of a checkpoint into `folder`, which must not exist, and sync them."""
+    arrays: dict[str, np.ndarray] = {}
+    text = json.dumps(encode(tree, arrays))
+    folder.mkdir(parents=True)
+    save_arrays(arrays, folder / "tensors.safetensors")
+    (folder / "state.json").write_text(text)
+    manifest = {"format": 1, "sha256": {name: sha256(folder / name) for name in FILES}}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2))
+    for name in (*FILES, "manifest.json"):
+        sync_file(folder / name)
+    sync_file(folder)
+
+
+def read_state(folder: Path) -> Any:
+    """The tree of a checkpoint. Raises CheckpointError where a file is missing, truncated, changed or malformed."""
+    from safetensors.numpy import load_file
+
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        wrong = [name for name in FILES if sha256(folder / name) != manifest["sha256"][name]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{folder.name} is incomplete ({type(error).__name__}: {error})") from error
+    if wrong:
+        raise CheckpointError(f"{folder.name} is damaged: the checksum of {' and '.join(wrong)} does not match")
+    try:
+        return decode(json.loads((folder / "state.json").read_text()), load_file(folder / "tensors.safetensors"))
+    except Exception as error:  # its sums are right, but it was not `write_state` that wrote it
+        raise CheckpointError(f"{folder.name} is malformed ({reason(error)})") from error
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted(path for path in folder.glob("step_*") if path.is_dir() and path.name[5:].isdigit())
+
+
+def step_of(checkpoint: Path) -> int:
+    """The environment steps behind which a checkpoint was written."""
+    return int(checkpoint.name[5:])
+
+
+def save_checkpoint(folder: Path, step: int, tree: Any, keep: int | None = None) -> Path:
+    """Write the checkpoint of `step`, then delete all but the newest two and that of step `keep`. Raises OSError (disk
+    full, say): then the earlier checkpoints are as they were."""
+    for leftover in folder.glob(".writing-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary, final = folder / f".writing-{os.getpid()}", folder / f"step_{step:012d}"
+    try:
+        write_state(temporary, tree)
+        if final.exists():  # of an earlier session of this run: the same step, or damaged
+            shutil.rmtree(final)
+        temporary.rename(final)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_file(folder)
+    for old in checkpoints(folder)[:-KEEP]:
+        if step_of(old) != keep:
+            shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def load_checkpoint(folder: Path, until: float = math.inf) -> tuple[Any | None, list[str]]:
+    """The newest whole checkpoint of step `until` or before (None where there is none) and a sentence for each damaged
+    one passed over."""
+    notes: list[str] = []
+    for path in reversed(checkpoints(folder)):
+        if step_of(path) > until:
+            continue
+        try:
+            return read_state(path), notes
+        except CheckpointError as error:
+            notes.append(str(error))
+    return None, notes
+
+
+def newest_common(folders: Sequence[Path]) -> tuple[int | None, list[str]]:
+    """The newest step of which all folders have a whole checkpoint (None: there is none) and a sentence for each
+    damaged one passed over."""
+    notes: list[str] = []
+    steps = [{step_of(path): path for path in checkpoints(folder)} for folder in folders]
+    for step in sorted(set(steps[0]).intersection(*steps[1:]), reverse=True):
+        damaged = len(notes)
+        for paths in steps:
+            try:
+                read_state(paths[step])
+            except CheckpointError as error:
+                notes.append(f"{error} ({paths[step]})")
+        if len(notes) == damaged:
+            return step, notes
+    return None, notes
+
+
+def delete_newer(folder: Path, step: int) -> None:
+    """Delete the checkpoints after `step`: a run that goes on from there writes others."""
+    for path in reversed(checkpoints(folder)):
+        if step_of(path) > step:
+            shutil.rmtree(path, ignore_errors=True)

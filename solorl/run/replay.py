@@ -1,0 +1,110 @@
+"""Saving a replay buffer little by little: each checkpoint appends the rows inserted since the one before.
+
+A buffer is any object with `arrays`, a dict of NumPy arrays whose first axis is the capacity, and `inserted`, the
+number of rows ever inserted; row i lies at index i % capacity. Each segment on the disk is one safetensors file of
+consecutive rows, never rewritten; its SHA-256 stands in the checkpoint. Segments that neither of the last two
+checkpoints needs are deleted.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from solorl.errors import reason
+from solorl.files import sha256, sync_file
+from solorl.run.checkpoint import CheckpointError, save_arrays
+from solorl.run.safety import is_count
+
+MOST_HEADER = 2**20  # bytes of a segment that are no rows
+
+
+def is_replay(part: Any) -> bool:
+    """Whether `part` is a replay buffer in the sense above."""
+    return isinstance(getattr(part, "arrays", None), dict) and hasattr(part, "inserted")
+
+
+def _name(start: int, stop: int) -> str:
+    """The file of the rows from `start` on, before `stop`."""
+    return f"{start:012d}_{stop:012d}.safetensors"
+
+
+def _check_segments(saved: Any) -> None:
+    """CheckpointError unless `saved` can be what `append` has returned: files of consecutive rows, by their names."""
+    try:
+        end = saved["segments"][0]["start"] if saved["segments"] else 0
+        for segment in saved["segments"]:
+            start, stop = segment["start"], segment["stop"]
+            if not is_count(start) or not is_count(stop) or not start == end < stop:
+                raise ValueError(f"rows {start!r:.40} to {stop!r:.40} cannot come next")
+            if segment["name"] != _name(start, stop):
+                raise ValueError(f"{segment['name']!r:.80} cannot be the name of one")
+            end = stop
+        if not is_count(saved["inserted"]) or saved["inserted"] != end:
+            raise ValueError(f"they do not end at row {saved['inserted']!r:.40}")
+    except (TypeError, KeyError, ValueError) as error:
+        raise CheckpointError(f"the list of replay segments is malformed ({reason(error)})") from error
+
+
+class ReplayLog:
+    """The segments of one buffer in a folder of its own."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._segments: list[dict[str, Any]] = []
+        self._needed: set[str] = set()  # names in the last checkpoint that is whole
+
+    def append(self, replay: Any) -> dict[str, Any]:
+        """Write the rows inserted since the last call; returns what the checkpoint must hold. Raises OSError."""
+        capacity = len(next(iter(replay.arrays.values())))
+        stop = int(replay.inserted)
+        start = max(stop - capacity, self._segments[-1]["stop"] if self._segments else 0)
+        segments = list(self._segments)
+        if stop > start:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            name = _name(start, stop)
+            temporary, rows = self.folder / f".{name}", np.arange(start, stop) % capacity
+            save_arrays({key: np.ascontiguousarray(array[rows]) for key, array in replay.arrays.items()}, temporary)
+            sync_file(temporary)
+            temporary.replace(self.folder / name)
+            sync_file(self.folder)
+            segments.append({"name": name, "start": start, "stop": stop, "sha256": sha256(self.folder / name)})
+        self._segments = [segment for segment in segments if segment["stop"] > stop - capacity]
+        return {"inserted": stop, "segments": self._segments}
+
+    def forget(self) -> None:
+        """The checkpoint with what `append` returned is whole: delete the segments that only older ones need."""
+        names = {segment["name"] for segment in self._segments}
+        for path in self.folder.glob("*.safetensors"):
+            if path.name not in names | self._needed:
+                path.unlink(missing_ok=True)
+        self._needed = names
+
+    def load(self, replay: Any, saved: dict[str, Any]) -> None:
+        """Fill the buffer from its segments; it may have another capacity than the saved one. Raises CheckpointError
+        where a segment is missing or damaged, or the list of segments or one of them does not fit."""
+        from safetensors.numpy import load_file
+
+        _check_segments(saved)
+        capacity = len(next(iter(replay.arrays.values())))
+        oldest = saved["segments"][0]["start"] if saved["segments"] else saved["inserted"]
+        # a larger buffer would hold rows that are gone: count from the oldest one that is left
+        gone = oldest if oldest > max(0, saved["inserted"] - capacity) else 0
+        for segment in saved["segments"]:
+            path, count = self.folder / segment["name"], segment["stop"] - segment["start"]
+            try:
+                least = count * sum(array[:1].nbytes for array in replay.arrays.values())
+                whole = 0 <= path.stat().st_size - least < MOST_HEADER and sha256(path) == segment["sha256"]
+            except OSError as error:
+                raise CheckpointError(f"the replay segment {path.name} cannot be read ({error.strerror})") from error
+            if not whole:
+                raise CheckpointError(f"the replay segment {path.name} is damaged")
+            arrays = load_file(path)
+            fits = {key: (count, *array.shape[1:]) for key, array in replay.arrays.items()}
+            if {key: rows.shape for key, rows in arrays.items()} != fits:
+                raise CheckpointError(f"the replay segment {path.name} does not fit")
+            for key, rows in arrays.items():
+                replay.arrays[key][np.arange(segment["start"] - gone, segment["stop"] - gone) % capacity] = rows
+        replay.inserted = saved["inserted"] - gone
+        self._segments = [] if gone else list(saved["segments"])
+        self._needed = {segment["name"] for segment in saved["segments"]}

@@ -1,0 +1,640 @@
+"""The verbs of `Run` for JAX: one process trains the seeds seed, seed + 1, ..., each with a run folder of its own.
+
+    require, resume, compile, loop, episodes, log, evaluate, save, close
+
+What the training of a seed is at any moment stands in one pytree. The host meets it between chunks of iterations
+only: a chunk is one call of compiled code. On the CPU every seed is trained by the very code that trains it alone, a
+thread per core; its results are the same to the last bit if XLA has as many threads (`--threads`), else up to the order
+in which floating-point numbers are added. So they are on other devices, where one call trains all seeds side by side
+(vmap). This module knows no algorithm, no network and no loss.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from solorl.envs.open import open_envs
+from solorl.errors import UsageError, quit_with
+from solorl.files import write_atomically
+from solorl.machine import own_cores
+from solorl.run import checkpoint as state
+from solorl.run import memory, signals
+from solorl.run.arguments import RunArgs, check_unchanged, saved_arguments
+from solorl.run.safety import is_plain_name
+from solorl.run.verbs import DIVERGED, UNSAVED, Run
+from solorl.terminal import Progress, paint, warn
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solorl" / "jax"  # of compiled code
+# Operations of microseconds: handing them to other threads costs more than it brings.
+ONE_THREAD: dict[str, str | bool] = {
+    "xla_cpu_multi_thread_eigen": False,
+    "xla_cpu_enable_concurrency_optimized_scheduler": False,
+}
+WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they change nothing
+    "compile": "these files are always compiled",
+    "torch_deterministic": "these files do not use torch",
+    "save_replay": "checkpoints of these files hold everything anyway",
+}
+OF_ENVIRONMENTS = ("replay", "env_state", "obs")  # fields of a training that are not learned
+
+
+def names_of(tree: Any) -> dict[str, Any]:
+    """The leaves of a pytree under names like `params.actor.0.weight`."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+class _Part:
+    """What a checkpoint holds of one seed: its training, or one field of it."""
+
+    def __init__(self, runs: "Runs", index: int, field: str = ""):
+        self.runs, self.index, self.field = runs, index, field
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Name -> array."""
+        return {name: np.asarray(leaf) for name, leaf in names_of(self.runs.training(self.index, self.field)).items()}
+
+    def learned(self) -> dict[str, np.ndarray]:
+        """Name -> array of the whole training, without what belongs to the environments."""
+        fields = self.runs._trainings[self.index]._fields
+        trees = {field: self.runs.training(self.index, field) for field in fields if field not in OF_ENVIRONMENTS}
+        return {name: np.asarray(leaf) for name, leaf in names_of(trees).items()}
+
+    def load_state_dict(self, arrays: Mapping[str, Any]) -> None:
+        """Bring the training into the saved state; one sentence and exit code 2 where the arrays do not fit.
+
+        The arrays of a field named `replay`, rings of rows, may be longer than the saved ones if those have not begun
+        to overwrite their rows.
+        """
+        tree = self.runs.training(self.index, self.field)
+        leaves = []
+        for name, leaf in names_of(tree).items():
+            rows, saved = len(arrays.get(name, ())), self.runs.runs[self.index].saved_step
+            if name.startswith("replay.") and saved <= rows < len(leaf):
+                missing = [(0, len(leaf) - rows), *[(0, 0)] * (leaf.ndim - 1)]
+                arrays = {**arrays, name: np.pad(arrays[name], missing)}
+            if name not in arrays or np.shape(arrays[name]) != leaf.shape:
+                quit_with(f"what was saved does not fit: {name} is missing or has another shape than {leaf.shape}")
+            leaves.append(jnp.asarray(np.asarray(arrays[name]), leaf.dtype))
+        tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
+        self.runs.put(self.index, self.field, tree)
+
+
+class _SeedRun(Run):
+    """The run of one seed; its model is a field of the training."""
+
+    model: _Part
+    quiet = False  # where there are several seeds, one speaks for all
+    sps = 0.0  # steps per second at the last row
+
+    def _device(self) -> Any:
+        return jnp.zeros(()).device  # that of new arrays
+
+    def _modules(self) -> dict[str, Any]:
+        return {self.model.field: self.model}
+
+    def _learned_parts(self) -> dict[str, Any]:
+        return self.model.learned()
+
+    def _say(self, text: str, file: Any = None) -> None:
+        if not self.quiet or file is not None:
+            super()._say(text, file)
+
+    def _progress(self, sps: float) -> None:
+        self.sps = sps
+        if not self.quiet:
+            super()._progress(sps)
+
+    def start_clock(self) -> None:
+        """Training time counts from now on: compilation is part of the wait."""
+        self._resumed_at = time.perf_counter()
+
+    def at(self, iteration: int, is_last: bool) -> None:
+        """Say behind which iteration the verbs are called."""
+        self._iteration, self._is_last = iteration, is_last
+
+    def begin_episodes(self) -> None:
+        """No episode is running."""
+        self._returns = self._lengths = None
+
+    def pause(self, seconds: float) -> None:
+        """Do not count these seconds as training time."""
+        self._plumbing += seconds
+
+    def stop_by(self, number: int) -> None:
+        """End behind the next save, as after a signal."""
+        self._signal = number
+
+    def keep(self, step: int | None) -> None:
+        """Let the checkpoint of this step stay although there are two newer ones."""
+        self._keep = step
+
+    def go_on_from(self, step: int) -> None:
+        """Resume no checkpoint newer than that of this step."""
+        self._until = step
+
+    @property
+    def written_step(self) -> int:
+        """Environment steps of the last checkpoint that this process has written; 0 before the first."""
+        return self._written
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal has come."""
+        return bool(self._signal)
+
+    @property
+    def step(self) -> int:
+        """Environment steps so far."""
+        return self._step
+
+    @property
+    def saved_step(self) -> int:
+        """Environment steps of the checkpoint that is resumed; 0 without one."""
+        return self._tree["run"]["step"] if self._tree else 0
+
+    @property
+    def ending(self) -> str:
+        """Why the run ends; empty while it goes on."""
+        return self._ending
+
+    @property
+    def recent_return(self) -> float:
+        """Mean return of the last 100 episodes; NaN before the first."""
+        return float(np.mean(self._recent)) if self._recent else math.nan
+
+    @property
+    def last_evaluation(self) -> tuple[int, float]:
+        """Step (-1: none yet) and mean return of the last evaluation."""
+        return self._last_eval[:2]
+
+
+class Runs:
+    """The trainings of `--num-seeds` seeds in one process."""
+
+    def __init__(self, args: RunArgs):
+        self.args = args
+        self.num_seeds: int = args.num_seeds  # type: ignore[attr-defined]
+        # of XLA, for all seeds: with as many a seed goes on exactly, together and alone (see _arguments)
+        self.threads = _start_xla(args.threads if args.resume else args.threads * self.num_seeds)
+        _choose_device(args.device if args.cuda or args.device != "auto" else "cpu")
+        _keep_compiled_code(self.threads)
+        self.runs = [_SeedRun(each) for each in self._arguments()]
+        for run in self.runs:
+            run.quiet = self.num_seeds > 1
+        self.side_by_side = self.num_seeds > 1 and not _is_cpu(self.runs[0].device)  # vmap
+        self._envs: Any = None
+        self._trainings: list[Any] = []
+        self._stack: Any = None  # all trainings in one, an axis of seeds in front of each leaf, where side_by_side
+        self._active = list(range(self.num_seeds))
+        self._chunk, self._line = 1, Progress()
+        self._code: Any = None  # with which a seed has ended that did not come to its end
+        self._common: int | None = None  # step of the newest checkpoint that all active seeds have
+        self._acts: dict[Any, Any] = {}
+        self._made: tuple[Any, Any] = (None, None)
+        self._before: dict[int, Any] = {}  # as in `Run`
+
+    # ------------------------------------------------------------------ verbs, in the order of a script
+    def require(self, condition: Any, sentence: str) -> None:
+        """See `Run.require`."""
+        self.runs[0].require(condition, sentence)
+
+    def require_spaces(self, envs: Any, obs: str, action: str) -> None:
+        """See `Run.require_spaces`."""
+        self.runs[0].require_spaces(envs, obs, action)
+
+    def open_envs(self, env_id: str, num_envs: int) -> Any:
+        """Environments for training: in JAX if there are any of this kind, else in EnvPool."""
+        self._envs = open_envs(env_id, num_envs, num_threads=max(1, len(own_cores()) // self.num_seeds))
+        return self._envs
+
+    def resume(self, begin: Callable[[Any], Any], model: str, envs: Sequence[str] = ()) -> int:
+        """Begin the training of each seed: `begin` maps the key of a seed to a NamedTuple of all that will change; a
+        checkpoint holds it. `model` is the field of it that `act` needs: it becomes model.safetensors.
+
+        With `--resume` the trainings are as saved, except the fields `envs` where no checkpoint can hold the
+        environments: then their episodes start again, and the run says so. Several seeds go on from the newest step of
+        which all have a whole checkpoint; one that had ended before the others stays as it is. Returns the iteration to
+        start from. Opens the run folders: nothing has been written before.
+        """
+        lost = () if self._envs.saved else tuple(envs)
+        start = jax.jit(begin)
+        keys = [jax.random.PRNGKey(run.args.seed) for run in self.runs]
+        for leaf in jax.tree.leaves(jax.eval_shape(begin, keys[0])) if _is_cpu(self.runs[0].device) else ():
+            memory.check_array(self.args, leaf.shape, leaf.dtype.itemsize * self.num_seeds)
+        # no two leaves may share a buffer, for the compiled code writes over them
+        self._trainings = [jax.tree.map(lambda x: jnp.array(x, copy=True), start(key)) for key in keys]
+        if self.args.resume and self.num_seeds > 1:
+            self._choose_checkpoints()
+        starts = []
+        for i in self._active:
+            run = self.runs[i]
+            run.model = _Part(self, i, model)
+            starts.append(run._fit(training=_Part(self, i)))
+            if lost and starts[-1]:
+                fresh = start(jax.random.fold_in(keys[i], starts[-1]))
+                for field in lost:
+                    self.put(i, field, getattr(fresh, field))
+                run.begin_episodes()
+        if len(set(starts)) > 1:
+            quit_with(f"the seeds stand at different iterations ({starts}); resume each alone, by its own folder")
+        active = [self.runs[i] for i in self._active]
+        for run in active if Run.play is None else ():  # nothing has been written before all fit
+            run._begin(starts[0])
+        if lost and starts[0]:
+            warn(f"the environments of {self.args.env_id} cannot be saved, so their running episodes start again")  # type: ignore[attr-defined]
+        if self.num_seeds > 1 and Run.play is None:
+            names = [run.dir.name for run in self.runs]
+            for run in active:
+                write_atomically(run.dir / "together.json", json.dumps(names).encode())
+            self._say(f"run folders {names[0]} to {names[-1]} in {self.runs[0].dir.parent}")
+            if self._common is not None:
+                self._say(f"resumed at step {self._common:,} (iteration {starts[0]})")
+            elif self.args.resume:
+                self._say("not all seeds have a checkpoint yet: starting from the beginning")
+            self._say(self.runs[0]._device_words())
+        return starts[0]
+
+    def training(self, index: int, field: str = "") -> Any:
+        """The training of one seed as it is now, or one field of it. Its arrays are gone once the training goes on."""
+        tree = self._trainings[index] if self._stack is None else self._stack
+        tree = getattr(tree, field) if field else tree
+        return tree if self._stack is None else jax.tree.map(lambda x: x[index], tree)
+
+    def put(self, index: int, field: str, tree: Any) -> None:
+        """Replace the training of one seed, or one field of it; before `compile`."""
+        self._trainings[index] = self._trainings[index]._replace(**{field: tree}) if field else tree
+
+    def compile(self, iteration: Callable[[Any], Any], chunk: int) -> Callable[[range], Any]:
+        """Compile up to `chunk` iterations into one call; returns `train(iterations)`, which does as many as the range
+        is long and returns what they report, as NumPy arrays (num_seeds, len(iterations), ...). Rows of seeds that have
+        reached `--target-return` mean nothing.
+
+        `iteration` maps the training of one seed to that one iteration later and a pytree to report. Compiled code is
+        kept on the disk for later runs.
+        """
+        self._chunk = chunk
+        if Run.play is not None:
+            return lambda iterations: None
+        for name, reason in WITHOUT_EFFECT.items():
+            if getattr(self.args, name) != getattr(RunArgs, name):
+                flag = name.replace("_", "-")
+                warn(f"--{'no-' if getattr(RunArgs, name) else ''}{flag} changes nothing here: {reason}")
+        began = time.perf_counter()
+        for run in self.runs:
+            run.start_clock()
+        self._before = signals.listen(self._on_signal)  # XLA must not be interrupted
+        if self.side_by_side:
+            self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
+            train = self._side_by_side(_compiled(jax.vmap(iteration), chunk, self._stack))
+        else:
+            train = self._in_threads(_compiled(iteration, chunk, self._trainings[0]))
+        self._say(f"compiled in {time.perf_counter() - began:.1f} s")
+        return train
+
+    def loop(self, start: int, num_iterations: int, batch_size: int) -> Iterator[range]:
+        """Chunks of iterations from `start` on, as ranges, so that evaluations and checkpoints are due at their ends.
+        `batch_size` is the number of environment steps of one iteration. Ends early as `Run.loop` does."""
+        if Run.play is not None:
+            return
+        if self.num_seeds == 1 and start < num_iterations:
+            (self.runs[0].dir / "together.json").unlink(missing_ok=True)  # from now on it is trained alone
+        try:
+            while start < num_iterations and self._active:
+                end = min(num_iterations, (start // self._chunk + 1) * self._chunk)
+                for every in filter(None, (self.args.eval_every, self.args.save_every)):
+                    due = (start * batch_size // every + 1) * every  # the next step at which one is due
+                    end = min(end, -(-due // batch_size))
+                for i in self._active:
+                    self.runs[i].at(end - 1, end == num_iterations)
+                yield range(start, end)
+                if any(self.runs[i].ending == "signal" for i in self._active):
+                    break
+                start = end
+        except BaseException:
+            signals.restore(self._before)
+            raise
+        for run in self.runs:
+            run.trained = True
+
+    def episodes(self, global_step: int, reward: Any, done: Any) -> None:
+        """See `Run.episodes`; both (num_seeds, iterations, num_steps, num_envs)."""
+        for i in self._active:
+            shape = (-1, reward.shape[-1])
+            self.runs[i].episodes(global_step, reward[i].reshape(shape), done[i].reshape(shape))
+
+    def learned(self, sums: Mapping[str, Any], count: Any) -> None:
+        """Count metrics of gradient steps into the means that the next row of `log` will have: their sums over the
+        gradient steps of each iteration, and how many there were, all (num_seeds, iterations)."""
+        for i in self._active:
+            self.runs[i].add_learned({name: total[i].sum() for name, total in sums.items()}, int(count[i].sum()))
+
+    def log(self, global_step: int, metrics: Mapping[str, Any]) -> None:
+        """Write a row of each seed, metrics are (num_seeds,); see `Run.log`. `charts/SPS` counts steps of a seed.
+        A seed that diverges ends, the others go on; the exit code is 3 in the end."""
+        for i in list(self._active):
+            try:
+                self.runs[i].log(global_step, {name: value[i] for name, value in metrics.items()})
+            except SystemExit as end:
+                self._end(i, end.code)
+        if self.num_seeds > 1 and self._line.is_due():
+            self._progress(global_step)
+
+    def evaluate(self, global_step: int, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
+        """See `Run.evaluate`; the policy of a seed is `act(model, obs)`, compiled here, with the field `model`."""
+        self._made = (act, make_env)
+        for i in list(self._active):
+            policy = self._policy(act, i)
+            try:
+                self._alone(i, lambda run, policy=policy: run.evaluate(global_step, policy, make_env))  # type: ignore[misc]
+            except SystemExit as end:
+                self._end(i, end.code)
+        self._say_evaluations(f"step {global_step:>10,}", global_step)
+
+    def save(self, global_step: int) -> None:
+        """See `Run.save`. A seed that has reached `--target-return` is closed; the others go on."""
+        for i in list(self._active):
+            self.runs[i].keep(self._common)  # where another seed cannot write, as on a full disk
+            try:
+                self._alone(i, lambda run: run.save(global_step))
+                if self.runs[i].ending not in ("", "signal"):
+                    self.runs[i].close(self._policy(self._made[0], i), self._made[1])
+                    self._active.remove(i)
+            except SystemExit as end:
+                self._end(i, end.code)
+        if self._active and all(self.runs[i].written_step == global_step for i in self._active):
+            self._common = global_step
+
+    def close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
+        """See `Run.close`."""
+        try:
+            self._close(act, make_env)
+        finally:
+            if not self.runs[0].signalled or signals.in_a_shell():
+                signals.restore(self._before)
+
+    def _close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
+        for i in self._active:
+            try:
+                self.runs[i].close(self._policy(act, i), make_env)
+            except SystemExit as end:
+                self._code = UNSAVED if self._code == UNSAVED else end.code
+        if Run.play is None:
+            self._say_evaluations("in the end:    ")
+            if self._code != UNSAVED:
+                self._say_where()
+        if self._code is not None:
+            raise SystemExit(self._code)
+
+    # ------------------------------------------------------------------ parts of the verbs
+    def _end(self, index: int, code: Any) -> None:
+        """A seed has diverged; the others go on, if there are any."""
+        self._code = code
+        self._active.remove(index)
+        if not self._active:
+            raise SystemExit(code)
+
+    def _choose_checkpoints(self) -> None:
+        """Let the seeds go on from the newest step of which each has a whole checkpoint, whether the process was killed
+        after some of them had saved or a checkpoint is damaged. Seeds that had ended before the others are left out."""
+        folders = [run.dir / "checkpoint" for run in self.runs]
+        found = [[state.step_of(path) for path in state.checkpoints(folder)] for folder in folders]
+        newest, statuses = [max(steps, default=0) for steps in found], [_status(run.dir) for run in self.runs]
+        self._active = _going_on(newest, statuses)
+        if not self._active:
+            quit_with(f"the seeds stand at different steps ({newest}); resume each alone, by its own folder")
+        self._common, notes = state.newest_common([folders[i] for i in self._active])
+        killed = any(_finality(statuses[i]) == 0 for i in self._active)
+        saves = [len(found[i]) for i in self._active]
+        first_save = killed and min(saves) == 0 and max(saves) <= 1  # it came only to some of them, if any
+        if self._common is None and not first_save:
+            why = "; ".join(notes) or f"their newest are of the steps {newest}"
+            quit_with(f"the seeds have no whole checkpoint of one step ({why}); resume each alone, by its own folder")
+        for note in notes:
+            warn(f"{note}; all seeds go on from the checkpoint before it")
+        for i, run in enumerate(self.runs):
+            if found[i]:  # a seed without a checkpoint may begin again only if it never had one
+                run.go_on_from(self._common or 0)
+            if i not in self._active:
+                self._say(f"seed {run.args.seed} stays as it is: {statuses[i]}, last saved at step {newest[i]:,}")
+                self._code = DIVERGED if statuses[i].startswith("diverged") else self._code
+
+    def _arguments(self) -> list[Any]:
+        """The arguments of each seed as if it were trained alone, so that it can be resumed alone."""
+        folders = [self.args.resume] * self.num_seeds
+        if self.args.resume and self.num_seeds > 1:
+            first = Path(self.args.resume)
+            file = first / "together.json"
+            names = _names_in(file) if file.exists() else [first.name]
+            if len(names) != self.num_seeds or names[0] != first.name:
+                quit_with(
+                    f"{first} is one of {len(names)} seeds trained together; go on with them all by "
+                    f"--resume {shlex.quote(str(first.with_name(names[0])))} --num-seeds {len(names)}, "
+                    "or with one by its own folder"
+                )
+            folders = [str(first.with_name(name)) for name in names]
+            if gone := [folder for folder in folders if not Path(folder, "config.json").exists()]:
+                quit_with(f"there is no run folder {gone[0]}; go on with one seed by its own folder")
+        alone: dict[str, Any] = {"num_seeds": 1, "threads": self.threads}
+        arguments = [
+            dataclasses.replace(self.args, seed=self.args.seed + i, resume=folder, **alone)
+            for i, folder in enumerate(folders)
+        ]
+        try:
+            for each in arguments[1:] if self.args.resume else ():
+                check_unchanged(each, saved_arguments(Path(each.resume), type(each)))
+        except UsageError as error:
+            quit_with(error)
+        return arguments
+
+    def _in_threads(self, call: Callable[..., Any]) -> Callable[[range], Any]:
+        """All seeds in a chunk, as many at once as there are cores."""
+        pool = ThreadPoolExecutor(len(own_cores()))
+
+        def one(index: int, count: int) -> Any:
+            self._trainings[index], report = call(self._trainings[index], jnp.int32(count))
+            return jax.tree.map(lambda x: np.asarray(x)[:count], report)  # waits for the end
+
+        def train(iterations: range) -> Any:
+            found = pool.map(lambda index: one(index, len(iterations)), self._active)
+            reports = dict(zip(self._active, found, strict=True))
+            any_of_them = reports[self._active[0]]
+            return jax.tree.map(
+                lambda *leaves: np.stack(leaves), *(reports.get(i, any_of_them) for i in range(self.num_seeds))
+            )
+
+        return train
+
+    def _side_by_side(self, call: Callable[..., Any]) -> Callable[[range], Any]:
+        """All seeds in a chunk by one call."""
+
+        def train(iterations: range) -> Any:
+            self._stack, report = call(self._stack, jnp.int32(len(iterations)))
+            return jax.tree.map(lambda x: np.moveaxis(np.asarray(x)[: len(iterations)], 1, 0), report)
+
+        return train
+
+    def _policy(self, act: Callable[..., Any], index: int) -> Callable[[Any], Any]:
+        """The greedy policy of one seed, NumPy to NumPy."""
+        if act not in self._acts:
+            self._acts[act] = jax.jit(act)
+        compiled = self._acts[act]
+        model = functools.cache(lambda: self.training(index, self.runs[index].model.field))  # only where it acts
+        return lambda obs: np.asarray(compiled(model(), np.asarray(obs, np.float32).reshape(len(obs), -1)))
+
+    def _alone(self, index: int, verb: Callable[[_SeedRun], None]) -> None:
+        """Call a verb of one run; the time it takes is not training time of the others."""
+        began = time.perf_counter()
+        verb(self.runs[index])
+        for other in self._active:
+            if other != index:
+                self.runs[other].pause(time.perf_counter() - began)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        for run in self.runs[1:]:
+            if run.signalled:
+                run.abandon("stopped" if run.trained else "failed")
+            run.stop_by(number)
+        self.runs[0].quiet = False  # it speaks for all
+        self.runs[0]._on_signal(number, frame)
+        self.runs[0].quiet = self.num_seeds > 1
+
+    def _say(self, text: str) -> None:
+        Run._say(self.runs[0], text)
+
+    def _progress(self, global_step: int) -> None:
+        """One line for several seeds: means over those that have a number."""
+        recent = [run.recent_return for run in self.runs if not math.isnan(run.recent_return)]
+        scores = [score for step, score in (run.last_evaluation for run in self.runs) if step >= 0]
+        episode, evaluation = (float(np.mean(values)) if values else None for values in (recent, scores))
+        rate = sum(self.runs[i].sps for i in self._active)
+        self._line.show(global_step, self.args.total_timesteps, episode, evaluation, rate, len(self._active))  # type: ignore[attr-defined]
+
+    def _say_where(self) -> None:
+        """For several seeds: how to go on where a signal has ended them, else where everything is."""
+        first, folders = self.runs[0], [run.dir for run in self.runs]
+        stopped = [run for run in self.runs if run.ending == "signal"]
+        if self.num_seeds > 1 and len(stopped) == self.num_seeds:
+            self._say(f"saved at step {first.step:,}; {first._how_to_go_on()} --num-seeds {self.num_seeds}")
+        elif self.num_seeds > 1 and stopped:  # the others have ended before
+            for run in stopped:
+                self._say(f"saved at step {run.step:,}; {run._how_to_go_on()}")
+        elif self.num_seeds > 1:
+            play = f"solo play {shlex.quote(str(folders[0]))}"
+            self._say(f"curves and models in {folders[0]} to {folders[-1].name}; play one: {play}")
+
+    def _say_evaluations(self, when: str, step: int | None = None) -> None:
+        """One line for the evaluations of several seeds: those at `step`, or the last ones."""
+        found = [run.last_evaluation for run in self.runs]
+        means = [mean for at, mean in found if (step is None and at >= 0) or at == step]
+        if self.num_seeds > 1 and means:
+            span = f"from {min(means):.1f} to {max(means):.1f}"
+            self._say(paint(f"{when}  evaluation {np.mean(means):.1f}, {span}, {len(means)} seeds", "cyan"))
+
+
+def _compiled(iteration: Callable[[Any], Any], chunk: int, training: Any) -> Callable[[Any, Any], Any]:
+    """A call of `count` iterations, at most `chunk`, that writes over its argument: the training behind them, and their
+    reports (chunk, ...), of which the first `count` mean something."""
+
+    def many(training: Any, count: Any) -> Any:
+        report = jax.eval_shape(iteration, training)[1]
+        history = jax.tree.map(lambda x: jnp.zeros((chunk, *x.shape), x.dtype), report)
+
+        def body(i: Any, carry: Any) -> Any:
+            training, report = iteration(carry[0])
+            return training, jax.tree.map(lambda all, one: all.at[i].set(one), carry[1], report)
+
+        return jax.lax.fori_loop(0, count, body, (training, history))
+
+    options = ONE_THREAD if _is_cpu(jax.tree.leaves(training)[0].device) else None
+    return jax.jit(many, donate_argnums=0).lower(training, jnp.int32(0)).compile(options)
+
+
+def _status(folder: Path) -> str:
+    """What status.json says of a run; empty where it cannot be read."""
+    try:
+        return str(json.loads((folder / "status.json").read_text())["status"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _finality(status: str) -> int:
+    """2: the run has come to its end, 1: it was stopped, 0: it was killed."""
+    return 2 if status.startswith("diverged") else {"stopped": 1, "finished": 2}.get(status, 0)
+
+
+def _going_on(newest: Sequence[int], statuses: Sequence[str]) -> list[int]:
+    """The seeds that go on together: those that were killed (else those that were stopped, else all), and those that
+    ended at the same step; none where all have ended at different steps. `newest`: steps of their last checkpoints."""
+    ended = [_finality(status) for status in statuses]
+    steps = [step for step, how in zip(newest, ended, strict=True) if how == min(ended)]
+    if min(ended) == 2 and len(set(steps)) > 1:
+        return []
+    return [i for i, step in enumerate(newest) if ended[i] == min(ended) or step == max(steps)]
+
+
+def _names_in(file: Path) -> list[str]:
+    """The run folders that `together.json` names; one sentence and exit code 2 where it does not hold such names."""
+    try:
+        names = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(map(is_plain_name, names)) or len(set(names)) < max(1, len(names)):
+        quit_with(f"{file} is malformed: it must be a list of different names of run folders; one seed goes on alone")
+    return names
+
+
+def _is_cpu(device: Any) -> bool:
+    return device.platform == "cpu"
+
+
+def _keep_compiled_code(threads: int) -> None:
+    """Compiled code, which is another one for every number of threads, stays on the disk; the environment variable
+    JAX_COMPILATION_CACHE_DIR says where else."""
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        folder = CACHE / f"threads_{threads}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _start_xla(threads: int) -> int:
+    """Start XLA, which has one pool of threads for all seeds, as large as an environment variable says while it starts.
+    One that the user has set stays; in a process in which XLA runs already nothing changes. Returns the number."""
+    if os.environ.get("NPROC", "").isdigit():
+        return int(os.environ["NPROC"])
+    threads = min(threads, len(own_cores()))
+    os.environ["NPROC"] = str(threads)
+    try:
+        jax.devices()
+    finally:
+        del os.environ["NPROC"]  # not for processes started from here
+    return threads
+
+
+def _choose_device(name: str) -> None:
+    """Let JAX use the device of `--device`; one sentence and exit code 2 where there is none."""
+    if name == "auto":
+        return
+    platform, _, number = name.partition(":")
+    try:
+        devices = jax.devices({"cuda": "gpu"}.get(platform, platform))
+        jax.config.update("jax_default_device", devices[int(number or 0)])
+    except (RuntimeError, ValueError, IndexError):
+        there = sorted({device.platform for device in jax.devices()})
+        quit_with(f"--device {name} was asked for, but JAX sees only {', '.join(there)}; --device cpu runs everywhere")

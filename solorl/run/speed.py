@@ -1,0 +1,144 @@
+"""Speed that changes no result except by rounding: forward passes in NumPy, gradient steps on flat parameters.
+
+`--no-fast` switches it off: then everything here is plain PyTorch.
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.fx
+import torch.nn as nn
+
+# What NumPy does instead of torch. Methods and functions of tensors have the same arguments as in torch.
+OPERATIONS: dict[Any, Callable[..., Any]] = {
+    **{f: f for f in (operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.getitem)},
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "exp": np.exp,
+    "mean": lambda x, dim, keepdim=False: x.mean(dim, keepdims=keepdim),
+    "sum": lambda x, dim, keepdim=False: x.sum(dim, keepdims=keepdim),
+    "squeeze": lambda x, dim: x.squeeze(dim),
+    "flatten": lambda x, start_dim: x.reshape(*x.shape[:start_dim], -1),
+    "unflatten": lambda x, dim, sizes: x.reshape(*x.shape[:dim], *sizes, *x.shape[dim:][1:]),
+    "softmax": lambda x, dim: _softmax(x, dim),
+}
+LAYERS: dict[type, Callable[..., Any]] = {nn.Identity: lambda x: x, nn.Tanh: np.tanh, nn.ReLU: OPERATIONS["relu"]}
+
+
+def _softmax(x: np.ndarray, dim: int) -> np.ndarray:
+    x = np.exp(x - x.max(dim, keepdims=True))
+    return x / x.sum(dim, keepdims=True)
+
+
+class Place(int):
+    """Where among the values of a forward pass an operand stands."""
+
+
+class Forward:
+    """A module as a function from a NumPy batch (n, ...) to a NumPy batch, always with its present weights.
+
+    On the CPU, if `fast`, its operations are traced once and then done by NumPy, which needs several microseconds less
+    for each; a module with other operations than those of the tables above is called in torch.
+    """
+
+    def __init__(self, module: nn.Module, fast: bool):
+        self.module, self.weight = module, next(module.parameters())
+        self._address = 0  # of the weights when they were traced
+        self._steps: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self.in_numpy = fast and self.weight.device.type == "cpu" and self._trace()
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """The output of the module."""
+        if not self.in_numpy:
+            with torch.no_grad():
+                return self.module(torch.as_tensor(x, dtype=torch.float32, device=self.weight.device)).cpu().numpy()
+        if self.weight.data_ptr() != self._address:  # the parameters have moved to other memory
+            self._trace()
+        values = [x.astype(np.float32, copy=False)]
+        for function, operands, options in self._steps:
+            values.append(function(*[values[x] if type(x) is Place else x for x in operands], **options))
+        return values[-1]
+
+    def _trace(self) -> bool:
+        """Note the operations, with NumPy views of the parameters; False if NumPy does not know one of them."""
+        self._address, self._steps = self.weight.data_ptr(), []
+        try:
+            *nodes, output = torch.fx.symbolic_trace(self.module).graph.nodes
+            places = {node: Place(i) for i, node in enumerate(nodes)}
+            for node in nodes[1:]:
+                function, constants = self._in_numpy(node)
+                operands = tuple(places[x] if isinstance(x, torch.fx.Node) else x for x in node.args)
+                self._steps.append((function, (*operands, *constants), dict(node.kwargs)))
+            return output.args[0] is nodes[-1] and nodes[0].op == "placeholder"
+        except Exception:  # an operation that is not in the tables, a control flow that depends on the data
+            return False
+
+    def _in_numpy(self, node: torch.fx.Node) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The function that does the operation of a node, and its operands that are not in the graph."""
+        if node.op == "get_attr":
+            array = operator.attrgetter(str(node.target))(self.module).detach().numpy()
+            return lambda: array, ()
+        if node.op != "call_module":
+            return OPERATIONS[node.target], ()
+        layer = self.module.get_submodule(str(node.target))
+        if isinstance(layer, nn.Linear):
+            return linear, (layer.weight.detach().numpy().T, layer.bias.detach().numpy())
+        return LAYERS[type(layer)], ()
+
+
+def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """What `nn.Linear` does; weight (fan_in, fan_out)."""
+    return x @ weight + bias
+
+
+def gradients_of(flat: bool, loss_of: Callable[..., Any], module: nn.Module, *inputs: Any) -> tuple[Any, Any]:
+    """The gradients of `loss_of(module, *inputs)` for the parameters of `module`, as one vector if `flat`, and the
+    metrics of the loss.
+
+    Loss and derivative are in one function to be compiled together: compiling the loss alone gains nothing.
+    """
+    loss, metrics = loss_of(module, *inputs)
+    gradients = torch.autograd.grad(loss, list(module.parameters()))
+    metrics = {name: value.detach() for name, value in metrics.items()}
+    return torch.cat([x.flatten() for x in gradients]) if flat else gradients, metrics
+
+
+class GradientStep:
+    """`metrics = step(*inputs)`: one step of the optimiser down the gradient of `loss_of(module, *inputs)`.
+
+    If `fast`, the parameters of `module` become views of one vector, and that vector is all that the optimiser sees:
+    clipping and stepping are single operations.
+    """
+
+    def __init__(
+        self, loss_of: Any, module: nn.Module, optimizer: Any, max_grad_norm: float, compiled: Any, fast: bool
+    ):
+        self.loss_of, self.module, self.optimizer, self.max_grad_norm = loss_of, module, optimizer, max_grad_norm
+        self.gradients = compiled(gradients_of)
+        self.vector: Any = None
+        if fast:
+            self.vector = nn.Parameter(nn.utils.parameters_to_vector(module.parameters()).detach())
+            nn.utils.vector_to_parameters(self.vector.data, module.parameters())
+            (group,) = optimizer.param_groups
+            group["params"] = [self.vector]
+            if "fused" in group:
+                group["fused"] = True
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Take the step; returns the metrics of the loss."""
+        gradients, metrics = self.gradients(self.vector is not None, self.loss_of, self.module, *inputs)
+        if self.vector is None:
+            for parameter, one in zip(self.module.parameters(), gradients, strict=True):
+                parameter.grad = one
+            if self.max_grad_norm < math.inf:
+                nn.utils.clip_grad_norm_(self.module.parameters(), self.max_grad_norm)
+        else:
+            self.vector.grad = gradients
+            if self.max_grad_norm < math.inf:
+                gradients *= (self.max_grad_norm / (gradients.norm() + 1e-6)).clamp(max=1)
+        self.optimizer.step()
+        return metrics

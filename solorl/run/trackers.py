@@ -1,0 +1,158 @@
+"""Where metrics go: a file of JSON lines and TensorBoard always, Weights & Biases when asked.
+
+A row is a dict of floats with `global_step` (environment steps) and `wall_time` (seconds of training so far, sessions
+before a resume included). No tracker can stop a training: one that fails gives one warning and is left alone.
+"""
+
+import json
+import math
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from solorl.terminal import warn
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one row a line, complete after a kill, cut back to the checkpoint on resume.
+
+    `problem` is the error for which rows wait in memory; None where all are written.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.problem: OSError | None = None
+        self._waiting: list[str] = []  # rows that a full disk has not taken yet
+        self._size = path.stat().st_size if path.exists() else 0
+
+    def write(self, rows: list[dict[str, float]]) -> None:
+        """Append the rows; where the disk is full they wait in memory for the next call, with one warning.
+
+        JSON has no NaN and no infinite numbers: such a value is left out.
+        """
+        for row in rows:
+            finite = {name: value for name, value in row.items() if math.isfinite(value)}
+            self._waiting.append(json.dumps(finite) + "\n")
+        data = "".join(self._waiting).encode()
+        try:
+            with open(self.path, "r+b" if self.path.exists() else "wb") as file:
+                if file.seek(0, os.SEEK_END) < self._size:  # somebody has cut or removed the file
+                    self._size = self._left(self._size)
+                file.seek(self._size)
+                file.write(data)
+                file.truncate()
+        except OSError as error:
+            if self.problem is None:
+                warn(f"metrics wait in memory: {self.path} cannot be written ({error.strerror})")
+            self.problem = error
+            return
+        self._size += len(data)
+        self._waiting, self.problem = [], None
+
+    def sync(self) -> int:
+        """Put all rows on the disk and return the file's size in bytes. Raises OSError where that fails."""
+        self.write([])
+        if self.problem is not None:
+            raise self.problem
+        if self.path.exists():
+            with open(self.path, "rb") as file:
+                os.fsync(file.fileno())
+        return self._size
+
+    def truncate(self, size: int) -> None:
+        """Forget every row behind the first `size` bytes; says so where some of those are missing. Raises OSError."""
+        if self._size < size:
+            size = self._left(size)
+        if self.path.exists():
+            os.truncate(self.path, size)
+        self._size = size
+
+    def _left(self, wanted: int) -> int:
+        """The bytes of whole rows that are left of the `wanted` ones; says that some are missing."""
+        size = self.path.read_bytes().rfind(b"\n") + 1 if self.path.exists() else 0
+        warn(f"rows of {self.path} are missing: of {wanted} bytes {size} are left")
+        return size
+
+
+@contextmanager
+def _without_torch():
+    """Imports inside do not find torch unless it is there already: tensorboardX would load it, seconds, for no use."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+
+
+class TensorBoard:
+    """Event files in the run folder."""
+
+    def __init__(self, folder: Path, purge_step: int | None):
+        with _without_torch():
+            from tensorboardX import SummaryWriter
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        self._writer, self._summary = SummaryWriter(str(folder), purge_step=purge_step), Summary
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """One event with all scalars: 8 times cheaper than an event each."""
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._writer.file_writer.add_summary(self._summary(value=values), step)
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        self._writer.close()
+
+
+class WandB:
+    """Weights & Biases; WANDB_MODE=offline needs no account and no network."""
+
+    def __init__(self, project: str, entity: str | None, name: str, config: dict[str, Any], folder: Path):
+        import wandb
+
+        run_id = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)[-128:]
+        self._run = wandb.init(
+            project=project, entity=entity, name=name, id=run_id, resume="allow", config=config, dir=str(folder)
+        )
+        self._run.define_metric("*", step_metric="global_step")
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """One row at `step`."""
+        self._run.log({"global_step": step, **metrics})
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class Safe:
+    """A tracker that may fail: the first failure is told once, then the tracker is left alone."""
+
+    def __init__(self, name: str, make):
+        self._name, self._tracker = name, None
+        self._try(lambda: setattr(self, "_tracker", make()))
+
+    def _try(self, action) -> None:
+        try:
+            action()
+        except ModuleNotFoundError as error:
+            self._tracker = None
+            warn(f"{self._name} is off, the training goes on: pip install {error.name}")
+        except Exception as error:  # whatever a tracker throws must not reach the training
+            self._tracker = None
+            warn(f"{self._name} is off, the training goes on: {type(error).__name__}: {error}")
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """One row at `step`."""
+        if self._tracker is not None:
+            self._try(lambda: self._tracker.write(step, metrics))
+
+    def close(self) -> None:
+        """Close the tracker."""
+        if self._tracker is not None:
+            self._try(self._tracker.close)

@@ -1,0 +1,421 @@
+"""What `solo bench` and `solo tune` are to run: scripts, flags, suites, and the tasks they come to.
+
+A task is one script on one environment with one seed and fixed flags. Its `id` names these four and holds a hash of the
+script's contents, so that a changed script is a new task and the same command finds its tasks again.
+"""
+
+import ast
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from reprlib import repr as shown  # cuts what is long
+from typing import Any
+
+from solorl.catalog.header import find_path, parse_source
+from solorl.envs.ids import check_env_id
+from solorl.errors import UsageError, did_you_mean
+from solorl.results.result import Result
+from solorl.run.arguments import RunArgs
+
+Flags = dict[str, tuple[str, ...]]  # "--learning-rate" -> its values, none for a switch
+RESERVED = {"--env-id": "env_ids", "--seed": "seeds", "--num-seeds": "num_seeds", "--runs-dir": "--runs-dir",
+            "--resume": "the same command again"}  # fmt: skip
+JOB_KEYS = (
+    "script", "scripts", "python", "env_ids", "seeds", "num_seeds", "start_seed", "flags", "variants", "env_flags",
+)  # fmt: skip
+MAX_RUNS = 100_000  # of one command
+MAX_SEED = 2**31 - 1  # as scripts of ours have it
+MAX_FILE_NAME = 240  # bytes of a result file's name; systems allow 255, and it is written under a longer one
+
+
+# ---------------------------------------------------------------------- flags
+def parse_flags(words: Sequence[str]) -> Flags:
+    """`["--a", "1", "--b=2", "--no-c"]` as Flags; UsageError for a word that belongs to no flag."""
+    flags: Flags = {}
+    name = ""
+    for word in words:
+        if re.match(r"--[A-Za-z]", word):
+            name, equals, value = word.partition("=")
+            flags = merge(flags, {name: (value,) if equals else ()})
+        elif not name:
+            raise UsageError(f"{word} is no flag; flags for the scripts look like --learning-rate 1e-3")
+        else:
+            flags[name] += (word,)
+    return flags
+
+
+def table_flags(table: Any, where: str) -> Flags:
+    """A TOML table `{learning-rate = 1e-3, anneal-lr = false}` or a list of words as Flags; else UsageError."""
+    if isinstance(table, list) and all(isinstance(word, str) for word in table):
+        return parse_flags(table)
+    if not isinstance(table, dict):
+        raise UsageError(f"{where} must be a table such as {{learning-rate = 1e-3}} or a list of words")
+    flags: Flags = {}
+    for name, value in table.items():
+        flags = merge(flags, as_flag(name.removeprefix("--"), value, where))
+    return flags
+
+
+def as_flag(name: str, value: Any, where: str = "a flag") -> Flags:
+    """One named value as on a command line: a boolean as --x or --no-x, a list as several words."""
+    if not re.fullmatch(r"[A-Za-z][^\s=]*", name):
+        raise UsageError(f"{where}: {shown(name)} is no flag; flags look like learning-rate")
+    if isinstance(value, bool):
+        return {f"--{'' if value else 'no-'}{name}": ()}
+    for part in value if isinstance(value, list) else [value]:
+        if not isinstance(part, (int, float, str)):
+            raise UsageError(f"{where}: {name} must be a number, a text, true, false or a list, not {shown(value)}")
+        if isinstance(part, float) and not math.isfinite(part):
+            raise UsageError(f"{where}: {name} must be a finite number, not {part}")
+    return {f"--{name}": tuple(map(str, value)) if isinstance(value, list) else (str(value),)}
+
+
+def merge(*parts: Flags) -> Flags:
+    """All flags together; a later one replaces an earlier one, also --no-x an --x."""
+    merged: Flags = {}
+    for name, values in [item for part in parts for item in part.items()]:
+        opposite = "--" + name[5:] if name.startswith("--no-") else "--no-" + name[2:]
+        merged.pop(opposite, None)
+        merged[name] = values
+    return merged
+
+
+def words(flags: Flags) -> tuple[str, ...]:
+    """Flags as the words of a command line."""
+    return tuple(word for name, values in flags.items() for word in (name, *values))
+
+
+def short(flags: Flags) -> str:
+    """Flags as a name people can read: `learning-rate=0.001 no-anneal-lr`."""
+    return " ".join("=".join(filter(None, (name[2:], ",".join(values)))) for name, values in sorted(flags.items()))
+
+
+# ---------------------------------------------------------------------- scripts
+@dataclass(frozen=True)
+class Script:
+    """A file that takes --env-id and --seed."""
+
+    path: Path
+    sha256: str
+    ours: bool  # it imports RunArgs from solorl: it takes --runs-dir and --resume, and writes a run folder there
+    args: tuple[str, ...]  # fields of its class Args, empty where it has none
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return self.path.stem
+
+    @property
+    def many_seeds(self) -> bool:
+        """Whether one process trains several seeds."""
+        return self.ours and "num_seeds" in self.args
+
+    def check(self, flags: Flags) -> None:
+        """UsageError for a flag that bench sets itself, and for one that a script of ours does not have."""
+        for name in flags:
+            plain = name.replace("_", "-")
+            if plain in RESERVED:
+                raise UsageError(f"{name} cannot be a flag for the scripts; use {RESERVED[plain]}")
+            allowed = [f"--{'no-' * no}{arg.replace('_', '-')}" for arg in self._flags() for no in (False, True)]
+            if self.ours and self.args and plain not in allowed:
+                raise UsageError(f"{self.path.name} has no flag {name}{did_you_mean(plain, allowed)}")
+
+    def _flags(self) -> list[str]:
+        return [*self.args, *(item.name for item in fields(RunArgs))]
+
+
+def load_script(name: str, near: Path | None = None) -> Script:
+    """The script of a name or path, looked for beside `near` first; UsageError where there is none."""
+    beside = near / name if near else None
+    try:
+        path = beside if beside and beside.is_file() and beside.suffix == ".py" else find_path(name)
+    except OSError as error:  # its name is too long, for example
+        raise UsageError(f"the script {shown(name)} cannot be read: {error.strerror}") from None
+    tree = parse_source(path)
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "solorl" and not node.level
+        for alias in node.names
+    }
+    return Script(path, sha256(path), "RunArgs" in imported, tuple(args_fields(tree)))
+
+
+def find_python(name: str, near: Path | None = None) -> str:
+    """The absolute path of another Python, looked for next to `near` first, and on the PATH where it has no folder.
+
+    UsageError where there is none that can be executed.
+    """
+    given = str(Path(name).expanduser()) if name.startswith("~") else name
+    places = [*([str(near / given)] if near else []), given]
+    if found := next(filter(None, map(shutil.which, places)), None):
+        return os.path.abspath(found)  # noqa: PTH100  not resolved: a virtual environment is known by its link
+    for path in map(Path, places):
+        inside = path / "bin/python"
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder, no Python{f'; did you mean {inside}?' * inside.is_file()}")
+        if path.exists():
+            raise UsageError(f"{path} cannot be executed, so it is no Python")
+    raise UsageError(f"there is no Python {shown(name)}; name one such as venv/bin/python")
+
+
+def args_fields(tree: ast.Module) -> dict[str, ast.AnnAssign]:
+    """Name -> definition of the fields of a file's class Args."""
+    return {
+        line.target.id: line
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == "Args"
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file in hexadecimal digits; empty where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+# ---------------------------------------------------------------------- tasks
+@dataclass(frozen=True)
+class Task:
+    """One script on one environment with one seed and fixed flags."""
+
+    script: Script
+    env_id: str
+    seed: int
+    flags: Flags = field(default_factory=dict)
+    variant: str = ""
+    python: str = ""  # absolute path of the Python that runs it, empty for this one
+
+    @cached_property
+    def id(self) -> str:
+        """A file name that people can read, with a hash of all that decides what the task does."""
+        flags = sorted([name, *values] for name, values in self.flags.items())
+        key = json.dumps([self.script.sha256, self.env_id, self.seed, flags])
+        parts = (self.script.name, self.variant, self.env_id, str(self.seed))
+        name = "__".join(re.sub(r"[^A-Za-z0-9.=-]+", "_", part)[:60] for part in parts if part)
+        return f"{name}__{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+    def __str__(self) -> str:
+        variant = f" [{self.variant}]" if self.variant else ""
+        return f"{self.script.name}{variant} {self.env_id} seed {self.seed}"
+
+    def argv(self, *more: str, seeds: int = 1) -> tuple[str, ...]:
+        """The command line, with `seeds` seeds from this one on in one process."""
+        path = self.script.path if self.script.ours else self.script.path.resolve()
+        many = ("--num-seeds", str(seeds)) if seeds > 1 else ()
+        given = ("--env-id", self.env_id, "--seed", str(self.seed), *many)
+        return (self.python or sys.executable, str(path), *given, *words(self.flags), *more)
+
+
+@dataclass
+class Plan:
+    """All tasks of one command."""
+
+    name: str
+    tasks: list[Task]
+
+
+def make_tasks(
+    scripts: Iterable[Script], env_ids: Iterable[str], seeds: Iterable[int], variants: Mapping[str, Flags],
+    env_flags: Mapping[str, Flags] | None = None, python: str = "",
+) -> list[Task]:  # fmt: skip
+    """Every script with every variant's flags on every environment with every seed, run by `python`.
+
+    UsageError for a wrong flag, an unknown environment, and more than MAX_RUNS.
+    """
+    scripts, seeds, env_ids, found = list(scripts), list(seeds), list(env_ids), list[Task]()
+    if (count := len(scripts) * len(variants) * len(env_ids) * len(seeds)) > MAX_RUNS:
+        raise UsageError(f"{count:,} runs are too many for one command, which may have {MAX_RUNS:,}")
+    for script in scripts:
+        for name, flags in variants.items():
+            for env_id in env_ids:
+                merged = merge(flags, (env_flags or {}).get(env_id, {}))
+                script.check(merged)
+                if script.ours and not python:  # another Python has environments of its own
+                    check_env_id(env_id)
+                found += [Task(script, env_id, seed, merged, name, python) for seed in seeds]
+    return found
+
+
+def ordered(tasks: Sequence[Task]) -> list[Task]:
+    """Each task once, all of one seed before those of the next: half a suite is then a smaller suite.
+
+    UsageError where two scripts, or two sets of flags, have the same name: the results could not tell them apart; and
+    where the name of a result file would be too long.
+    """
+    paths = {task.script.path.resolve() for task in tasks}
+    for path in paths:
+        if [other.name for other in paths].count(path.name) > 1:
+            raise UsageError(f"two scripts are called {path.name}, and results could not tell them apart; rename one")
+    known: dict[str, Task] = {}
+    for task in tasks:
+        name = Result(task.env_id, task.script.name, task.seed, task.variant).file_name
+        if len(name.encode()) > MAX_FILE_NAME:
+            long = max(task.variant, task.env_id, task.script.name, key=len)
+            raise UsageError(f"the name {shown(long)} is too long for the name of a result file; give a shorter one")
+        other = known.setdefault(name, task)
+        if str(other) != str(task):
+            raise UsageError(f"{other} and {task} would have the same result file, {name}; rename one")
+        if other.id != task.id or other.python != task.python:
+            what = "flags" if other.id != task.id else "Pythons"
+            raise UsageError(f"{task} stands there twice, with different {what}; give the two as variants with a name")
+    return sorted({task.id: task for task in tasks}.values(), key=lambda task: task.seed)
+
+
+# ---------------------------------------------------------------------- suites
+def load_suite(
+    path: Path, extra: Flags, only: Sequence[str] = (), num_seeds: int | None = None, python: str = ""
+) -> Plan:
+    """The tasks of a suite file with `extra` flags on each; of the environments `only`, the first `num_seeds` seeds;
+    run by `python` where it is given.
+
+    UsageError for a file that cannot be read, an unknown key, a value of the wrong kind, and an environment in `only`
+    that the suite does not have.
+    """
+    table = read_toml(path)
+    refuse_unknown(table, ("name", "python", "job"), str(path))
+    jobs = table.get("job")
+    if not (isinstance(jobs, list) and jobs and all(isinstance(job, dict) for job in jobs)):
+        raise UsageError(f"{path} has no [[job]]; a suite is a list of them")
+    name = table.get("name", path.stem)
+    if not (isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)):
+        raise UsageError(f"{path}: name must be letters, digits, points and dashes, not {shown(name)}")
+    check_name(name, f"{path}: name")
+    default = {"python": table["python"]} if "python" in table else {}
+    jobs = [{**default, **job} for job in jobs]
+    tasks = [task for job in jobs for task in _job_tasks(job, path, extra, num_seeds, python)]
+    known = {task.env_id for task in tasks}
+    for env_id in only:
+        if env_id not in known:
+            raise UsageError(f"{path} has no environment {env_id}{did_you_mean(env_id, known)}")
+    tasks = [task for task in tasks if not only or task.env_id in only]
+    return Plan(name, ordered(tasks))
+
+
+def check_name(name: str, what: str) -> None:
+    """UsageError where a folder cannot have this name."""
+    if not name.strip(".") or "/" in name or len(name.encode()) > 255:
+        raise UsageError(f"{what} must be the name of a folder, not {shown(name)}")
+
+
+def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, limit: int | None, python: str) -> list[Task]:
+    where = f"a [[job]] of {path}"
+    refuse_unknown(job, JOB_KEYS, where)
+    if ("script" in job) == ("scripts" in job):
+        raise UsageError(f"{where} must have script or scripts, and not both")
+    names = texts(job, "scripts" if "scripts" in job else "script", where)
+    scripts = [load_script(name, path.parent) for name in dict.fromkeys(names)]
+    if "python" in job and not (isinstance(job["python"], str) and job["python"]):
+        raise UsageError(f"python in {where} must be the path of a Python, not {shown(job['python'])}")
+    env_ids = list(dict.fromkeys(texts(job, "env_ids", where)))
+    flags = table_flags(job.get("flags", {}), f"flags in {where}")
+    variants = _named_flags(job, "variants", where) or {"": {}}
+    variants = {name: merge(flags, part, extra) for name, part in variants.items()}
+    env_flags = _named_flags(job, "env_flags", where)
+    for env_id in env_flags:
+        if env_id not in env_ids:
+            raise UsageError(f"env_flags in {where}: {env_id} is not in env_ids{did_you_mean(env_id, env_ids)}")
+    same = {json.dumps(sorted(part.items())): name for name, part in variants.items()}
+    if len(same) < len(variants):
+        raise UsageError(f"two variants in {where} have the same flags: {', '.join(variants)}")
+    whole = {env_id: merge(part, extra) for env_id, part in env_flags.items()}
+    return make_tasks(
+        scripts,
+        env_ids,
+        _seeds(job, where)[:limit],
+        variants,
+        whole,
+        python or (find_python(job["python"], path.parent) if "python" in job else ""),
+    )
+
+
+def _named_flags(job: dict[str, Any], key: str, where: str) -> dict[str, Flags]:
+    table = job.get(key, {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{key} in {where} must be a table of names and their flags")
+    return {name: table_flags(value, f"{key}.{name} in {where}") for name, value in table.items()}
+
+
+def _seeds(job: dict[str, Any], where: str) -> Sequence[int]:
+    """`seeds` as a list or as "1-10", or `num_seeds` of them from `start_seed` (default 1) on."""
+    seeds = job.get("seeds")
+    if (seeds is None) == ("num_seeds" not in job) or (seeds is not None and "start_seed" in job):
+        raise UsageError(f"{where} must have either seeds, or num_seeds with or without start_seed")
+    if seeds is None:
+        return seed_range(job["num_seeds"], job.get("start_seed", 1), where)
+    match = re.fullmatch(r"(\d{1,20})-(\d{1,20})", seeds) if isinstance(seeds, str) else None
+    if match and int(match[1]) <= int(match[2]):
+        return seed_range(int(match[2]) - int(match[1]) + 1, int(match[1]), where)
+    if not (isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in seeds)):
+        raise UsageError(
+            f'seeds in {where} must be a list such as [1, 2, 3] or a text such as "1-10", all smaller than 2**31, '
+            f"not {shown(seeds)}"
+        )
+    return list(dict.fromkeys(seeds))
+
+
+def seed_range(count: Any, first: Any, where: str) -> range:
+    """`count` seeds from `first` on; UsageError unless both are integers, at least 1 and 0, and not too large."""
+    given = f"{shown(count)} from {shown(first)} on"
+    if type(count) is not int or type(first) is not int or count < 1 or first < 0:
+        raise UsageError(f"{where}: there must be at least 1 seed, the first at least 0, both whole, not {given}")
+    if count > MAX_RUNS or first + count - 1 > MAX_SEED:
+        raise UsageError(f"{where}: there may be {MAX_RUNS:,} seeds at most, all smaller than 2**31, not {given}")
+    return range(first, first + count)
+
+
+def texts(table: dict[str, Any], key: str, where: str) -> list[str]:
+    """A value that is a text or a list of texts, as a list; UsageError for anything else or nothing."""
+    value = table.get(key)
+    found = [value] if isinstance(value, str) else value
+    if not (isinstance(found, list) and found and all(isinstance(text, str) and text for text in found)):
+        raise UsageError(f"{key} in {where} must be a text or a list of texts, not {shown(value)}")
+    return found
+
+
+def refuse_unknown(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """UsageError for a key that is not known."""
+    for key in table:
+        if key not in known:
+            hint = did_you_mean(key, known) or f"; it may have {', '.join(known)}"
+            raise UsageError(f"{where} has the unknown key {key if len(key) < 40 else shown(key)}{hint}")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file; UsageError where it cannot be read or holds text that cannot be shown."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        beside = [file.name for file in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+        raise UsageError(f"there is no file {path}{did_you_mean(path.name, beside)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{path} is not valid TOML: its lists or tables are nested too deeply") from None
+    check_texts(table, str(path))
+    return table
+
+
+def check_texts(value: Any, where: str) -> None:
+    """UsageError for a text in a tree of lists and tables that cannot be printed or has more than 1,000 characters."""
+    if isinstance(value, str) and not value.isprintable():
+        raise UsageError(f"{where}: a text must not have control characters and their like, unlike {shown(value)}")
+    if isinstance(value, str) and len(value) > 1000:
+        raise UsageError(f"{where}: a text must have at most 1,000 characters, unlike {shown(value)}")
+    for part in value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else []:
+        check_texts(part, where)
