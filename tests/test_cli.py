@@ -19,10 +19,11 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 import solorl.run.verbs
-from solorl import cli
+from solorl import cli, scripts
 from solorl.catalog import header as catalog
 from solorl.catalog.standalone import standalone
-from solorl.cli import diff, stub
+from solorl.catalog import stub
+from solorl.cli import diff
 from solorl.errors import UsageError
 from solorl.run.arguments import RunArgs
 
@@ -68,7 +69,7 @@ def tree(tmp_path, monkeypatch):
     (folder / "b.py").write_text(FAMILY_FILE.format(name="b", differs="from a.py: adds two", value="x + 2"))
     text = FAMILY_FILE.format(name="a_jax", differs="from a.py: JAX", value="x + 3")
     (folder / "a_jax.py").write_text(text.replace("from solorl", "import jax\nfrom solorl"))
-    monkeypatch.setattr(catalog, "PACKAGE", tmp_path / "checkout" / "solorl")
+    monkeypatch.setattr(scripts, "PACKAGE", tmp_path / "checkout" / "solorl")
     monkeypatch.chdir(tmp_path)
     return folder
 
@@ -173,7 +174,7 @@ def test_list_fits_a_terminal_of_80_columns(solo, monkeypatch):
     _, out, _ = solo("list")
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80 and "…" not in out
-    assert {line.split()[0] for line in lines if re.match(r"  \w", line)} == set(catalog.script_paths())
+    assert {line.split()[0] for line in lines if re.match(r"  \w", line)} == set(scripts.script_paths())
     text = " ".join(out.split())
     assert "ppo_jax Proximal policy optimisation (PPO) ppo_normalized Proximal policy optimisation (PPO) with" in text
     assert "normalised observations and rewards" in text and "ppo: vector -> continuous ppo_continuous_action " in text
@@ -215,9 +216,9 @@ def test_a_file_wins_over_an_algorithm_of_its_name(tree, tmp_path):
 
 def test_the_wheel_finds_its_own_algorithms(tmp_path, monkeypatch):
     """Without a checkout around the package the files lie inside it."""
-    monkeypatch.setattr(catalog, "PACKAGE", tmp_path / "solorl")
+    monkeypatch.setattr(scripts, "PACKAGE", tmp_path / "solorl")
     (tmp_path / "algorithms").mkdir()  # somebody else's folder
-    assert catalog.algorithms_folder() == tmp_path / "solorl" / "algorithms"
+    assert scripts.algorithms_folder() == tmp_path / "solorl" / "algorithms"
 
 
 # ---------------------------------------------------------------------- train and play
@@ -420,7 +421,7 @@ def test_play_scores_a_real_run(twins):
     assert re.search(r"^CartPole-v1: \S+ ± \S+ over 2 ", done.stdout)
 
 
-TORCH = [path for path in catalog.script_paths().values() if catalog.parse_header(path).framework == "torch"]
+TORCH = [path for path in scripts.script_paths().values() if catalog.parse_header(path).framework == "torch"]
 
 
 @pytest.mark.parametrize("path", TORCH, ids=lambda path: path.stem)

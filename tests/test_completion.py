@@ -7,7 +7,7 @@ import sys
 import pytest
 from conftest import ROOT, environment, refused
 
-from solorl.catalog import header as catalog
+from solorl import scripts
 from solorl.cli import VERBS
 from solorl.cli.completion import SHELLS, words
 
@@ -30,7 +30,7 @@ def place(tmp_path, monkeypatch):
 def test_verbs_and_algorithms(place):
     assert words([""]) == words([]) == list(VERBS) and words(["co"]) == ["copy", "completion"]
     for verb in ("train", "copy", "diff", "check", "bench", "tune"):
-        assert set(catalog.script_paths()) <= set(words([verb, ""])), verb
+        assert set(scripts.script_paths()) <= set(words([verb, ""])), verb
         assert words([verb, "m"]) == ["mine/", "my_ppo.py"]
     assert words(["new", "x", "--from", "ppo_n"]) == ["ppo_normalized"]
     assert words(["train", "ppo", ""]) == [] and words(["nonsense", ""]) == []

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, environment
 
+from solorl import scripts
 from solorl.catalog import budget
 from solorl.catalog import header as catalog
 
@@ -110,7 +111,7 @@ def test_the_sizes_of_diffs_on_the_pages_are_measured():
         wanted = f"{budget.measure(script)} of `{script.parent}`" if script.parent else "–"
         assert size == wanted, script.path.name
         for other in script.not_for.values():
-            assert Path(other).stem in catalog.script_paths(), f"{script.path.name} names {other}"
+            assert Path(other).stem in scripts.script_paths(), f"{script.path.name} names {other}"
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ import pytest
 from conftest import refused
 
 from solorl import cli
-from solorl.cli import regression, report_page, report_text
+from solorl.cli import regression
 from solorl.errors import UsageError
 from solorl.results import comparison, figures
+from solorl.results import page as report_page
 from solorl.results import result as results
 from solorl.results import statistics as st
+from solorl.results import text as report_text
 from solorl.results.result import Result
 
 # Scores of 4 runs each; on CartPole all of `new` is above all of `old`, on Acrobot the two are alike.

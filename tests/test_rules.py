@@ -7,7 +7,7 @@ import shutil
 import pytest
 from conftest import ROOT, refused
 
-from solorl import cli
+from solorl import cli, scripts
 from solorl.catalog import budget, rules
 from solorl.catalog import header as catalog
 from solorl.cli.check import problems_of
@@ -21,7 +21,7 @@ def tree(tmp_path, monkeypatch):
     """A copy of the real algorithms in a checkout of its own, with a sibling of ppo.py to break; returns its path."""
     (tmp_path / "pyproject.toml").write_text("")
     shutil.copytree(REAL, tmp_path / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(catalog, "PACKAGE", tmp_path / "solorl")
+    monkeypatch.setattr(scripts, "PACKAGE", tmp_path / "solorl")
     monkeypatch.chdir(tmp_path)
     assert cli.main(["new", "ppo_mine", "--from", "ppo"]) == 0
     return tmp_path / "algorithms" / "ppo" / "ppo_mine.py"
@@ -278,9 +278,9 @@ def home(tmp_path, monkeypatch):
     package, home = tmp_path / "site" / "solorl", tmp_path / "somewhere" / "home"
     shutil.copytree(REAL, package / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
     home.mkdir(parents=True)
-    monkeypatch.setattr(catalog, "PACKAGE", package)
+    monkeypatch.setattr(scripts, "PACKAGE", package)
     monkeypatch.chdir(home)
-    assert not catalog.in_checkout()
+    assert not scripts.in_checkout()
     return home
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from solorl.catalog.header import Script, budget, parse_header, parse_source, read_source, top_modules
+from solorl.catalog import budget
+from solorl.catalog.header import Script, parse_header, parse_source, read_source, top_modules
 from solorl.errors import UsageError, did_you_mean
 from solorl.scripts import KEYS, PACKAGE, algorithms_folder, as_typed, in_catalogue, script_paths
 
