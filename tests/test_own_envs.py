@@ -140,18 +140,22 @@ def dqn_flags(env_id):
 
 def test_it_changes_no_row_of_a_replay_buffer(train):
     plain, reused = (train("dqn", *dqn_flags(name)) for name in ("DiscreteDiary", "ReusedDiary"))
-    assert np.array_equal(plain["replay"].rows, reused["replay"].rows) and plain["replay"].inserted == 60
-    ends = reused["replay"].rows[:60]
-    assert set(ends[ends[:, 7 - 2] == 1][:, -1]) == {3.0}  # where the task was over, after 3 steps
+    for name, array in plain["replay"].arrays.items():
+        assert np.array_equal(array, reused["replay"].arrays[name]), name
+    assert plain["replay"].inserted == 60
+    arrays = reused["replay"].arrays
+    assert set(arrays["next_obs"][:60][arrays["done"][:60] == 1][:, -1]) == {3.0}  # the task was over after 3 steps
 
 
 def test_a_standalone_copy_learns_the_same_from_it(train, tmp_path, monkeypatch):
     """R4 with an environment that reuses its array."""
-    ours = train("dqn", *dqn_flags("ReusedDiary"))
+    ours = train("dqn", *dqn_flags("ReusedDiary"), "--no-fast")
     (tmp_path / "mine.py").write_text(standalone(script("dqn"), "mine.py"))
     monkeypatch.setattr(sys, "argv", ["mine.py", *dqn_flags("ReusedDiary"), "--save-to", str(tmp_path / "w.npz")])
     alone = runpy.run_path(str(tmp_path / "mine.py"), run_name="__main__")
-    assert np.array_equal(ours["replay"].rows, alone["replay"].rows) and ours["optimizer"].state
+    for name, array in ours["replay"].arrays.items():
+        assert np.array_equal(array, alone["replay"].arrays[name]), name
+    assert ours["optimizer"].state
     for name, weight in ours["q_network"].state_dict().items():
         assert torch.equal(weight, alone["q_network"].state_dict()[name]), name
 
@@ -174,8 +178,8 @@ def test_whole_numbers_as_actions_are_refused(train, tmp_path, name):
 
 def test_a_standalone_copy_refuses_them_too(tmp_path, monkeypatch, capsys):
     for name, env_id, sentence in (
-        ("dqn", "probes:Scalar-v0", "the observations must be of the kind vector"),
-        ("ddpg_continuous_action", "probes_offpolicy:WholeBox-v0", "the actions must be continuous"),
+        ("dqn", "probes:Scalar-v0", "the observations must be of the kind vector and the actions discrete"),
+        ("ddpg_continuous_action", "probes_offpolicy:WholeBox-v0", "the observations must be of the kind vector and the actions continuous"),
     ):
         (tmp_path / "mine.py").write_text(standalone(script(name), "mine.py"))
         monkeypatch.setattr(sys, "argv", ["mine.py", "--env-id", env_id, *SMALL])

@@ -51,7 +51,7 @@ class Run:
     """Seeds, device, progress, and an evaluation at the end."""
 
     def __init__(self, args):
-        self.args, self.parts, self.returns, self.ended, self.printed = args, {}, None, [], 0.0
+        self.args, self.parts, self.returns, self.ended, self.printed, self.last = args, {}, None, [], 0.0, {}
         self.device, self.restarted = args.device, []
         random.seed(args.seed)
         np.random.seed(args.seed)
@@ -62,7 +62,6 @@ class Run:
             torch.set_num_threads(args.threads)
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
-            torch.backends.cudnn.benchmark = False
 
     def env_seed(self, stream, index):
         """The seed of an environment; stream 0 trains, 1 evaluates."""
@@ -78,8 +77,8 @@ class Run:
         """End with a sentence unless the actions are "discrete" or "continuous" as asked, the observations arrays."""
         space, name = envs.single_action_space, {"discrete": "Discrete", "continuous": "Box"}[action]
         fits = type(space).__name__ == name and np.issubdtype(space.dtype, np.floating) == (name == "Box")
-        self.require(fits, f"the actions must be {action}")
-        self.require(envs.single_observation_space.shape, f"the observations must be of the kind {obs}")
+        fits = fits and envs.single_observation_space.shape
+        self.require(fits, f"the observations must be of the kind {obs} and the actions {action}")
 
     def resume(self, **parts):
         """Take what `close` is to save; a training always starts at iteration 0."""
@@ -106,12 +105,22 @@ class Run:
             self.ended += self.returns[ends].tolist()
             self.returns[ends] = 0.0
 
+    def learned(self, metrics):
+        """Keep the metrics of the last gradient step for `log`."""
+        self.last |= metrics
+
     def log(self, global_step, metrics):
         """Print a line every second."""
+        self.last |= metrics
         if time.time() - self.printed > 1:
             self.printed = time.time()
             mean = f"charts/episodic_return {np.mean(self.ended[-100:]):.1f}" if self.ended else ""
-            print(f"step {global_step:,}", mean, *(f"{name} {float(x):.4g}" for name, x in metrics.items()), sep="  ")
+            print(
+                f"step {global_step:,}",
+                mean,
+                *(f"{name} {float(x):.4g}" for name, x in (self.last | metrics).items()),
+                sep="  ",
+            )
 
     def evaluate(self, global_step, policy, make_env):
         """Nothing: `close` evaluates."""
@@ -141,3 +150,28 @@ class Run:
     def compile(self, function):
         """The compiled function with --compile, else the function itself."""
         return sys.modules["torch"].compile(function, dynamic=False) if self.args.compile else function
+
+    def fast(self, module):
+        """A module as a function from a NumPy batch to a NumPy batch."""
+        torch = sys.modules["torch"]
+        inputs = lambda x: torch.as_tensor(x, dtype=torch.float32, device=self.device)  # noqa: E731
+        return torch.no_grad()(lambda x: module(inputs(x)).cpu().numpy())
+
+    def gradient_step(self, loss_of, module, optimizer, max_grad_norm=float("inf")):
+        """A function that takes one step of the optimizer down the gradient of the loss and returns its metrics."""
+        torch, parameters = sys.modules["torch"], list(module.parameters())
+
+        def gradients_of(*inputs):
+            loss, metrics = loss_of(module, *inputs)
+            return torch.autograd.grad(loss, parameters), {name: x.detach() for name, x in metrics.items()}
+
+        def step(*inputs):
+            gradients, metrics = compiled(*inputs)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+            optimizer.step()
+            return metrics
+
+        compiled = self.compile(gradients_of)
+        return step

@@ -339,7 +339,7 @@ class Runs:
         """Count metrics of gradient steps into the means that the next row of `log` will have: their sums over the
         gradient steps of each iteration, and how many there were, all (num_seeds, iterations)."""
         for i in self._active:
-            self.runs[i].add_learned({name: total[i].sum() for name, total in sums.items()}, int(count[i].sum()))
+            self.runs[i]._add_learned({name: total[i].sum() for name, total in sums.items()}, int(count[i].sum()))
 
     def log(self, global_step: int, metrics: Mapping[str, Any]) -> None:
         """Write a row of each seed, metrics are (num_seeds,); see `Run.log`. `charts/SPS` counts steps of a seed.

@@ -278,9 +278,9 @@ class Run:
     def learned(self, metrics: Mapping[str, Any]) -> None:
         """Count the metrics of one gradient step (numbers or 0-dimensional tensors) into the means that the next row
         of `log` will have."""
-        self.add_learned(metrics, 1)
+        self._add_learned(metrics, 1)
 
-    def add_learned(self, sums: Mapping[str, Any], number: int) -> None:
+    def _add_learned(self, sums: Mapping[str, Any], number: int) -> None:
         """The same for `number` gradient steps, from the sums of their metrics."""
         for name, value in sums.items() if number else ():
             total, count = self._means.get(name, (0.0, 0))
