@@ -16,6 +16,7 @@ import torch.nn as nn
 # What NumPy does instead of torch. Methods and functions of tensors have the same arguments as in torch.
 OPERATIONS: dict[Any, Callable[..., Any]] = {
     **{f: f for f in (operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.getitem)},
+    operator.matmul: operator.matmul,
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
     "exp": np.exp,
@@ -25,6 +26,7 @@ OPERATIONS: dict[Any, Callable[..., Any]] = {
     "flatten": lambda x, start_dim: x.reshape(*x.shape[:start_dim], -1),
     "unflatten": lambda x, dim, sizes: x.reshape(*x.shape[:dim], *sizes, *x.shape[dim:][1:]),
     "softmax": lambda x, dim: _softmax(x, dim),
+    "log_softmax": lambda x, dim: _log_softmax(x, dim),
 }
 LAYERS = {nn.Identity: lambda x: x, nn.Tanh: np.tanh, nn.ReLU: OPERATIONS["relu"]}
 
@@ -32,6 +34,11 @@ LAYERS = {nn.Identity: lambda x: x, nn.Tanh: np.tanh, nn.ReLU: OPERATIONS["relu"
 def _softmax(x: np.ndarray, dim: int) -> np.ndarray:
     x = np.exp(x - x.max(dim, keepdims=True))
     return x / x.sum(dim, keepdims=True)
+
+
+def _log_softmax(x: np.ndarray, dim: int) -> np.ndarray:
+    x = x - x.max(dim, keepdims=True)
+    return x - np.log(np.exp(x).sum(dim, keepdims=True))
 
 
 class Place(int):
@@ -115,7 +122,9 @@ class GradientStep:
     clipping and stepping are single operations.
     """
 
-    def __init__(self, loss_of: Any, module: nn.Module, optimizer: Any, max_grad_norm: float, compiled: Any, fast: bool):
+    def __init__(
+        self, loss_of: Any, module: nn.Module, optimizer: Any, max_grad_norm: float, compiled: Any, fast: bool
+    ):
         self.loss_of, self.module, self.optimizer, self.max_grad_norm = loss_of, module, optimizer, max_grad_norm
         self.gradients = compiled(gradients_of)
         self.vector: Any = None
