@@ -11,7 +11,7 @@ SMALL += "--eval-every 0 --eval-episodes 1 --env-id probes_offpolicy:DiscreteDia
 
 
 def projected(p, value, atoms):
-    """Alg. 1 for one sample: each value's probability goes to the atoms beside it, all of it to the atom it meets."""
+    """Alg. 1 for one sample: each value's probability goes to the atoms next to it, all of it to the atom it meets."""
     m, delta = np.zeros(len(atoms)), (atoms[-1] - atoms[0]) / (len(atoms) - 1)
     for probability, v in zip(p, value, strict=True):
         b = (min(max(v, atoms[0]), atoms[-1]) - atoms[0]) / delta
@@ -70,13 +70,13 @@ def test_loss_by_hand():
     for net in nets:
         for p in net.parameters():
             torch.nn.init.normal_(p, std=0.3)
-    obs, next_obs, action = torch.randn(32, 3), torch.randn(32, 3), torch.randint(4, (32, 1))
+    obs, next_obs, action = torch.randn(32, 3), torch.randn(32, 3), torch.randint(4, (32,))
     reward, done = torch.randn(32), (torch.rand(32) < 0.5).float()
-    loss, metrics = C51["c51_loss"](*nets, obs, action, reward, done, next_obs, 0.9)
+    loss, metrics = C51["c51_loss"](*nets, C51["Batch"](obs, action, reward, done, next_obs), 0.9)
 
     def probabilities(net, obs):
         x = obs.double().numpy()
-        for i, layer in enumerate(net.layers):
+        for i, layer in enumerate(net.net[::2]):
             x = x @ layer.weight.detach().double().numpy().T + layer.bias.detach().double().numpy()
             x = np.maximum(x, 0) if i < 2 else x
         x = np.exp(x.reshape(len(x), 4, 7))
@@ -87,20 +87,22 @@ def test_loss_by_hand():
     for i in range(32):
         best = np.argmax([sum(z * next_p[i, a]) for a in range(4)])
         target = projected(next_p[i, best], reward[i].item() + 0.9 * (1 - done[i].item()) * z, z)
-        losses.append(-sum(target * np.log(p[i, action[i, 0]])))
-        taken.append(sum(z * p[i, action[i, 0]]))
-    np.testing.assert_allclose(metrics.numpy(), [np.mean(losses), np.mean(taken), 1], rtol=1e-4)
-    assert loss.item() == pytest.approx(np.mean(losses), rel=1e-4)
+        losses.append(-sum(target * np.log(p[i, action[i]])))
+        taken.append(sum(z * p[i, action[i]]))
+    assert metrics["losses/td_loss"].item() == loss.item() == pytest.approx(np.mean(losses), rel=1e-4)
+    assert metrics["losses/q_values"].item() == pytest.approx(np.mean(taken), rel=1e-4)
     loss.backward()
     assert all(p.grad is None for p in nets[1].parameters()) and all(p.grad is not None for p in nets[0].parameters())
 
 
-def test_logits_are_those_of_actions_and_atoms():
-    """The network's output is cut into n_atoms numbers for each action, in this order."""
+def test_probabilities_are_those_of_actions_and_atoms():
+    """The network's output is cut into n_atoms logits for each action, in this order; a value is their mean."""
     net = C51["QNetwork"](3, 4, torch.linspace(-1, 1, 5))
     obs = torch.randn(6, 3)
-    flat = C51["mlp"](net.layers, obs)
-    assert torch.equal(net.logits(obs)[2, 3], flat[2, 15:20])
+    logprob, logit = net.logprob(obs), net.net(obs)[2, 15:20]
+    assert logprob.shape == (6, 4, 5)
+    torch.testing.assert_close(logprob[2, 3], logit - logit.logsumexp(0))
+    torch.testing.assert_close(net(obs)[2, 3], (logit.softmax(0) * torch.linspace(-1, 1, 5)).sum())
 
 
 def test_adam_has_the_epsilon_of_its_batch(train):
@@ -111,7 +113,7 @@ def test_adam_has_the_epsilon_of_its_batch(train):
 def test_the_atoms_are_saved_with_the_network_and_are_no_parameter(train):
     v = train("c51", *SMALL, "--n-atoms", "5", "--v-min", "-1", "--v-max", "3")
     assert v["q_network"].state_dict()["atoms"].tolist() == [-1, 0, 1, 2, 3]
-    assert len(v["parameters"]) == sum(p.numel() for p in v["q_network"].parameters())
+    assert "atoms" not in dict(v["q_network"].named_parameters())
     assert v["q_network"].atoms.tolist() == v["target_network"].atoms.tolist() == [-1, 0, 1, 2, 3]
 
 

@@ -152,14 +152,6 @@ def test_temperature_falls_where_the_entropy_is_above_its_target(train):
     assert v["log_alpha"].item() == pytest.approx(math.log(0.3))
 
 
-def test_temperature_rises_where_the_entropy_is_below_its_target(train):
-    """No policy reaches twice the entropy of the uniform one."""
-    flags = ["--env-id", diary("sac_discrete"), *SMALL, "--total-timesteps", "21", "--q-lr", "0.01", "--utd-ratio", "1"]
-    for scale, moved in (("2", 0.01), ("0.1", -0.01)):
-        v = train("sac_discrete", *flags, "--target-entropy-scale", scale)
-        assert v["log_alpha"].item() == pytest.approx(moved * v["args"].policy_frequency, rel=0.05)
-
-
 # ---------------------------------------------------------------------- discrete actions
 def sampled(logprob, values, n=400_000):
     """Mean of `values` (batch, num_actions) over actions drawn from the policy, and its standard error."""
@@ -169,62 +161,78 @@ def sampled(logprob, values, n=400_000):
     return x.mean().item(), x.std().item() / n**0.5
 
 
+def discrete_networks():
+    """An actor, critics and their targets whose policies and values differ from observation to observation."""
+    torch.manual_seed(0)
+    nets = DISCRETE["Actor"](3, 4), DISCRETE["Critic"](3, 4), DISCRETE["Critic"](3, 4)
+    for net in nets:
+        for layers in [net.net] if hasattr(net, "net") else [net.q1, net.q2]:
+            torch.nn.init.normal_(layers[-1].weight, std=0.3)
+    return nets
+
+
+def discrete_batch(n=16):
+    """A Batch as `Replay.sample` gives it."""
+    torch.manual_seed(1)
+    obs, next_obs = torch.randn(n, 3), torch.randn(n, 3)
+    reward, done = torch.randn(n), (torch.rand(n) < 0.5).float()
+    return DISCRETE["Batch"](obs, torch.randint(4, (n,)), reward, done, next_obs)
+
+
 def test_expectations_over_discrete_actions_are_exact():
     """Actor loss, entropy and the target's value agree with actions drawn from the policy, to 4 standard errors."""
-    torch.manual_seed(0)
-    actor, critic, target_critic = DISCRETE["Actor"](3, 4), DISCRETE["Critic"](3, 4), DISCRETE["Critic"](3, 4)
-    for net in (actor, critic, target_critic):
-        net.layers()[-1][0].data.normal_(std=0.3)
-    obs, _, _, _, next_obs = (x.float() for x in random_batch(32))
-    log_alpha = torch.tensor(math.log(0.3))
+    (actor, critic, target_critic), alpha = discrete_networks(), torch.tensor(0.3)
+    batch = discrete_batch(32)
     with torch.no_grad():
-        loss, metrics = DISCRETE["sac_discrete_actor_loss"](actor, critic, log_alpha, obs, 1.0)
-        logprob, q = actor(obs), torch.minimum(*critic(obs))
+        loss, metrics = DISCRETE["discrete_actor_loss"](actor, critic, alpha, batch)
+        logprob, q = actor(batch.obs), torch.minimum(*critic(batch.obs))
         mean, error = sampled(logprob, 0.3 * logprob - q)
         assert abs(loss.item() - mean) < 4 * error and error < 0.01
         mean, error = sampled(logprob, -logprob)
-        assert abs(metrics[1].item() - mean) < 4 * error
-        assert metrics[2].item() == pytest.approx(0.3 * (metrics[1].item() - 1.0), rel=1e-5)
+        assert abs(metrics["losses/entropy"].item() - mean) < 4 * error
         # a critic of 0 and no reward leave the mean target: its square is the loss when all states are the same
         for p in critic.parameters():
             torch.nn.init.zeros_(p)
-        state, zero = next_obs[:1].expand(32, 3), torch.zeros(32)
-        inputs = (obs, torch.zeros(32, 1), zero, zero, state, 0.9)
-        loss, _ = DISCRETE["sac_discrete_critic_loss"](critic, target_critic, actor, log_alpha, *inputs)
+        state, zero = batch.next_obs[:1].expand(32, 3), torch.zeros(32)
+        same = batch._replace(reward=zero, done=zero, next_obs=state)
+        loss, _ = DISCRETE["discrete_critic_loss"](critic, target_critic, actor, alpha, same, 0.9)
         logprob = actor(state)
         mean, error = sampled(logprob, torch.minimum(*target_critic(state)) - 0.3 * logprob)
         assert abs((loss.item() / 2) ** 0.5 - 0.9 * abs(mean)) < 4 * error
 
 
 def test_discrete_critic_loss_by_hand():
-    torch.manual_seed(0)
-    actor, critic, target_critic = DISCRETE["Actor"](3, 4), DISCRETE["Critic"](3, 4), DISCRETE["Critic"](3, 4)
-    target_critic.layers()[-1][0].data.normal_(std=0.3)
-    obs, _, reward, done, next_obs = (x.float() for x in random_batch())
-    action, log_alpha = torch.randint(0, 4, (16, 1)).float(), torch.tensor(math.log(0.3))
-    inputs = (obs, action, reward, done, next_obs, 0.9)
-    loss, metrics = DISCRETE["sac_discrete_critic_loss"](critic, target_critic, actor, log_alpha, *inputs)
+    """No gradient reaches the targets or the actor."""
+    (actor, critic, target_critic), batch = discrete_networks(), discrete_batch()
+    loss, metrics = DISCRETE["discrete_critic_loss"](critic, target_critic, actor, torch.tensor(0.3), batch, 0.9)
     errors, values = np.zeros((2, 16)), np.zeros((2, 16))
+    first = []
     with torch.no_grad():
         for n in range(16):
-            logprob = actor(next_obs[n : n + 1])[0].numpy()
-            q = target_critic(next_obs[n : n + 1])[:, 0].numpy()  # (2, 4)
+            logprob = actor(batch.next_obs[n : n + 1])[0].numpy()
+            q = np.stack([x[0].numpy() for x in target_critic(batch.next_obs[n : n + 1])])  # (2, 4)
+            first += list(q[0] < q[1])
             soft = sum(np.exp(logprob[a]) * (min(q[:, a]) - 0.3 * logprob[a]) for a in range(4))
-            q_target = reward[n].item() + (0.9 * soft if done[n] == 0 else 0)
-            values[:, n] = critic(obs[n : n + 1])[:, 0, int(action[n])].numpy()
+            q_target = batch.reward[n].item() + (0.9 * soft if batch.done[n] == 0 else 0)
+            values[:, n] = [x[0, batch.action[n]].item() for x in critic(batch.obs[n : n + 1])]
             errors[:, n] = (values[:, n] - q_target) ** 2
+    assert 0 < sum(first) < len(first)  # each is the smaller somewhere
     losses = errors.mean(1)
     assert loss.item() == pytest.approx(losses.sum(), rel=1e-4)
+    names = ("qf1_values", "qf2_values", "qf1_loss", "qf2_loss", "qf_loss")
     expected = [*values.mean(1), *losses, losses.mean()]
-    np.testing.assert_allclose(metrics.numpy(), expected, rtol=1e-4, atol=1e-6)
+    assert list(metrics) == [f"losses/{name}" for name in names]
+    np.testing.assert_allclose([x.item() for x in metrics.values()], expected, rtol=1e-4, atol=1e-6)
+    loss.backward()
+    assert all(p.grad is None for net in (actor, target_critic) for p in net.parameters())
+    assert all(p.grad is not None for p in critic.parameters())
 
 
 def test_discrete_actor_loss_gives_the_critics_no_gradient():
-    torch.manual_seed(0)
-    actor, critic = DISCRETE["Actor"](3, 4), DISCRETE["Critic"](3, 4)
-    inputs = (critic, torch.tensor(0.0), torch.randn(16, 3), 1.0)
-    gradient, _ = DISCRETE["gradient"](DISCRETE["sac_discrete_actor_loss"], actor, *inputs)
-    assert gradient.shape == actor.layers.vector.shape and gradient.abs().sum() > 0
+    actor, critic, _ = discrete_networks()
+    loss, _ = DISCRETE["discrete_actor_loss"](actor, critic, torch.tensor(1.0), discrete_batch())
+    loss.backward()
+    assert all(p.grad.abs().sum() > 0 for p in actor.parameters())
     assert all(p.grad is None for p in critic.parameters())
 
 
@@ -232,12 +240,41 @@ def test_gumbel_noise_draws_from_the_policy():
     """Frequencies of 40,000 actions within 4 standard errors of the probabilities; without noise the mode."""
     torch.manual_seed(0)
     actor, n = DISCRETE["Actor"](2, 3), 40_000
-    actor.layers()[-1][0].data.normal_(std=0.3)
+    torch.nn.init.normal_(actor.net[-1].weight, std=0.3)
     obs = np.tile(np.array([[0.3, -0.7]], np.float32), (n, 1))
     p = actor(torch.as_tensor(obs[:1])).exp().detach().numpy()[0]
-    frequency = np.bincount(actor.act(obs, -torch.empty(n, 3).exponential_().log()), minlength=3) / n
+    frequency = np.bincount(actor.act(obs, np.random.default_rng(0).gumbel(size=(n, 3))), minlength=3) / n
     assert p.sum() == pytest.approx(1, rel=1e-5) and (np.abs(frequency - p) < 4 * np.sqrt(p * (1 - p) / n)).all()
     assert (actor.act(obs) == p.argmax()).all()
+
+
+def test_discrete_actions_are_drawn_from_the_policy(train):
+    """Without gradient steps the policy stays that of the start: in each of the environments, for each observation."""
+    flags = "--total-timesteps 3000 --learning-starts 1 --utd-ratio 0 --buffer-size 3000 --num-envs 2 --batch-size 8"
+    env_id = ["--env-id", "probes:SeesReward-v0", "--eval-every", "0", "--eval-episodes", "1"]
+    v = train("sac_discrete", *env_id, *flags.split())
+    obs, action = v["replay"].arrays["obs"][2:, 0], v["replay"].arrays["action"][2:]
+    assert action.dtype == np.int64 and not v["critic_optimizer"].state
+    for who in range(2):
+        for x in (-1, 1):
+            p = v["actor"](torch.tensor([[float(x)]])).exp()[0, 1].item()
+            got = action[who::2][obs[who::2] == x]
+            assert got.mean() == pytest.approx(p, abs=4 * np.sqrt(p * (1 - p) / len(got)))
+
+
+def test_discrete_temperature_follows_the_target_entropy(train):
+    """Adam's first steps are as long as its learning rate. No policy reaches twice the entropy of the uniform one, and
+    that of the start is above a tenth of it."""
+    flags = "--total-timesteps 21 --learning-starts 20 --batch-size 8 --utd-ratio 1 --q-lr 0.01 --eval-episodes 1"
+    flags = ["--env-id", "probes_offpolicy:DiscreteDiary-v0", *flags.split()]
+    for scale, moved in (("2", 0.01), ("0.1", -0.01)):
+        v = train("sac_discrete", *flags, "--target-entropy-scale", scale)
+        assert v["target_entropy"] == pytest.approx(float(scale) * math.log(4))
+        assert v["temperature"].log_alpha.item() == pytest.approx(moved, rel=0.05)
+        entropy, alpha_loss = (rows(v["run"].dir, key)[-1][key] for key in ("losses/entropy", "losses/alpha_loss"))
+        assert alpha_loss == pytest.approx(entropy - v["target_entropy"], rel=1e-5)  # at temperature 1
+    v = train("sac_discrete", *flags, "--no-autotune", "--alpha", "0.3")
+    assert v["temperature"]().item() == pytest.approx(0.3)
 
 
 # ---------------------------------------------------------------------- discrete SAC learns
@@ -250,6 +287,7 @@ def learn(train, probe, *flags):
 
 
 def critic_at(v, obs):
+    """The first critic's value, in these probes that of both actions."""
     return v["critic"](torch.tensor([[float(obs)]]))[0].mean().item()
 
 
@@ -273,4 +311,4 @@ def test_entropy_settles_at_its_target(train):
     """At temperature 1 the entropy for values 1 and -1 would be 0.37; its target is 0.9 log 2."""
     v = learn(train, "ActionCounts", "--target-entropy-scale", "0.9", "--q-lr", "0.02")
     entropy = v["actor"](torch.zeros(1, 1)).exp().mul(-v["actor"](torch.zeros(1, 1))).sum().item()
-    assert entropy == pytest.approx(0.9 * math.log(2), abs=0.06) and v["log_alpha"].exp() > 1.5
+    assert entropy == pytest.approx(0.9 * math.log(2), abs=0.06) and v["temperature"]().item() > 1.5

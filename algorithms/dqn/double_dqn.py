@@ -4,7 +4,8 @@
 # ///
 """Double DQN: one network chooses the next action, the other judges it; discrete actions, vector observations.
 
-Paper     van Hasselt, Guez, Silver 2016, https://arxiv.org/abs/1509.06461 ("Eq. n" below)
+Paper     van Hasselt, Guez, Silver 2016, https://arxiv.org/abs/1509.06461 ("Eq. n" below); loop: Alg. 1 of
+          Mnih et al. 2015, https://www.nature.com/articles/nature14236
 Run       solo train double_dqn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from dqn.py: the target is the target network's value of the Q-network's best action
@@ -14,6 +15,8 @@ Details   algorithms/dqn/README.md
 
 import copy
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -28,113 +31,101 @@ from solorl import Run, RunArgs, parse
 @dataclass
 class Args(RunArgs):
     env_id: str = "CartPole-v1"  # Gymnasium id of the environment
-    total_timesteps: int = 500_000  # environment steps, summed over environments; whole iterations of them
-    num_envs: int = 1  # environments stepped side by side
-    buffer_size: int = 10_000  # transitions the replay buffer holds
-    batch_size: int = 128  # transitions of one update
-    learning_starts: int = 10_000  # environment steps before the first update
-    train_frequency: int = 10  # environment steps per update
-    learning_rate: float = 2.5e-4  # step size of Adam
+    total_timesteps: int = 500_000  # environment steps, summed over environments
+    num_envs: int = 1  # environments stepped in parallel
+    buffer_size: int = 10_000  # transitions in the replay buffer
+    batch_size: int = 128  # transitions per gradient step
+    learning_starts: int = 10_000  # environment steps before the first gradient step
+    train_frequency: int = 10  # environment steps per gradient step
+    learning_rate: float = 2.5e-4  # of Adam
     gamma: float = 0.99  # discount factor
     target_network_frequency: int = 500  # environment steps between moves of the target network
-    tau: float = 1.0  # how far it moves towards the Q-network: 1 is a copy
+    tau: float = 1.0  # share of the Q-network that the target network takes over at a move: 1 is a copy
     start_e: float = 1.0  # epsilon at the start: probability of a random action
     end_e: float = 0.05  # epsilon at the end
     exploration_fraction: float = 0.5  # share of total_timesteps in which epsilon falls linearly
 
 
+class Batch(NamedTuple):
+    """Transitions."""
+
+    obs: torch.Tensor  # (batch_size, obs_dim)
+    action: torch.Tensor  # (batch_size,)
+    reward: torch.Tensor  # (batch_size,)
+    done: torch.Tensor  # (batch_size,), 0 at a time limit: that is not the end of the task
+    next_obs: torch.Tensor  # (batch_size, obs_dim)
+
+
 def make_env(env_id, **kwargs):
-    """One environment, for training and for evaluation; all that is specific to the environment stands here."""
+    """One environment, for training and for evaluation."""
     return gym.make(env_id, **kwargs)
 
 
-def flatten_parameters(module):
-    """Make all parameters of `module` views of one vector, the parameter that is returned: one operation steps all."""
-    vector = nn.Parameter(nn.utils.parameters_to_vector(module.parameters()).detach())
-    nn.utils.vector_to_parameters(vector.data, module.parameters())
-    return vector
+class Replay:
+    """The last `capacity` transitions, in host memory."""
+
+    def __init__(self, capacity, obs_dim, action_space):
+        self.arrays = {
+            "obs": np.zeros((capacity, obs_dim), np.float32),
+            "action": np.zeros((capacity, *action_space.shape), action_space.dtype),
+            "reward": np.zeros(capacity, np.float32),
+            "done": np.zeros(capacity, np.float32),
+            "next_obs": np.zeros((capacity, obs_dim), np.float32),
+        }
+        self.capacity, self.inserted = capacity, 0  # `inserted` counts on
+
+    def add(self, batch):
+        """Insert a Batch of NumPy arrays (..., n, width) over the oldest transitions."""
+        index = (self.inserted + np.arange(batch.reward.size)) % self.capacity
+        for array, rows in zip(self.arrays.values(), batch, strict=True):
+            array[index] = rows.reshape(len(index), *array.shape[1:])
+        self.inserted += len(index)
+
+    def sample(self, batch_size, device):
+        """A Batch of transitions drawn uniformly with replacement."""
+        index = np.random.randint(min(self.inserted, self.capacity), size=batch_size)
+        return Batch(*(torch.from_numpy(array[index]).to(device) for array in self.arrays.values()))
 
 
-def mlp(layers, x):
-    """The layers with ReLU between them, (batch, fan_in) -> (batch, fan_out); faster than calling modules."""
-    *hidden, last = layers
-    for layer in hidden:
-        x = F.linear(x, layer.weight, layer.bias).relu()
-    return F.linear(x, last.weight, last.bias)
-
-
-def numpy_mlp(layers):
-    """`mlp` for NumPy arrays, with the present weights: for a few rows several times faster than torch."""
-    *hidden, last = [(layer.weight.numpy(force=True).T, layer.bias.numpy(force=True)) for layer in layers]
-
-    def forward(x):
-        for weight, bias in hidden:
-            x = np.maximum(x @ weight + bias, 0)
-        return x @ last[0] + last[1]
-
-    return forward
+def mlp(*sizes):
+    """Linear layers with ReLU between them."""
+    layers = [layer for fan_in, fan_out in pairwise(sizes) for layer in (nn.Linear(fan_in, fan_out), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
 
 
 class QNetwork(nn.Module):
+    """The values of all actions."""
+
     def __init__(self, obs_dim, num_actions):
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(obs_dim, 120), nn.Linear(120, 84), nn.Linear(84, num_actions)])
+        self.net = mlp(obs_dim, 120, 84, num_actions)
 
-    def q(self, obs):  # (batch, obs_dim) -> (batch, num_actions)
-        return mlp(self.layers, obs)
+    def forward(self, obs):  # (batch, obs_dim) -> (batch, num_actions)
+        return self.net(obs)
 
-    def numpy_policy(self):
-        """The greedy policy with the present weights, a function: NumPy (batch, obs_dim) -> NumPy (batch,)."""
-        q = numpy_mlp(self.layers)
-        return lambda obs: q(obs).argmax(1)
-
-    def act(self, obs):  # NumPy (batch, *obs_shape) -> NumPy (batch,)
-        return self.numpy_policy()(np.asarray(obs, np.float32).reshape(len(obs), -1))
+    @torch.no_grad()
+    def act(self, obs):  # NumPy (batch, *obs_shape) -> NumPy (batch,): the greedy actions
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=next(self.parameters()).device).flatten(1)
+        return self(obs).argmax(1).cpu().numpy()
 
 
-class Replay:
-    """The last `capacity` transitions, a row [obs | action | reward | done | next_obs] each: one gather is a batch."""
-
-    def __init__(self, capacity, obs_dim, action_dim):
-        self.widths = [obs_dim, action_dim, 1, 1, obs_dim]
-        self.rows = np.zeros((capacity, sum(self.widths)), np.float32)
-        self.arrays = {"rows": self.rows}
-        self.inserted = 0  # rows ever inserted
-
-    @property
-    def size(self):
-        return min(self.inserted, len(self.rows))
-
-    def add(self, *parts):
-        """Insert obs, action, reward, done, next_obs over the oldest rows; all (..., n, width)."""
-        rows = np.concatenate([np.reshape(x, (-1, n)) for x, n in zip(parts, self.widths, strict=True)], axis=1)
-        self.rows[(self.inserted + np.arange(len(rows))) % len(self.rows)] = rows
-        self.inserted += len(rows)
-
-    def sample(self, batch_size, device):
-        """Transitions drawn uniformly with replacement: (batch_size, ...) each, reward and done (batch_size,)."""
-        rows = self.rows.take(np.random.randint(self.size, size=batch_size), axis=0)
-        obs, action, reward, done, next_obs = torch.from_numpy(rows).to(device).split(self.widths, dim=1)
-        return obs, action.long(), reward.squeeze(1), done.squeeze(1), next_obs
-
-
-def double_td_loss(q_network, target_network, obs, action, reward, done, next_obs, gamma):
-    """Mean squared error of the target of Eq. 4; metrics: the loss, the mean value, 1.
-
-    All inputs (batch_size,) but obs, next_obs (batch_size, obs_dim) and action (batch_size, 1). `done` is 0 at a limit.
-    """
+def double_td_loss(q_network, target_network, batch, gamma):
+    """Mean squared error with the target of Eq. 4, and the metrics."""
     with torch.no_grad():
-        next_action = q_network.q(next_obs).argmax(1, keepdim=True)  # chosen by one network, judged by the other
-        target = reward + gamma * (1 - done) * target_network.q(next_obs).gather(1, next_action).squeeze(1)
-    q = q_network.q(obs).gather(1, action).squeeze(1)
+        next_action = q_network(batch.next_obs).argmax(1, keepdim=True)  # chosen by one network, judged by the other
+        next_value = target_network(batch.next_obs).gather(1, next_action).squeeze(1)
+        target = batch.reward + gamma * (1 - batch.done) * next_value
+    q = q_network(batch.obs).gather(1, batch.action[:, None]).squeeze(1)
+    assert q.shape == target.shape == batch.reward.shape
     loss = F.mse_loss(q, target)
-    return loss, torch.stack([loss, q.mean(), torch.ones_like(loss)]).detach()
+    return loss, {"losses/td_loss": loss, "losses/q_values": q.mean()}
 
 
-def gradient(loss_of, module, *inputs):
-    """Gradient of `loss_of(module, *inputs)` for all parameters of `module` as one vector, and the loss's metrics."""
-    loss, metrics = loss_of(module, *inputs)
-    return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(module.parameters()))]), metrics
+def soft_update(target, online, tau):
+    """Move the parameters of `target` by the share `tau` towards those of `online`."""
+    with torch.no_grad():
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 if __name__ == "__main__":
@@ -145,24 +136,24 @@ if __name__ == "__main__":
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
-    often = args.target_network_frequency >= batch_steps
-    run.require(often, f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration")
-    make_envs = [lambda: make_env(args.env_id)] * args.num_envs
-    envs = SyncVectorEnv(make_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)  # its array changes with a step
+    run.require(
+        args.target_network_frequency >= batch_steps,
+        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
+    )
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     run.require_spaces(envs, obs="vector", action="discrete")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
-    parameters, target_parameters = flatten_parameters(q_network), flatten_parameters(target_network)
-    optimizer = torch.optim.Adam([parameters], lr=args.learning_rate, fused=True)
-    gradient_of = run.compile(gradient)
-    replay = Replay(args.buffer_size, obs_dim, action_dim=1)
-    totals = torch.zeros(3, device=run.device)  # since the last row: sums of the two metrics, number of updates
-    parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer, "totals": totals}
+    optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
+    gradient_step = run.gradient_step(double_td_loss, q_network, optimizer)
+    q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions)
+    replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)
+    parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
     start = run.resume(**parts, replay=replay, envs=envs)
 
-    # ---- storage of one iteration, in host memory
+    # ---- storage of one iteration
     shape = (num_steps, args.num_envs)
     obs, final_obs = (np.zeros((*shape, obs_dim), np.float32) for _ in range(2))
     reward, terminated, truncated = np.zeros(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, bool)
@@ -171,43 +162,35 @@ if __name__ == "__main__":
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * batch_steps
 
-        # ---- 1. act: num_steps steps in every environment, at random with probability epsilon
+        # ---- 1. act: "with probability epsilon select a random action" (Alg. 1)
         progress = min(1.0, iteration / max(1.0, args.exploration_fraction * num_iterations))
         epsilon = args.start_e + (args.end_e - args.start_e) * progress
         action = np.random.randint(num_actions, size=shape)
         greedy = np.random.random(shape) >= epsilon
-        policy = q_network.numpy_policy()
         for step in range(num_steps):
             obs[step] = next_obs.reshape(args.num_envs, obs_dim)
             if greedy[step].any():
-                action[step] = np.where(greedy[step], policy(obs[step]), action[step])
+                action[step] = np.where(greedy[step], q_values(obs[step]).argmax(1), action[step])
             next_obs, reward[step], terminated[step], truncated[step], infos = envs.step(action[step])
             final_obs[step] = next_obs.reshape(args.num_envs, obs_dim)
-            if "final_obs" in infos:  # where an episode ended, next_obs is already the next one's
-                for i in np.flatnonzero(infos["_final_obs"]):
-                    final_obs[step, i] = infos["final_obs"][i].flatten()
+            for i in np.flatnonzero(terminated[step] | truncated[step]):  # next_obs is the next episode's
+                final_obs[step, i] = infos["final_obs"][i].flatten()
         run.episodes(global_step, reward, terminated | truncated)
 
-        # ---- 2. store: where a step led and whether the task was over there; a time limit is no end of the task
-        replay.add(obs, action, reward, terminated, final_obs)
+        # ---- 2. store: a time limit is not the end of the task
+        replay.add(Batch(obs, action, reward, terminated, final_obs))
 
-        # ---- 3. learn: an update for every train_frequency environment steps after learning_starts
+        # ---- 3. learn: a gradient step for every train_frequency environment steps after learning_starts
         begin = max(global_step - batch_steps, args.learning_starts)
         updates = range(begin // args.train_frequency, global_step // args.train_frequency)
         for _ in updates if replay.inserted >= args.learning_starts else ():
-            batch = replay.sample(args.batch_size, run.device)
-            parameters.grad, metrics = gradient_of(double_td_loss, q_network, target_network, *batch, args.gamma)
-            optimizer.step()
-            totals += metrics
+            metrics = gradient_step(target_network, replay.sample(args.batch_size, run.device), args.gamma)
+            run.learned(metrics)
         if global_step % args.target_network_frequency < batch_steps:
-            target_parameters.data.lerp_(parameters.data, args.tau)
+            soft_update(target_network, q_network, args.tau)
 
-        # ---- 4. report: means over all updates since the last row
-        if global_step % 1000 < batch_steps or iteration + 1 == num_iterations:
-            td_error, q, n = totals.tolist()
-            losses = {"losses/td_loss": td_error / n, "losses/q_values": q / n} if n else {}
-            run.log(global_step, {"charts/epsilon": epsilon, **losses})
-            totals.zero_()
+        # ---- 4. report: with the means of what was learned since the last row
+        run.log(global_step, {"charts/epsilon": epsilon})
         run.evaluate(global_step, q_network.act, make_env)
         run.save(global_step)
 

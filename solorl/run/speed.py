@@ -16,6 +16,7 @@ import torch.nn as nn
 # What NumPy does instead of torch. Methods and functions of tensors have the same arguments as in torch.
 OPERATIONS: dict[Any, Callable[..., Any]] = {
     **{f: f for f in (operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.getitem)},
+    operator.matmul: operator.matmul,
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
     "exp": np.exp,
@@ -25,6 +26,7 @@ OPERATIONS: dict[Any, Callable[..., Any]] = {
     "flatten": lambda x, start_dim: x.reshape(*x.shape[:start_dim], -1),
     "unflatten": lambda x, dim, sizes: x.reshape(*x.shape[:dim], *sizes, *x.shape[dim:][1:]),
     "softmax": lambda x, dim: _softmax(x, dim),
+    "log_softmax": lambda x, dim: _log_softmax(x, dim),
 }
 LAYERS: dict[type, Callable[..., Any]] = {nn.Identity: lambda x: x, nn.Tanh: np.tanh, nn.ReLU: OPERATIONS["relu"]}
 
@@ -32,6 +34,11 @@ LAYERS: dict[type, Callable[..., Any]] = {nn.Identity: lambda x: x, nn.Tanh: np.
 def _softmax(x: np.ndarray, dim: int) -> np.ndarray:
     x = np.exp(x - x.max(dim, keepdims=True))
     return x / x.sum(dim, keepdims=True)
+
+
+def _log_softmax(x: np.ndarray, dim: int) -> np.ndarray:
+    x = x - x.max(dim, keepdims=True)
+    return x - np.log(np.exp(x).sum(dim, keepdims=True))
 
 
 class Place(int):
