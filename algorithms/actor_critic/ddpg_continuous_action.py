@@ -135,7 +135,7 @@ class Critic(nn.Module):
         return self.q(torch.cat([obs, action], 1)).squeeze(1)
 
 
-def critic_loss(critic, target_critic, target_actor, batch, gamma):
+def ddpg_critic_loss(critic, target_critic, target_actor, batch, gamma):
     """Eq. 4, and the metrics."""
     with torch.no_grad():
         next_value = target_critic(batch.next_obs, target_actor(batch.next_obs))
@@ -146,7 +146,7 @@ def critic_loss(critic, target_critic, target_actor, batch, gamma):
     return loss, {"losses/qf1_values": q.mean(), "losses/qf1_loss": loss}
 
 
-def actor_loss(actor, critic, batch):
+def ddpg_actor_loss(actor, critic, batch):
     """The negative of the value that Eq. 6 ascends, and the metrics."""
     loss = -critic(batch.obs, actor(batch.obs)).mean()
     return loss, {"losses/actor_loss": loss}
@@ -177,8 +177,8 @@ if __name__ == "__main__":
     target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
-    critic_step = run.gradient_step(critic_loss, critic, critic_optimizer)
-    actor_step = run.gradient_step(actor_loss, actor, actor_optimizer)
+    critic_step = run.gradient_step(ddpg_critic_loss, critic, critic_optimizer)
+    actor_step = run.gradient_step(ddpg_actor_loss, actor, actor_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
     parts = {"actor": actor, "critic": critic, "target_actor": target_actor, "target_critic": target_critic}
     parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}

@@ -158,7 +158,7 @@ class Temperature(nn.Module):
         return self.log_alpha.exp()
 
 
-def critic_loss(critic, target_critic, actor, alpha, batch, noise, gamma):
+def sac_critic_loss(critic, target_critic, actor, alpha, batch, noise, gamma):
     """Twice Eq. 5, both critics added, and the metrics."""
     with torch.no_grad():
         next_action, next_logprob = actor(batch.next_obs, noise)
@@ -177,7 +177,7 @@ def critic_loss(critic, target_critic, actor, alpha, batch, noise, gamma):
     return loss1 + loss2, metrics
 
 
-def actor_loss(actor, critic, alpha, batch, noise):
+def sac_actor_loss(actor, critic, alpha, batch, noise):
     """Eq. 9, and the metrics with the entropy of the policy."""
     action, logprob = actor(batch.obs, noise)
     loss = (alpha * logprob - torch.min(*critic(batch.obs, action))).mean()
@@ -217,8 +217,8 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
-    critic_step = run.gradient_step(critic_loss, critic, critic_optimizer)
-    actor_step = run.gradient_step(actor_loss, actor, actor_optimizer)
+    critic_step = run.gradient_step(sac_critic_loss, critic, critic_optimizer)
+    actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
     parts = {"actor": actor, "critic": critic, "target_critic": target_critic, "temperature": temperature}

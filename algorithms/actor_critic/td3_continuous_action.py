@@ -146,7 +146,7 @@ def smoothed(action, noise, noise_clip):
     return (action + noise.clamp(-noise_clip, noise_clip)).clamp(-1, 1)
 
 
-def critic_loss(critic, target_critic, target_actor, batch, noise, noise_clip, gamma):
+def td3_critic_loss(critic, target_critic, target_actor, batch, noise, noise_clip, gamma):
     """The losses of both critics (Alg. 1), added, and the metrics."""
     with torch.no_grad():
         next_action = smoothed(target_actor(batch.next_obs), noise, noise_clip)
@@ -165,7 +165,7 @@ def critic_loss(critic, target_critic, target_actor, batch, noise, noise_clip, g
     return loss1 + loss2, metrics
 
 
-def actor_loss(actor, critic, batch):
+def td3_actor_loss(actor, critic, batch):
     """The negative of the first critic's value, which Alg. 1 ascends, and the metrics."""
     loss = -critic.first(batch.obs, actor(batch.obs)).mean()
     return loss, {"losses/actor_loss": loss}
@@ -196,8 +196,8 @@ if __name__ == "__main__":
     target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
-    critic_step = run.gradient_step(critic_loss, critic, critic_optimizer)
-    actor_step = run.gradient_step(actor_loss, actor, actor_optimizer)
+    critic_step = run.gradient_step(td3_critic_loss, critic, critic_optimizer)
+    actor_step = run.gradient_step(td3_actor_loss, actor, actor_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
     parts = {"actor": actor, "critic": critic, "target_actor": target_actor, "target_critic": target_critic}
     parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
