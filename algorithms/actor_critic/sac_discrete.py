@@ -130,7 +130,7 @@ class Temperature(nn.Module):
 
     def __init__(self, alpha):
         super().__init__()
-        self.log_alpha = nn.Parameter(torch.tensor(alpha).log())
+        self.log_alpha = nn.Parameter(torch.tensor(max(alpha, 1e-30)).log())  # 0 has no logarithm
 
     def forward(self):
         return self.log_alpha.exp()
