@@ -548,14 +548,14 @@ class Run:
 
     def _end_at_once(self, number: int) -> NoReturn:
         """Leave without any further code of the script's, but its variables to a shell (`python -i`)."""
-        self.abandon("stopped" if self.trained else "failed")
+        self._abandon("stopped" if self.trained else "failed")
         saved = "before its first checkpoint" if self._saved is None else f"saved up to step {self._saved:,}"
         self._say(f"{signal.Signals(number).name}: the run ends at once, {saved}")
         if number == signal.SIGINT and signals.in_a_shell():
             raise KeyboardInterrupt
         os._exit(128 + number)
 
-    def abandon(self, status: str) -> None:
+    def _abandon(self, status: str) -> None:
         """Leave the run folder in order where the process ends before `close` has done it."""
         if self._status == "running":
             self._write_rows()
@@ -862,7 +862,7 @@ class Run:
         raise SystemExit(UNSAVED)
 
     def _at_exit(self) -> None:
-        self.abandon("failed")
+        self._abandon("failed")
 
 
 # ---------------------------------------------------------------------- small facts

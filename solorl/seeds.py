@@ -491,7 +491,7 @@ class Runs:
     def _on_signal(self, number: int, frame: Any) -> None:
         for run in self.runs[1:]:
             if run.signalled:
-                run.abandon("stopped" if run.trained else "failed")
+                run._abandon("stopped" if run.trained else "failed")
             run.stop_by(number)
         self.runs[0].quiet = False  # it speaks for all
         self.runs[0]._on_signal(number, frame)
