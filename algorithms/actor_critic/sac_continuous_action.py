@@ -185,7 +185,7 @@ if __name__ == "__main__":
     actor_vector, critic_vector = actor.layers.vector, critic.layers.vector
     target_critic_vector = target_critic.layers.vector
     target_entropy = float(np.log((high - low) / 2).sum()) - action_dim
-    log_alpha = torch.tensor(1.0 if args.autotune else args.alpha, device=run.device).log()
+    log_alpha = torch.tensor(1.0 if args.autotune else max(args.alpha, 1e-30), device=run.device).log()
     actor_optimizer = torch.optim.Adam([actor_vector], lr=args.policy_lr, fused=True)
     if args.autotune:
         actor_optimizer.add_param_group({"params": [log_alpha], "lr": args.q_lr})
