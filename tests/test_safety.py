@@ -160,6 +160,7 @@ def test_arrays_are_not_repeated_to_fit():
         (("script",), 5, "is a run of 5, not of ppo.py"),
         (("args", "num_envs"), "2", "--num-envs '2', which is no int"),
         (("args", "num_envs"), True, "--num-envs True"),
+        (("args", "threads"), True, "--threads True"),  # equal to the default
         (("args", "env_id"), None, "--env-id None"),
         (("args", "gamma"), [0.9], "--gamma [0.9]"),
         (("args", "gamma"), math.nan, "--gamma is nan"),

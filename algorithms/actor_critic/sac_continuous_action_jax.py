@@ -266,7 +266,7 @@ if __name__ == "__main__":
     optimizer = optax.scale_by_adam()
     unravel = [ravel_pytree(layers)[1] for layers in init_params(jax.random.PRNGKey(0), obs_dim, action_dim)]
     capacity = min(args.buffer_size, args.total_timesteps)
-    alpha = 1.0 if args.autotune else args.alpha
+    alpha = 1.0 if args.autotune else max(args.alpha, 1e-30)
     start_of = partial(begin, envs=envs, optimizer=optimizer, capacity=capacity, alpha=alpha)
     lost = () if envs.saved else ("state", "obs")  # what begins anew in a resumed run
     start = run.resume(start_of, model="actor", anew=lost)

@@ -177,7 +177,7 @@ def saved_arguments(folder: Path, args_type: type[A]) -> A:
     hints = typing.get_type_hints(args_type)
     known = {field.name: field for field in dataclasses.fields(args_type) if field.name in saved}
     for name, field in known.items():
-        if not _is_of(saved[name], hints[name]) and saved[name] != field.default:
+        if not _is_of(saved[name], hints[name]) and repr(saved[name]) != repr(field.default):
             kind = getattr(hints[name], "__name__", hints[name])
             raise UsageError(f"{file} says --{name.replace('_', '-')} {saved[name]!r:.80}, which is no {kind}")
     return args_type(**{name: saved[name] for name in known})
