@@ -1,6 +1,7 @@
 """Playing the greedy policy: on environments and seeds of its own, without moving the training."""
 
 import contextlib
+import inspect
 import json
 import os
 import sys
@@ -15,7 +16,10 @@ import numpy as np
 from solorl.files import write_atomically
 from solorl.run.checkpoint import random_states, set_random_states
 
-Policy = Callable[[Any], Any]  # a NumPy batch of observations (n, *obs_shape) -> a NumPy batch of actions (n, ...)
+# A NumPy batch of observations (n, *obs_shape) -> a NumPy batch of actions (n, ...). A policy with memory is a function
+# `act(obs, state, first) -> actions, state`: `state` is None before the first step, `first` (n,) says where an episode
+# begins with this observation.
+Policy = Callable[..., Any]
 DRAWN = ("global_step", "charts/episodic_return", "eval/episodic_return", "eval/episodic_return_std")
 MAX_STEPS = 100_000  # an episode without a time limit is cut here
 
@@ -30,6 +34,22 @@ def undisturbed():
         set_random_states(states)
 
 
+def stepwise(policy: Policy, num_envs: int) -> Callable[[Any], np.ndarray]:
+    """The policy as a function of the observations alone, for `num_envs` episodes that all begin with the first call;
+    what a policy with memory remembers is kept here."""
+    if "state" not in inspect.signature(policy).parameters:
+        return lambda obs: np.asarray(policy(obs))
+    state, first = None, np.ones(num_envs, bool)
+
+    def act(obs: Any) -> np.ndarray:
+        nonlocal state, first
+        action, state = policy(obs, state, first)
+        first = np.zeros(num_envs, bool)
+        return np.asarray(action)
+
+    return act
+
+
 def play_episodes(envs: Sequence[gym.Env], policy: Policy, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """One episode in each environment, side by side: returns (n,) of raw rewards and lengths (n,) in agent steps.
 
@@ -38,11 +58,11 @@ def play_episodes(envs: Sequence[gym.Env], policy: Policy, seeds: Sequence[int])
     space = envs[0].observation_space
     obs = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
     returns, lengths = np.zeros(len(envs)), np.zeros(len(envs), int)
-    running = set(range(len(envs)))
+    running, act = set(range(len(envs))), stepwise(policy, len(envs))
     batch: Any = gym.vector.utils.create_empty_array(space, len(envs))
     while running:
         batch = gym.vector.utils.concatenate(space, obs, batch)
-        actions = np.asarray(policy(batch))
+        actions = act(batch)
         for i in sorted(running):
             obs[i], reward, terminated, truncated, _ = envs[i].step(actions[i])
             returns[i] += float(reward)
@@ -64,13 +84,13 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     video: Any
     temporary = path.with_name(f".{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    total, over, steps = 0.0, False, 0
+    total, over, steps, act = 0.0, False, 0, stepwise(policy, 1)
     obs, _ = env.reset(seed=seed)
     fps = env.metadata.get("render_fps") or 30
     with imageio.get_writer(temporary, format="FFMPEG", fps=fps, macro_block_size=2) as video:
         video.append_data(env.render())
         while not over and steps < MAX_STEPS:
-            obs, reward, terminated, truncated, _ = env.step(np.asarray(policy(np.asarray(obs)[None]))[0])
+            obs, reward, terminated, truncated, _ = env.step(act(np.asarray(obs)[None])[0])
             video.append_data(env.render())
             total, over, steps = total + float(reward), terminated or truncated, steps + 1
     temporary.replace(path)
