@@ -167,3 +167,11 @@ def test_simulators_that_cannot_be_replayed_restart_their_episodes_and_say_so(tr
     v = train("ppo", "--resume", v["run"].dir)
     assert "did not replay exactly" in train.out and "[0, 1] restart" in train.out and v["start"] == 1
     assert v["run"]._lengths.tolist() == [32, 32]  # steps since the resume only
+
+
+def test_a_restored_checkpoint_is_not_kept_in_memory(train):
+    """It may be gigabytes: a replay buffer that is part of a JAX training."""
+    flags = ["--total-timesteps", 64, "--num-steps", 16, "--num-envs", 2, "--eval-episodes", 1]
+    run_dir = train("ppo", *flags)["run"].dir
+    again = train("ppo", "--resume", run_dir)["run"]
+    assert again._step == 64 and again._tree["run"]["step"] == 64 and again._tree["parts"] == {}

@@ -203,7 +203,7 @@ class Run:
             if name not in self._tree["parts"]:
                 quit_with(f"the checkpoint in {self.dir} has no part named {name}")
             with fitting(f"the part {name} of the checkpoint"):
-                notes = state.restore(part, self._tree["parts"][name])
+                notes = state.restore(part, self._tree["parts"].pop(name))  # a restored part is not kept in memory
             for note in notes:
                 warn(note)
         with fitting(f"the checkpoint in {self.dir}"):
