@@ -93,7 +93,7 @@ def test_updates_are_those_of_the_torch_twin(name, autotune):
         learner = here["Learner"](actor, critic, target_critic, log_alpha, *states, alpha_state)
     else:
         learner = here["Learner"](actor, critic, target_actor, target_critic, *states)
-    learn, learned = jax.jit(partial(here["learn"], setup=setup)), nothing_learned(name, autotune)
+    learn, learned = jax.jit(partial(here[f"learn_{name}"], setup=setup)), nothing_learned(name, autotune)
     wanted, actor_steps = {}, []
     for update in range(2):
         batch, t_batch, rng = random_batch(name)
@@ -106,11 +106,11 @@ def test_updates_are_those_of_the_torch_twin(name, autotune):
             "td3": (t_target_critic, t_target_actor, t_batch, noise[0], 0.5, args.gamma),
             "sac": (t_target_critic, t_actor, temperature().detach() if sac else 0, t_batch, noise[0], args.gamma),
         }[name]
-        for key, value in descend(there["critic_loss"], t_critic, critic_adam, *inputs).items():
+        for key, value in descend(there[f"{name}_critic_loss"], t_critic, critic_adam, *inputs).items():
             wanted[key] = wanted.get(key, 0) + value
         for k in range((2 if sac else 1) * (update == 0)):
             inputs = (temperature().detach(), t_batch, noise[1 + k]) if sac else (t_batch,)
-            actor_steps.append(descend(there["actor_loss"], t_actor, actor_adam, t_critic, *inputs))
+            actor_steps.append(descend(there[f"{name}_actor_loss"], t_actor, actor_adam, t_critic, *inputs))
             if autotune:
                 entropy = torch.tensor(actor_steps[-1]["losses/entropy"])
                 actor_steps[-1] |= descend(there["alpha_loss"], temperature, alpha_adam, entropy, -2)
@@ -279,9 +279,16 @@ def test_the_actor_moves_every_policy_frequency_updates(name):
                 np.testing.assert_allclose(x, y, atol=1e-7)
 
 
-def test_the_temperature_is_learned():
+def test_the_temperature_is_learned_or_begins_as_given():
     alpha = played("sac")[1][3]
     assert (alpha[:5] == 1).all() and len(set(alpha[5:].tolist())) == 19  # it moves with the actor
+    begin, envs, adam = JAX["sac"]["begin"], open_envs("Pendulum-v1", 1), optax.adam(1e-3)
+    for given, wanted in ((0.2, 0.2), (0.0, 1e-30)):  # 0 has no logarithm
+        args = JAX["sac"]["Args"](autotune=False, alpha=given, buffer_size=8)
+        training = jax.jit(partial(begin, setup=JAX["sac"]["Setup"](args, envs, adam, adam, adam)))(
+            jax.random.PRNGKey(0)
+        )
+        np.testing.assert_allclose(jnp.exp(training.learner.log_alpha), wanted, rtol=1e-4)
 
 
 # ---------------------------------------------------------------------- whole trainings

@@ -151,7 +151,7 @@ def q_value(critic, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (b
     return mlp(critic, jnp.concatenate([obs, action], 1)).squeeze(1)
 
 
-def critic_loss(critic, target_critic, target_actor, batch, gamma):
+def ddpg_critic_loss(critic, target_critic, target_actor, batch, gamma):
     """Eq. 4, and the metrics."""
     next_value = q_value(target_critic, batch.next_obs, action_of(target_actor, batch.next_obs))
     target = batch.reward + gamma * (1 - batch.done) * next_value  # Eq. 5
@@ -161,7 +161,7 @@ def critic_loss(critic, target_critic, target_actor, batch, gamma):
     return loss, {"losses/qf1_values": q.mean(), "losses/qf1_loss": loss}
 
 
-def actor_loss(actor, critic, batch):
+def ddpg_actor_loss(actor, critic, batch):
     """The negative of the value that Eq. 6 ascends, and the metrics."""
     loss = -q_value(critic, batch.obs, action_of(actor, batch.obs)).mean()
     return loss, {"losses/actor_loss": loss}
@@ -194,14 +194,14 @@ def sample(replay, key, size, batch_size):
     return jax.tree.map(lambda x: x[index], replay)
 
 
-def learn(update, learner, learned, batch, setup):
+def learn_ddpg(update, learner, learned, batch, setup):
     """One update with a batch; `learned` are the sums of the metrics of the critic and of the actor, each with the
     number of gradient steps."""
     args, (of_critic, of_actor) = setup.args, learned
 
     # "update critic by minimizing the loss" (Algorithm 1)
     inputs = learner.target_critic, learner.target_actor, batch, args.gamma
-    gradients, metrics = jax.grad(critic_loss, has_aux=True)(learner.critic, *inputs)
+    gradients, metrics = jax.grad(ddpg_critic_loss, has_aux=True)(learner.critic, *inputs)
     updates, optimizer_state = setup.critic_optimizer.update(gradients, learner.critic_optimizer_state)
     critic = optax.apply_updates(learner.critic, updates)
     learner = learner._replace(critic=critic, critic_optimizer_state=optimizer_state)
@@ -209,7 +209,7 @@ def learn(update, learner, learned, batch, setup):
 
     # "update the actor policy using the sampled policy gradient", "update the target networks"
     def delayed(learner, of_actor):
-        gradients, metrics = jax.grad(actor_loss, has_aux=True)(learner.actor, learner.critic, batch)
+        gradients, metrics = jax.grad(ddpg_actor_loss, has_aux=True)(learner.actor, learner.critic, batch)
         updates, optimizer_state = setup.actor_optimizer.update(gradients, learner.actor_optimizer_state)
         actor = optax.apply_updates(learner.actor, updates)
         learner = learner._replace(
@@ -245,7 +245,7 @@ def iteration(training, setup):
     # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
     def update(i, carry):
         batch = sample(replay, jax.random.fold_in(sample_key, i), size, args.batch_size)
-        return learn(i, *carry, batch, setup)
+        return learn_ddpg(i, *carry, batch, setup)
 
     size = jnp.minimum(global_step, len(replay.reward))
     steps = jnp.maximum(0, jnp.stack([before, global_step]) - args.learning_starts)

@@ -168,7 +168,7 @@ def q_pair(critic, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (ba
     return q_value(critic["q1"], obs, action), q_value(critic["q2"], obs, action)
 
 
-def critic_loss(critic, target_critic, actor, alpha, batch, noise, gamma):
+def sac_critic_loss(critic, target_critic, actor, alpha, batch, noise, gamma):
     """Twice Eq. 5, both critics added, and the metrics."""
     next_action, next_logprob = sample_action(actor, batch.next_obs, noise)
     next_value = jnp.minimum(*q_pair(target_critic, batch.next_obs, next_action)) - alpha * next_logprob  # Eq. 3
@@ -186,7 +186,7 @@ def critic_loss(critic, target_critic, actor, alpha, batch, noise, gamma):
     return loss1 + loss2, metrics
 
 
-def actor_loss(actor, critic, alpha, batch, noise):
+def sac_actor_loss(actor, critic, alpha, batch, noise):
     """Eq. 9, and the metrics with the entropy of the policy."""
     action, logprob = sample_action(actor, batch.obs, noise)
     loss = (alpha * logprob - jnp.minimum(*q_pair(critic, batch.obs, action))).mean()
@@ -205,7 +205,7 @@ def begin(key, setup):
     obs_dim = setup.envs.single_observation_space.shape[0]
     action_dim = setup.envs.single_action_space.shape[0]
     actor, critic = init_params(params_key, obs_dim, action_dim)
-    log_alpha = jnp.log(1.0 if setup.args.autotune else setup.args.alpha)
+    log_alpha = jnp.log(1.0 if setup.args.autotune else max(setup.args.alpha, 1e-30))  # 0 has no logarithm
     optimizers = setup.actor_optimizer, setup.critic_optimizer, setup.alpha_optimizer
     states = (optimizer.init(x) for optimizer, x in zip(optimizers, (actor, critic, log_alpha), strict=True))
     learner = Learner(actor, critic, critic, log_alpha, *states)
@@ -228,14 +228,14 @@ def sample(replay, key, size, batch_size):
     return jax.tree.map(lambda x: x[index], replay)
 
 
-def learn(update, learner, learned, batch, noise, setup):
+def learn_sac(update, learner, learned, batch, noise, setup):
     """One update with a batch; `learned` are the sums of the metrics of the critics and of the actor, each with the
     number of gradient steps. Standard normal noise (1 + policy_frequency, batch_size, action_dim)."""
     args, (of_critic, of_actor) = setup.args, learned
 
     # "update the Q-function parameters" (Algorithm 1)
     inputs = learner.target_critic, learner.actor, jnp.exp(learner.log_alpha), batch, noise[0], args.gamma
-    gradients, metrics = jax.grad(critic_loss, has_aux=True)(learner.critic, *inputs)
+    gradients, metrics = jax.grad(sac_critic_loss, has_aux=True)(learner.critic, *inputs)
     updates, optimizer_state = setup.critic_optimizer.update(gradients, learner.critic_optimizer_state)
     critic = optax.apply_updates(learner.critic, updates)
     learner = learner._replace(critic=critic, critic_optimizer_state=optimizer_state)
@@ -245,7 +245,7 @@ def learn(update, learner, learned, batch, noise, setup):
     def actor_step(k, carry):
         learner, of_actor = carry
         inputs = learner.critic, jnp.exp(learner.log_alpha), batch, noise[1 + k]
-        gradients, metrics = jax.grad(actor_loss, has_aux=True)(learner.actor, *inputs)
+        gradients, metrics = jax.grad(sac_actor_loss, has_aux=True)(learner.actor, *inputs)
         updates, optimizer_state = setup.actor_optimizer.update(gradients, learner.actor_optimizer_state)
         actor = optax.apply_updates(learner.actor, updates)
         learner = learner._replace(actor=actor, actor_optimizer_state=optimizer_state)
@@ -289,7 +289,7 @@ def iteration(training, setup):
         batch_key, noise_key = jax.random.split(jax.random.fold_in(sample_key, i))
         batch = sample(replay, batch_key, size, args.batch_size)
         noise = jax.random.normal(noise_key, (1 + args.policy_frequency, *batch.action.shape))
-        return learn(i, *carry, batch, noise, setup)
+        return learn_sac(i, *carry, batch, noise, setup)
 
     size = jnp.minimum(global_step, len(replay.reward))
     steps = jnp.maximum(0, jnp.stack([before, global_step]) - args.learning_starts)

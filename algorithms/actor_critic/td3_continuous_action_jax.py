@@ -163,7 +163,7 @@ def smoothed(action, noise, noise_clip):
     return (action + noise.clip(-noise_clip, noise_clip)).clip(-1, 1)
 
 
-def critic_loss(critic, target_critic, target_actor, batch, noise, noise_clip, gamma):
+def td3_critic_loss(critic, target_critic, target_actor, batch, noise, noise_clip, gamma):
     """The losses of both critics (Alg. 1), added, and the metrics."""
     next_action = smoothed(action_of(target_actor, batch.next_obs), noise, noise_clip)
     next_value = jnp.minimum(*q_pair(target_critic, batch.next_obs, next_action))
@@ -181,7 +181,7 @@ def critic_loss(critic, target_critic, target_actor, batch, noise, noise_clip, g
     return loss1 + loss2, metrics
 
 
-def actor_loss(actor, critic, batch):
+def td3_actor_loss(actor, critic, batch):
     """The negative of the first critic's value, which Alg. 1 ascends, and the metrics."""
     loss = -q_value(critic["q1"], batch.obs, action_of(actor, batch.obs)).mean()
     return loss, {"losses/actor_loss": loss}
@@ -214,14 +214,14 @@ def sample(replay, key, size, batch_size):
     return jax.tree.map(lambda x: x[index], replay)
 
 
-def learn(update, learner, learned, batch, noise, setup):
+def learn_td3(update, learner, learned, batch, noise, setup):
     """One update with a batch; `learned` are the sums of the metrics of the critics and of the actor, each with the
     number of gradient steps."""
     args, (of_critic, of_actor) = setup.args, learned
 
     # "update critics" (Algorithm 1)
     inputs = learner.target_critic, learner.target_actor, batch, noise, args.noise_clip, args.gamma
-    gradients, metrics = jax.grad(critic_loss, has_aux=True)(learner.critic, *inputs)
+    gradients, metrics = jax.grad(td3_critic_loss, has_aux=True)(learner.critic, *inputs)
     updates, optimizer_state = setup.critic_optimizer.update(gradients, learner.critic_optimizer_state)
     critic = optax.apply_updates(learner.critic, updates)
     learner = learner._replace(critic=critic, critic_optimizer_state=optimizer_state)
@@ -229,7 +229,7 @@ def learn(update, learner, learned, batch, noise, setup):
 
     # "if t mod d then: update phi by the deterministic policy gradient, update target networks"
     def delayed(learner, of_actor):
-        gradients, metrics = jax.grad(actor_loss, has_aux=True)(learner.actor, learner.critic, batch)
+        gradients, metrics = jax.grad(td3_actor_loss, has_aux=True)(learner.actor, learner.critic, batch)
         updates, optimizer_state = setup.actor_optimizer.update(gradients, learner.actor_optimizer_state)
         actor = optax.apply_updates(learner.actor, updates)
         learner = learner._replace(
@@ -267,7 +267,7 @@ def iteration(training, setup):
         batch_key, noise_key = jax.random.split(jax.random.fold_in(sample_key, i))
         batch = sample(replay, batch_key, size, args.batch_size)
         noise = args.policy_noise * jax.random.normal(noise_key, batch.action.shape)
-        return learn(i, *carry, batch, noise, setup)
+        return learn_td3(i, *carry, batch, noise, setup)
 
     size = jnp.minimum(global_step, len(replay.reward))
     steps = jnp.maximum(0, jnp.stack([before, global_step]) - args.learning_starts)
