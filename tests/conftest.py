@@ -49,9 +49,15 @@ def comparable(run_dir):
     return [{k: v for k, v in row.items() if k not in ("wall_time", "charts/SPS")} for row in rows(run_dir)]
 
 
+def linear_layers(layers):
+    """The Linear layers among the modules of a net."""
+    return [layer for layer in layers if isinstance(layer, torch.nn.Linear)]
+
+
 def copy_layers(params, layers):
-    """The weights of a net in JAX, a list of {"weight": (fan_in, fan_out), "bias"}, into torch's Linear layers."""
-    for mine, layer in zip(params, layers, strict=True):
+    """The weights of a net in JAX, a list of {"weight": (fan_in, fan_out), "bias"}, into torch's Linear layers; all
+    else among `layers` is passed over."""
+    for mine, layer in zip(params, linear_layers(layers), strict=True):
         layer.load_state_dict(
             {"weight": torch.tensor(np.array(mine["weight"].T)), "bias": torch.tensor(np.array(mine["bias"]))}
         )

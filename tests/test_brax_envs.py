@@ -43,8 +43,8 @@ def test_an_episode_that_ends_begins_anew_in_a_state_of_its_own(drop):
     assert len(np.unique(obs[:, 0])) == 5  # each body has its own random numbers
     starts, step = [], jax.jit(envs.step)
     action = jnp.array([[0.0], [0.5], [1.0], [7.0], [-7.0]])  # the last two are clipped
-    for fresh in envs.starts(jax.random.PRNGKey(1), 40):
-        state, got = step(state, action, fresh)
+    for key in jax.random.split(jax.random.PRNGKey(1), 40):
+        state, got = step(key, state, action)
         height = obs[:, 0] - 1 - np.array([0.0, 0.5, 1.0, 1.0, -1.0])
         np.testing.assert_allclose(got.final_obs, np.stack([height, obs[:, 1] + 1], 1), atol=1e-5)
         np.testing.assert_allclose(got.reward, height, atol=1e-5)
@@ -65,9 +65,7 @@ def test_a_time_limit_is_truncated_and_an_end_at_the_limit_terminated(drop):
     envs = open_envs("brax/drop", 3)
     (inner, _), _ = envs.reset(jax.random.PRNGKey(0))
     inner = inner.replace(obs=jnp.array([[5.0, 0.0], [5.0, 0.0], [0.5, 0.0]]))
-    state, step = envs.step(
-        (inner, jnp.array([998, 999, 999])), jnp.zeros((3, 1)), envs.starts(jax.random.PRNGKey(1), 1)[0]
-    )
+    state, step = envs.step(jax.random.PRNGKey(1), (inner, jnp.array([998, 999, 999])), jnp.zeros((3, 1)))
     assert step.truncated.tolist() == [False, True, False] and step.terminated.tolist() == [False, False, True]
     assert state[1].tolist() == [999, 0, 0]
     np.testing.assert_allclose(step.final_obs[:, 0], [4.0, 4.0, -0.5])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from conftest import copy_layers, definitions
+from conftest import copy_layers, definitions, linear_layers
 from test_c51 import SUPPORTS, samples
 
 JAX, TORCH = definitions("c51_jax"), definitions("c51")
@@ -23,36 +23,36 @@ def test_loss_gradient_and_policy_are_those_of_the_torch_twin():
     atoms = np.linspace(-3, 3, 7).astype(np.float32)
     params, target_params = (JAX["init_params"](jax.random.PRNGKey(i), 3, 4, 7) for i in range(2))
     networks = [TORCH["QNetwork"](3, 4, torch.from_numpy(atoms)) for _ in range(2)]
-    copy_layers(params, networks[0].layers)
-    copy_layers(target_params, networks[1].layers)
+    copy_layers(params, networks[0].net)
+    copy_layers(target_params, networks[1].net)
     rng = np.random.default_rng(0)
     obs, next_obs = rng.normal(size=(2, 32, 3)).astype(np.float32)
-    action, done = rng.integers(4, size=32).astype(np.float32), (rng.random(32) < 0.3).astype(np.float32)
-    columns = obs, action, rng.normal(size=32).astype(np.float32), done, next_obs
-    loss_of = lambda params: JAX["c51_loss"](params, target_params, *columns, jnp.asarray(atoms), 0.9)  # noqa: E731
-    (loss, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
-    inputs = [torch.from_numpy(x) for x in columns]
-    inputs[1] = inputs[1].long()[:, None]
-    want, want_metrics = TORCH["c51_loss"](*networks, *inputs, 0.9)
+    reward, done = rng.normal(size=32).astype(np.float32), (rng.random(32) < 0.3).astype(np.float32)
+    columns = obs, rng.integers(4, size=32), reward, done, next_obs
+    inputs = params, target_params, JAX["Batch"](*columns), jnp.asarray(atoms), 0.9
+    (loss, metrics), gradient = jax.value_and_grad(JAX["c51_loss"], has_aux=True)(*inputs)
+    want, want_metrics = TORCH["c51_loss"](*networks, TORCH["Batch"](*map(torch.from_numpy, columns)), 0.9)
     want.backward()
     np.testing.assert_allclose(loss, want.item(), rtol=1e-5)
-    np.testing.assert_allclose(metrics, want_metrics[:2].numpy(), rtol=1e-4, atol=1e-5)
-    for layer, mine in zip(networks[0].layers, gradient, strict=True):
+    assert metrics.keys() == want_metrics.keys()
+    for key, value in metrics.items():
+        np.testing.assert_allclose(value, want_metrics[key].item(), rtol=1e-4, atol=1e-5)
+    for layer, mine in zip(linear_layers(networks[0].net), gradient, strict=True):
         np.testing.assert_allclose(mine["weight"].T, layer.weight.grad.numpy(), rtol=1e-3, atol=1e-6)
     np.testing.assert_array_equal(JAX["act"](params, obs, jnp.asarray(atoms)), networks[0].act(obs))
 
 
 def test_adam_has_the_epsilon_of_its_batch(train):
     """A first step of Adam is gradient / (gradient + epsilon)."""
-    optimizer = train("c51_jax", "--total-timesteps", 10, "--batch-size", 50)["optimizer"]
-    direction, _ = optimizer.update(jnp.float32([1e-4]), optimizer.init(jnp.zeros(1)))
-    np.testing.assert_allclose(direction, [1e-4 / (1e-4 + 0.01 / 50)], rtol=1e-4)
+    flags = ["--total-timesteps", 10, "--batch-size", 50, "--learning-rate", 0.5]
+    optimizer = train("c51_jax", *flags)["optimizer"]
+    update, _ = optimizer.update(jnp.float32([1e-4]), optimizer.init(jnp.zeros(1)))
+    np.testing.assert_allclose(update, [-0.5 * 1e-4 / (1e-4 + 0.01 / 50)], rtol=1e-4)
 
 
 def test_it_learns_cartpole(train):
     flags = (
         "--total-timesteps 40000 --learning-starts 1000 --train-frequency 2 --learning-rate 1e-3 --eval-every 0".split()
     )
-    variables = train("c51_jax", *flags, "--num-seeds", 2)
-    means = [run.last_evaluation[1] for run in variables["run"].runs]
-    assert min(means) > 60, means  # a random policy gets 22
+    run = train("c51_jax", *flags)["run"].runs[0]
+    assert run.last_evaluation[1] > 60  # a random policy gets 22

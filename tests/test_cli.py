@@ -21,8 +21,8 @@ from safetensors.numpy import load_file
 import solorl.run.verbs
 from solorl import cli, scripts
 from solorl.catalog import header as catalog
-from solorl.catalog.standalone import standalone
 from solorl.catalog import stub
+from solorl.catalog.standalone import standalone
 from solorl.cli import diff
 from solorl.errors import UsageError
 from solorl.run.arguments import RunArgs

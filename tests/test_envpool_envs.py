@@ -21,7 +21,7 @@ def play(env_id, actions, seed=0):
     """First observations (num_envs, ...) and all steps (num_steps, num_envs, ...) of the actions, compiled."""
     envs = EnvPoolEnvs(env_id, actions.shape[1])
     state, obs = jax.jit(envs.reset)(jax.random.PRNGKey(seed))
-    scan = jax.jit(lambda state, actions: jax.lax.scan(lambda s, a: envs.step(s, a, None), state, actions))
+    scan = jax.jit(lambda state, actions: jax.lax.scan(lambda s, a: envs.step(None, s, a), state, actions))
     return np.asarray(obs), jax.tree.map(np.asarray, scan(state, actions)[1])
 
 
@@ -115,8 +115,8 @@ def test_seeds_are_trained_alike_alone_and_together(train, tmp_path):
 def test_the_replay_buffer_holds_what_happened(train):
     flags = "--env-id LunarLanderContinuous-v3 --total-timesteps 700 --learning-starts 300 --batch-size 16".split()
     run = train("sac_continuous_action_jax", *flags, "--eval-episodes", 1)["run"]
-    replay = np.asarray(run.training(0).replay)
-    obs, next_obs, done = replay[:, :8], replay[:, -8:], replay[:, 11].astype(bool)
+    replay = jax.tree.map(np.asarray, run.training(0).replay)
+    obs, next_obs, done = replay.obs, replay.next_obs, replay.done.astype(bool)
     assert done.sum() >= 3
     np.testing.assert_array_equal(obs[1:][~done[:-1]], next_obs[:-1][~done[:-1]])
     assert (np.abs(obs[1:][done[:-1], 0]) < 0.02).all() and (obs[1:][done[:-1], 1] > 1.3).all()  # starts: up, amid
@@ -124,7 +124,7 @@ def test_the_replay_buffer_holds_what_happened(train):
     np.testing.assert_array_equal(np.cumsum(lengths), np.flatnonzero(done) + 1)
 
 
-def test_a_resumed_run_begins_its_episodes_anew(train):
+def test_a_resumed_run_starts_its_episodes_again(train):
     """And says so: no transition leads from the old episode into the new one, no return counts both."""
     flags = "--env-id LunarLanderContinuous-v3 --total-timesteps 900 --learning-starts 1000 --save-every 500".split()
     more = ["--eval-episodes", 1, "--save-replay"]
@@ -135,11 +135,12 @@ def test_a_resumed_run_begins_its_episodes_anew(train):
     )
     assert rows(folder)[-1]["global_step"] == 500
     run = train("sac_continuous_action_jax", "--resume", folder, "--target-return", "None")["run"]
-    assert "LunarLanderContinuous-v3 cannot be saved, so their running episodes begin anew" in train.out
-    replay = np.asarray(run.training(0).replay)
-    assert (replay[:, 1] != 0).all() and len(replay) == 900
-    assert abs(replay[500, 0]) < 0.02 and replay[500, 1] > 1.3 and not np.array_equal(replay[500, :8], replay[0, :8])
-    ends = np.flatnonzero(replay[:, 11]) + 1
+    assert "LunarLanderContinuous-v3 cannot be saved, so their running episodes start again" in train.out
+    replay = jax.tree.map(np.asarray, run.training(0).replay)
+    obs = replay.obs
+    assert (obs[:, 1] != 0).all() and len(obs) == 900
+    assert abs(obs[500, 0]) < 0.02 and obs[500, 1] > 1.3 and not np.array_equal(obs[500], obs[0])
+    ends = np.flatnonzero(replay.done) + 1
     last = [row for row in rows(folder, "charts/episodic_length") if row["global_step"] > 500]
     assert [row["global_step"] for row in last] == list(ends[ends > 500])
     assert last[0]["charts/episodic_length"] == last[0]["global_step"] - 500

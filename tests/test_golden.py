@@ -1,6 +1,6 @@
 """R6, golden start: the first iterations of every script on the CPU are the recorded ones (golden/NAME.json).
 
-A commit that moves them says `[moves results]` and brings a benchmark. To record them again, all or those that are named:
+A commit that moves them says `[moves results]` and brings a benchmark. To record them again, all or those named:
 python tests/test_golden.py [NAME ...]
 """
 
@@ -19,28 +19,29 @@ from solorl.machine import cpu_model
 FOLDER = Path(__file__).with_name("golden")
 ROWS = 8  # of each script
 FLAGS = {
-    "ppo": "--env-id CartPole-v1 --total-timesteps 1536 --eval-episodes 2",
-    "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536 --eval-episodes 2",
-    "ppo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768 --eval-episodes 2",
-    "rpo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768 --eval-episodes 2",
-    "dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --log-every 100 --eval-episodes 2",
-    "c51": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --log-every 100 --eval-episodes 2",
-    "double_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --log-every 100 --eval-episodes 2",
-    "dueling_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --log-every 100 --eval-episodes 2",
-    "d3qn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --log-every 100 --eval-episodes 2",
-    "ez_greedy_dqn": "--env-id MountainCar-v0 --total-timesteps 3000 --learning-starts 500 --log-every 100 --eval-episodes 2",
-    "ddpg_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --log-every 100 --eval-episodes 2",
-    "td3_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --log-every 100 --eval-episodes 2",
-    "sac_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --log-every 100 --eval-episodes 2",
-    "sac_discrete": "--env-id CartPole-v1 --total-timesteps 2000 --learning-starts 1000 --log-every 100 --eval-episodes 2",
-    "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512 --eval-episodes 2",
-    "ppo_continuous_action_jax": "--num-steps 256 --total-timesteps 768 --eval-episodes 2",
-    "ddpg_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --log-every 100 --eval-episodes 2",
-    "td3_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --log-every 100 --eval-episodes 2",
-    "sac_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200 --log-every 100 --eval-episodes 2",
-    "c51_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --log-every 100 --eval-episodes 2",
-    "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500 --log-every 100 --eval-episodes 2",
+    "ppo": "--env-id CartPole-v1 --total-timesteps 1536",
+    "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
+    "ppo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
+    "rpo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
+    "dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
+    "c51": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
+    "double_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
+    "dueling_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
+    "d3qn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
+    "ez_greedy_dqn": "--env-id MountainCar-v0 --total-timesteps 3000 --learning-starts 500",
+    "ddpg_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
+    "td3_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
+    "sac_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
+    "sac_discrete": "--env-id CartPole-v1 --total-timesteps 2000 --learning-starts 1000",
+    "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
+    "ppo_continuous_action_jax": "--num-steps 256 --total-timesteps 768",
+    "ddpg_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
+    "td3_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
+    "sac_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
+    "c51_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
+    "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
 }
+FLAGS = {script: f"{flags} --log-every 100 --eval-episodes 2" for script, flags in FLAGS.items()}
 
 
 def circumstances(script):

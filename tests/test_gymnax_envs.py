@@ -19,13 +19,12 @@ def test_steps_are_those_of_the_game_and_ended_episodes_begin_anew():
     state, obs = envs.reset(jax.random.PRNGKey(0))
     step, step_env = jax.jit(envs.step), jax.jit(jax.vmap(game.step_env, (0, 0, 0, None)))
     rng, ends = np.random.default_rng(0), 0
-    keys = np.asarray(envs.starts(jax.random.PRNGKey(1), 60)).reshape(360, 2)
-    assert len(np.unique(keys, axis=0)) == 360  # no two games share what is random
     assert obs.shape == (6, *envs.single_observation_space.shape) == (6, 400)
-    for keys in envs.starts(jax.random.PRNGKey(1), 60):
+    for key in jax.random.split(jax.random.PRNGKey(1), 60):
         action = jnp.asarray(rng.integers(3, size=6))
+        keys = jax.vmap(jax.random.split)(jax.random.split(key, 6))[:, 0]  # the other one of each is for a new game
         want_obs, want_state, want_reward, want_done, _ = step_env(keys, state, action, params)
-        state, got = step(state, action, keys)
+        state, got = step(key, state, action)
         np.testing.assert_array_equal(got.final_obs, want_obs.reshape(6, -1))
         np.testing.assert_array_equal(got.reward, want_reward)
         np.testing.assert_array_equal(got.terminated, want_done)
@@ -44,7 +43,7 @@ def test_a_time_limit_is_truncated():
     envs = open_envs("Freeway-MinAtar", 2)
     state, _ = envs.reset(jax.random.PRNGKey(0))
     late = state.replace(time=jnp.array([2_498, 2_499]))
-    state, step = envs.step(late, jnp.zeros(2, int), envs.starts(jax.random.PRNGKey(1), 1)[0])
+    state, step = envs.step(jax.random.PRNGKey(1), late, jnp.zeros(2, int))
     assert step.truncated.tolist() == [False, True] and not step.terminated.any() and state.time.tolist() == [2_499, 0]
 
 
@@ -54,8 +53,7 @@ def test_the_environment_of_evaluation_plays_the_same_game():
     obs, _ = env.reset(seed=3)
     state = env.unwrapped._state
     for t in range(200):
-        start = jax.random.split(env.unwrapped._key)[1]
-        state, want = envs.step(state, jnp.array([t % 3]), envs.starts(start, 1)[0])
+        state, want = envs.step(jax.random.split(env.unwrapped._key)[1], state, jnp.array([t % 3]))
         obs, reward, terminated, truncated, _ = env.step(t % 3)
         assert env.observation_space.contains(obs)
         np.testing.assert_array_equal(obs, want.final_obs[0])

@@ -60,17 +60,19 @@ def test_first_states_are_gymnasiums(env_id):
 
 
 def play(env_id, num_envs, num_steps, action):
-    """All steps of a constant action: (num_steps, num_envs, ...) each, and the first observations."""
+    """All steps of a constant action, (num_steps, num_envs, ...) each, and where an episode that ends with a step would
+    start again."""
     envs = JaxEnvs(env_id, num_envs)
-    state, obs = envs.reset(jax.random.PRNGKey(1))
-    fresh = envs.starts(jax.random.PRNGKey(2), num_steps)
+    state, _ = envs.reset(jax.random.PRNGKey(1))
+    keys = jax.random.split(jax.random.PRNGKey(2), num_steps)
     actions = jnp.full((num_envs, *envs.single_action_space.shape), action)
-    steps = jax.lax.scan(lambda state, fresh: envs.step(state, actions, fresh), state, fresh)[1]
-    return jax.tree.map(np.asarray, steps), np.asarray(obs), np.asarray(fresh)
+    steps = jax.lax.scan(lambda state, key: envs.step(key, state, actions), state, keys)[1]
+    fresh = jax.vmap(lambda key: envs.reset(key)[1])(keys)
+    return jax.tree.map(np.asarray, steps), np.asarray(fresh)
 
 
 def test_an_episode_that_ends_starts_anew_in_the_same_step():
-    step, _, fresh = play("CartPole-v1", 5, 100, 1)
+    step, fresh = play("CartPole-v1", 5, 100, 1)
     done = step.terminated | step.truncated
     assert done.sum() > 20 and not step.truncated.any()
     np.testing.assert_array_equal(step.obs[done], fresh[done])  # the new episode's first observation
@@ -78,10 +80,11 @@ def test_an_episode_that_ends_starts_anew_in_the_same_step():
     fallen = np.abs(step.final_obs[..., 2]) > 12 * 2 * np.pi / 360
     np.testing.assert_array_equal(fallen | (np.abs(step.final_obs[..., 0]) > 2.4), done)
     assert (step.reward == 1).all()
+    assert len(np.unique(step.obs[done], axis=0)) == done.sum()  # no two episodes start alike
 
 
 def test_a_time_limit_truncates_and_counts_from_the_start_of_each_episode():
-    step, _, _ = play("Pendulum-v1", 3, 450, 0.0)
+    step, _ = play("Pendulum-v1", 3, 450, 0.0)
     ends = np.zeros(450, bool)
     ends[[199, 399]] = True
     np.testing.assert_array_equal(step.truncated, np.repeat(ends[:, None], 3, 1))
@@ -91,7 +94,6 @@ def test_a_time_limit_truncates_and_counts_from_the_start_of_each_episode():
 def test_an_end_at_the_time_limit_is_an_end():
     """Terminated and truncated exclude each other, also where both would be due."""
     envs = JaxEnvs("CartPole-v1", 1)
-    (state, _), _ = envs.reset(jax.random.PRNGKey(0))
     late = (jnp.array([[2.39, 5.0, 0.0, 0.0]]), jnp.array([499]))
-    _, step = envs.step(late, jnp.array([1]), state)
+    _, step = envs.step(jax.random.PRNGKey(0), late, jnp.array([1]))
     assert step.terminated.all() and not step.truncated.any()

@@ -179,7 +179,11 @@ def test_whole_numbers_as_actions_are_refused(train, tmp_path, name):
 def test_a_standalone_copy_refuses_them_too(tmp_path, monkeypatch, capsys):
     for name, env_id, sentence in (
         ("dqn", "probes:Scalar-v0", "the observations must be of the kind vector and the actions discrete"),
-        ("ddpg_continuous_action", "probes_offpolicy:WholeBox-v0", "the observations must be of the kind vector and the actions continuous"),
+        (
+            "ddpg_continuous_action",
+            "probes_offpolicy:WholeBox-v0",
+            "the observations must be of the kind vector and the actions continuous",
+        ),
     ):
         (tmp_path / "mine.py").write_text(standalone(script(name), "mine.py"))
         monkeypatch.setattr(sys, "argv", ["mine.py", "--env-id", env_id, *SMALL])

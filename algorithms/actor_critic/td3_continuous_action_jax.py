@@ -13,7 +13,6 @@ Details   algorithms/actor_critic/README.md
 """
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -22,62 +21,96 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
 
 from solorl import RunArgs, Runs, parse
-from solorl.envs.open import open_envs
 
 
 @dataclass
 class Args(RunArgs):
     env_id: str = "Pendulum-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
-    total_timesteps: int = 1_000_000  # environment steps, summed over environments; whole iterations of them
-    num_envs: int = 1  # environments stepped side by side
+    total_timesteps: int = 1_000_000  # environment steps, summed over environments
+    num_envs: int = 1  # environments stepped in parallel
     learning_starts: int = 25_000  # environment steps of random actions before the first gradient step
-    buffer_size: int = 1_000_000  # transitions the replay buffer holds
-    batch_size: int = 256  # transitions of one gradient step
-    utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
-    learning_rate: float = 3e-4  # step size of both Adams
+    buffer_size: int = 1_000_000  # transitions in the replay buffer
+    batch_size: int = 256  # transitions per gradient step
+    utd_ratio: float = 1.0  # gradient steps of the critic per environment step (update-to-data ratio)
+    learning_rate: float = 3e-4  # of both optimisers
     gamma: float = 0.99  # discount factor
-    tau: float = 0.005  # share of the online networks that the target networks take over
+    tau: float = 0.005  # share of the online networks that the target networks take over at each move
     policy_frequency: int = 2  # gradient steps of the critic per step of the actor and the target networks (d)
-    policy_noise: float = 0.2  # standard deviation of the noise on target actions, in half ranges of the action
-    noise_clip: float = 0.5  # largest such noise
-    exploration_noise: float = 0.1  # standard deviation of the noise on actions, in half ranges of the action
+    exploration_noise: float = 0.1  # standard deviation of the noise on actions
+    policy_noise: float = 0.2  # standard deviation of the noise on target actions
+    noise_clip: float = 0.5  # largest noise on target actions (c)
+
+
+class Setup(NamedTuple):
+    """What stays the same while a seed trains."""
+
+    args: Args
+    envs: Any
+    actor_optimizer: optax.GradientTransformation
+    critic_optimizer: optax.GradientTransformation
+
+
+class Batch(NamedTuple):
+    """Transitions."""
+
+    obs: jax.Array  # (batch_size, obs_dim)
+    action: jax.Array  # (batch_size, action_dim), in [-1, 1]
+    reward: jax.Array  # (batch_size,)
+    done: jax.Array  # (batch_size,), 0 at a time limit: that is not the end of the task
+    next_obs: jax.Array  # (batch_size, obs_dim)
 
 
 class Learner(NamedTuple):
-    """What gradient steps change: vectors of all parameters of a network, and the states of their Adams."""
+    """What gradient steps change."""
 
-    actor: jax.Array
-    critic: jax.Array
-    target_actor: jax.Array
-    target_critic: jax.Array
-    actor_adam: Any
-    critic_adam: Any
+    actor: list
+    critic: dict  # of two, q1 and q2
+    target_actor: list
+    target_critic: dict
+    actor_optimizer_state: Any
+    critic_optimizer_state: Any
 
 
 class Training(NamedTuple):
     """All that changes while a seed trains."""
 
-    actor: list  # layers of the actor, for acting
     learner: Learner
-    replay: jax.Array  # the last transitions, (capacity, width): rows [obs | action | reward | done | next_obs]
-    state: Any  # of the environments
-    obs: jax.Array  # (num_envs, obs_dim), where the environments are
+    replay: Batch  # the last transitions, (capacity, ...)
+    env_state: Any
+    obs: jax.Array  # (num_envs, obs_dim), the current observations
     key: jax.Array  # of the random numbers to come
     iteration: jax.Array  # iterations done, ()
 
 
+class ScaleAction(gym.ActionWrapper):
+    """The agent's actions lie in [-1, 1]; the environment gets them in its own finite bounds."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, env.action_space.shape, np.float32)
+
+    def action(self, action):
+        space = self.env.action_space
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        scaled = (low + (high - low) * (action + 1.0) / 2).astype(space.dtype)
+        return np.clip(scaled, space.low, space.high)  # rounding can overstep the bounds
+
+
 def make_env(env_id, **kwargs):
-    """One environment, for evaluation; all that is specific to the environment stands here."""
-    return gym.make(env_id, **kwargs)
+    """One environment, for evaluation; actions in [-1, 1] if it has finite bounds."""
+    env = gym.make(env_id, **kwargs)
+    space = env.action_space
+    bounded = isinstance(space, gym.spaces.Box) and np.isfinite([space.low, space.high]).all()
+    return ScaleAction(env) if bounded else env
 
 
-def make_envs(env_id, num_envs):
-    """The same environments for training: in JAX if there are any of this kind, else in EnvPool."""
-    return open_envs(env_id, num_envs)
+def scale_action(action, low, high):
+    """What ScaleAction does, in training; without the difference of the bounds, which can be infinite in float32."""
+    share = (action + 1) / 2
+    return (low * (1 - share) + high * share).clip(low, high)  # rounding can overstep the bounds
 
 
 def init_mlp(key, *sizes):
@@ -101,136 +134,152 @@ def mlp(layers, x):
 
 
 def init_params(key, obs_dim, action_dim):
-    """The layers of the actor and of the two critics."""
-    actor, *critics = jax.random.split(key, 3)
-    critics = [init_mlp(critic, obs_dim + action_dim, 256, 256, 1) for critic in critics]
-    return init_mlp(actor, obs_dim, 256, 256, action_dim), critics
+    """The actor and the two critics."""
+    actor, q1, q2 = jax.random.split(key, 3)
+    critic = {name: init_mlp(k, obs_dim + action_dim, 256, 256, 1) for name, k in (("q1", q1), ("q2", q2))}
+    return init_mlp(actor, obs_dim, 256, 256, action_dim), critic
 
 
-def action_of(actor, obs, bounds):  # (batch, obs_dim) -> (batch, action_dim) within the bounds of each dimension
-    low, high = bounds
-    return low + (high - low) * (jnp.tanh(mlp(actor, obs)) + 1) / 2
+def action_of(actor, obs):  # (batch, obs_dim) -> (batch, action_dim), in [-1, 1]
+    return jnp.tanh(mlp(actor, obs))
 
 
-def act(actor, obs, noise=0.0, bounds=()):  # (batch, obs_dim) -> (batch, action_dim)
-    """The policy's actions; with noise (batch, action_dim) in half ranges of the action added."""
-    low, high = bounds
-    return (action_of(actor, obs, bounds) + noise * (high - low) / 2).clip(low, high)
+def act(actor, obs, noise=0.0):  # (batch, obs_dim) -> (batch, action_dim)
+    """The policy's actions with `noise` (batch, action_dim) added."""
+    return (action_of(actor, obs) + noise).clip(-1, 1)
 
 
-def value_of(critic, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (batch,)
+def q_value(critic, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (batch,)
     return mlp(critic, jnp.concatenate([obs, action], 1)).squeeze(1)
 
 
-def smoothed(action, noise, noise_clip, bounds):
-    """Target actions with clipped noise, both (batch, action_dim), kept within the bounds of each dimension."""
-    low, high = bounds
-    return (action + noise.clip(-noise_clip, noise_clip) * (high - low) / 2).clip(low, high)
+def q_pair(critic, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (batch,), (batch,)
+    return q_value(critic["q1"], obs, action), q_value(critic["q2"], obs, action)
 
 
-def td3_critic_loss(critics, target_critics, target_actor, batch, noise, noise_clip, bounds, gamma):
-    """The critics' losses of Alg. 1, added; metrics: mean values, losses, mean loss. `done` is 0 at a time limit."""
-    obs, action, reward, done, next_obs = batch
-    next_action = smoothed(action_of(target_actor, next_obs, bounds), noise, noise_clip, bounds)
-    next_value = jnp.minimum(*(value_of(critic, next_obs, next_action) for critic in target_critics))
-    q_target = reward + gamma * (1 - done) * next_value
-    q = jnp.stack([value_of(critic, obs, action) for critic in critics])  # (2, batch)
-    loss = ((q - q_target) ** 2).mean(1)
-    return loss.sum(), jnp.concatenate([q.mean(1), loss, loss.mean(keepdims=True)])
+def smoothed(action, noise, noise_clip):
+    """Target actions with clipped noise, both (batch, action_dim), kept within [-1, 1]."""
+    return (action + noise.clip(-noise_clip, noise_clip)).clip(-1, 1)
 
 
-def td3_actor_loss(actor, critics, obs, bounds):
-    """The negative of the first critic's value, which Alg. 1 ascends."""
-    return -value_of(critics[0], obs, action_of(actor, obs, bounds)).mean()
+def td3_critic_loss(critic, target_critic, target_actor, batch, noise, noise_clip, gamma):
+    """The losses of both critics (Alg. 1), added, and the metrics."""
+    next_action = smoothed(action_of(target_actor, batch.next_obs), noise, noise_clip)
+    next_value = jnp.minimum(*q_pair(target_critic, batch.next_obs, next_action))
+    target = batch.reward + gamma * (1 - batch.done) * next_value
+    q1, q2 = q_pair(critic, batch.obs, batch.action)
+    assert q1.shape == q2.shape == target.shape == batch.reward.shape
+    loss1, loss2 = ((q1 - target) ** 2).mean(), ((q2 - target) ** 2).mean()
+    metrics = {
+        "losses/qf1_values": q1.mean(),
+        "losses/qf2_values": q2.mean(),
+        "losses/qf1_loss": loss1,
+        "losses/qf2_loss": loss2,
+        "losses/qf_loss": (loss1 + loss2) / 2,
+    }
+    return loss1 + loss2, metrics
 
 
-def sample(replay, key, size, batch_size, obs_dim):
-    """Transitions drawn uniformly with replacement from the first `size` rows: (batch_size, ...) each."""
-    rows, end = replay[jax.random.randint(key, (batch_size,), 0, size)], replay.shape[1] - obs_dim
-    return rows[:, :obs_dim], rows[:, obs_dim : end - 2], rows[:, end - 2], rows[:, end - 1], rows[:, end:]
+def td3_actor_loss(actor, critic, batch):
+    """The negative of the first critic's value, which Alg. 1 ascends, and the metrics."""
+    loss = -q_value(critic["q1"], batch.obs, action_of(actor, batch.obs)).mean()
+    return loss, {"losses/actor_loss": loss}
 
 
-def begin(key, envs, optimizer, capacity):
+def begin(key, setup):
     """The training of one seed before its first iteration."""
     params_key, envs_key, key = jax.random.split(key, 3)
-    obs_dim, action_dim = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
+    obs_dim = setup.envs.single_observation_space.shape[0]
+    action_dim = setup.envs.single_action_space.shape[0]
     actor, critic = init_params(params_key, obs_dim, action_dim)
-    (a, _), (c, _) = ravel_pytree(actor), ravel_pytree(critic)
-    state, obs = envs.reset(envs_key)
-    learner = Learner(a, c, a, c, optimizer.init(a), optimizer.init(c))
-    replay = jnp.zeros((capacity, 2 * obs_dim + action_dim + 2))
-    return Training(actor, learner, replay, state, obs, key, jnp.int32(0))
+    optimizer_states = setup.actor_optimizer.init(actor), setup.critic_optimizer.init(critic)
+    learner = Learner(actor, critic, actor, critic, *optimizer_states)
+    env_state, obs = setup.envs.reset(envs_key)
+    transition = Batch(jnp.zeros(obs_dim), jnp.zeros(action_dim), jnp.float32(0), jnp.float32(0), jnp.zeros(obs_dim))
+    capacity = min(setup.args.buffer_size, setup.args.total_timesteps)
+    replay = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), transition)
+    return Training(learner, replay, env_state, obs, key, jnp.int32(0))
 
 
-def learn_td3(update, learner, batch, noise, unravel, bounds, optimizer, args):
-    """A gradient step of the critics and, every policy_frequency updates, of the actor and the target networks; with
-    sums and counts (2, number of metrics)."""
-    actor_of, critic_of = unravel
+def insert(replay, batch, inserted):
+    """Write the transitions of a batch (..., width) over the oldest ones; `inserted` were inserted before."""
+    index = (inserted + jnp.arange(batch.reward.size)) % len(replay.reward)
+    return jax.tree.map(lambda x, new: x.at[index].set(new.reshape(-1, *x.shape[1:]).astype(x.dtype)), replay, batch)
 
-    def of_critic(critic):
-        targets = critic_of(learner.target_critic), actor_of(learner.target_actor)
-        return td3_critic_loss(critic_of(critic), *targets, batch, noise, args.noise_clip, bounds, args.gamma)
 
-    gradient, metrics = jax.grad(of_critic, has_aux=True)(learner.critic)
-    direction, critic_adam = optimizer.update(gradient, learner.critic_adam)
-    learner = learner._replace(critic=learner.critic - args.learning_rate * direction, critic_adam=critic_adam)
+def sample(replay, key, size, batch_size):
+    """A Batch of transitions drawn uniformly with replacement from the first `size`."""
+    index = jax.random.randint(key, (batch_size,), 0, size)
+    return jax.tree.map(lambda x: x[index], replay)
 
-    def step_actor(learner):
-        critic = critic_of(learner.critic)
-        of_actor = lambda actor: td3_actor_loss(actor_of(actor), critic, batch[0], bounds)  # noqa: E731
-        loss, gradient = jax.value_and_grad(of_actor)(learner.actor)
-        direction, actor_adam = optimizer.update(gradient, learner.actor_adam)
-        actor = learner.actor - args.learning_rate * direction
-        target_actor = learner.target_actor + args.tau * (actor - learner.target_actor)
-        target_critic = learner.target_critic + args.tau * (learner.critic - learner.target_critic)
-        return Learner(actor, learner.critic, target_actor, target_critic, actor_adam, learner.critic_adam), loss
+
+def learn_td3(update, learner, learned, batch, noise, setup):
+    """One update with a batch; `learned` are the sums of the metrics of the critics and of the actor, each with the
+    number of gradient steps."""
+    args, (of_critic, of_actor) = setup.args, learned
+
+    # "update critics" (Algorithm 1)
+    inputs = learner.target_critic, learner.target_actor, batch, noise, args.noise_clip, args.gamma
+    gradients, metrics = jax.grad(td3_critic_loss, has_aux=True)(learner.critic, *inputs)
+    updates, optimizer_state = setup.critic_optimizer.update(gradients, learner.critic_optimizer_state)
+    critic = optax.apply_updates(learner.critic, updates)
+    learner = learner._replace(critic=critic, critic_optimizer_state=optimizer_state)
+    of_critic = jax.tree.map(jnp.add, of_critic, (metrics, 1))
+
+    # "if t mod d then: update phi by the deterministic policy gradient, update target networks"
+    def delayed(learner, of_actor):
+        gradients, metrics = jax.grad(td3_actor_loss, has_aux=True)(learner.actor, learner.critic, batch)
+        updates, optimizer_state = setup.actor_optimizer.update(gradients, learner.actor_optimizer_state)
+        actor = optax.apply_updates(learner.actor, updates)
+        learner = learner._replace(
+            actor=actor,
+            actor_optimizer_state=optimizer_state,
+            target_actor=optax.incremental_update(actor, learner.target_actor, args.tau),
+            target_critic=optax.incremental_update(learner.critic, learner.target_critic, args.tau),
+        )
+        return learner, jax.tree.map(jnp.add, of_actor, (metrics, 1))
 
     due = update % args.policy_frequency == 0
-    learner, loss = jax.lax.cond(due, step_actor, lambda learner: (learner, 0.0), learner)
-    return learner, jnp.stack([jnp.append(metrics, loss), jnp.append(jnp.ones_like(metrics), due)])
+    learner, of_actor = jax.lax.cond(due, delayed, lambda *unchanged: unchanged, learner, of_actor)
+    return learner, (of_critic, of_actor)
 
 
-def iteration(training, envs, unravel, bounds, optimizer, args):
-    """One iteration of one seed: the training behind it, and what it reports."""
-    step_key, noise_key, start_key, sample_key, key = jax.random.split(training.key, 5)
-    capacity, obs_dim, shape = len(training.replay), training.obs.shape[1], (args.num_envs, len(bounds[0]))
+def iteration(training, setup):
+    """One iteration of one seed: the next training, and what it reports."""
+    args, envs = setup.args, setup.envs
+    random_key, noise_key, step_key, sample_key, key = jax.random.split(training.key, 5)
+    space, shape = envs.single_action_space, (args.num_envs, envs.single_action_space.shape[0])
     before, global_step = training.iteration * args.num_envs, (training.iteration + 1) * args.num_envs
 
-    # ---- 1. act: one step in every environment
-    low, high = bounds
-    random = jax.random.uniform(step_key, shape, minval=low, maxval=high)
+    # ---- 1. act: one step in every environment, "select action with exploration noise" (Algorithm 1)
+    random = jax.random.uniform(random_key, shape, minval=-1, maxval=1)
     noise = args.exploration_noise * jax.random.normal(noise_key, shape)
-    action = jnp.where(global_step <= args.learning_starts, random, act(training.actor, training.obs, noise, bounds))
-    state, step = envs.step(training.state, action, envs.starts(start_key, 1)[0])
+    action = jnp.where(global_step <= args.learning_starts, random, act(training.learner.actor, training.obs, noise))
+    env_state, step = envs.step(step_key, training.env_state, scale_action(action, space.low, space.high))
 
-    # ---- 2. store: where a step led and whether the task was over there; a time limit is no end of the task
-    columns = (training.obs, action, step.reward, step.terminated, step.final_obs)
-    rows = jnp.concatenate([x.reshape(args.num_envs, -1).astype(jnp.float32) for x in columns], 1)
-    replay = training.replay.at[(before + jnp.arange(args.num_envs)) % capacity].set(rows)
+    # ---- 2. store: a time limit is not the end of the task
+    batch = Batch(training.obs, action, step.reward, step.terminated, step.final_obs)
+    replay = insert(training.replay, batch, before)
 
     # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-    size = jnp.minimum(global_step, capacity)
-    first, last = (jnp.floor(args.utd_ratio * jnp.maximum(0, s - args.learning_starts)) for s in (before, global_step))
-    last = jnp.where(size >= args.batch_size, last, first)
-
     def update(i, carry):
-        learner, totals = carry
-        batch_key, smoothing_key = jax.random.split(jax.random.fold_in(sample_key, i))
-        batch = sample(replay, batch_key, size, args.batch_size, obs_dim)
-        noise = args.policy_noise * jax.random.normal(smoothing_key, (args.batch_size, shape[1]))
-        learner, metrics = learn_td3(i, learner, batch, noise, unravel, bounds, optimizer, args)
-        return learner, totals + metrics
+        batch_key, noise_key = jax.random.split(jax.random.fold_in(sample_key, i))
+        batch = sample(replay, batch_key, size, args.batch_size)
+        noise = args.policy_noise * jax.random.normal(noise_key, batch.action.shape)
+        return learn_td3(i, *carry, batch, noise, setup)
 
-    carry = (training.learner, jnp.zeros((2, len(METRICS))))
-    learner, totals = jax.lax.fori_loop(first.astype(int), last.astype(int), update, carry)
+    size = jnp.minimum(global_step, len(replay.reward))
+    steps = jnp.maximum(0, jnp.stack([before, global_step]) - args.learning_starts)
+    first, last = jnp.floor(args.utd_ratio * steps).astype(int)
+    last = jnp.where(size >= args.batch_size, last, first)
+    critics = ("losses/qf1_values", "losses/qf2_values", "losses/qf1_loss", "losses/qf2_loss", "losses/qf_loss")
+    nothing = (dict.fromkeys(critics, 0.0), 0), ({"losses/actor_loss": 0.0}, 0)
+    learner, learned = jax.lax.fori_loop(first, last, update, (training.learner, nothing))
 
-    # ---- 4. report: sums and numbers of the metrics
-    actor = unravel[0](learner.actor)
-    training = Training(actor, learner, replay, state, step.obs, key, training.iteration + 1)
-    return training, (step.reward, step.terminated | step.truncated, totals)
+    # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
+    training = Training(learner, replay, env_state, step.obs, key, training.iteration + 1)
+    return training, (step.reward, step.terminated | step.truncated, learned)
 
-
-METRICS = ("qf1_values", "qf2_values", "qf1_loss", "qf2_loss", "qf_loss", "actor_loss")
 
 if __name__ == "__main__":
     # ---- setup
@@ -240,31 +289,22 @@ if __name__ == "__main__":
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
     most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
-    envs = make_envs(args.env_id, args.num_envs)
+    envs = run.open_envs(args.env_id, args.num_envs)  # in JAX if there are any of this kind, else in EnvPool
     run.require_spaces(envs, obs="vector", action="continuous")
-    bounds = envs.single_action_space.low, envs.single_action_space.high
-    run.require(
-        np.isfinite(bounds).all() and (bounds[0] < bounds[1]).all(), f"{args.env_id} has actions without finite bounds"
-    )
-    obs_dim, action_dim = envs.single_observation_space.shape[0], len(bounds[0])
+    space = envs.single_action_space
+    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
 
-    policy = partial(act, bounds=bounds)
-    optimizer = optax.scale_by_adam()
-    unravel = [ravel_pytree(layers)[1] for layers in init_params(jax.random.PRNGKey(0), obs_dim, action_dim)]
-    capacity = min(args.buffer_size, args.total_timesteps)
-    lost = () if envs.saved else ("state", "obs")  # what begins anew in a resumed run
-    start = run.resume(partial(begin, envs=envs, optimizer=optimizer, capacity=capacity), model="actor", anew=lost)
-    one = partial(iteration, envs=envs, unravel=unravel, bounds=bounds, optimizer=optimizer, args=args)
-    train = run.compile(one, chunk=max(1, 500 // args.num_envs))
+    setup = Setup(args, envs, optax.adam(args.learning_rate), optax.adam(args.learning_rate))
+    start = run.resume(lambda key: begin(key, setup), model="learner.actor", envs=("env_state", "obs"))
+    train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 500 // args.num_envs))
 
     for iterations in run.loop(start, num_iterations, args.num_envs):
         global_step = iterations.stop * args.num_envs
-        reward, done, totals = train(iterations)  # (num_seeds, len(iterations), ...) each
-        run.episodes(global_step, reward[:, :, None], done[:, :, None])
-        sums, counts = np.moveaxis(totals.sum(1), 0, 2)  # (number of metrics, num_seeds) each
-        run.log(
-            global_step, {f"losses/{name}": x / n for name, x, n in zip(METRICS, sums, counts, strict=True) if n.all()}
-        )
-        run.evaluate(global_step, policy, make_env)
+        reward, done, (of_critic, of_actor) = train(iterations)  # (num_seeds, len(iterations), ...) each
+        run.episodes(global_step, reward, done)
+        run.learned(*of_critic)
+        run.learned(*of_actor)
+        run.log(global_step, {})
+        run.evaluate(global_step, act, make_env)
         run.save(global_step)
-    run.close(policy, make_env)
+    run.close(act, make_env)

@@ -22,32 +22,50 @@ import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 
 from solorl import RunArgs, Runs, parse
-from solorl.envs.open import open_envs
 
 
 @dataclass
 class Args(RunArgs):
     env_id: str = "CartPole-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
-    total_timesteps: int = 500_000  # environment steps, summed over environments; whole iterations of them
-    num_envs: int = 1  # environments stepped side by side
-    n_atoms: int = 101  # returns that a distribution knows: the atoms
-    v_min: float = -100.0  # the least of them
-    v_max: float = 100.0  # the largest of them
-    buffer_size: int = 10_000  # transitions the replay buffer holds
-    batch_size: int = 128  # transitions of one update
-    learning_starts: int = 10_000  # environment steps before the first update
-    train_frequency: int = 10  # environment steps per update
-    learning_rate: float = 2.5e-4  # step size of Adam
+    total_timesteps: int = 500_000  # environment steps, summed over environments
+    num_envs: int = 1  # environments stepped in parallel
+    buffer_size: int = 10_000  # transitions in the replay buffer
+    batch_size: int = 128  # transitions per gradient step
+    learning_starts: int = 10_000  # environment steps before the first gradient step
+    train_frequency: int = 10  # environment steps per gradient step
+    learning_rate: float = 2.5e-4  # of Adam
     gamma: float = 0.99  # discount factor
     target_network_frequency: int = 500  # environment steps between moves of the target network
-    tau: float = 1.0  # how far it moves towards the Q-network: 1 is a copy
+    tau: float = 1.0  # share of the Q-network that the target network takes over at a move: 1 is a copy
     start_e: float = 1.0  # epsilon at the start: probability of a random action
     end_e: float = 0.05  # epsilon at the end
     exploration_fraction: float = 0.5  # share of total_timesteps in which epsilon falls linearly
+    n_atoms: int = 101  # returns that a distribution knows: the atoms
+    v_min: float = -100.0  # the least of them
+    v_max: float = 100.0  # the largest of them
+
+
+class Setup(NamedTuple):
+    """What stays the same while a seed trains."""
+
+    args: Args
+    envs: Any
+    optimizer: optax.GradientTransformation
+    num_iterations: int
+    atoms: jax.Array  # (n_atoms,)
+
+
+class Batch(NamedTuple):
+    """Transitions."""
+
+    obs: jax.Array  # (batch_size, obs_dim)
+    action: jax.Array  # (batch_size,)
+    reward: jax.Array  # (batch_size,)
+    done: jax.Array  # (batch_size,), 0 at a time limit: that is not the end of the task
+    next_obs: jax.Array  # (batch_size, obs_dim)
 
 
 class Training(NamedTuple):
@@ -55,24 +73,17 @@ class Training(NamedTuple):
 
     params: list  # of the Q-network
     target_params: list
-    optimizer: Any  # state of Adam, for the vector of all parameters
-    replay: (
-        jax.Array
-    )  # the last transitions, (capacity, 2 * obs_dim + 3): rows [obs | action | reward | done | next_obs]
-    state: Any  # of the environments
-    obs: jax.Array  # (num_envs, obs_dim), where the environments are
+    optimizer_state: Any
+    replay: Batch  # the last transitions, (buffer_size, ...)
+    env_state: Any
+    obs: jax.Array  # (num_envs, obs_dim), the current observations
     key: jax.Array  # of the random numbers to come
     iteration: jax.Array  # iterations done, ()
 
 
 def make_env(env_id, **kwargs):
-    """One environment, for evaluation; all that is specific to the environment stands here."""
+    """One environment, for evaluation."""
     return gym.make(env_id, **kwargs)
-
-
-def make_envs(env_id, num_envs):
-    """The same environments for training: in JAX if there are any of this kind, else in EnvPool."""
-    return open_envs(env_id, num_envs)
 
 
 def init_mlp(key, *sizes):
@@ -99,117 +110,110 @@ def init_params(key, obs_dim, num_actions, n_atoms):
     return init_mlp(key, obs_dim, 120, 84, num_actions * n_atoms)
 
 
-def logits_of(params, obs, atoms):  # (batch, obs_dim) -> (batch, num_actions, n_atoms)
-    return mlp(params, obs).reshape(len(obs), -1, len(atoms))
+def logprob_of(params, obs, atoms):  # (batch, obs_dim) -> (batch, num_actions, n_atoms)
+    return jax.nn.log_softmax(mlp(params, obs).reshape(len(obs), -1, len(atoms)))
 
 
-def act(params, obs, atoms):  # (batch, obs_dim) -> (batch,)
-    return (jax.nn.softmax(logits_of(params, obs, atoms)) @ atoms).argmax(1)
+def act(params, obs, atoms):  # (batch, obs_dim) -> (batch,): the greedy actions
+    return (jnp.exp(logprob_of(params, obs, atoms)) @ atoms).argmax(1)
 
 
 def project(p, value, atoms):
     """The distribution on the atoms (n_atoms,) that stands for probabilities p of values, both (batch, n_atoms): each
-    value, clipped to their range, gives its probability to the two atoms beside it, more to the closer one (Eq. 7)."""
+    value, clipped to their range, gives its probability to the two atoms next to it, more to the closer one (Eq. 7)."""
     last, row = len(atoms) - 1, jnp.arange(len(p))[:, None]
     b = ((value - atoms[0]) / (atoms[last] - atoms[0]) * last).clip(0, last)  # position among the atoms
     lower = b.astype(jnp.int32)
     to_upper = p * (b - lower)  # nothing where the value is an atom: the lower one gets all
-    target = jnp.zeros((len(p), last + 2))  # with a column behind the last atom, which gets nothing
+    target = jnp.zeros((len(p), last + 2))  # with a column after the last atom, which gets nothing
     return target.at[row, lower].add(p - to_upper).at[row, lower + 1].add(to_upper)[:, :-1]
 
 
-def c51_loss(params, target_params, obs, action, reward, done, next_obs, atoms, gamma):
-    """Cross entropy of Alg. 1; metrics: the loss, the mean value.
-
-    obs, next_obs (batch_size, obs_dim), all others (batch_size,). `done` is 0 at a time limit.
-    """
-    row = jnp.arange(len(obs))
-    next_p = jax.nn.softmax(logits_of(target_params, next_obs, atoms))
+def c51_loss(params, target_params, batch, atoms, gamma):
+    """Cross entropy of Alg. 1, and the metrics."""
+    row = jnp.arange(len(batch.action))
+    next_p = jnp.exp(logprob_of(target_params, batch.next_obs, atoms))
     next_p = next_p[row, (next_p @ atoms).argmax(1)]  # (batch_size, n_atoms), of the best action
-    target = project(next_p, reward[:, None] + gamma * (1 - done[:, None]) * atoms, atoms)
-    logp = jax.nn.log_softmax(logits_of(params, obs, atoms)[row, action.astype(jnp.int32)])
-    loss = -(target * logp).sum(1).mean()
-    return loss, jnp.stack([loss, (jnp.exp(logp) @ atoms).mean()])
+    value = batch.reward[:, None] + gamma * (1 - batch.done[:, None]) * atoms
+    target = project(next_p, value, atoms)
+    logprob = logprob_of(params, batch.obs, atoms)[row, batch.action]
+    assert logprob.shape == target.shape == (len(batch.reward), len(atoms))
+    loss = -(target * logprob).sum(1).mean()
+    q = jnp.exp(logprob) @ atoms
+    return loss, {"losses/td_loss": loss, "losses/q_values": q.mean()}
 
 
-def begin(key, envs, optimizer, capacity, n_atoms):
+def begin(key, setup):
     """The training of one seed before its first iteration."""
     params_key, envs_key, key = jax.random.split(key, 3)
-    obs_dim, num_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
-    params = init_params(params_key, obs_dim, num_actions, n_atoms)
-    state, obs = envs.reset(envs_key)
-    replay = jnp.zeros((capacity, 2 * obs_dim + 3))
-    adam = optimizer.init(ravel_pytree(params)[0])
-    return Training(params, params, adam, replay, state, obs, key, jnp.int32(0))
+    obs_dim, num_actions = setup.envs.single_observation_space.shape[0], int(setup.envs.single_action_space.n)
+    params = init_params(params_key, obs_dim, num_actions, setup.args.n_atoms)
+    env_state, obs = setup.envs.reset(envs_key)
+    transition = Batch(jnp.zeros(obs_dim), jnp.int32(0), jnp.float32(0), jnp.float32(0), jnp.zeros(obs_dim))
+    replay = jax.tree.map(lambda x: jnp.zeros((setup.args.buffer_size, *x.shape), x.dtype), transition)
+    return Training(params, params, setup.optimizer.init(params), replay, env_state, obs, key, jnp.int32(0))
 
 
-def explore(policy, envs, state, obs, key, num_steps, epsilon):
-    """num_steps steps in every environment, at random with probability epsilon: the environments behind them, and the
-    steps (num_steps, num_envs, ...)."""
-    coin_key, action_key, start_key = jax.random.split(key, 3)
-    shape = (num_steps, envs.num_envs)
-    greedy = jax.random.uniform(coin_key, shape) >= epsilon
-    random = jax.random.randint(action_key, shape, 0, int(envs.single_action_space.n))
-    fresh = envs.starts(start_key, num_steps)  # where episodes begin anew; all random numbers are drawn at once
-
-    def advance(carry, inputs):
-        (state, obs), (greedy, random, fresh) = carry, inputs
-        action = jnp.where(greedy, policy(obs), random)
-        state, step = envs.step(state, action, fresh)
-        return (state, step.obs), (obs, action, step)
-
-    return jax.lax.scan(advance, (state, obs), (greedy, random, fresh))
+def insert(replay, batch, inserted):
+    """Write the transitions of a batch (..., width) over the oldest ones; `inserted` were inserted before."""
+    index = (inserted + jnp.arange(batch.reward.size)) % len(replay.reward)
+    return jax.tree.map(lambda x, new: x.at[index].set(new.reshape(-1, *x.shape[1:]).astype(x.dtype)), replay, batch)
 
 
-def sample(replay, key, size, batch_size, obs_dim):
-    """Transitions drawn uniformly with replacement from the first `size` rows: (batch_size, ...) each."""
-    rows = replay[jax.random.randint(key, (batch_size,), 0, size)]
-    obs, (action, reward, done), next_obs = rows[:, :obs_dim], rows[:, obs_dim : obs_dim + 3].T, rows[:, obs_dim + 3 :]
-    return obs, action, reward, done, next_obs
+def sample(replay, key, size, batch_size):
+    """A Batch of transitions drawn uniformly with replacement from the first `size`."""
+    index = jax.random.randint(key, (batch_size,), 0, size)
+    return jax.tree.map(lambda x: x[index], replay)
 
 
-def iteration(training, envs, atoms, optimizer, num_iterations, args):
-    """One iteration of one seed: the training behind it, and what it reports."""
-    params, replay = training.params, training.replay
-    capacity, obs_dim = len(replay), training.obs.shape[1]
-    explore_key, sample_key, key = jax.random.split(training.key, 3)
+def iteration(training, setup):
+    """One iteration of one seed: the next training, and what it reports."""
+    args, envs, optimizer, num_iterations, atoms = setup
+    act_key, sample_key, key = jax.random.split(training.key, 3)
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
     batch_steps = args.num_envs * num_steps
     before, global_step = training.iteration * batch_steps, (training.iteration + 1) * batch_steps
 
-    # ---- 1. act: num_steps steps in every environment, at random with probability epsilon
+    # ---- 1. act: "with probability epsilon select a random action" (Alg. 1)
     progress = jnp.minimum(1, training.iteration / max(1.0, args.exploration_fraction * num_iterations))
     epsilon = args.start_e + (args.end_e - args.start_e) * progress
-    inputs = (partial(act, params, atoms=atoms), envs, training.state, training.obs, explore_key, num_steps, epsilon)
-    (state, next_obs), (obs, action, step) = explore(*inputs)
 
-    # ---- 2. store: where a step led and whether the task was over there; a time limit is no end of the task
-    columns = (obs, action, step.reward, step.terminated, step.final_obs)
-    rows = jnp.concatenate([x.reshape(batch_steps, -1).astype(jnp.float32) for x in columns], 1)
-    replay = replay.at[(before + jnp.arange(batch_steps)) % capacity].set(rows)
+    def env_step(carry, key):
+        env_state, obs = carry
+        coin_key, action_key, step_key = jax.random.split(key, 3)
+        random = jax.random.randint(action_key, (args.num_envs,), 0, int(envs.single_action_space.n))
+        greedy = jax.random.uniform(coin_key, (args.num_envs,)) >= epsilon
+        action = jnp.where(greedy, act(training.params, obs, atoms), random)
+        env_state, step = envs.step(step_key, env_state, action)
+        return (env_state, step.obs), (obs, action, step)
 
-    # ---- 3. learn: an update for every train_frequency environment steps after learning_starts
-    vector, unravel = ravel_pytree(params)
-    target_params, size = training.target_params, jnp.minimum(global_step, capacity)
+    keys = jax.random.split(act_key, num_steps)
+    (env_state, next_obs), (obs, action, step) = jax.lax.scan(env_step, (training.env_state, training.obs), keys)
 
-    def update(i, learner):
-        vector, adam, metrics = learner
-        batch = sample(replay, jax.random.fold_in(sample_key, i), size, args.batch_size, obs_dim)
-        loss_of = lambda vector: c51_loss(unravel(vector), target_params, *batch, atoms, args.gamma)  # noqa: E731
-        gradient, new = jax.grad(loss_of, has_aux=True)(vector)
-        direction, adam = optimizer.update(gradient, adam)
-        return vector - args.learning_rate * direction, adam, metrics + jnp.append(new, 1)
+    # ---- 2. store: a time limit is not the end of the task
+    replay = insert(training.replay, Batch(obs, action, step.reward, step.terminated, step.final_obs), before)
 
-    first = jnp.maximum(before, args.learning_starts) // args.train_frequency
-    learner = (vector, training.optimizer, jnp.zeros(3))
-    vector, adam, metrics = jax.lax.fori_loop(first, global_step // args.train_frequency, update, learner)
-    params = unravel(vector)
+    # ---- 3. learn: a gradient step for every train_frequency environment steps after learning_starts
+    def gradient_step(i, carry):
+        params, optimizer_state, sums = carry
+        batch = sample(replay, jax.random.fold_in(sample_key, i), size, args.batch_size)
+        gradients, metrics = jax.grad(c51_loss, has_aux=True)(params, training.target_params, batch, atoms, args.gamma)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state)
+        return optax.apply_updates(params, updates), optimizer_state, jax.tree.map(jnp.add, sums, metrics)
+
+    size = jnp.minimum(global_step, args.buffer_size)
+    first, last = jnp.maximum(before, args.learning_starts) // args.train_frequency, global_step // args.train_frequency
+    carry = (training.params, training.optimizer_state, {"losses/td_loss": 0.0, "losses/q_values": 0.0})
+    params, optimizer_state, sums = jax.lax.fori_loop(first, last, gradient_step, carry)
     move = jnp.where(global_step % args.target_network_frequency < batch_steps, args.tau, 0.0)
-    target_params = jax.tree.map(lambda target, new: target + move * (new - target), target_params, params)
+    target_params = optax.incremental_update(params, training.target_params, move)
 
-    # ---- 4. report: sums of the two metrics, and the number of updates
-    training = Training(params, target_params, adam, replay, state, next_obs, key, training.iteration + 1)
-    return training, (step.reward, step.terminated | step.truncated, epsilon, metrics)
+    # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
+    training = Training(
+        params, target_params, optimizer_state, replay, env_state, next_obs, key, training.iteration + 1
+    )
+    done = step.terminated | step.truncated  # (num_steps, num_envs), like step.reward
+    return training, (step.reward, done, epsilon, sums, jnp.maximum(0, last - first))
 
 
 if __name__ == "__main__":
@@ -219,28 +223,27 @@ if __name__ == "__main__":
     batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
     num_iterations = args.total_timesteps // batch_steps
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
-    often = args.target_network_frequency >= batch_steps
-    run.require(often, f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration")
+    run.require(
+        args.target_network_frequency >= batch_steps,
+        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
+    )
     run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
-    envs = make_envs(args.env_id, args.num_envs)
+    envs = run.open_envs(args.env_id, args.num_envs)  # in JAX if there are any of this kind, else in EnvPool
     run.require_spaces(envs, obs="vector", action="discrete")
 
     atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)
-    policy = partial(act, atoms=atoms)
-    optimizer = optax.scale_by_adam(eps=0.01 / args.batch_size)
-    start_of = partial(begin, envs=envs, optimizer=optimizer, capacity=args.buffer_size, n_atoms=args.n_atoms)
-    lost = () if envs.saved else ("state", "obs")  # what begins anew in a resumed run
-    start = run.resume(start_of, model="params", anew=lost)
-    one = partial(iteration, envs=envs, atoms=atoms, optimizer=optimizer, num_iterations=num_iterations, args=args)
-    train = run.compile(one, chunk=max(1, 1000 // batch_steps))
+    optimizer = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)
+    setup = Setup(args, envs, optimizer, num_iterations, atoms)
+    greedy = partial(act, atoms=atoms)
+    start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
+    train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 1000 // batch_steps))
 
     for iterations in run.loop(start, num_iterations, batch_steps):
         global_step = iterations.stop * batch_steps
-        reward, done, epsilon, metrics = train(iterations)  # (num_seeds, len(iterations), ...) each
+        reward, done, epsilon, sums, count = train(iterations)  # (num_seeds, len(iterations), ...) each
         run.episodes(global_step, reward, done)
-        td_error, q, n = metrics.sum(1).T  # (num_seeds,) each
-        losses = {"losses/td_loss": td_error / n, "losses/q_values": q / n} if n.all() else {}
-        run.log(global_step, {"charts/epsilon": epsilon[:, -1], **losses})
-        run.evaluate(global_step, policy, make_env)
+        run.learned(sums, count)
+        run.log(global_step, {"charts/epsilon": epsilon[:, -1]})
+        run.evaluate(global_step, greedy, make_env)
         run.save(global_step)
-    run.close(policy, make_env)
+    run.close(greedy, make_env)

@@ -18,6 +18,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,16 @@ def names_of(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
+def _replaced(tree: Any, field: str, new: Any) -> Any:
+    """A NamedTuple with another value in a field, or in a field of a field (`learner.actor`)."""
+    if not field:
+        return new
+    first, _, rest = field.partition(".")
+    return tree._replace(**{first: _replaced(getattr(tree, first), rest, new)})
+
+
 class _Part:
-    """What a checkpoint holds of one seed: its training, or one field of it."""
+    """What a checkpoint holds of one seed: its training, or one field of it (`params`, `learner.actor`)."""
 
     def __init__(self, runs: "Runs", index: int, field: str = ""):
         self.runs, self.index, self.field = runs, index, field
@@ -81,10 +90,11 @@ class _Part:
         tree = self.runs.training(self.index, self.field)
         leaves = []
         for name, leaf in names_of(tree).items():
-            rows, saved = len(arrays.get(name, ())), self.runs.runs[self.index].saved_step
-            if name.startswith("replay.") and saved <= rows < len(leaf):
-                missing = [(0, len(leaf) - rows), *[(0, 0)] * (leaf.ndim - 1)]
-                arrays = {**arrays, name: np.pad(arrays[name], missing)}
+            if name.startswith("replay.") and name in arrays:
+                rows, saved = len(arrays[name]), self.runs.runs[self.index].saved_step
+                if saved <= rows < len(leaf):
+                    missing = [(0, len(leaf) - rows), *[(0, 0)] * (leaf.ndim - 1)]
+                    arrays = {**arrays, name: np.pad(arrays[name], missing)}
             if name not in arrays or np.shape(arrays[name]) != leaf.shape:
                 quit_with(f"what was saved does not fit: {name} is missing or has another shape than {leaf.shape}")
             leaves.append(jnp.asarray(np.asarray(arrays[name]), leaf.dtype))
@@ -103,7 +113,7 @@ class _SeedRun(Run):
         return jnp.zeros(()).device  # that of new arrays
 
     def _modules(self) -> dict[str, Any]:
-        return {self.model.field: self.model}
+        return {self.model.field.rpartition(".")[2]: self.model}
 
     def _learned_parts(self) -> dict[str, Any]:
         return self.model.learned()
@@ -222,7 +232,8 @@ class Runs:
 
     def resume(self, begin: Callable[[Any], Any], model: str, envs: Sequence[str] = ()) -> int:
         """Begin the training of each seed: `begin` maps the key of a seed to a NamedTuple of all that will change; a
-        checkpoint holds it. `model` is the field of it that `act` needs: it becomes model.safetensors.
+        checkpoint holds it. `model` is the field of it that `act` needs (`params`, `learner.actor`): it becomes
+        model.safetensors.
 
         With `--resume` the trainings are as saved, except the fields `envs` where no checkpoint can hold the
         environments: then their episodes start again, and the run says so. Several seeds go on from the newest step of
@@ -270,12 +281,12 @@ class Runs:
     def training(self, index: int, field: str = "") -> Any:
         """The training of one seed as it is now, or one field of it. Its arrays are gone once the training goes on."""
         tree = self._trainings[index] if self._stack is None else self._stack
-        tree = getattr(tree, field) if field else tree
+        tree = attrgetter(field)(tree) if field else tree
         return tree if self._stack is None else jax.tree.map(lambda x: x[index], tree)
 
     def put(self, index: int, field: str, tree: Any) -> None:
         """Replace the training of one seed, or one field of it; before `compile`."""
-        self._trainings[index] = self._trainings[index]._replace(**{field: tree}) if field else tree
+        self._trainings[index] = _replaced(self._trainings[index], field, tree)
 
     def compile(self, iteration: Callable[[Any], Any], chunk: int) -> Callable[[range], Any]:
         """Compile up to `chunk` iterations into one call; returns `train(iterations)`, which does as many as the range
@@ -330,7 +341,7 @@ class Runs:
             run.trained = True
 
     def episodes(self, global_step: int, reward: Any, done: Any) -> None:
-        """See `Run.episodes`; both (num_seeds, iterations, num_steps, num_envs)."""
+        """See `Run.episodes`; both (num_seeds, iterations, ..., num_envs)."""
         for i in self._active:
             shape = (-1, reward.shape[-1])
             self.runs[i].episodes(global_step, reward[i].reshape(shape), done[i].reshape(shape))
