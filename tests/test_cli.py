@@ -608,7 +608,7 @@ def test_sync_replaces_the_definition_and_nothing_else(solo, tree):
     assert code == 0 and out == "synced: f in checkout/algorithms/fam/b.py\n"
     assert (tree / "b.py").read_bytes() == target.replace(b"x + 2", b"x + 1")
     assert (tree / "a_jax.py").read_bytes() == jax
-    assert solo("sync", "f", "--from", "a")[1] == "f is equal in all 1 siblings that have it\n"
+    assert solo("sync", "f", "--from", "a")[1] == "f is equal in all 1 other files that must have the same\n"
 
 
 def test_sync_check_writes_nothing(solo, tree):
