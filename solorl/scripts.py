@@ -7,6 +7,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 KEYS = ("Paper", "Run", "Spaces", "Differs", "Not for", "Details")
+OPTIONAL = ("Twin",)  # keys that not every header has
 
 
 BUDGETS = "diff_budget.toml"  # the table of rule R3, next to the folders of the families
@@ -43,7 +44,7 @@ def header_fields(docstring: str) -> dict[str, str]:
     key = ""
     for line in docstring.splitlines()[1:]:
         start, value = line[:VALUE_COLUMN].strip(), line[VALUE_COLUMN:].strip()
-        if start in KEYS:
+        if start in KEYS or start in OPTIONAL:
             key = start
             fields[key] = value
         elif key and value and not start:
@@ -51,6 +52,12 @@ def header_fields(docstring: str) -> dict[str, str]:
         else:
             key = ""
     return fields
+
+
+def not_for(fields: dict[str, str]) -> dict[str, str]:
+    """What a file is not made for, each with the file that is: `{"images": "ppo_atari.py"}`."""
+    parts = [part.rpartition(":") for part in fields.get("Not for", "").split(";")]
+    return {what.strip(): file.strip() for what, colon, file in parts if colon}
 
 
 def as_typed(path: Path) -> str:

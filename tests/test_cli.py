@@ -127,6 +127,10 @@ BAD_INPUT = [
     (("sync", "g", "--from", "a"), "has no function or class g; it has f, Args"),
     (("sync", "args", "--from", "a"), "did you mean Args?"),
     (("sync", "Args", "--from", "a"), "meant to differ"),
+    (("sync", "f"), "needs either NAME --from FILE or --main PARENT"),
+    (("sync", "f", "--from", "a", "--main", "a"), "needs either NAME --from FILE or --main PARENT"),
+    (("sync", "--main", "zzz"), "there is no algorithm zzz"),
+    (("sync", "--main", "a"), "git has no checkout/algorithms/fam/a.py at HEAD: "),
     (("check", "zzz"), "there is no algorithm zzz"),
     (("check", "--set-budget"), "needs the files"),
     (("check", "--set-budget", "a"), "names no sibling"),
@@ -608,7 +612,7 @@ def test_sync_replaces_the_definition_and_nothing_else(solo, tree):
     assert code == 0 and out == "synced: f in checkout/algorithms/fam/b.py\n"
     assert (tree / "b.py").read_bytes() == target.replace(b"x + 2", b"x + 1")
     assert (tree / "a_jax.py").read_bytes() == jax
-    assert solo("sync", "f", "--from", "a")[1] == "f is equal in all 1 siblings that have it\n"
+    assert solo("sync", "f", "--from", "a")[1] == "f is equal in all 1 other files that must have the same\n"
 
 
 def test_sync_check_writes_nothing(solo, tree):
@@ -638,6 +642,99 @@ def test_sync_keeps_line_ends_permissions_and_a_bare_end(solo, tree):
     expected = b'"""Title."""\r\n\x0c\r\ndef f(x):\r\n    """Do it."""\r\n    # inside\r\n    return x + 1'
     assert (tree / "b.py").read_bytes() == expected
     assert (tree / "b.py").stat().st_mode & 0o777 == 0o755
+
+
+# ---------------------------------------------------------------------- sync --main
+def family_file(name, differs, **changed):
+    """A file of forty lines below its header, some of them other ones."""
+    body = "".join(f"{changed.get(f'x{i}', f'x{i} = {i}')}\n" for i in range(40))
+    return FAMILY_FILE.format(name=name, differs=differs, value=0) + body
+
+
+@pytest.fixture
+def repository(tree):
+    """A git repository: a.py, b.py and c.py from it, d.py from both; returns a function that edits a file."""
+    (tree / "b.py").write_text(family_file("b", "from a.py: b", x10="x10 = 'b'"))
+    (tree / "c.py").write_text(family_file("c", "from a.py: c", x30="x30 = 'c'"))
+    (tree / "d.py").write_text(family_file("d", "from b.py, c.py: both", x10="x10 = 'b'", x30="x30 = 'c'"))
+    (tree / "a.py").write_text(family_file("a", "root of its family"))
+    (tree / "a_jax.py").unlink()
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], cwd=tree, check=True, capture_output=True)
+
+    def edit(name, old, new):
+        text = (tree / name).read_text()
+        assert text.count(old) == 1
+        (tree / name).write_text(text.replace(old, new))
+
+    return edit
+
+
+def test_sync_main_carries_a_change_down(solo, tree, repository):
+    """Through two parents to their child, once; the headers stay, except for what stands above the docstring."""
+    repository("a.py", "x20 = 20\n", "x20 = 'fixed'\nnew = 1\n")
+    repository("a.py", "Title of a", "Title of all")
+    repository("a.py", '["solorl>=0.1"]', '["solorl>=0.2"]')
+    before = {name: (tree / f"{name}.py").read_text() for name in "bcd"}
+    code, out, _ = solo("sync", "--main", "a")
+    assert code == 0
+    assert out.splitlines() == [f"merged: checkout/algorithms/fam/{name}.py" for name in "bcd"]
+    for name, text in before.items():
+        expected = text.replace("x20 = 20\n", "x20 = 'fixed'\nnew = 1\n").replace("solorl>=0.1", "solorl>=0.2")
+        assert (tree / f"{name}.py").read_text() == expected
+    assert solo("sync", "--main", "a")[:2] == (0, "the 3 files that come from a.py need no change\n")
+
+
+def test_sync_main_leaves_conflicts_out(solo, tree, repository):
+    """What else changed is merged, also into the children of the file that has the conflict."""
+    repository("a.py", "x10 = 10\n", "x10 = 'a'\n")
+    repository("a.py", "x20 = 20\n", "x20 = 'a'\n")
+    code, out, _ = solo("sync", "--main", "a")
+    assert code == 1
+    assert "conflict: checkout/algorithms/fam/b.py, 1 place: merge by hand\n" in out
+    assert "conflict: checkout/algorithms/fam/d.py, 1 place: merge by hand\n" in out and "fam/c.py, " not in out
+    for name, wanted in (("b", "'b'"), ("c", "'a'"), ("d", "'b'")):
+        text = (tree / f"{name}.py").read_text()
+        assert f"x10 = {wanted}\n" in text and "x20 = 'a'\n" in text and "<<<" not in text
+
+
+def test_sync_main_check_writes_nothing(solo, tree, repository):
+    repository("b.py", "x20 = 20\n", "x20 = 'b'\n")
+    before = {path: path.read_bytes() for path in tree.glob("*.*") if path.is_file()}
+    code, out, _ = solo("sync", "--main", "b", "--check")
+    assert (code, out) == (1, "would change: checkout/algorithms/fam/d.py\n")
+    assert {path: path.read_bytes() for path in tree.glob("*.*") if path.is_file()} == before
+    assert solo("sync", "--main", "b")[0] == 0 and solo("sync", "--main", "b", "--check")[0] == 0
+    assert "x20 = 'b'\n" in (tree / "d.py").read_text() and "x20 = 20\n" in (tree / "c.py").read_text()
+
+
+def test_sync_main_takes_the_change_since_a_commit(solo, tree, repository):
+    repository("a.py", "x20 = 20\n", "x20 = 'a'\n")
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x", "commit", "-qam", "second"]
+    subprocess.run(git, cwd=tree, check=True, capture_output=True)
+    assert solo("sync", "--main", "a")[:2] == (0, "the 3 files that come from a.py need no change\n")
+    assert solo("sync", "--main", "a", "--base", "HEAD~1")[0] == 0
+    assert all("x20 = 'a'\n" in (tree / f"{name}.py").read_text() for name in "bcd")
+    refused(solo("sync", "--main", "a", "--base", "nothing"), "git has no checkout/algorithms/fam/a.py at nothing")
+
+
+def test_sync_main_keeps_line_ends(solo, tree, repository):
+    (tree / "c.py").write_bytes((tree / "c.py").read_bytes().replace(b"\n", b"\r\n"))
+    repository("a.py", "x20 = 20\n", "x20 = 'a'\n")
+    assert solo("sync", "--main", "a")[0] == 0
+    data = (tree / "c.py").read_bytes()
+    assert b"x20 = 'a'\r\n" in data and data.count(b"\n") == data.count(b"\r\n")
+
+
+def test_sync_main_leaves_a_file_alone_that_would_be_no_python(solo, tree, repository):
+    repository("c.py", "x20 = 20\n", 'x20 = """c"""\n')
+    repository("a.py", "x15 = 15\n", 'x15 = """\n')
+    repository("a.py", "x25 = 25\n", '"""\n')
+    before = (tree / "c.py").read_bytes()
+    code, out, _ = solo("sync", "--main", "a")
+    assert code == 1 and "conflict: checkout/algorithms/fam/c.py, 1 place: merge by hand\n" in out
+    assert (tree / "c.py").read_bytes() == before and 'x15 = """\n' in (tree / "b.py").read_text()
 
 
 def test_catalog_raises_what_the_command_says(tree):

@@ -21,6 +21,7 @@ from solorl.results import page as report_page
 from solorl.results import result as results
 from solorl.results import statistics as st
 from solorl.results import text as report_text
+from solorl.results.read import read_all
 from solorl.results.result import Result
 
 # Scores of 4 runs each; on CartPole all of `new` is above all of `old`, on Acrobot the two are alike.
@@ -372,7 +373,7 @@ def test_figures_are_pictures_and_the_same_each_time(report, folder, tmp_path):
     assert all(
         f"<!-- {words} -->" in text for words in ("CartPole-v1", "Acrobot-v1", "environment steps", "new", "old")
     )
-    compared = comparison.compare(results.read_all([folder])[0], baseline="old")
+    compared = comparison.compare(read_all([folder])[0], baseline="old")
     found = comparison.curves(compared, "eval", "steps")
     figure = figures.draw_curves(compared, found, comparison.total_curves(compared, "eval", "steps"), "steps")
     line = figure.axes[1].lines[1]

@@ -13,7 +13,8 @@ from conftest import rows
 from solorl.results import comparison
 from solorl.results import page as report_page
 from solorl.results import result as results
-from solorl.results.result import ResultError, collect, read, read_all, thinned
+from solorl.results.read import collect, read_all
+from solorl.results.result import ResultError, read, thinned
 
 MACHINE = {"system": "Linux-6.1.0-secret-host-x86_64", "cpu": "a CPU", "cores": 2, "device": "cpu"}
 

@@ -8,10 +8,9 @@ import pytest
 from conftest import ROOT, refused
 
 from solorl import cli, scripts
-from solorl.catalog import budget, rules
+from solorl.catalog import budget, rules, square
 from solorl.catalog import header as catalog
 from solorl.cli.check import problems_of
-from solorl.errors import UsageError
 
 REAL = ROOT / "algorithms"
 
@@ -45,16 +44,23 @@ def test_file_keeps_the_rules(path):
     assert [str(problem) for problem in rules.check_file(path)] == []
 
 
-@pytest.mark.parametrize("folder", sorted(path for path in REAL.iterdir() if path.is_dir()), ids=lambda path: path.name)
-def test_family_keeps_the_rules(folder):
-    assert [str(problem) for problem in rules.check_family(sorted(folder.glob("*.py")))] == []
+def test_files_keep_the_rules_between_them():
+    assert [str(problem) for problem in rules.check_together(list(scripts.script_paths().values()))] == []
+
+
+def test_the_table_names_files_that_exist():
+    """Budgets of files with parents, and reasons for files that need them."""
+    found = {script.path.name: script for script in catalog.scripts()}
+    tables = budget.read_table(REAL / scripts.BUDGETS)
+    assert set(tables["diff"]) == {name for name, script in found.items() if script.parents}
+    assert all(catalog.code_lines(found[name].path.read_text()) > rules.MAX_CODE_ROOT for name in tables["long"])
 
 
 def test_each_family_has_a_root_and_each_parent_exists():
     found = catalog.scripts()
     for family in {script.family for script in found}:
         assert any(script.parent is None for script in found if script.family == family), family
-    assert all(budget.parent_path(script) for script in found if script.parent)
+    assert all(square.find_named(script, name) for script in found for name in script.parents)
 
 
 # ---------------------------------------------------------------------- rules about one file, each broken once
@@ -65,7 +71,7 @@ BREAKS = {
     "import from another algorithm": ("import torch\n", "from ppo import gae\nimport torch\n", "R1: imports ppo"),
     "relative import": ("import torch\n", "from .ppo import gae\nimport torch\n", "R1: imports relative"),
     "long line": ("import torch\n", f"import torch  # {'x' * 105}\n", "R1: the line has 121 characters"),
-    "many lines": (MAIN, "# x\n" * 100 + MAIN, " lines, but may have 250 (demanding"),
+    "many lines": (MAIN, "x = 1\n" * 250 + MAIN, " lines of code, but may have 240 (300 where [long] of"),
     "deep nesting": (MAIN, SIX_DEEP, "R1: is nested 6 deep, but may be 5"),
     "missing key": ("Spaces    vector", "Space     vector", "header: the header has no line Spaces"),
     "value in the wrong column": ("Paper     Sch", "Paper  Sch", "header: the header has no line Paper"),
@@ -134,13 +140,63 @@ def test_every_kind_of_block_nests():
     assert (2, 9) in list(rules.depths(tree.body))
 
 
-def test_demanding_files_may_be_longer(tree):
-    lines = len(tree.read_text().splitlines())
-    edit(tree, MAIN, "# x\n" * (260 - lines) + MAIN)
-    assert any("has 260 lines, but may have 250" in message for message in messages(rules.check_file(tree)))
-    table = tree.parent.parent / budget.TABLE
-    budget.write_table(table, budget.read_table(table) | {"ppo_mine.py": {"demanding": "it is a test"}})
-    assert not any("has 260 lines" in message for message in messages(rules.check_file(tree)))
+CODE = '''# /// script
+"""Title
+over two lines."""
+
+import os  # a comment
+
+
+# free
+class A:
+    """One line."""
+
+    def f(self):
+        r"""Three
+
+        lines."""
+        text = """not
+
+        free"""
+        return (
+            text  # after code
+
+        )
+
+
+async def g(): "the docstring and the code of one line"
+'''
+
+
+def test_comments_docstrings_and_blank_lines_are_free():
+    """Counted by hand: import, class, def, text (3 lines), return (3, its blank line is free), async def."""
+    assert catalog.code_lines(CODE) == 10
+    assert catalog.code_lines("") == catalog.code_lines("# x\n\n") == 0
+    assert catalog.code_lines('"""Title."""\n"""no docstring\n"""\n') == 2
+
+
+def of_length(path, count):
+    """Fill a file up to `count` lines of code; the sentences of R1 about it."""
+    more = count - catalog.code_lines(path.read_text())
+    edit(path, MAIN, "x = 1  # y\n# free\n\n" * more + MAIN)
+    assert catalog.code_lines(path.read_text()) == count
+    return [message for message in messages(rules.check_file(path)) if "lines of code" in message]
+
+
+@pytest.mark.parametrize(("name", "limit"), [("ppo", 180), ("ppo_mine", 240), ("ppo_jax", 240)])
+def test_roots_variants_and_files_in_jax_have_limits(tree, name, limit):
+    path = tree.with_name(f"{name}.py")
+    assert of_length(path, limit) == []
+    (sentence,) = of_length(path, limit + 1)
+    assert sentence.startswith(f"R1: has {limit + 1} lines of code, but may have {limit} (300 where [long] of")
+
+
+def test_a_reason_in_the_table_allows_more_lines(tree):
+    assert len(of_length(tree, 241)) == 1
+    table = tree.parent.parent / scripts.BUDGETS
+    budget.write_table(table, budget.read_table(table) | {"long": {"ppo_mine.py": "it is a test"}})
+    assert of_length(tree, 300) == []
+    assert of_length(tree, 301) == ["R1: has 301 lines of code, but may have 300"]
 
 
 def test_name_in_two_families_is_found(tree):
@@ -154,98 +210,264 @@ def test_plumbing_flags_are_those_of_the_library():
     assert "learning_rate" not in rules.plumbing_flags()
 
 
-# ---------------------------------------------------------------------- R2
-def drifted(tree):
-    """The problems of rule R2 in the family."""
-    return [problem for problem in rules.check_family(sorted(tree.parent.glob("*.py"))) if problem.rule == "R2"]
+# ---------------------------------------------------------------------- R2 and R3, on files made up
+FILE = '''"""{name}.
+
+Spaces    {spaces}
+Differs   {differs}
+{more}"""
+
+{imports}
+{body}'''
+F = "def f(x):\n    return x\n\n\n"
+MAKE_ENV = "def make_env(env_id):\n    return env_id\n\n\n"
 
 
-def test_same_name_same_body(tree):
-    assert drifted(tree) == []
-    edit(tree, "gamma * lam * alive[t]", "gamma * lam * (1 - done[t])")
-    (problem,) = drifted(tree)
-    assert problem.path == tree and problem.text.startswith("gae is not the gae of ppo.py; ")
-    assert tree.read_text().splitlines()[problem.line - 1].startswith("def gae(")
-    assert cli.main(problem.text.rpartition(": solo ")[2].split()) == 0  # the command that the sentence gives
-    assert drifted(tree) == []
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """`made("fam/a.py", body, differs=..., spaces=..., jax=False)` writes a file into a checkout of its own."""
+    folder = tmp_path / "algorithms"
+    folder.mkdir()
+    (tmp_path / "pyproject.toml").write_text("")
+    (folder / scripts.BUDGETS).write_text("")
+    monkeypatch.setattr(scripts, "PACKAGE", tmp_path / "solorl")
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, body, differs="root of its family", spaces="vector -> discrete", jax=False, more=""):
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        imports = "import jax\n" if jax else "import torch\n"
+        path.write_text(
+            FILE.format(name=path.stem, spaces=spaces, differs=differs, more=more, imports=imports, body=body)
+        )
+        return path
+
+    return write
 
 
-def test_formatting_and_exempt_names_may_differ(tree):
-    edit(tree, "    for t in reversed(", "    # backwards\n    for t in  reversed(")
-    edit(tree, "class Agent(nn.Module):\n", "class Agent(nn.Module):\n    extra = 1\n\n")
-    edit(tree, "    return gym.make(env_id, **kwargs)", "    return gym.make(env_id, **dict(kwargs))")
-    assert drifted(tree) == []
+def between(rule, path=None):
+    """The problems of a rule between all files of the catalogue, or of one of them."""
+    found = rules.check_together(list(scripts.script_paths().values()))
+    return [problem for problem in found if problem.rule == rule and path in (None, problem.path)]
 
 
-def test_other_framework_may_differ(tree):
-    for twin in tree.parent.glob("*_jax.py"):
-        twin.unlink()
-    edit(tree, "gamma * lam * alive[t]", "gamma * lam * (1 - done[t])")
-    assert len(drifted(tree)) == 1
-    edit(tree, "import torch\n", "import jax\nimport torch\n")
-    assert catalog.parse_header(tree).framework == "jax" and drifted(tree) == []
+def test_same_name_same_body(made):
+    """In every family; the sentence gives the command that repairs all of them."""
+    root = made("fam/root.py", F)
+    others = [made("fam/b.py", "x = 1\n" + F, "from root.py: x"), made("other/c.py", F), made("third/d.py", F)]
+    assert between("R2") == []
+    edit(others[2], "return x", "return -x")
+    edit(root, "return x", "return x + 1")
+    found = between("R2")
+    assert [problem.path for problem in found] == [others[2], root]  # the first root, c.py, is the measure
+    assert str(found[1]).startswith(f"{root}:9: R2: f is not the f of c.py; rename it, or repair it: solo ")
+    assert cli.main(found[1].text.rpartition(": solo ")[2].split()) == 0
+    assert between("R2") == [] and all("return x\n" in path.read_text() for path in [root, *others])
 
 
-# ---------------------------------------------------------------------- R3
-def over_budget(tree):
-    """The sentence of rule R3 about the sibling, or an empty string."""
-    found = [p for p in rules.check_family(sorted(tree.parent.glob("*.py"))) if p.rule == "R3" and p.path == tree]
-    assert all(tree.read_text().splitlines()[problem.line - 1].startswith("Differs ") for problem in found)
-    return "".join(problem.text for problem in found)
+def test_formatting_exempt_names_and_other_frameworks_may_differ(made):
+    made("fam/root.py", F + "class Args:\n    x = 1\n")
+    made("fam/b.py", F.replace("x)", " x )  # other") + "class Args:\n    x = 2\n", "from root.py: x")
+    made("other/c_jax.py", F.replace("return x", "return -x"), jax=True)
+    assert between("R2") == []
+    made("other/d_jax.py", F.replace("return x", "return 2 * x"), jax=True)
+    assert len(between("R2")) == 1
+    assert all(reason for reason in rules.EXEMPT.values())
 
 
-def set_budget(tree):
-    """`solo check --set-budget` for the sibling."""
-    return budget.set_budget(catalog.parse_header(tree))
+def test_environments_are_equal_where_the_spaces_are(made, solo):
+    other = MAKE_ENV.replace("return env_id", "return Scaled(env_id)")
+    made("fam/root.py", MAKE_ENV)
+    b = made("other/b.py", other, spaces="vector -> continuous")
+    c = made("third/c.py", other, spaces="vector -> continuous")
+    d = made("third/d_jax.py", MAKE_ENV, spaces="vector -> continuous", jax=True)
+    assert between("R2") == []
+    edit(c, "Scaled", "Clipped")
+    assert [(problem.path, problem.text[:35]) for problem in between("R2")] == [
+        (c, "make_env is not the make_env of b.p")
+    ]
+    assert solo("sync", "make_env", "--from", "b")[:2] == (0, "synced: make_env in algorithms/third/c.py\n")
+    assert between("R2") == [] and "Scaled" in b.read_text() and "Scaled" not in d.read_text()
 
 
-def test_diff_budget_holds(tree):
-    assert "differs from ppo.py in 4 lines and has no budget" in over_budget(tree)
-    assert set_budget(tree) == 4 and over_budget(tree) == ""
-    edit(tree, MAIN, f"# one more line\n{MAIN}")
-    assert "differs from ppo.py in 5 lines, budget 4; " in over_budget(tree)
-    with pytest.raises(UsageError, match="say in its line Differs what is new"):
-        set_budget(tree)
-    edit(tree, "nothing yet", "one more line")
-    assert "its line Differs has changed since" in over_budget(tree)
-    assert set_budget(tree) == 5 and over_budget(tree) == ""
+def set_budget(path):
+    """`solo check --set-budget` for a file."""
+    return budget.set_budget(catalog.parse_header(path))
 
 
-def test_budget_cannot_be_raised_by_hand(tree):
-    set_budget(tree)
-    edit(tree, MAIN, f"# one more line\n{MAIN}")
-    table = tree.parent.parent / budget.TABLE
-    edit(table, '"ppo_mine.py" = { lines = 4,', '"ppo_mine.py" = { lines = 40,')
-    assert "was changed by hand" in over_budget(tree)
-    with pytest.raises(UsageError, match="was changed by hand; restore it first"):
-        set_budget(tree)
+def test_diff_budget_holds(made):
+    made("fam/root.py", F)
+    b = made("fam/b.py", F, "from root.py: x")
+    (problem,) = between("R3")
+    assert "differs from root.py in 4 lines and has no budget; `solo check --set-budget b`" in problem.text
+    assert b.read_text().splitlines()[problem.line - 1].startswith("Differs ")
+    assert set_budget(b) == (4, 10) and between("R3") == []
+    edit(b, F, F + "x = 1\n" * 6)
+    assert between("R3") == []
+    edit(b, F, F + "x = 2\n")
+    (problem,) = between("R3")
+    assert "differs from root.py in 11 lines, budget 10; make the diff smaller, or" in problem.text
+    assert set_budget(b) == (11, 20) and between("R3") == []
+    edit(b, "x = 1\n" * 6, "")
+    assert between("R3") == [] and set_budget(b) == (5, 10)
 
 
-def test_smaller_diff_needs_no_words(tree):
-    edit(tree, MAIN, f"# one\n# two\n{MAIN}")
-    assert set_budget(tree) == 6
-    edit(tree, "# two\n", "")
-    assert over_budget(tree) == "" and set_budget(tree) == 5
+def test_missing_parent_is_found(made):
+    made("fam/b.py", F, "from gone.py: x")
+    assert [problem.text for problem in between("R3")] == ["Differs names gone.py, but there is no such file"]
 
 
-def test_budget_keeps_the_other_entries(tree):
-    table = tree.parent.parent / budget.TABLE
-    entries = budget.read_table(table) | {"z.py": {"demanding": 'says "why" — ü'}, "ppo_mine.py": {"demanding": "x"}}
-    budget.write_table(table, entries)
-    set_budget(tree)
-    new = budget.read_table(table)
-    assert new["ppo_mine.py"]["lines"] == 4 and new["ppo_mine.py"]["demanding"] == "x"
-    assert {**new, "ppo_mine.py": entries["ppo_mine.py"]} == entries
+def test_budget_keeps_the_other_entries(made):
+    made("fam/root.py", F)
+    b = made("fam/b.py", F, "from root.py: x")
+    table = b.parent.parent / scripts.BUDGETS
+    tables = {"diff": {"z.py": 30}, "long": {"y.py": 'says "why" — ü'}}
+    budget.write_table(table, tables)
+    set_budget(b)
+    assert budget.read_table(table) == {"diff": {"b.py": 10, "z.py": 30}, "long": tables["long"]}
+    assert table.read_text().index('"b.py" = 10\n"z.py" = 30\n') < table.read_text().index("[long]")
 
 
-def test_missing_parent_is_found(tree):
-    edit(tree, "from ppo.py: nothing", "from ppo_gone.py: nothing")
-    assert over_budget(tree) == "Differs names ppo_gone.py, but there is no such file"
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('[diff]\n"b.py" = 15\n', "the budget of b.py must be a multiple of 10, but is 15"),
+        ('[diff]\n"b.py" = -10\n', "must be a multiple of 10"),
+        ('[diff]\n"b.py" = true\n', "must be a multiple of 10"),
+        ('[long]\n"b.py" = " "\n', "must say why b.py may be longer"),
+        ('"b.py" = { lines = 20 }\n', "has an entry b.py; it may have [diff] and [long]"),
+        ("[diff\n", "is not TOML"),
+    ],
+)
+def test_a_table_that_says_something_else_is_refused(made, solo, text, sentence):
+    made("fam/root.py", F)
+    b = made("fam/b.py", F, "from root.py: x")
+    (b.parent.parent / scripts.BUDGETS).write_text(text)
+    refused(solo("check", "b"), sentence)
+
+
+# ---------------------------------------------------------------------- R3: two parents
+LINES = [f"x{i} = {i}" for i in range(20)]
+
+
+def lines(**changed):
+    """The body of a file: twenty lines, some of them other ones."""
+    return "".join(f"{changed.get(line.split()[0], line)}\n" for line in LINES)
+
+
+@pytest.fixture
+def corners(made):
+    """The four files of a square; returns the fourth."""
+    made("fam/root.py", lines())
+    made("fam/left.py", lines(x2="left"), "from root.py: left")
+    made("other/right.py", lines(x15="right"), "from root.py: right")
+    path = made("fam/both.py", lines(x2="left", x15="right"), "from left.py, right.py: both")
+    for name in ("left", "right", "both"):
+        set_budget(scripts.script_paths()[name])
+    return path
+
+
+def test_the_merge_of_two_parents_gives_the_file(corners):
+    assert catalog.parse_header(corners).parents == ["left.py", "right.py"]
+    assert budget.read_table(corners.parent.parent / scripts.BUDGETS)["diff"]["both.py"] == 0
+    assert between("R3") == []
+    edit(corners, "Spaces    vector", "Spaces    image")  # the header is its own
+    edit(corners, '"""both.', '# /// script\n# ///\n"""Both, over\ntwo lines.')
+    assert between("R3") == []
+
+
+def test_a_file_that_is_not_the_merge_of_its_parents_is_found(corners):
+    edit(corners, "x7 = 7\n", "x7 = 8\nmore\n")
+    (problem,) = between("R3", corners)
+    number = corners.read_text().splitlines().index("x7 = 8") + 1
+    assert problem.text.startswith(
+        "differs from the merge of left.py and right.py in 3 lines "
+        f"(line {number} has `x7 = 8` where the merge has `x7 = 7`), budget 0; "
+    )
+    assert set_budget(corners) == (3, 10) and between("R3") == []
+
+
+def test_a_fix_of_one_parent_must_reach_the_fourth_file(corners):
+    edit(corners.with_name("left.py"), "x9 = 9", "x9 = 10")
+    (problem,) = between("R3", corners)
+    assert "in 2 lines" in problem.text and "has `x9 = 9` where the merge has `x9 = 10`" in problem.text
+
+
+def test_all_lines_of_a_conflict_count(corners, made):
+    """Both parents change x2: two lines in conflict, and one line in their place."""
+    made("other/right.py", lines(x2="right"), "from root.py: right")
+    for body in (lines(x2="left"), lines(x2="right"), lines(x2="both")):
+        made("fam/both.py", body, "from left.py, right.py: both")
+        assert budget.measure(catalog.parse_header(corners))[0] == 3
+    (problem,) = between("R3", corners)
+    assert "has `both` where the merge has a conflict" in problem.text
+
+
+def test_one_parent_may_come_from_the_other(corners, made):
+    path = made("fam/three.py", lines(x2="left", x15="right"), "from left.py, both.py: nothing")
+    assert budget.measure(catalog.parse_header(path)) == (0, "")
+
+
+def test_parents_must_have_a_common_file(corners, made):
+    made("third/lonely.py", lines())
+    path = made("fam/three.py", lines(), "from left.py, lonely.py: x")
+    sentences = [problem.text for problem in between("R3", path)]
+    assert sentences == ["Differs names left.py and lonely.py, which come from no common file"]
+    edit(path, "lonely.py:", "right.py, root.py:")
+    assert [problem.text for problem in between("R3", path)] == ["Differs names 3 parents, but may name two at most"]
+    edit(path, "right.py, root.py:", "gone.py:")
+    assert [problem.text for problem in between("R3", path)] == ["Differs names gone.py, but there is no such file"]
+
+
+def test_parents_in_a_circle_end(made):
+    made("fam/left.py", F, "from right.py: x")
+    made("fam/right.py", F, "from left.py: x")
+    path = made("fam/both.py", F, "from left.py, right.py: both")
+    assert budget.measure(catalog.parse_header(path))[0] == 0
+
+
+def test_d3qn_is_a_square():
+    """Dueling and double DQN, each a change of DQN, merged: the file, except its header."""
+    found = {script.name: script for script in catalog.scripts()}
+    assert square.square(*(found["d3qn"], found["dueling_dqn"].path, found["double_dqn"].path)).lines == 0
+
+
+# ---------------------------------------------------------------------- Twin
+def test_a_file_in_jax_may_name_its_twin_in_torch(made):
+    made("fam/a.py", F)
+    path = made("other/a_jax.py", F, jax=True, more="Twin      a.py\n")
+    script = catalog.parse_header(path)
+    assert script.twin == "a.py" and rules.bad_twin(script) == ""
+    assert catalog.parse_header(made("other/b_jax.py", F, jax=True)).twin is None
+
+
+@pytest.mark.parametrize(
+    ("name", "jax", "twin", "sentence"),
+    [
+        ("b", False, "a.py", "only files in JAX name a Twin"),
+        ("b", True, "gone.py", "Twin names gone.py, but there is no such file"),
+        ("b", True, "", "Twin names nothing, but there is no such file"),
+        ("b", True, "a_jax.py", "Twin names a_jax.py, which is in JAX, too"),
+    ],
+)
+def test_a_wrong_twin_is_found(made, name, jax, twin, sentence):
+    made("fam/a.py", F)
+    made("fam/a_jax.py", F, jax=True)
+    path = made(f"fam/{name}.py", F, jax=jax, more=f"Twin      {twin}\n")
+    found = [problem for problem in rules.check_file(path) if sentence in problem.text]
+    assert len(found) == 1 and path.read_text().splitlines()[found[0].line - 1].startswith("Twin ")
+
+
+def test_a_new_variant_has_no_twin(tree, solo):
+    edit(tree.with_name("ppo_jax.py"), "Differs ", "Twin      ppo.py\n          and more\nDiffers ")
+    assert solo("new", "mine", "--from", "ppo_jax")[0] == 0
+    script = catalog.parse_header(tree.with_name("mine.py"))
+    assert script.twin is None and script.parents == ["ppo_jax.py"] and "and more" not in script.path.read_text()
 
 
 # ---------------------------------------------------------------------- the command
 def test_check_prints_a_line_for_each_problem(tree, solo):
-    set_budget(tree)
+    solo("check", "--set-budget", "ppo_mine")
     edit(tree, "import torch\n", "import torch\nimport ppo\n")
     code, out, _ = solo("check", "ppo_mine")
     lines = out.splitlines()
@@ -256,7 +478,7 @@ def test_check_prints_a_line_for_each_problem(tree, solo):
 
 
 def test_check_shows_problems_of_the_named_files_only(tree):
-    edit(tree, "gamma * lam * alive[t]", "gamma * lam * (1 - done[t])")
+    edit(tree, "gamma * lam * (1 - done[t])", "gamma * lam * alive[t]")
     assert any(problem.rule == "R2" for problem in problems_of([tree]))
     assert not any(problem.path == tree for problem in problems_of([tree.with_name("ppo.py")]))
 
@@ -268,7 +490,7 @@ def test_check_is_content_with_the_real_files(solo):
 
 def test_set_budget_says_what_it_did(tree, solo):
     code, out, _ = solo("check", "--set-budget", "ppo_mine")
-    assert (code, out) == (0, "ppo_mine.py differs from ppo.py in 4 lines, which is its budget now\n")
+    assert (code, out) == (0, "ppo_mine.py differs from ppo.py in 4 lines; its budget is 10 now\n")
 
 
 # ---------------------------------------------------------------------- files of a user's own, outside of the catalogue
@@ -286,7 +508,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_normalized", "ppo_jax", "rpo_continuous_action", "dqn"])
 def test_a_plain_copy_passes(home, solo, name):
-    """Roots, variants and demanding files, under their own names and under others."""
+    """Roots and variants, under their own names and under others."""
     for target in (f"{name}.py", "mine.py"):
         assert solo("copy", name, target)[0] == 0
         assert solo("check", target)[:2] == (0, "1 file, no problems\n")
@@ -299,7 +521,7 @@ def test_a_new_variant_passes_without_a_budget(home, solo, name):
     assert solo("check", "mine.py")[:2] == (0, "1 file, no problems\n")
     assert solo("new", "second", "--from", "mine.py")[0] == 0
     assert solo("check", "second.py", "mine.py")[:2] == (0, "2 files, no problems\n")
-    assert not list(home.parent.rglob(budget.TABLE))
+    assert not list(home.parent.rglob(scripts.BUDGETS))
 
 
 def test_a_plain_copy_in_a_checkout_passes(tree, solo, tmp_path):
@@ -310,9 +532,9 @@ def test_an_own_file_is_checked_against_the_catalogue(home, solo):
     """Also where a file of the parent's name lies next to it."""
     solo("new", "mine", "--from", "ppo_normalized")
     solo("copy", "ppo")
-    edit(home / "ppo.py", "gamma * lam * alive[t]", "gamma * lam * (1 - done[t])")
+    edit(home / "ppo.py", "gamma * lam * (1 - done[t])", "gamma * lam * alive[t]")
     assert solo("check", "mine.py")[0] == 0
-    edit(home / "mine.py", "gamma * lam * alive[t]", "gamma * lam * (1 - done[t])")
+    edit(home / "mine.py", "gamma * lam * (1 - done[t])", "gamma * lam * alive[t]")
     edit(home / "mine.py", "import torch\n", "import ppo\nimport dqn\nimport torch\n")
     edit(home / "mine.py", "ppo/README.md", "ppo/NOTHING.md")
     code, out, _ = solo("check", "mine.py")
@@ -328,7 +550,7 @@ def test_an_own_file_needs_a_parent_that_exists_and_no_budget(home, solo):
     edit(home / "mine.py", "from ppo.py:", "from ppo_gone.py:")
     assert "R3: Differs names ppo_gone.py, but there is no such file" in solo("check", "mine.py")[1]
     refused(solo("check", "--set-budget", "mine.py"), "mine.py is not in a folder of algorithms")
-    assert not list(home.parent.rglob(budget.TABLE))
+    assert not list(home.parent.rglob(scripts.BUDGETS))
 
 
 def test_own_files_that_name_each_other_as_parents_end(home, solo):

@@ -1,85 +1,71 @@
-"""R3, the diff budget: how many lines a file may differ from the sibling it names in its header.
+"""R3, the diff budget: how many lines a file may differ from the file, or the merge of the two, that its header names.
 
-The table `algorithms/diff_budget.toml` holds one line for each file that is not a root:
+The table `algorithms/diff_budget.toml` is two plain tables, which review and git watch:
 
-    "ppo_continuous_action.py" = { lines = 74, differs = "1a2b3c4d", seal = "5e6f7a8b" }
+    [diff]              # most lines, added and removed, that a file may differ from its parent(s); multiples of 10
+    "c51.py" = 80
 
-`lines` is the budget: added and removed lines together. `differs` is a hash of the text behind `Differs` in the header
-at the time the budget was set: a larger diff needs a header that says what is new. `seal` is a hash of both, so that a
-number raised by hand is noticed. `solo check --set-budget FILE` writes the line, and refuses to raise a number while
-the header still says the same. A file that needs more than the usual number of lines says why: `demanding = "..."`.
+    [long]              # why a file may have more lines of code than others (rule R1)
+    "x.py" = "why"
+
+`solo check --set-budget FILE` rounds the present diff up to 10 and writes it.
 """
 
-import difflib
-import hashlib
 import json
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from solorl.catalog.header import Script, parse_header, read_source
+from solorl.catalog.square import count_changes, find_named, parent_paths, square
 from solorl.errors import UsageError
+from solorl.files import write
 from solorl.scripts import BUDGETS, as_typed, in_catalogue, script_paths
 
-TABLE = BUDGETS
-COMMENT = """\
-# Rule R3: how many lines each file may differ from the sibling named in its header, and which files are demanding.
-# Written by `solo check --set-budget FILE`; CONTRIBUTING.md explains it. `demanding = "why"` may be added by hand.
-"""
-
-
-def digest(text: str) -> str:
-    """The first 8 hexadecimal digits of the SHA-256 of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def opcodes(a: Sequence[str], b: Sequence[str]) -> Sequence[tuple[str, int, int, int, int]]:
-    """difflib's line diff of two texts."""
-    return difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-
-
-def count_changes(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
-    """Lines added to and removed from `a` to get `b`."""
-    changed = [code for code in opcodes(a, b) if code[0] != "equal"]
-    return sum(j2 - j1 for *_, j1, j2 in changed), sum(i2 - i1 for _, i1, i2, _, _ in changed)
+STEP = 10  # budgets are multiples of it
+COMMENTS = {
+    "diff": "Most lines, added and removed, that a file may differ from its parent(s): multiples of 10 (rule R3).\n"
+    "# `solo check --set-budget FILE` writes them.",
+    "long": "Files that may have more lines of code than others, and why (rule R1). Written by hand.",
+}
 
 
 def table_of(path: Path) -> Path:
     """The table that an algorithm file belongs to."""
-    return path.resolve().parent.parent / TABLE
+    return path.resolve().parent.parent / BUDGETS
 
 
 def read_table(table: Path) -> dict[str, dict[str, Any]]:
-    """File name -> entry; empty if there is no table. UsageError if it cannot be read."""
-    if not table.is_file():
-        return {}
+    """The tables `diff` and `long`, empty if there is no file. UsageError for one that cannot be read."""
     try:
-        return tomllib.loads(read_source(table))
+        found = tomllib.loads(read_source(table)) if table.is_file() else {}
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{table} is not TOML: {error}") from None
+    if unknown := set(found) - set(COMMENTS):
+        raise UsageError(f"{table} has an entry {min(unknown)}; it may have [diff] and [long]")
+    tables = {name: found.get(name, {}) for name in COMMENTS}
+    for name, lines in tables["diff"].items():
+        if type(lines) is not int or lines < 0 or lines % STEP:
+            raise UsageError(f"{table}: the budget of {name} must be a multiple of {STEP}, but is {lines!r}")
+    for name, why in tables["long"].items():
+        if not (isinstance(why, str) and why.strip()):
+            raise UsageError(f"{table}: [long] must say why {name} may be longer")
+    return tables
 
 
-def entry_of(path: Path) -> dict[str, Any]:
-    """The table's entry of an algorithm file; empty if it has none."""
-    return read_table(table_of(path)).get(path.name, {})
+def write_table(table: Path, tables: dict[str, dict[str, Any]]) -> None:
+    """Write both tables, one line an entry, sorted by name."""
+    parts = []
+    for name, comment in COMMENTS.items():
+        rows = [f'"{file}" = {json.dumps(value, ensure_ascii=False)}\n' for file, value in sorted(tables[name].items())]
+        parts.append(f"# {comment}\n[{name}]\n{''.join(rows)}")
+    write(table, "\n".join(parts).encode())
 
 
-def is_demanding(path: Path) -> bool:
+def may_be_long(path: Path) -> bool:
     """Whether the table says why this file, or what a user's own file comes from, may be longer than others."""
     origin = path if in_catalogue(path) else origin_of(parse_header(path))
-    return bool(origin and entry_of(origin).get("demanding"))
-
-
-def parent_path(script: Script) -> Path | None:
-    """The file a script differs from: in its own folder, or else in another family; the parent of a user's own file is
-    in the catalogue of this installation, or else next to it."""
-    folder = script.path.resolve().parent
-    known = {path.name: path for path in script_paths().values()}
-    if script.parent in known and not in_catalogue(script.path):
-        return known[script.parent]
-    found = [folder / str(script.parent), *sorted(folder.parent.glob(f"*/{script.parent}"))]
-    return next((path for path in found if path.is_file()), None)
+    return origin is not None and origin.name in read_table(table_of(origin))["long"]
 
 
 def origin_of(script: Script, seen: frozenset[Path] = frozenset()) -> Path | None:
@@ -88,71 +74,58 @@ def origin_of(script: Script, seen: frozenset[Path] = frozenset()) -> Path | Non
     words, paths = script.run.split(), script_paths()
     if words[:2] == ["solo", "train"] and words[2:] and words[2].removesuffix(".py") in paths:
         return paths[words[2].removesuffix(".py")]
-    parent = parent_path(script) if script.parent else None
+    parent = next(iter(parent_paths(script)), None)
     if parent is None or parent in seen or parent in paths.values():
         return parent if parent not in seen else None
     return origin_of(parse_header(parent), seen | {parent})
 
 
-def measure(script: Script) -> int | None:
-    """Added and removed lines between a script and its parent; None if there is no such parent."""
-    parent = parent_path(script)
-    if parent is None:
-        return None
-    return sum(count_changes(read_source(parent).splitlines(), read_source(script.path).splitlines()))
+def measure(script: Script) -> tuple[int, str]:
+    """Lines, added and removed, between a script and its parent or the merge of its two parents; and, for a merge,
+    where they begin. UsageError where there is no such file."""
+    for name in script.parents:
+        if not find_named(script, name):
+            raise UsageError(f"Differs names {name}, but there is no such file")
+    first, *others = parent_paths(script)
+    if len(others) > 1:
+        raise UsageError(f"Differs names {len(others) + 1} parents, but may name two at most")
+    if others:
+        found = square(script, first, others[0])
+        return found.lines, found.first
+    return sum(count_changes(read_source(first).splitlines(), read_source(script.path).splitlines())), ""
 
 
-def seal(lines: int, differs: str) -> str:
-    """Binds a budget to the header it was set for."""
-    return digest(f"{lines} {differs}")
+def parents_in_words(script: Script) -> str:
+    """`a.py`, or `the merge of a.py and b.py`."""
+    return script.parents[0] if len(script.parents) == 1 else f"the merge of {' and '.join(script.parents)}"
 
 
 def breach(script: Script) -> str:
     """What is wrong with the diff of a script that names a parent, or an empty string."""
-    lines, entry = measure(script), entry_of(script.path)
-    command = f"`solo check --set-budget {as_typed(script.path)}`"
-    if lines is None:
-        return f"Differs names {script.parent}, but there is no such file"
+    try:
+        lines, where = measure(script)
+    except UsageError as error:
+        return str(error)
     if not in_catalogue(script.path):  # a budget is kept for what is shared
         return ""
-    if "lines" not in entry:
-        return f"differs from {script.parent} in {lines} lines and has no budget; {command} sets it"
-    if entry.get("seal") != seal(entry["lines"], entry.get("differs", "")):
-        return f"its line in {TABLE} was changed by hand; restore it, then change the line Differs and run {command}"
-    if entry["differs"] != digest(script.fields["Differs"]):
-        return f"its line Differs has changed since the budget was set; {command} sets it anew"
-    if lines > entry["lines"]:
-        more = f"differs from {script.parent} in {lines} lines, budget {entry['lines']}"
-        return f"{more}; make the diff smaller, or say in this line what is new and run {command}"
-    return ""
+    budget = read_table(table_of(script.path))["diff"].get(script.path.name)
+    if budget is not None and lines <= budget:
+        return ""
+    what = f"differs from {parents_in_words(script)} in {lines} lines" + (f" ({where})" if where else "")
+    command = f"`solo check --set-budget {as_typed(script.path)}`"
+    if budget is None:
+        return f"{what} and has no budget; {command} sets it"
+    return f"{what}, budget {budget}; make the diff smaller, or raise the budget with a reason: {command}"
 
 
-def set_budget(script: Script) -> int:
-    """Make the present diff the budget and return it; UsageError for a root and for a rise that the header hides."""
+def set_budget(script: Script) -> tuple[int, int]:
+    """Make the present diff, rounded up to 10, the budget; return both. UsageError for a file without a parent."""
     if not in_catalogue(script.path):
         raise UsageError(f"{script.path.name} is not in a folder of algorithms, so it needs no budget")
-    lines, table = measure(script), table_of(script.path)
-    if script.parent is None or lines is None:
+    if not script.parents:
         raise UsageError(f"{script.path.name} names no sibling that it differs from, so it has no budget")
-    entries = read_table(table)
-    entry, differs = entries.get(script.path.name, {}), digest(script.fields["Differs"])
-    if "lines" in entry:
-        if entry.get("seal") != seal(entry["lines"], entry.get("differs", "")):
-            raise UsageError(f"the line of {script.path.name} in {table} was changed by hand; restore it first")
-        if entry["differs"] == differs and lines > entry["lines"]:
-            what = f"{script.path.name} differs from {script.parent} in {lines} lines, budget {entry['lines']}"
-            raise UsageError(f"{what}; say in its line Differs what is new, then set the budget")
-    entries[script.path.name] = entry | {"lines": lines, "differs": differs, "seal": seal(lines, differs)}
-    write_table(table, entries)
-    return lines
-
-
-def write_table(table: Path, entries: dict[str, dict[str, Any]]) -> None:
-    """Write the table, one line an entry, sorted by name."""
-    from solorl.files import write
-
-    rows = []
-    for name, entry in sorted(entries.items()):
-        values = ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items())
-        rows.append(f'"{name}" = {{ {values} }}\n')
-    write(table, (COMMENT + "".join(rows)).encode())
+    lines, table = measure(script)[0], table_of(script.path)
+    tables = read_table(table)
+    tables["diff"][script.path.name] = -(-lines // STEP) * STEP
+    write_table(table, tables)
+    return lines, tables["diff"][script.path.name]

@@ -2,11 +2,15 @@
 
 import ast
 import re
+import tokenize
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 
 from solorl.errors import UsageError, did_you_mean
-from solorl.scripts import KEYS, header_fields, script_paths
+from solorl.scripts import KEYS, header_fields, not_for, script_paths
+
+FREE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
 @dataclass
@@ -47,16 +51,25 @@ class Script:
         return self.spaces.partition("->")[2].strip()
 
     @property
+    def parents(self) -> list[str]:
+        """The file names in `Differs   from X.py: ...` or `from X.py, Y.py: ...`; none for the root of a family."""
+        match = re.match(r"from ([^\s,:]+\.py(?:, *[^\s,:]+\.py)*)(?![\w.])", self.fields.get("Differs", ""))
+        return re.split(r", *", match.group(1)) if match else []
+
+    @property
     def parent(self) -> str | None:
-        """The sibling's file name in `Differs   from X.py: ...`; None for the root of a family."""
-        match = re.match(r"from (\S+\.py)\b", self.fields.get("Differs", ""))
-        return match.group(1) if match else None
+        """The first of the parents; None for the root of a family."""
+        return next(iter(self.parents), None)
+
+    @property
+    def twin(self) -> str | None:
+        """The file name in `Twin   X.py`: the torch file that a file in JAX corresponds to; None without one."""
+        return self.fields.get("Twin") or None
 
     @property
     def not_for(self) -> dict[str, str]:
         """What the file is not made for, each with the file that is: `{"images": "ppo_atari.py"}`."""
-        parts = [part.rpartition(":") for part in self.fields.get("Not for", "").split(";")]
-        return {what.strip(): file.strip() for what, colon, file in parts if colon}
+        return not_for(self.fields)
 
 
 def scripts(folder: Path | None = None) -> list[Script]:
@@ -82,6 +95,30 @@ def parse_source(path: Path) -> ast.Module:
         raise UsageError(f"{path}:{error.lineno} is not valid Python: {error.msg}") from None
     except ValueError as error:  # a null byte in some versions of Python
         raise UsageError(f"{path} is not valid Python: {error}") from None
+
+
+def split_header(text: str) -> tuple[str, str, str]:
+    """What stands above the docstring of a file (its PEP 723 block), the docstring, and what follows it."""
+    first = next(iter(ast.parse(text).body), None)
+    lines = text.splitlines(keepends=True)
+    if not (
+        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    ):
+        return "", "", text
+    start, end = first.lineno - 1, first.end_lineno or 0
+    return "".join(lines[:start]), "".join(lines[start:end]), "".join(lines[end:])
+
+
+def code_lines(text: str) -> int:
+    """The lines of code of a Python file: comments, docstrings and blank lines are free."""
+    documented, code, docstrings = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, set(), set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            docstrings |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    for token in tokenize.generate_tokens(StringIO(text).readline):
+        if token.type not in FREE and not (token.type == tokenize.STRING and token.start[0] in docstrings):
+            code |= set(range(token.start[0], token.end[0] + 1))
+    return len(code)
 
 
 def top_modules(tree: ast.Module) -> dict[str, int]:

@@ -15,18 +15,33 @@ from functools import lru_cache
 from pathlib import Path
 
 from solorl.catalog import budget
-from solorl.catalog.header import Script, parse_header, parse_source, read_source, top_modules
+from solorl.catalog.header import Script, code_lines, parse_header, parse_source, read_source, top_modules
+from solorl.catalog.square import find_named
 from solorl.errors import UsageError, did_you_mean
-from solorl.scripts import KEYS, PACKAGE, algorithms_folder, as_typed, in_catalogue, script_paths
+from solorl.scripts import BUDGETS, KEYS, PACKAGE, algorithms_folder, as_typed, in_catalogue, script_paths
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
-# What differs between siblings by nature: settings, networks and, in JAX, state and loop.
-EXEMPT = (
-    *("Args", "make_env", "Agent", "Actor", "Critic", "QNetwork"),
-    *("Training", "Learner", "init_params", "policy", "act", "begin", "iteration"),
-)
-MAX_LINES, MAX_LINES_DEMANDING = 250, 350
+# What may differ between files of one framework under one name, because that name stands for a role; and why.
+EXEMPT = {
+    "Args": "the settings of an algorithm",
+    "Agent": "the networks of an algorithm",
+    "Actor": "a policy for a kind of actions",
+    "Critic": "a value function for a kind of actions",
+    "QNetwork": "the network of a DQN, which dueling and distributional variants change",
+    "Batch": "what a rollout or a replay buffer holds",
+    "Training": "in JAX: all that changes in a training",
+    "Learner": "in JAX: parameters and optimiser states of one algorithm",
+    "Setup": "in JAX: what stays the same in a training",
+    "init_params": "in JAX: the networks of an algorithm",
+    "begin": "in JAX: the first Training",
+    "iteration": "in JAX: the main loop's body",
+    "learn": "in JAX: phase 3 of that body",
+    "act": "in JAX: the policy in evaluation",
+    "evaluate": "in JAX: log-probabilities for a kind of actions",
+}
+BY_SPACES = ("make_env",)  # equal among the files with equal Spaces
+MAX_CODE_ROOT, MAX_CODE, MAX_CODE_LONG = 180, 240, 300
 MAX_WIDTH = 120
 MAX_DEPTH = 5
 ENTRANCES = ("Run", "Runs", "RunArgs", "parse")  # what a script may use of the library besides the verbs of `run`
@@ -114,11 +129,16 @@ def uses_of_args(tree: ast.AST) -> list[tuple[str, int]]:
     return [(n.attr, n.lineno) for n in nodes if isinstance(n.value, ast.Name) and n.value.id == "args"]
 
 
-def siblings(script: Script) -> list[Path]:
-    """The other files of the same folder and framework."""
-    paths = sorted(path for path in script.path.parent.glob("*.py") if not path.name.startswith("_"))
-    others = [path for path in paths if not path.samefile(script.path)]
-    return [path for path in others if ("jax" in top_modules(parse_source(path))) == (script.framework == "jax")]
+def neighbours(path: Path) -> list[Path]:
+    """The files of all families next to that of an algorithm, or of the folder of a user's own file; itself too."""
+    folder = path.resolve().parent
+    return list(script_paths(folder.parent).values()) if in_catalogue(path) else sorted(folder.glob("[!_]*.py"))
+
+
+def is_bound(name: str, a: Script, b: Script) -> bool:
+    """R2: whether the top-level definition `name` must be equal in both files, if both have it."""
+    same_kind = a.framework == b.framework and (name not in BY_SPACES or a.spaces == b.spaces)
+    return same_kind and name not in EXEMPT
 
 
 def _families(path: Path) -> Path:
@@ -164,14 +184,14 @@ def check_imports(source: Source) -> Iterator[Problem]:
 
 
 def check_size(source: Source) -> Iterator[Problem]:
-    """R1: lines, width and nesting."""
-    lines = source.text.splitlines()
-    demanding = budget.is_demanding(source.path)
-    limit = MAX_LINES_DEMANDING if demanding else MAX_LINES
-    if len(lines) > limit:
-        hint = "" if demanding else f" (demanding variants, listed in {budget.TABLE}, may have {MAX_LINES_DEMANDING})"
-        yield source.problem(limit + 1, "R1", f"has {len(lines)} lines, but may have {limit}{hint}")
-    for number, line in enumerate(lines, 1):
+    """R1: lines of code, width and nesting."""
+    lines, long = code_lines(source.text), budget.may_be_long(source.path)
+    is_root = source.script.framework == "torch" and not source.script.parents
+    limit = MAX_CODE_LONG if long else MAX_CODE_ROOT if is_root else MAX_CODE
+    if lines > limit:
+        hint = "" if long else f" ({MAX_CODE_LONG} where [long] of {BUDGETS} says why)"
+        yield source.problem(1, "R1", f"has {lines} lines of code, but may have {limit}{hint}")
+    for number, line in enumerate(source.text.splitlines(), 1):
         if len(line) > MAX_WIDTH:
             yield source.problem(number, "R1", f"the line has {len(line)} characters, but may have {MAX_WIDTH}")
     for depth, number in depths(source.tree.body):
@@ -187,8 +207,8 @@ def check_header(source: Source) -> Iterator[Problem]:
         if not fields.get(key):
             place = "keys stand in columns 0-9, values start at column 10"
             yield source.problem(1, "header", f"the header has no line {key} ({place})")
-    if fields.get("Differs") and script.parent is None and not fields["Differs"].startswith("root of its family"):
-        text = "Differs must say `from SIBLING.py: how` or `root of its family`"
+    if fields.get("Differs") and not script.parents and not fields["Differs"].startswith("root of its family"):
+        text = "Differs must say `from SIBLING.py: how`, `from ONE.py, OTHER.py: how` or `root of its family`"
         yield source.problem(source.header_line("Differs"), "header", text)
     path, families = source.path.resolve(), _families(source.path)
     page = re.split(r"[\s:;,]", fields.get("Details", ""))[0]
@@ -196,9 +216,23 @@ def check_header(source: Source) -> Iterator[Problem]:
         yield source.problem(source.header_line("Details"), "header", f"there is no file {page}")
     if script.run and (text := bad_command(script, source.tree)):
         yield source.problem(source.header_line("Run"), "header", text)
-    twins = set(families.glob(f"*/{path.name}")) - {path} if in_catalogue(path) else set()
-    for twin in sorted(twins):
-        yield source.problem(1, "header", f"the name is taken by {twin.parent.name}/{twin.name}")
+    taken = set(families.glob(f"*/{path.name}")) - {path} if in_catalogue(path) else set()
+    for other in sorted(taken):
+        yield source.problem(1, "header", f"the name is taken by {other.parent.name}/{other.name}")
+    if text := bad_twin(script):
+        yield source.problem(source.header_line("Twin"), "header", text)
+
+
+def bad_twin(script: Script) -> str:
+    """What is wrong with the header's line Twin, or an empty string: files in JAX may name their twin in torch."""
+    if "Twin" not in script.fields:
+        return ""
+    if script.framework != "jax":
+        return "only files in JAX name a Twin, the torch file that they correspond to"
+    path = find_named(script, script.twin or "")
+    if path is None or path.suffix != ".py":
+        return f"Twin names {script.twin or 'nothing'}, but there is no such file"
+    return f"Twin names {path.name}, which is in JAX, too" if parse_header(path).framework == "jax" else ""
 
 
 def bad_command(script: Script, tree: ast.Module) -> str:
@@ -327,8 +361,8 @@ def check_file(path: Path) -> list[Problem]:
     return sorted((problem for check in checks for problem in check(source)), key=lambda problem: problem.line)
 
 
-def check_family(paths: Sequence[Path]) -> list[Problem]:
-    """R2 and R3 for the files of one folder of algorithms. Files without a header are left to `check_file`."""
+def check_together(paths: Sequence[Path]) -> list[Problem]:
+    """R2 and R3 for the files of all families. Files without a header are left to `check_file`."""
     found = []
     for path in paths:
         try:
@@ -339,30 +373,33 @@ def check_family(paths: Sequence[Path]) -> list[Problem]:
 
 
 def check_own(path: Path) -> list[Problem]:
-    """R2 and R3 for a user's own file: against the family, in the catalogue, of the file that it comes from."""
+    """R2 and R3 for a user's own file: against the catalogue, where the file comes from one of it."""
     try:
         script = parse_header(path)
     except UsageError:
         return []
     origin = budget.origin_of(script)
-    family = sorted(origin.parent.glob("[!_]*.py")) if origin else []
-    found = [*check_same_bodies(list(map(parse_header, family)), script), *check_budgets([script])]
+    others = [parse_header(each) for each in neighbours(origin)] if origin else []
+    found = [*check_same_bodies(others, script), *check_budgets([script])]
     return [problem for problem in found if problem.path == path]
 
 
 def check_same_bodies(scripts: Sequence[Script], own: Script | None = None) -> Iterator[Problem]:
-    """R2: a definition with the same name is equal, up to formatting, to that of the family's first file: the root.
-    `own` is a user's own file, which comes last."""
-    first: dict[tuple[str, str], tuple[str, Script]] = {}
+    """R2: a definition with the same name is equal, up to formatting, to that of the first file that has it; roots come
+    first. `own` is a user's own file, which comes last and may make other environments."""
+    first: dict[str, list[tuple[str, Script]]] = {}  # name -> definitions, of which each binds other files
     ordered = sorted(scripts, key=lambda script: (script.parent is not None, script.path.name))
     for script in [*ordered, own] if own else ordered:
         for name, node in definitions(parse_source(script.path)).items():
-            if name in EXEMPT:
+            if script is own and name in BY_SPACES:
                 continue
-            text, owner = first.setdefault((script.framework, name), (ast.unparse(node), script))
-            if ast.unparse(node) != text:
+            text, known = ast.unparse(node), first.setdefault(name, [])
+            wanted, owner = next((each for each in known if is_bound(name, each[1], script)), (text, script))
+            if owner is script:
+                known.append((text, script))
+            elif text != wanted:
                 repair = f"solo sync {name} --from {as_typed(owner.path)}"
-                if script is own:  # sync writes into the folder of the file it copies from
+                if script is own:  # sync writes next to the file it copies from
                     repair = f"solo diff {as_typed(owner.path)} {as_typed(script.path)}"
                 what = f"{name} is not the {name} of {owner.path.name}; rename it, or repair it"
                 yield Problem(script.path, node.lineno, "R2", f"{what}: {repair}")

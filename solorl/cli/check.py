@@ -5,9 +5,9 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from solorl.catalog.budget import set_budget
+from solorl.catalog.budget import parents_in_words, set_budget
 from solorl.catalog.header import find_path, parse_header
-from solorl.catalog.rules import Problem, check_family, check_file, check_own
+from solorl.catalog.rules import Problem, check_file, check_own, check_together, neighbours
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.files import shown
@@ -15,23 +15,23 @@ from solorl.scripts import in_catalogue, script_paths
 
 
 def problems_of(paths: Sequence[Path]) -> list[Problem]:
-    """The problems of the given files; those between siblings are found with the whole family, those of a user's own
-    file with the catalogue."""
+    """The problems of the given files; those between files are found with all families next to them, those of a
+    user's own file with the catalogue."""
     wanted = {path.resolve() for path in paths}
     found = [problem for path in sorted(wanted) for problem in check_file(path)]
     for path in sorted(path for path in wanted if not in_catalogue(path)):
         found += check_own(path)
-    for folder in sorted({path.parent for path in wanted if in_catalogue(path)}):
-        family = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
-        found += [problem for problem in check_family(family) if problem.path.resolve() in wanted]
+    for path in {path.parent.parent: path for path in sorted(wanted) if in_catalogue(path)}.values():
+        found += [problem for problem in check_together(neighbours(path)) if problem.path.resolve() in wanted]
     return sorted(found, key=lambda problem: (str(problem.path), problem.line))
 
 
 def set_budgets(paths: Sequence[Path]) -> int:
-    """Write the budgets of the given files; UsageError where a rise is refused."""
+    """Write the budgets of the given files; UsageError for a file that has no parent."""
     for path in paths:
         script = parse_header(path)
-        print(f"{path.name} differs from {script.parent} in {set_budget(script)} lines, which is its budget now")
+        lines, budget = set_budget(script)
+        print(f"{path.name} differs from {parents_in_words(script)} in {lines} lines; its budget is {budget} now")
     return 0
 
 
@@ -39,7 +39,9 @@ def main(argv: Sequence[str]) -> int:
     """Print one line per problem and return 1 if there are any."""
     parser = Parser("check", "Check algorithm files (default: all) against the rules in CONTRIBUTING.md.")
     parser.add_argument("files", metavar="FILE", nargs="*", help="algorithm names or .py files")
-    parser.add_argument("--set-budget", action="store_true", help="make the present diff of each FILE its budget (R3)")
+    parser.add_argument(
+        "--set-budget", action="store_true", help="make the present diff of each FILE, rounded up, its budget (R3)"
+    )
     args = parser.parse(argv)
     paths = [find_path(name) for name in args.files] or list(script_paths().values())
     if args.set_budget:

@@ -15,8 +15,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from solorl.catalog.budget import count_changes, opcodes
 from solorl.catalog.header import find_path, parse_header, read_source
+from solorl.catalog.square import count_changes, opcodes
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.files import shown, write

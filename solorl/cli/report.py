@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         return regression.run(args.against, args.paths or [DEFAULT_RESULTS], args.metric or "eval")
     from solorl.results import comparison as cmp  # here, because it loads NumPy
     from solorl.results import text as text
-    from solorl.results.result import read_all
+    from solorl.results.read import read_all
 
     results, problems = read_all(args.paths)
     if not results:

@@ -1,14 +1,19 @@
-"""`solo sync`: one definition, copied into every sibling that has it."""
+"""`solo sync`: one definition, copied into every file that must have the same; or the changes of a file, merged into
+those that come from it."""
 
 import ast
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from solorl.catalog.header import find_path, parse_header, parse_source
-from solorl.catalog.rules import EXEMPT, Definition, definitions, siblings
+from solorl.catalog.header import find_path, parse_header, parse_source, read_source, split_header
+from solorl.catalog.rules import EXEMPT, Definition, definitions, is_bound, neighbours
+from solorl.catalog.square import descendants, merge, parent_paths
 from solorl.cli import Parser
 from solorl.errors import UsageError, did_you_mean
 from solorl.files import shown, write
+
+HEADER = '"""The header of each file is its own."""\n'
 
 
 def span(node: Definition) -> slice:
@@ -43,25 +48,104 @@ def synced(path: Path, name: str, body: Sequence[bytes]) -> bytes | None:
     return b"".join(lines)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Copy a definition into the siblings; with --check only say what would change and return 1 if anything would."""
-    parser = Parser("sync", "Copy a function or class from one file into every sibling of its family that has it.")
-    parser.add_argument("name", metavar="NAME", help="a top-level function or class, as in gae")
-    parser.add_argument("--from", dest="source", metavar="FILE", required=True, help="where it is right")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a sibling differs")
-    args = parser.parse(argv)
-    source = find_path(args.source)
-    body = body_of(source, args.name)
-    if args.name in EXEMPT:
-        raise UsageError(f"solo sync leaves {', '.join(EXEMPT)} alone: they are meant to differ between siblings")
-    new = {path: synced(path, args.name, body) for path in siblings(parse_header(source))}
+def copy_definition(name: str, source: Path, check: bool) -> int:
+    """Copy a definition into all files in which it must be equal."""
+    body, own = body_of(source, name), parse_header(source)
+    if name in EXEMPT:
+        raise UsageError(f"solo sync leaves {', '.join(EXEMPT)} alone: they are meant to differ between files")
+    others = [parse_header(path) for path in neighbours(source) if not path.samefile(source)]
+    new = {other.path: synced(other.path, name, body) for other in others if is_bound(name, own, other)}
     having = {path: data for path, data in new.items() if data is not None}
     changed = {path: data for path, data in having.items() if data != path.read_bytes()}
     for path, data in changed.items():
         ast.parse(data)
-        if not args.check:
+        if not check:
             write(path, data)
-        print(f"{'differs' if args.check else 'synced'}: {args.name} in {shown(path)}")
+        print(f"{'differs' if check else 'synced'}: {name} in {shown(path)}")
     if not changed:
-        print(f"{args.name} is equal in all {len(having)} siblings that have it")
-    return int(args.check and bool(changed))
+        print(f"{name} is equal in all {len(having)} other files that must have the same")
+    return int(check and bool(changed))
+
+
+# ---------------------------------------------------------------------- the main block, by three-way merges
+def text_at(path: Path, revision: str) -> str:
+    """The text of a file in a revision of its git repository. UsageError where there is none."""
+    command = ["git", "-C", str(path.parent), "show", f"{revision}:./{path.name}"]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+        raise UsageError("solo sync --main needs git, which is not installed") from None
+    if done.returncode:
+        raise UsageError(f"git has no {shown(path)} at {revision}: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout.decode()
+
+
+def without_docstring(text: str) -> str:
+    """The text with one and the same line in place of the header's docstring, which is each file's own."""
+    head, docstring, body = split_header(text)
+    return f"{head}{HEADER}{body}" if docstring else text
+
+
+def carried(text: str, old: str, new: str) -> tuple[str, int]:
+    """`text`, that of a child, with the change of its parent from `old` to `new`, and how many places conflict: they
+    are left as they are. The header's docstring stays, too."""
+    places = merge(*map(without_docstring, (text, old, new)))[1]
+    merged = merge(*map(without_docstring, (text, old, new)), "--ours")[0]
+    merged = merged.replace(HEADER, split_header(text)[1], 1)
+    try:
+        ast.parse(merged)
+    except SyntaxError:
+        return text, max(places, 1)
+    return merged, places
+
+
+def merge_down(source: Path, revision: str, check: bool) -> int:
+    """Merge the change of a file since a revision into all files that come from it, the nearest first."""
+    source = source.resolve()
+    texts = {source: (text_at(source, revision), read_source(source))}  # path -> before, after
+    below = descendants(source, [parse_header(path) for path in neighbours(source)])
+    conflicts = 0
+    for child in below:
+        before = after = read_source(child.path)
+        places = 0
+        for parent in parent_paths(child):
+            old, new = texts.get(parent.resolve(), ("", ""))
+            if old != new:
+                after, more = carried(after, old, new)
+                places += more
+        texts[child.path.resolve()] = before, after
+        if after != before:
+            if not check:
+                end = "\r\n" if b"\r\n" in child.path.read_bytes() else "\n"
+                write(child.path, after.replace("\n", end).encode())
+            print(f"{'would change' if check else 'merged'}: {shown(child.path)}")
+        if places:
+            print(f"conflict: {shown(child.path)}, {places} place{'s'[: places != 1]}: merge by hand")
+        conflicts += places
+    changed = [path for path, (before, after) in texts.items() if before != after and path != source]
+    if not changed and not conflicts:
+        print(f"the {len(below)} files that come from {source.name} need no change")
+    return int(bool(conflicts) or (check and bool(changed)))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Copy a definition, or merge a change of the main block; with --check only say what would change and return 1 if
+    anything would. A conflict returns 1, too."""
+    parser = Parser(
+        "sync",
+        "Copy a function or class from one file into every file that must have the same (rule R2), or merge all "
+        "changes of a file since a commit into the files that come from it.",
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a top-level function or class, as in gae")
+    parser.add_argument("--from", dest="source", metavar="FILE", help="where NAME is right")
+    parser.add_argument("--main", metavar="PARENT", help="merge what has changed in this file into its descendants")
+    parser.add_argument(
+        "--base", metavar="REV", default="HEAD", help="the commit since which PARENT has changed (HEAD)"
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file would change")
+    args = parser.parse(argv)
+    if args.main and not (args.name or args.source):
+        return merge_down(find_path(args.main), args.base, args.check)
+    if args.main or not (args.name and args.source):
+        raise UsageError("solo sync needs either NAME --from FILE or --main PARENT")
+    return copy_definition(args.name, find_path(args.source), args.check)

@@ -197,14 +197,15 @@ def _ancestors(run: Result) -> set[str]:
     """The scripts that a run's script derives from, as the header of its copy in the run folder, or ours, says."""
     paths, found = catalog.script_paths(), set[str]()
     own = Path(run.source) / f"{run.script}.py"
-    path = own if own.is_file() else paths.get(run.script)
-    while path:
-        try:
-            parent = Path(catalog.parse_header(path).parent or "").stem
-        except (UsageError, RecursionError, MemoryError):
-            break
-        path = paths.get(parent) if parent not in found else None
-        found |= {parent} - {""}
+    waiting = [own if own.is_file() else paths.get(run.script)]
+    while waiting:
+        if path := waiting.pop():
+            try:
+                parents = {Path(name).stem for name in catalog.parse_header(path).parents} - found
+            except (UsageError, RecursionError, MemoryError):
+                continue
+            waiting += [paths.get(parent) for parent in parents]
+            found |= parents
     return found
 
 
@@ -315,10 +316,19 @@ def pairs(comparison: Comparison) -> list[Pair]:
 
 
 def opponent(comparison: Comparison, method: str) -> str:
-    """Of `ppo_jax` `ppo`, of `ppo_jax tuned` `ppo tuned`, of every other method the baseline."""
+    """Of a file in JAX its twin of the same variant (`ppo tuned` of `ppo_jax tuned`), of all others the baseline."""
     script, space, variant = method.partition(" ")
-    twin = script.removesuffix("_jax") + space + variant
-    return twin if twin != method and twin in comparison.methods else comparison.baseline
+    twin = twin_of(script) + space + variant
+    return twin if twin in comparison.methods else comparison.baseline
+
+
+def twin_of(script: str) -> str:
+    """The torch script that the header of a script in JAX names; an empty string without one."""
+    path = catalog.script_paths().get(script)
+    try:
+        return Path(catalog.parse_header(path).twin or "").stem if path else ""
+    except UsageError:
+        return ""
 
 
 def pair(comparison: Comparison, x: str, y: str) -> Pair | None:

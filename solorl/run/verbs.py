@@ -5,6 +5,7 @@
 No verb changes what is learned. This module knows no algorithm, no network and no loss.
 """
 
+import ast
 import atexit
 import errno
 import fcntl
@@ -40,7 +41,7 @@ from solorl.run.evaluation import Policy, draw_learning_curve, film, play_episod
 from solorl.run.replay import ReplayLog, is_replay
 from solorl.run.safety import check_checkpoint, check_running_episodes
 from solorl.run.trackers import MetricsFile, Safe, TensorBoard, WandB
-from solorl.scripts import as_typed
+from solorl.scripts import as_typed, header_fields, not_for
 from solorl.terminal import Progress, duration, paint, say, warn, wiped
 
 DIVERGED = 3  # exit code of a run that met a NaN or an infinite number
@@ -927,12 +928,11 @@ def _action_kind(space: Any) -> str:
 
 def _not_for(kind: str) -> str:
     """`"; use FILE"` where the running script's header names a file for this kind, else an empty string."""
-    from solorl.catalog.header import parse_header
-
     try:
-        other = parse_header(script_path()).not_for.get(kind)
-    except UsageError:  # somebody's own script need not have our header
-        other = None
+        docstring = ast.get_docstring(ast.parse(script_path().read_bytes()), clean=False) or ""
+    except (OSError, ValueError, SyntaxError):  # somebody's own script may be anything
+        docstring = ""
+    other = not_for(header_fields(docstring)).get(kind)
     return f"; use {other}" if other else ""
 
 

@@ -28,6 +28,8 @@ from typing import Any, Protocol
 from solorl.files import write_atomically
 from solorl.machine import command_line, is_alive, own_handle, process_start
 from solorl.results import result as results
+from solorl.results.read import collect
+from solorl.results.tensorboard import read_tensorboard
 from solorl.run import signals
 from solorl.run.checkpoint import FILES, checkpoints
 from solorl.studies.engines import UNKNOWN, Engine, Job
@@ -601,9 +603,7 @@ def collected(task: Task, run_dir: Path, folder: Path) -> Path:
     Raises ResultError (a ValueError) where the run cannot be read, OSError where the table cannot be written.
     """
     if task.script.ours or is_run_dir(run_dir):
-        return results.collect(run_dir, folder, task.variant)
-    from solorl.results.tensorboard import read_tensorboard
-
+        return collect(run_dir, folder, task.variant)
     found = read_tensorboard(run_dir, (task.env_id, task.script.name, task.seed))
     result = replace(
         found,

@@ -1,0 +1,120 @@
+"""Three-way merges of algorithm files, by `git merge-file`: squares (rule R3) and `solo sync --main`.
+
+A square is four files: a base, two files that each change it, and one that has both changes (`d3qn.py` from
+`dueling_dqn.py` and `double_dqn.py`, both from `dqn.py`). Merging the two changes must give the fourth file.
+"""
+
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from solorl.catalog.header import Script, parse_header, read_source, split_header
+from solorl.errors import UsageError
+from solorl.scripts import in_catalogue, script_paths
+
+MERGE = ("git", "-c", "merge.conflictStyle=merge", "merge-file", "-p")
+START, END = "<<<<<<< ", ">>>>>>> "
+IN_CONFLICT = "\0"  # before a line of a conflict, so that it is equal to no line of a file
+
+
+def opcodes(a: Sequence[str], b: Sequence[str]) -> Sequence[tuple[str, int, int, int, int]]:
+    """difflib's line diff of two texts."""
+    return SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+
+
+def count_changes(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
+    """Lines added to and removed from `a` to get `b`."""
+    changed = [code for code in opcodes(a, b) if code[0] != "equal"]
+    return sum(j2 - j1 for *_, j1, j2 in changed), sum(i2 - i1 for _, i1, i2, _, _ in changed)
+
+
+# ---------------------------------------------------------------------- who comes from whom
+def find_named(script: Script, name: str) -> Path | None:
+    """The file that a header names: in its own folder, or else in another family; for a user's own file in the
+    catalogue of this installation, or else next to it."""
+    folder = script.path.resolve().parent
+    known = {path.name: path for path in script_paths().values()}
+    if name in known and not in_catalogue(script.path):
+        return known[name]
+    found = [folder / name, *sorted(folder.parent.glob(f"*/{name}"))]
+    return next((path for path in found if path.is_file()), None)
+
+
+def parent_paths(script: Script) -> list[Path]:
+    """The files that a script differs from; those that do not exist are left out."""
+    found = [find_named(script, name) for name in script.parents]
+    return [path for path in found if path]
+
+
+def ancestors(path: Path) -> list[Path]:
+    """A file and all that it comes from, the nearest first."""
+    found = [path.resolve()]
+    for each in found:  # grows while it is walked
+        found += [up.resolve() for up in parent_paths(parse_header(each)) if up.resolve() not in found]
+    return found
+
+
+def descendants(path: Path, known: Sequence[Script]) -> list[Script]:
+    """The scripts that come from a file, each after its parents: it has one ancestor more than they, or several."""
+    above = {script.path: ancestors(script.path) for script in known}
+    below = [script for script in known if path.resolve() in above[script.path][1:]]
+    return sorted(below, key=lambda script: len(above[script.path]))
+
+
+# ---------------------------------------------------------------------- merging
+def merge(ours: str, base: str, theirs: str, *flags: str) -> tuple[str, int]:
+    """`ours` with the change from `base` to `theirs`, and the number of conflicts. UsageError without git."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, name) for name in ("ours", "base", "theirs")]
+        for path, text in zip(paths, (ours, base, theirs), strict=True):
+            path.write_bytes(text.encode())
+        try:
+            done = subprocess.run([*MERGE, *flags, *map(str, paths)], capture_output=True, check=False)
+        except FileNotFoundError:
+            raise UsageError("merging files needs git, which is not installed") from None
+    if done.returncode not in range(128):  # git ends with the number of conflicts, or with 255
+        raise UsageError(f"git merge-file failed: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout.decode(), done.returncode
+
+
+def marked(merged: str) -> list[str]:
+    """The lines of a merge; the markers of a conflict are left out, all lines between them are marked."""
+    lines, inside = [], False
+    for line in merged.splitlines():
+        if line.startswith((START, END)) or (inside and line == "======="):
+            inside = line.startswith(START) or (inside and not line.startswith(END))
+        else:
+            lines.append(IN_CONFLICT * inside + line)
+    return lines
+
+
+@dataclass(frozen=True)
+class Square:
+    """What a file is more, or less, than the merge of its two parents."""
+
+    lines: int  # added and removed; all lines of a conflict count
+    first: str  # where they begin, in words
+
+
+def square(script: Script, left: Path, right: Path) -> Square:
+    """The file against the merge of its parents, headers apart. UsageError where the parents share none."""
+    above = ancestors(right)
+    base = next((path for path in ancestors(left) if path in above), None)
+    if base is None:
+        raise UsageError(f"Differs names {left.name} and {right.name}, which come from no common file")
+    ours, old, theirs = (split_header(read_source(path))[2] for path in (left, base, right))
+    head, docstring, body = split_header(read_source(script.path))
+    want, have = marked(merge(ours, old, theirs)[0]), body.splitlines()
+    changes = [code for code in opcodes(want, have) if code[0] != "equal"]
+    if not changes:
+        return Square(0, "")
+    _, i1, i2, j1, j2 = changes[0]
+    number = len((head + docstring).splitlines()) + j1 + 1
+    says = f"`{have[j1].strip()}`" if j2 > j1 else "nothing"
+    merge_says = (
+        "a conflict" if IN_CONFLICT in "".join(want[i1:i2]) else f"`{want[i1].strip()}`" if i2 > i1 else "nothing"
+    )
+    return Square(sum(count_changes(want, have)), f"line {number} has {says} where the merge has {merge_says}")
