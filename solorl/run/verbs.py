@@ -45,17 +45,23 @@ from solorl.terminal import Progress, duration, paint, say, warn, wiped
 
 DIVERGED = 3  # exit code of a run that met a NaN or an infinite number
 UNSAVED = 4  # exit code of a run that has come to its end, but could not write all of it
+WRITTEN = {  # model -> when a run writes it
+    "model.safetensors": "the run writes it with its first evaluation",
+    "model_last.safetensors": "the run writes it at its end",
+}
 TRAIN, EVALUATE, CONFIRM = range(3)  # streams of environment seeds
 
 
 @dataclass
 class Play:
-    """What `solo play` asks of a run: no training, only the policy of its best evaluation."""
+    """What `solo play` and `solorl.load` need of a run: no training, only the policy of a saved model."""
 
     episodes: int = 10
     video: bool = False
     render: bool = False
     seed: int | None = None
+    model: str = "model.safetensors"
+    take: Callable[[Any, Policy, Callable[..., Any]], None] | None = None  # gets args, policy, make_env; plays nothing
 
 
 def env_seed(seed: int, stream: int, index: int, rank: int = 0) -> int:
@@ -66,7 +72,7 @@ def env_seed(seed: int, stream: int, index: int, rank: int = 0) -> int:
 class Run:
     """One training: its seeds, device, run folder, metrics, checkpoints, evaluations and how it ends."""
 
-    play: ClassVar[Play | None] = None  # set by `solo play`
+    play: ClassVar[Play | None] = None  # set while `solo play` or `solorl.load` runs a script
 
     def __init__(self, args: RunArgs):
         self.args = args
@@ -795,11 +801,11 @@ class Run:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
-        path = self.dir / "model.safetensors"
+        path = self.dir / (Run.play.model if Run.play else "model.safetensors")
         try:
             arrays = load_file(path)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:  # the last: types NumPy has not
-            quit_with(f"{path} cannot be read ({error}); the run writes it with its first evaluation")
+            quit_with(f"{path} cannot be read ({error}); {WRITTEN[path.name]}")
         for part, module in self._modules().items():
             prefix = f"{part}."
             mine: dict[str, Any] = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
@@ -809,7 +815,10 @@ class Run:
                 module.load_state_dict(mine)
 
     def _play(self, play: Play, policy: Policy, make_env: Callable[..., Any]) -> None:
-        """Evaluate the loaded policy; film or show it where asked."""
+        """Hand over the loaded policy, or evaluate it; film or show it on request."""
+        if play.take is not None:
+            play.take(self.args, policy, make_env)
+            return
         seed = self.args.seed if play.seed is None else play.seed
         seeds = [env_seed(seed, CONFIRM, 2**19 + i) for i in range(play.episodes)]
         env_id = self.args.env_id  # type: ignore[attr-defined]
