@@ -155,7 +155,7 @@ def test_the_buffer_holds_the_last_transitions_of_each_environment(name, num_env
     ends = done[-kept:]
     assert ends.sum() == num_envs and (order[..., 5] == 0).all()
     np.testing.assert_allclose(order[..., 4], reward[-kept:])
-    together = (order[:-1, :, 6:] == order[1:, :, :3]).all(-1)  # next_obs is the obs of the row behind it ...
+    together = (order[:-1, :, 6:] == order[1:, :, :3]).all(-1)  # next_obs is the obs of the row after it ...
     np.testing.assert_array_equal(together, ~ends[:-1])  # ... but at ends
     assert (np.abs(order[..., 3]) <= 2).all() and order[..., 3].std() > 1  # uniform within the bounds before learning
 
@@ -173,7 +173,7 @@ def test_samples_are_uniform_over_what_is_stored_and_column_by_column(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_training_acts_by_the_present_policy_with_its_noise(name):
-    """Behind `learning_starts` a stored action is that of the weights before the step, moved by the policy's noise."""
+    """After `learning_starts` a stored action is that of the weights before the step, moved by the policy's noise."""
     history, _ = iterations(name, 300)
     z = []
     for before, after in pairwise(history[21:]):  # the buffer of 300 rows is not full yet

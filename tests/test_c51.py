@@ -11,7 +11,7 @@ SMALL += "--eval-every 0 --eval-episodes 1 --env-id probes_offpolicy:DiscreteDia
 
 
 def projected(p, value, atoms):
-    """Alg. 1 for one sample: each value's probability goes to the atoms beside it, all of it to the atom it meets."""
+    """Alg. 1 for one sample: each value's probability goes to the atoms next to it, all of it to the atom it meets."""
     m, delta = np.zeros(len(atoms)), (atoms[-1] - atoms[0]) / (len(atoms) - 1)
     for probability, v in zip(p, value, strict=True):
         b = (min(max(v, atoms[0]), atoms[-1]) - atoms[0]) / delta

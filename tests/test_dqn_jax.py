@@ -81,7 +81,7 @@ def test_the_buffer_holds_the_last_transitions_of_each_environment(name, num_env
     flat = order.reshape(-1, num_envs, rows.shape[1])
     ends = done[-25:].reshape(-1, num_envs)
     assert ends.sum() >= 5
-    same = (flat[:-1, :, -4:] == flat[1:, :, :4]).all(-1)  # next_obs is the obs of the row behind it ...
+    same = (flat[:-1, :, -4:] == flat[1:, :, :4]).all(-1)  # next_obs is the obs of the row after it ...
     np.testing.assert_array_equal(same, ~ends[:-1])  # ... but at ends
     np.testing.assert_array_equal(flat[..., 6 - 1] == 1, flat[..., 5] == 1)
     fallen = (np.abs(flat[..., -4]) > 2.4) | (np.abs(flat[..., -2]) > 12 * 2 * np.pi / 360)

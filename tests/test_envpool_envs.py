@@ -57,7 +57,7 @@ def test_steps_are_those_of_envpool(env_id, num_steps, dtype):
 
 
 def test_every_step_is_a_transition():
-    """Each leads from the observation before it to `final_obs` by CartPole's equations, also behind the ends."""
+    """Each leads from the observation before it to `final_obs` by CartPole's equations, also after the ends."""
     actions = jnp.asarray(np.random.default_rng(0).integers(2, size=(300, 4)))
     first, step = play("CartPole-v1", actions)
     before = np.concatenate([first[None], step.obs[:-1]]).reshape(-1, 4)
@@ -135,7 +135,7 @@ def test_a_resumed_run_begins_its_episodes_anew(train):
     )
     assert rows(folder)[-1]["global_step"] == 500
     run = train("sac_continuous_action_jax", "--resume", folder, "--target-return", "None")["run"]
-    assert "LunarLanderContinuous-v3 cannot be saved, so their running episodes begin anew" in train.out
+    assert "LunarLanderContinuous-v3 cannot be saved, so their running episodes start again" in train.out
     replay = np.asarray(run.training(0).replay)
     assert (replay[:, 1] != 0).all() and len(replay) == 900
     assert abs(replay[500, 0]) < 0.02 and replay[500, 1] > 1.3 and not np.array_equal(replay[500, :8], replay[0, :8])

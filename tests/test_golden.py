@@ -1,6 +1,6 @@
 """R6, golden start: the first iterations of every script on the CPU are the recorded ones.
 
-A commit that moves them says `[moves results]` and brings a benchmark. To record anew, all or those that are named:
+A commit that moves them says `[moves results]` and brings a benchmark. To record again, all or those that are named:
 python tests/test_golden.py [NAME ...]
 """
 

@@ -4,7 +4,7 @@ The table `algorithms/diff_budget.toml` holds one line for each file that is not
 
     "ppo_continuous_action.py" = { lines = 74, differs = "1a2b3c4d", seal = "5e6f7a8b" }
 
-`lines` is the budget: added and removed lines together. `differs` is a hash of the text behind `Differs` in the header
+`lines` is the budget: added and removed lines together. `differs` is a hash of the text after `Differs` in the header
 at the time the budget was set: a larger diff needs a header that says what is new. `seal` is a hash of both, so that a
 number raised by hand is noticed. `solo check --set-budget FILE` writes the line, and refuses to raise a number while
 the header still says the same. A file that needs more than the usual number of lines says why: `demanding = "..."`.
@@ -120,7 +120,7 @@ def breach(script: Script) -> str:
     if entry.get("seal") != seal(entry["lines"], entry.get("differs", "")):
         return f"its line in {TABLE} was changed by hand; restore it, then change the line Differs and run {command}"
     if entry["differs"] != digest(script.fields["Differs"]):
-        return f"its line Differs has changed since the budget was set; {command} sets it anew"
+        return f"its line Differs has changed since the budget was set; {command} sets it again"
     if lines > entry["lines"]:
         more = f"differs from {script.parent} in {lines} lines, budget {entry['lines']}"
         return f"{more}; make the diff smaller, or say in this line what is new and run {command}"

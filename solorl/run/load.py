@@ -162,7 +162,8 @@ def _unchanged(imports: set[str]) -> Iterator[None]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     hook, variables = sys.excepthook, dict(os.environ)
-    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    torch: Any = sys.modules.get("torch")
+    jax: Any = sys.modules.get("jax")
     if torch is not None:
         threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
         deterministic = torch.are_deterministic_algorithms_enabled()

@@ -97,7 +97,7 @@ class Run:
         self._files: dict[str, str] = {}  # what this run has to leave in its folder -> why it could not be written
         self._best, self._last_eval = -math.inf, (-1, 0.0, 0.0)
         self._confirmations = 0
-        self.restarted: list[int] = []  # environments whose episodes `resume` could not go on with and began anew
+        self.restarted: list[int] = []  # environments whose episodes `resume` could not continue and started again
         self._returns: np.ndarray | None = None  # of the running episodes, (num_envs,)
         self._lengths: np.ndarray | None = None
         self._rows: list[dict[str, float]] = []
@@ -233,7 +233,7 @@ class Run:
         return envs.reset(seed=seeds)[0]
 
     def loop(self, start: int, num_iterations: int) -> Iterator[int]:
-        """Count iterations from `start`. Ends early, always behind a `save`, on Ctrl+C, SIGTERM, a reached
+        """Count iterations from `start`. Ends early, always after a `save`, on Ctrl+C, SIGTERM, a reached
         `--target-return` or a file named `stop` in the run folder. Signals are heard until `close` is done."""
         if Run.play is not None:
             return
@@ -255,7 +255,7 @@ class Run:
     def episodes(self, global_step: int, reward: Any, done: Any) -> None:
         """Count episode returns and lengths from raw rewards and end flags, both (num_envs,) or (steps, num_envs).
 
-        `global_step` is the count of environment steps behind the last row. An episode that ends is logged as
+        `global_step` is the number of environment steps after the last row. An episode that ends is logged as
         `charts/episodic_return` and `charts/episodic_length` (agent steps) at the step at which it ended.
         """
         reward, done = np.atleast_2d(reward), np.atleast_2d(done)
@@ -955,7 +955,7 @@ def _read_status(folder: Path) -> dict[str, Any]:
 
 
 def _make_unique(path: Path) -> Path:
-    """Make the folder; where it exists already, one with a counter behind its name."""
+    """Make the folder; where it exists already, one with a counter after its name."""
     for i in range(1, 10_000):
         candidate = path if i == 1 else path.with_name(f"{path.name}-{i}")
         try:
@@ -987,11 +987,11 @@ def _near(path: Path) -> str:
 
 
 def _solo() -> str:
-    """The command `solo` as it can be typed here, be it on the PATH or only beside the running Python."""
-    beside = Path(sys.executable).parent / "solo"
-    if shutil.which("solo") or not beside.exists():
+    """The command `solo` as it can be typed here, be it on the PATH or only next to the running Python."""
+    own = Path(sys.executable).parent / "solo"
+    if shutil.which("solo") or not own.exists():
         return "solo"
-    return shlex.quote(_near(beside))
+    return shlex.quote(_near(own))
 
 
 def _compile_problem(folder: Path) -> str | None:
