@@ -123,7 +123,7 @@ def train_flops(*widths):
 
 
 def products(about):
-    """What large products of matrices reach on one thread, in operations per second: as measured along with the rates, else
+    """What large products of matrices reach on one thread, in operations per second: as measured with the rates, else
     (data from before that) on the same machine with SAC and TD3 in JAX; None where there is no such number."""
     other = json.loads((ROOT / "benchmark/results/speed/jax_actor_critic.json").read_text())
     return about.get("gemm") or (other["gemm"] if other["cpu"] == about["cpu"] else None)

@@ -33,7 +33,7 @@ def arguments(run_dir):
 
 
 def test_an_extended_run_is_the_longer_one(train, tmp_path):
-    """All rows, the best model and the weights, as if 960 steps had been the total from the start; it ended with 640."""
+    """All rows, the best model and the weights, as if 960 steps had been the total at first; it ended with 640."""
     whole = train("ppo", *PPO.split(), "--no-anneal-lr", "--total-timesteps", 960)["run"].dir
     run_dir = train("ppo", *PPO.split(), "--no-anneal-lr", runs_dir=tmp_path / "short")["run"].dir
     train("ppo", "--resume", run_dir, "--total-timesteps", 960, "--resume-changed")

@@ -132,13 +132,14 @@ def test_the_settings_of_jax_are_restored(train):
 
 
 # ---------------------------------------------------------------------- what is refused
-def test_an_unknown_script_is_not_executed_unless_trusted(ppo, observations, tmp_path):
+def test_an_unknown_script_is_not_executed_unless_trusted(ppo, observations, tmp_path, capsys):
     copy = ppo["run"].dir / "ppo.py"
     mark = tmp_path / "executed"
-    copy.write_text(copy.read_text() + f"\nopen({str(mark)!r}, 'w')\n")
+    copy.write_text(copy.read_text() + f"\nopen({str(mark)!r}, 'w')\nprint('loud')\n")
+    capsys.readouterr()
     assert "add trust_script=True" in sentence(ppo["run"].dir, trust_script=False) and not mark.exists()
     policy = solorl.load(ppo["run"].dir, trust_script=True)
-    assert mark.exists() and len(policy(observations)) == 50
+    assert mark.exists() and len(policy(observations)) == 50 and capsys.readouterr().out == ""
 
 
 def test_errors_are_exceptions_of_one_sentence(ppo, tmp_path):

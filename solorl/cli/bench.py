@@ -1,4 +1,4 @@
-"""`solo bench`: scripts x environments x seeds x variants, many at once; to continue after an interruption, repeat the command."""
+"""`solo bench`: scripts x environments x seeds x variants, many at once; to continue, repeat the command."""
 
 import shlex
 import sys
