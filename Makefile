@@ -28,7 +28,7 @@ bench: .venv/.dev
 	$(PY) -m pip install --quiet "stable-baselines3>=2.6" -c requirements-dev.lock
 	$(PY) benchmark/ppo_speed.py $(FLAGS)
 
-# A stamp is written only when its installation is complete; without it the environment is made anew.
+# A stamp is written only when its installation is complete; without it the environment is made again.
 .venv/.run: requirements.lock pyproject.toml
 	test -e .venv/.run || $(PYTHON) -m venv --clear .venv
 	$(PY) -m pip install --quiet --requirement requirements.lock

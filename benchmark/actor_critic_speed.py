@@ -5,7 +5,7 @@
 
 Equal settings: one environment, one gradient step per environment step, batches of 256, two hidden layers of 256 units,
 Adam, CPU. SAC's actor steps once per step in Stable-Baselines3, twice at every second step in SoloRL: the same number.
-Each measurement is a process of its own; the clock starts behind 1,000 random steps and 500 steps of training, so that
+Each measurement is a process of its own; the clock starts after 1,000 random steps and 500 steps of training, so that
 imports, compilation and caches are left out, and covers 1,000 steps with everything a user gets (metrics, TensorBoard,
 episode statistics). A round measures every contestant once, in turn. The table gives the median, the range, the ratio
 to the best of Stable-Baselines3 within the same round, and the share of what matrix products allow: the floating-point

@@ -4,7 +4,7 @@
     python benchmark/jax_speed.py --rounds 5 --algorithms ppo dqn c51
 
 PPO and DQN (and C51) on CartPole-v1, SAC and TD3 on HalfCheetah-v5; nets, batches and numbers of updates are those of
-the torch files' defaults, SAC and TD3 begin to learn behind 1,000 random steps. Each measurement is a process of its
+the torch files' defaults, SAC and TD3 begin to learn after 1,000 random steps. Each measurement is a process of its
 own on the CPU; the clock starts when everything is imported and compiled and learning has begun. The files in JAX
 hold CartPole in the compiled code and step EnvPool's HalfCheetah from there, the others step Gymnasium's. A round
 measures every contestant once, in turn; the table gives the median, the range, the ratios to the best of SBX (to

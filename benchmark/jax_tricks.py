@@ -3,7 +3,7 @@
     python benchmark/jax_tricks.py --rounds 5
 
 The variants are the file itself with a few words replaced; they learn the same. Each measurement is a process of its
-own, one seed; the clock starts behind 80 iterations, everything compiled. A round measures every variant once, in turn;
+own, one seed; the clock starts after 80 iterations, everything compiled. A round measures every variant once, in turn;
 the table gives the median, the range and the ratio to the file as it is within the same round. Writes the numbers to
 `--out`.
 """

@@ -5,7 +5,7 @@
 
 CartPole-v1: 4 environments x 128 steps, 4 minibatches, 4 epochs, value and policy clipping. HalfCheetah-v5: one
 environment x 2,048 steps, 32 minibatches, 10 epochs, observations and rewards normalised. Both: two hidden layers of
-64 tanh units, Adam, one torch thread, CPU. Each measurement is a process of its own; the clock starts behind the
+64 tanh units, Adam, one torch thread, CPU. Each measurement is a process of its own; the clock starts after the
 first iterations, so that imports, compilation and caches are left out, and everything a user gets (metrics,
 TensorBoard, episode statistics) is in. A round measures every contestant once, in turn; the table gives the median,
 the range and the ratio to Stable-Baselines3 within the same round. Writes the numbers to `--out`.

@@ -118,12 +118,12 @@ def forward_flops(*widths):
 
 
 def train_flops(*widths):
-    """Forward, derivatives in the weights and, but for the first layer, in the inputs."""
+    """Forward, derivatives in the weights and, except for the first layer, in the inputs."""
     return 3 * forward_flops(*widths) - 2 * widths[0] * widths[1]
 
 
 def products(about):
-    """What large products of matrices reach on one thread, in operations per second: as measured beside the rates, else
+    """What large products of matrices reach on one thread, in operations per second: as measured with the rates, else
     (data from before that) on the same machine with SAC and TD3 in JAX; None where there is no such number."""
     other = json.loads((ROOT / "benchmark/results/speed/jax_actor_critic.json").read_text())
     return about.get("gemm") or (other["gemm"] if other["cpu"] == about["cpu"] else None)

@@ -1,4 +1,4 @@
-"""Makes the tables and curves of results on all pages, and the report, anew from the data in benchmark/results.
+"""Makes the tables and curves of results on all pages, and the report, from the data in benchmark/results.
 
 python docs/results.py
 """
@@ -65,7 +65,7 @@ REPORT = ["report", CLASSIC, "--out", "benchmark/reports/classic", "--title", "P
 
 
 def words(page, marker, report, picture):
-    """The command line of one of TABLES, behind `solo`."""
+    """The command line of one of TABLES, after `solo`."""
     curves = ["--curves", f"docs/curves/{picture}.png"] if picture else []
     return ["report", *shlex.split(report), "--markdown", page, "--marker", marker, *curves]
 

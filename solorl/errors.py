@@ -29,7 +29,9 @@ def quit_with(error: UsageError | str) -> NoReturn:
     """Print the sentence on standard error and leave with exit code 2."""
     prefix = "" if str(error).startswith("solo") else f"{paint('error:', 'red', sys.stderr)} "
     print(f"{prefix}{error}", file=sys.stderr)
-    raise SystemExit(2)
+    end = SystemExit(2)
+    end.add_note(str(error))  # for code that runs a script and catches its end
+    raise end
 
 
 def reason(error: BaseException) -> str:

@@ -22,7 +22,7 @@ def in_checkout() -> bool:
 
 
 def algorithms_folder() -> Path:
-    """The folder of the families: beside the package in a checkout, inside the package when it is installed."""
+    """The folder of the families: next to the package in a checkout, inside the package when it is installed."""
     return (PACKAGE.parent if in_checkout() else PACKAGE) / "algorithms"
 
 

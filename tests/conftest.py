@@ -18,7 +18,7 @@ from solorl import cli
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NPROC", "1")  # threads of XLA: the first training of a process would choose for all others
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in a job behind `&`, but what is tested must hear Ctrl+C
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in a job after `&`, but what is tested must hear Ctrl+C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # so below `nohup`, but the trainings of the tests must hear it
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

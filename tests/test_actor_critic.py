@@ -450,7 +450,7 @@ def critic_at(v, obs):
 
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_learns_a_policy_of_the_observation(name, train):
-    """Random actions give -1.2; 0.1 of the range beside the best action in both dimensions gives -0.08."""
+    """Random actions give -1.2; 0.1 of the range away from the best action in both dimensions gives -0.08."""
     v = learn(train, name, "AimWhereSeen", "--num-envs", "2", "--total-timesteps", "364")
     assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] > -0.2
 

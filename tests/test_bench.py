@@ -731,6 +731,19 @@ def test_flags_replace_each_other():
     assert plan.words(plan.table_flags({"sizes": [64, 64], "x": False}, "")) == ("--sizes", "64", "64", "--no-x")
 
 
+def test_a_suite_in_order_finishes_a_job_before_the_next(place):
+    """Else all jobs train their first seed before any second one."""
+    job = '[[job]]\nscript = "fake.py"\nenv_ids = "{}"\nseeds = "1-2"\n'
+    jobs = job.format("Pendulum-v1") + job.format("Acrobot-v1")
+    for head, wanted in (("", "P1 A1 P2 A2"), ("in_order = true\n", "P1 P2 A1 A2")):
+        (place / "s.toml").write_text(head + jobs)
+        tasks = plan.load_suite(place / "s.toml", {}).tasks
+        assert " ".join(f"{task.env_id[0]}{task.seed}" for task in tasks) == wanted
+    (place / "s.toml").write_text("in_order = 1\n" + jobs)
+    with pytest.raises(UsageError, match="in_order must be true or false, not 1"):
+        plan.load_suite(place / "s.toml", {})
+
+
 def test_suites_of_the_project_are_valid():
     found = {path.stem: plan.load_suite(path, {}) for path in (ROOT / "benchmark/suites").glob("*.toml")}
     assert len(found["classic"].tasks) == 80 and len(found["smoke"].tasks) == 10

@@ -33,7 +33,7 @@ def arguments(run_dir):
 
 
 def test_an_extended_run_is_the_longer_one(train, tmp_path):
-    """All rows, the best model and the weights, as if 960 steps had been asked for at once; it ended with 640."""
+    """All rows, the best model and the weights, as if 960 steps had been the total at first; it ended with 640."""
     whole = train("ppo", *PPO.split(), "--no-anneal-lr", "--total-timesteps", 960)["run"].dir
     run_dir = train("ppo", *PPO.split(), "--no-anneal-lr", runs_dir=tmp_path / "short")["run"].dir
     train("ppo", "--resume", run_dir, "--total-timesteps", 960, "--resume-changed")
@@ -369,7 +369,7 @@ def test_ctrl_c_while_jax_compiles_ends_cleanly(tmp_path):
     cache = environment(XDG_CACHE_HOME=str(tmp_path / "cache"), PYTHONUNBUFFERED="1")
     words = [sys.executable, str(script("ppo_jax")), *flags, "--runs-dir", str(tmp_path / "runs")]
     process = subprocess.Popen(words, env=cache, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert "run folder" in process.stdout.readline()  # compilation begins behind it
+    assert "run folder" in process.stdout.readline()  # compilation begins after it
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     out = process.stdout.read()

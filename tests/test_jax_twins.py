@@ -43,7 +43,7 @@ def training(run):
 
 @pytest.mark.parametrize("name", TWINS)
 def test_a_stopped_training_goes_on_exactly(name, train, tmp_path):
-    """Two seeds ended behind a chunk, the second resumed alone: all that a checkpoint holds is equal to the bit."""
+    """Two seeds ended after a chunk, the second resumed alone: all that a checkpoint holds is equal to the bit."""
     flags = [f"{name}_jax", *(PPO if "ppo" in name else OFF_POLICY).split(), *EVERY.split(), "--num-seeds", 2]
     train(*flags)
     train(*flags, "--target-return", -10_000, runs_dir=tmp_path / "cut")

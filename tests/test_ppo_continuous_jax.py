@@ -68,7 +68,7 @@ def test_discounted_returns_are_those_of_the_torch_twin():
 
 
 def test_an_iteration_normalises_by_what_was_seen_before_it():
-    """Statistics of observations move behind an iteration by exactly its observations, those of returns within it."""
+    """Statistics of observations move after an iteration by exactly its observations, those of returns within it."""
     args = JAX["Args"](num_envs=2, num_steps=64, num_minibatches=4, update_epochs=1)
     envs, optimizer = JAX["make_envs"]("Pendulum-v1", 2), optax.scale_by_adam(eps=1e-5)
     before = JAX["begin"](jax.random.PRNGKey(3), envs, optimizer, args)

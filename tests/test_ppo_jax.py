@@ -192,7 +192,7 @@ def test_a_seed_is_the_same_alone_and_together(train, tmp_path):
 
 
 def test_a_stopped_training_goes_on_exactly(train, tmp_path):
-    """Ended behind a chunk, resumed together and one seed alone; equal to the training never stopped."""
+    """Ended after a chunk, resumed together and one seed alone; equal to the training never stopped."""
     flags = [*SMALL, "--num-seeds", 2]
     train("ppo_jax", *flags, "--total-timesteps", 4096)
     whole = folders(tmp_path)
@@ -242,7 +242,7 @@ def test_a_model_can_be_played(train, tmp_path):
 
 
 def test_seeds_side_by_side_are_trained_as_in_threads(train, tmp_path, monkeypatch):
-    """As on a GPU, one call for all seeds: rows, models and checkpoints are those of threads but for rounding."""
+    """As on a GPU, one call for all seeds: rows, models and checkpoints are those of threads except for rounding."""
     flags = [*SMALL, "--num-seeds", 2, "--total-timesteps", 256]
     train("ppo_jax", *flags)
     monkeypatch.setattr("solorl.run.seeds._is_cpu", lambda device: False)

@@ -25,14 +25,14 @@ class RunArgs:
 
     seed: int = 1  # seed of Python, NumPy, torch and the environments
     device: str = "auto"  # auto (CUDA where there is one, else the CPU) | cpu | cuda | cuda:1 | mps
-    threads: int = 1  # CPU threads of torch; one is best for small networks, beside other work
+    threads: int = 1  # CPU threads of torch; 1 is best for small networks or on a busy machine
     compile: bool = False  # compile the marked functions
     eval_episodes: int = 20  # episodes of the evaluation at the end
     save_to: str = ""  # file for the final weights; empty: SCRIPT__ENVIRONMENT__SEED.npz
 
 
 def parse(args_type):
-    """Read the command line; the comments behind the fields are their help."""
+    """Read the command line; the comments after the fields are their help."""
     parser = argparse.ArgumentParser(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     classes = [RunArgs, args_type]
     help_of = {k: v for x in classes for k, v in re.findall(r"^ +(\w+):.*?# (.*)$", inspect.getsource(x), re.MULTILINE)}
@@ -74,7 +74,7 @@ class Run:
             raise SystemExit(2)
 
     def require_spaces(self, envs, obs, action):
-        """End with a sentence unless the actions are "discrete" or "continuous" as asked, the observations arrays."""
+        """End with a sentence unless the actions are "discrete" or "continuous" as named, the observations arrays."""
         space, name = envs.single_action_space, {"discrete": "Discrete", "continuous": "Box"}[action]
         fits = type(space).__name__ == name and np.issubdtype(space.dtype, np.floating) == (name == "Box")
         fits = fits and envs.single_observation_space.shape

@@ -1,4 +1,4 @@
-"""`solo bench`: scripts x environments x seeds x variants, many at once; killed or failed, the same command goes on."""
+"""`solo bench`: scripts x environments x seeds x variants, many at once; to continue, repeat the command."""
 
 import shlex
 import sys
@@ -27,14 +27,15 @@ from solorl.studies.plan import (
     short,
 )
 
-EPILOG = """a suite file or scripts; flags behind -- go to every script:
+EPILOG = """a suite file or scripts; flags after -- go to every script:
   solo bench benchmark/suites/classic.toml --workers 4
   solo bench ppo my_ppo.py --env-ids CartPole-v1 Acrobot-v1 --num-seeds 10 -- --learning-rate 1e-3
   solo bench peer.py --python peers/bin/python --env-ids CartPole-v1
 
 Any script that takes --env-id and --seed works; one that needs packages of its own runs with --python PATH, in a suite
-`python = "PATH"`. What counts is the run folder or the TensorBoard files that it writes below its working folder. The
-same command again skips what is finished, resumes what is half done and repeats what failed.
+`python = "PATH"`. What counts is the run folder or the TensorBoard files that it writes below its working folder. To
+continue after an interruption, repeat the command: it skips what is finished, resumes what is half done and repeats
+what failed. A suite runs the first seed of all its jobs before the second one; with `in_order = true` job by job.
 
 Exit code 0: all finished, 1: not all (failed runs show their last lines), 130: Ctrl+C."""
 
@@ -66,7 +67,7 @@ def _parser() -> Parser:
     parser.add_argument("--env-ids", metavar="ID", nargs="+", default=[], help="environments; of a suite: only these")
     parser.add_argument("--num-seeds", metavar="N", type=int, help="seeds of each (default 1); of a suite: the first N")
     parser.add_argument("--start-seed", metavar="S", type=int, help="the first seed (default 1)")
-    parser.add_argument("--variant", metavar="NAME", help="name of the flags behind -- in results (default: the flags)")
+    parser.add_argument("--variant", metavar="NAME", help="name of the flags after -- in results (default: the flags)")
     parser.add_argument("--python", metavar="PATH", help="the Python that runs the scripts (default: this one)")
     parser.add_argument("--workers", metavar="N", type=int, help="runs at once (default: one for each core)")
     parser.add_argument(
@@ -92,7 +93,7 @@ def worker_count(given: int | None, verb: str) -> int:
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], Flags]:
-    """The command's own words, and the flags behind `--`."""
+    """The command's own words, and the flags after `--`."""
     words = list(argv)
     cut = words.index("--") if "--" in words else len(words)
     return words[:cut], parse_flags(words[cut + 1 :])

@@ -23,7 +23,7 @@ def check_name(what: str, name: str) -> None:
 
 
 def run_line(run: str, name: str) -> str:
-    """The header's command for the new file: the old flags behind the new name."""
+    """The header's command for the new file: the old flags after the new name."""
     words = shlex.split(run)
     flags = words[3:] if words[:2] == ["solo", "train"] else []
     return shlex.join(["solo", "train", name, *flags])

@@ -15,7 +15,7 @@ from solorl.studies.engines import LocalEngine
 from solorl.studies.plan import Flags, load_script, merge, seed_range, words
 from solorl.studies.tune import METRIC, Study, Tuner, completed, counted, open_study, space_from_file, space_from_script
 
-EPILOG = """the space stands in the script, as `lr: float = 2.5e-4  # step size [tune: log 1e-5..1e-2]`, or in a file:
+EPILOG = """the space is in the script, as `lr: float = 2.5e-4  # learning rate [tune: log 1e-5..1e-2]`, or in a file:
   learning-rate = "log 1e-5..1e-2"     a number, equally likely on a logarithmic scale
   gamma = "0.9..0.999"                 a number between the two
   num-steps = "32..512 step 32"        a whole number, in steps
@@ -24,7 +24,7 @@ EPILOG = """the space stands in the script, as `lr: float = 2.5e-4  # step size 
   solo tune ppo --env-ids CartPole-v1 Acrobot-v1 --target-scores CartPole-v1=0,500 Acrobot-v1=-500,-80 \\
     --space space.toml --trials 50 --total-timesteps 100000 -- --num-envs 8
 
-The same command again goes on; several at once share the trials. Exit code 0: there is a best trial, 1: all failed."""
+To continue, repeat the command; several at once share the trials. Exit code 0: there is a best trial, 1: all failed."""
 
 
 def main(argv: Sequence[str]) -> int:

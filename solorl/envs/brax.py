@@ -1,6 +1,6 @@
 """Brax's environments: physics in JAX, thousands of bodies side by side; meant for a GPU.
 
-    envs = BraxEnvs("brax/ant", num_envs=4096)  # used as jax_envs.JaxEnvs is
+    envs = BraxEnvs("brax/ant", num_envs=4096)  # used like the classes of solorl.envs.classic
     env = gymnasium.make("brax/ant")  # registered when this module is imported
 
 `brax/ant-spring`, `-positional`, `-generalized` and `-mjx` choose the physics, `brax/ant` leaves it to the environment.

@@ -1,14 +1,14 @@
 """Environments of EnvPool, stepped inside compiled JAX code through its XLA interface.
 
-    envs = EnvPoolEnvs("LunarLander-v3", num_envs=8)  # used as jax_envs.JaxEnvs is
+    envs = EnvPoolEnvs("LunarLander-v3", num_envs=8)  # used like the classes of solorl.envs.classic
 
-EnvPool itself begins a new episode one step late: it ignores an action and answers with a first observation and reward
-0, a transition that never was. Here an episode that ends is begun anew in the same step, as in `jax_envs`: `final_obs`
-is where the step led, `obs` where the next episode starts. Python is called for that, and in no other step. EnvPool
-calls an end of the task on the last step that its limit allows a time limit; so its limit is one more than ours, which
-holds here.
+EnvPool itself resets an environment one step late: it ignores one action and emits a dummy transition with reward 0.
+Here an environment is reset in the step that ends its episode, as in `solorl.envs.classic`: `final_obs` is the last
+observation of the episode, `obs` the first one of the next. Python is called for that, and in no other step. If the
+task ends in the very last step that the time limit allows, EnvPool calls that a time limit; so its limit is one step
+more than ours, and ours is applied here.
 
-EnvPool cannot hand out the state of its environments (`saved` is False): in a resumed run the episodes begin anew.
+EnvPool cannot hand out the state of its environments (`saved` is False): a resumed run starts new episodes.
 """
 
 import warnings

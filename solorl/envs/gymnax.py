@@ -1,6 +1,6 @@
 """MinAtar's games as gymnax has them: pure JAX for training, and the same as Gymnasium environments for evaluation.
 
-    envs = GymnaxEnvs("Breakout-MinAtar", num_envs=64)  # used as jax_envs.JaxEnvs is
+    envs = GymnaxEnvs("Breakout-MinAtar", num_envs=64)  # used like the classes of solorl.envs.classic
     env = gymnasium.make("Breakout-MinAtar")  # registered when this module is imported
 
 Observations (10, 10, channels) become vectors of numbers. Unlike the original, gymnax's games have no sticky actions

@@ -10,7 +10,7 @@ from solorl.results import comparison as cmp
 from solorl.results import text as text
 
 TEMPLATE = Path(__file__).with_name("report.html")
-DIGITS = 5  # significant digits of the numbers behind the charts
+DIGITS = 5  # significant digits of the numbers in the charts
 
 
 def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[str]) -> str:
@@ -28,7 +28,7 @@ def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[s
 
 
 def _filled(piece: str, parts: Mapping[str, str]) -> str:
-    """The text behind a "{{", its placeholder replaced."""
+    """The text after a "{{", its placeholder replaced."""
     name, _, rest = piece.partition("}}")
     return parts[name] + rest
 

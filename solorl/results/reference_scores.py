@@ -7,7 +7,7 @@ import re
 
 # low: mean over 1,000 episodes (classic control, Lunar Lander), 200 (MuJoCo, Bipedal Walker) or 20 (Car Racing) of
 # uniformly random actions, seeds from 0, Gymnasium 1.4. high: the `reward_threshold` with which Gymnasium registers the
-# environment; where it has none, a result of trained agents, named behind the line. MuJoCo's scores are those of -v5.
+# environment; where it has none, a result of trained agents, named after the line. MuJoCo's scores are those of -v5.
 CONTROL = {
     "CartPole-v0": (22.6, 195.0),
     "CartPole-v1": (22.6, 475.0),

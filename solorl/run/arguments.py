@@ -40,7 +40,7 @@ class RunArgs:
     device: str = "auto"  # auto (CUDA where there is one, else the CPU) | cpu | cuda | cuda:1 | mps
     cuda: bool = True  # --no-cuda keeps `--device auto` on the CPU
     torch_deterministic: bool = True  # ask torch for deterministic algorithms
-    threads: int = 1  # CPU threads of torch, of XLA for each seed; one is best for small networks, beside other work
+    threads: int = 1  # CPU threads for torch, or per seed for XLA; 1 is best for small networks or on a busy machine
     fast: bool = True  # speed-ups that change results only by rounding; --no-fast is plain PyTorch
     compile: bool = False  # compile the marked functions (seconds to minutes at the start, faster after)
     runs_dir: str = "runs"  # where run folders are made
@@ -136,7 +136,7 @@ def _flags(args_type: type[RunArgs]) -> list[str]:
 
 def help_text(args_type: type[RunArgs]) -> str:
     """What `--help` prints: the script's header, its own options, then those every script has; each with its
-    default and the comment behind its field."""
+    default and the comment after its field."""
     own: list[str] = []
     shared: list[str] = []
     names = {field.name for field in dataclasses.fields(RunArgs)}

@@ -1,7 +1,7 @@
 """One checkpoint format for torch modules and optimisers, arrays, random states and environments.
 
 A checkpoint is a folder: `tensors.safetensors` holds every array, `state.json` everything else, `manifest.json` their
-SHA-256. Loading never executes code from a file (no pickle). A checkpoint is written beside its final name, synced to
+SHA-256. Loading never executes code from a file (no pickle). A checkpoint is written next to its final name, synced to
 the disk and renamed, so that it is there whole or not at all; the previous one is kept.
 """
 
@@ -264,7 +264,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The environment steps behind which a checkpoint was written."""
+    """The environment steps after which a checkpoint was written."""
     return int(checkpoint.name[5:])
 
 

@@ -132,7 +132,7 @@ class _SeedRun(Run):
         self._resumed_at = time.perf_counter()
 
     def at(self, iteration: int, is_last: bool) -> None:
-        """Say behind which iteration the verbs are called."""
+        """Say after which iteration the verbs are called."""
         self._iteration, self._is_last = iteration, is_last
 
     def begin_episodes(self) -> None:
@@ -144,7 +144,7 @@ class _SeedRun(Run):
         self._plumbing += seconds
 
     def stop_by(self, number: int) -> None:
-        """End behind the next save, as after a signal."""
+        """End after the next save, as after a signal."""
         self._signal = number
 
     def keep(self, step: int | None) -> None:
@@ -556,7 +556,7 @@ class Runs:
 
 
 def _compiled(iteration: Callable[[Any], Any], chunk: int, training: Any) -> Callable[[Any, Any], Any]:
-    """A call of `count` iterations, at most `chunk`, that writes over its argument: the training behind them, and their
+    """A call of `count` iterations, at most `chunk`, that writes over its argument: the training after them, and their
     reports (chunk, ...), of which the first `count` mean something."""
 
     def many(training: Any, count: Any) -> Any:

@@ -15,7 +15,7 @@ def listened() -> list[int]:
 
 
 def ending() -> list[int]:
-    """The signals that end a training behind its next save; a SIGHUP that is switched off (`nohup`) stays so."""
+    """The signals that end a training after its next save; a SIGHUP that is switched off (`nohup`) stays so."""
     return list({*ENDING, *listened()})
 
 
@@ -37,8 +37,8 @@ def restore(before: dict[int, Any]) -> None:
 
 @contextmanager
 def handled(handler: Callable[[int, Any], None], numbers: Iterable[int] | None = None) -> Iterator[None]:
-    """The signals (default: those of `ending`) go to `handler(number, frame)` inside the block, and where they went
-    before behind it."""
+    """The signals (default: those of `ending`) go to `handler(number, frame)` inside the block; after it they go where
+    they went before."""
     before = listen(handler, numbers)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Where metrics go: a file of JSON lines and TensorBoard always, Weights & Biases when asked.
+"""Where metrics go: a file of JSON lines and TensorBoard always, Weights & Biases with `--track`.
 
 A row is a dict of floats with `global_step` (environment steps) and `wall_time` (seconds of training so far, sessions
 before a resume included). No tracker can stop a training: one that fails gives one warning and is left alone.
@@ -62,7 +62,7 @@ class MetricsFile:
         return self._size
 
     def truncate(self, size: int) -> None:
-        """Forget every row behind the first `size` bytes; says so where some of those are missing. Raises OSError."""
+        """Forget every row after the first `size` bytes; says so where some of those are missing. Raises OSError."""
         if self._size < size:
             size = self._left(size)
         if self.path.exists():

@@ -46,17 +46,23 @@ from solorl.terminal import Progress, duration, paint, say, warn, wiped
 
 DIVERGED = 3  # exit code of a run that met a NaN or an infinite number
 UNSAVED = 4  # exit code of a run that has come to its end, but could not write all of it
+WRITTEN = {  # model -> when a run writes it
+    "model.safetensors": "the run writes it with its first evaluation",
+    "model_last.safetensors": "the run writes it at its end",
+}
 TRAIN, EVALUATE, CONFIRM = range(3)  # streams of environment seeds
 
 
 @dataclass
 class Play:
-    """What `solo play` asks of a run: no training, only the policy of its best evaluation."""
+    """What `solo play` and `solorl.load` need of a run: no training, only the policy of a saved model."""
 
     episodes: int = 10
     video: bool = False
     render: bool = False
     seed: int | None = None
+    model: str = "model.safetensors"
+    take: Callable[[Any, Policy, Callable[..., Any]], None] | None = None  # gets args, policy, make_env; plays nothing
 
 
 def env_seed(seed: int, stream: int, index: int, rank: int = 0) -> int:
@@ -67,7 +73,7 @@ def env_seed(seed: int, stream: int, index: int, rank: int = 0) -> int:
 class Run:
     """One training: its seeds, device, run folder, metrics, checkpoints, evaluations and how it ends."""
 
-    play: ClassVar[Play | None] = None  # set by `solo play`
+    play: ClassVar[Play | None] = None  # set while `solo play` or `solorl.load` runs a script
 
     def __init__(self, args: RunArgs):
         self.args = args
@@ -92,7 +98,7 @@ class Run:
         self._files: dict[str, str] = {}  # what this run has to leave in its folder -> why it could not be written
         self._best, self._last_eval = -math.inf, (-1, 0.0, 0.0)
         self._confirmations = 0
-        self.restarted: list[int] = []  # environments whose episodes `resume` could not go on with and began anew
+        self.restarted: list[int] = []  # environments whose episodes `resume` could not continue and started again
         self._returns: np.ndarray | None = None  # of the running episodes, (num_envs,)
         self._lengths: np.ndarray | None = None
         self._rows: list[dict[str, float]] = []
@@ -228,7 +234,7 @@ class Run:
         return envs.reset(seed=seeds)[0]
 
     def loop(self, start: int, num_iterations: int) -> Iterator[int]:
-        """Count iterations from `start`. Ends early, always behind a `save`, on Ctrl+C, SIGTERM, a reached
+        """Count iterations from `start`. Ends early, always after a `save`, on Ctrl+C, SIGTERM, a reached
         `--target-return` or a file named `stop` in the run folder. Signals are heard until `close` is done."""
         if Run.play is not None:
             return
@@ -250,7 +256,7 @@ class Run:
     def episodes(self, global_step: int, reward: Any, done: Any) -> None:
         """Count episode returns and lengths from raw rewards and end flags, both (num_envs,) or (steps, num_envs).
 
-        `global_step` is the count of environment steps behind the last row. An episode that ends is logged as
+        `global_step` is the number of environment steps after the last row. An episode that ends is logged as
         `charts/episodic_return` and `charts/episodic_length` (agent steps) at the step at which it ended.
         """
         reward, done = np.atleast_2d(reward), np.atleast_2d(done)
@@ -796,11 +802,11 @@ class Run:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
-        path = self.dir / "model.safetensors"
+        path = self.dir / (Run.play.model if Run.play else "model.safetensors")
         try:
             arrays = load_file(path)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:  # the last: types NumPy has not
-            quit_with(f"{path} cannot be read ({error}); the run writes it with its first evaluation")
+            quit_with(f"{path} cannot be read ({error}); {WRITTEN[path.name]}")
         for part, module in self._modules().items():
             prefix = f"{part}."
             mine: dict[str, Any] = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
@@ -810,7 +816,10 @@ class Run:
                 module.load_state_dict(mine)
 
     def _play(self, play: Play, policy: Policy, make_env: Callable[..., Any]) -> None:
-        """Evaluate the loaded policy; film or show it where asked."""
+        """Hand over the loaded policy, or evaluate it; film or show it on request."""
+        if play.take is not None:
+            play.take(self.args, policy, make_env)
+            return
         seed = self.args.seed if play.seed is None else play.seed
         seeds = [env_seed(seed, CONFIRM, 2**19 + i) for i in range(play.episodes)]
         env_id = self.args.env_id  # type: ignore[attr-defined]
@@ -946,7 +955,7 @@ def _read_status(folder: Path) -> dict[str, Any]:
 
 
 def _make_unique(path: Path) -> Path:
-    """Make the folder; where it exists already, one with a counter behind its name."""
+    """Make the folder; where it exists already, one with a counter after its name."""
     for i in range(1, 10_000):
         candidate = path if i == 1 else path.with_name(f"{path.name}-{i}")
         try:
@@ -978,11 +987,11 @@ def _near(path: Path) -> str:
 
 
 def _solo() -> str:
-    """The command `solo` as it can be typed here, be it on the PATH or only beside the running Python."""
-    beside = Path(sys.executable).parent / "solo"
-    if shutil.which("solo") or not beside.exists():
+    """The command `solo` as it can be typed here, be it on the PATH or only next to the running Python."""
+    own = Path(sys.executable).parent / "solo"
+    if shutil.which("solo") or not own.exists():
         return "solo"
-    return shlex.quote(_near(beside))
+    return shlex.quote(_near(own))
 
 
 def _compile_problem(folder: Path) -> str | None:

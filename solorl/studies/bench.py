@@ -323,7 +323,7 @@ def last_rows(path: Path, size: int = 60_000) -> list[dict[str, Any]]:
 
 
 def following(task: Task, others: Iterable[Task]) -> list[Task]:
-    """Those of `others` with the seeds behind this one, for a script that trains several seeds in one process."""
+    """Those of `others` with the seeds after this one, for a script that trains several seeds in one process."""
     kind = (task.script, task.env_id, task.variant, task.flags)
     seeds = {other.seed: other for other in others if (other.script, other.env_id, other.variant, other.flags) == kind}
     found: list[Task] = []
@@ -477,8 +477,8 @@ class Runner:
         self.view.say(f"{'resumed' if resumed else 'started':<10} {task}{seeds}{again}")
 
     def _neighbours(self, task: Task) -> list[Task]:
-        """The queued tasks with the seeds behind this one that the same process can train, so many that there are some
-        for every free slot; takes their locks. Not those behind a half-done one, which goes on in its own process."""
+        """The queued tasks with the seeds after this one that the same process can train, so many that there are some
+        for every free slot; takes their locks. Not those after a half-done one, which goes on in its own process."""
         others, taken = following(task, self.queue), []
         share = math.ceil((len(others) + 1) / (self.engine.slots - len(self.running)))
         for other in others[: share - 1]:

@@ -134,10 +134,10 @@ class Script:
 
 
 def load_script(name: str, near: Path | None = None) -> Script:
-    """The script of a name or path, looked for beside `near` first; UsageError where there is none."""
-    beside = near / name if near else None
+    """The script of a name or path, looked for next to `near` first; UsageError where there is none."""
+    there = near / name if near else None
     try:
-        path = beside if beside and beside.is_file() and beside.suffix == ".py" else find_path(name)
+        path = there if there and there.is_file() and there.suffix == ".py" else find_path(name)
     except OSError as error:  # its name is too long, for example
         raise UsageError(f"the script {shown(name)} cannot be read: {error.strerror}") from None
     tree = parse_source(path)
@@ -250,8 +250,8 @@ def make_tasks(
     return found
 
 
-def ordered(tasks: Sequence[Task]) -> list[Task]:
-    """Each task once, all of one seed before those of the next: half a suite is then a smaller suite.
+def ordered(tasks: Sequence[Task], by_seed: bool = True) -> list[Task]:
+    """Each task once; with `by_seed` all of one seed before those of the next: half a suite is then a smaller suite.
 
     UsageError where two scripts, or two sets of flags, have the same name: the results could not tell them apart; and
     where the name of a result file would be too long.
@@ -272,7 +272,8 @@ def ordered(tasks: Sequence[Task]) -> list[Task]:
         if other.id != task.id or other.python != task.python:
             what = "flags" if other.id != task.id else "Pythons"
             raise UsageError(f"{task} stands there twice, with different {what}; give the two as variants with a name")
-    return sorted({task.id: task for task in tasks}.values(), key=lambda task: task.seed)
+    once = list({task.id: task for task in tasks}.values())
+    return sorted(once, key=lambda task: task.seed) if by_seed else once
 
 
 # ---------------------------------------------------------------------- suites
@@ -286,7 +287,10 @@ def load_suite(
     that the suite does not have.
     """
     table = read_toml(path)
-    refuse_unknown(table, ("name", "python", "job"), str(path))
+    refuse_unknown(table, ("name", "python", "in_order", "job"), str(path))
+    in_order = table.get("in_order", False)
+    if not isinstance(in_order, bool):
+        raise UsageError(f"{path}: in_order must be true or false, not {shown(in_order)}")
     jobs = table.get("job")
     if not (isinstance(jobs, list) and jobs and all(isinstance(job, dict) for job in jobs)):
         raise UsageError(f"{path} has no [[job]]; a suite is a list of them")
@@ -296,13 +300,13 @@ def load_suite(
     check_name(name, f"{path}: name")
     default = {"python": table["python"]} if "python" in table else {}
     jobs = [{**default, **job} for job in jobs]
-    tasks = [task for job in jobs for task in _job_tasks(job, path, extra, num_seeds, python)]
+    tasks = [task for job in jobs for task in ordered(_job_tasks(job, path, extra, num_seeds, python))]
     known = {task.env_id for task in tasks}
     for env_id in only:
         if env_id not in known:
             raise UsageError(f"{path} has no environment {env_id}{did_you_mean(env_id, known)}")
     tasks = [task for task in tasks if not only or task.env_id in only]
-    return Plan(name, ordered(tasks))
+    return Plan(name, ordered(tasks, by_seed=not in_order))
 
 
 def check_name(name: str, what: str) -> None:
@@ -399,8 +403,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        beside = [file.name for file in path.parent.glob("*.toml")] if path.parent.is_dir() else []
-        raise UsageError(f"there is no file {path}{did_you_mean(path.name, beside)}") from None
+        others = [file.name for file in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+        raise UsageError(f"there is no file {path}{did_you_mean(path.name, others)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError

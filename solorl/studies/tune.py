@@ -4,7 +4,7 @@ The score of a trial: each run's last evaluation is normalised by its environmen
 the mean over environments is one number per seed, the median (or mean) over seeds is the trial's.
 
 A search space is written in one small language, in a TOML file (`learning-rate = "log 1e-5..1e-2"`) or in the comment
-behind a field of the script's Args (`# step size [tune: log 1e-5..1e-2]`):
+after a field of the script's Args (`# learning rate [tune: log 1e-5..1e-2]`):
 
     0.9..0.999        between two numbers, whole ones where both are (and the field is an int)
     log 1e-5..1e-2    the same, equally likely on a logarithmic scale
@@ -249,7 +249,7 @@ class Tuner:
         self.running: dict[str, tuple[Trial, Task]] = {}
         self._adopted: set[str] = set()
         self._signal, self._forced, self._asked_at, self._looked = 0, False, 0.0, 0.0
-        self._cancelled: dict[str, float] = {}  # handle -> when it was asked to end
+        self._cancelled: dict[str, float] = {}  # handle -> when it was told to end
 
     def run(self) -> int:
         """0 when the study has all its trials and a best one, 1 when all failed, 128 + signal when interrupted."""
@@ -457,7 +457,7 @@ class Tuner:
             self._end(trial, "interrupted", "")
 
     def _insist(self) -> None:
-        """Kill what was asked to end and does not."""
+        """Kill what was told to end and does not."""
         for handle, asked in self._cancelled.items():
             if handle in self.running and (self._forced or time.monotonic() - asked > GRACE):
                 self.engine.cancel(handle, force=True)

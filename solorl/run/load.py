@@ -1,0 +1,187 @@
+"""Running the script of a run folder again: as `solo play` does, and to hand its trained policy to other code.
+
+policy = solorl.load("runs/CartPole-v1__ppo__1__20261123-101500")
+env = policy.make_env()
+obs, _ = env.reset(seed=1)
+action = policy(obs[None])[0]
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import re
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from solorl.errors import UsageError, did_you_mean, missing_extra
+from solorl.run.evaluation import undisturbed
+from solorl.run.safety import is_plain_name, refuse_links
+from solorl.run.verbs import Play, Run
+from solorl.scripts import script_paths
+
+JAX_SETTINGS = (  # that a script in JAX changes
+    "jax_default_device",
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_enable_compilation_cache",
+)
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """The trained policy of a run folder: `policy(obs)` maps a NumPy batch of observations (n, *obs_shape) to a NumPy
+    batch of greedy actions (n, ...), as the environments of `make_env` take them."""
+
+    env_id: str
+    args: Any  # the arguments of the training
+    _act: Callable[[Any], Any]
+    _make_env: Callable[..., Any]
+
+    def __call__(self, obs: Any) -> np.ndarray:
+        """The greedy actions for a batch of observations; ValueError where `obs` is not a batch."""
+        obs = np.asarray(obs)
+        if obs.ndim == 0:
+            raise ValueError("policy(obs) takes a batch (n, *obs_shape); for one observation: policy(obs[None])[0]")
+        return np.asarray(self._act(obs))
+
+    def make_env(self, **kwargs: Any) -> Any:
+        """An environment as the training had it; `kwargs` go to `gymnasium.make`, e.g. `render_mode="human"`."""
+        return self._make_env(self.env_id, **kwargs)
+
+
+def load(run_dir: str | os.PathLike[str], *, last: bool = False, trust_script: bool = False) -> LoadedPolicy:
+    """The policy of a run folder's best evaluation; with `last`, the one at the end of training (`model_last`).
+
+    This executes the script that made the folder, up to its `run.close`. It must be equal to the algorithm of its name
+    in this installation or to your own file from which the run was started; `trust_script` executes any other. Random
+    states, `sys.argv` and settings of torch and JAX are afterwards as they were; nothing is printed. UsageError, with
+    one sentence, where that cannot be done.
+    """
+    copy, original = script_of(Path(run_dir))
+    if original is None and not trust_script:
+        raise UsageError(not_trusted(copy, "trust_script=True"))
+    found: list[LoadedPolicy] = []
+
+    def take(args: Any, act: Callable[[Any], Any], make_env: Callable[..., Any]) -> None:
+        found.append(LoadedPolicy(args.env_id, replace(args), act, make_env))
+
+    play = Play(model="model_last.safetensors" if last else "model.safetensors", take=take)
+    imports = set(re.findall(r"^\s*(?:import|from) (jax|torch)\b", copy.read_text(encoding="utf-8"), flags=re.M))
+    with _unchanged(imports), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            play_script(original or copy, Path(run_dir), play, neighbours=original is not None)
+        except SystemExit as end:
+            said = " ".join(getattr(end, "__notes__", ())) or f"{copy.name} ended before run.close ({end.code})"
+            raise UsageError(said) from end
+    if not found:
+        raise UsageError(f"{copy} came to its end without run.close, which hands over the policy")
+    return found[-1]
+
+
+def play_script(path: Path, run_dir: Path, play: Play, neighbours: bool) -> None:
+    """Run a script as `solo play` needs it: it loads the model, its loop is empty, and `run.close` does what `play`
+    says."""
+    before, Run.play = Run.play, play
+    try:
+        run_script(path, ["--resume", str(run_dir)], neighbours)
+    finally:
+        Run.play = before
+
+
+def run_script(path: Path, flags: Sequence[str], neighbours: bool = True) -> None:
+    """Run a file in this process as `python path flags...` would; its exceptions and SystemExit pass through. Without
+    `neighbours` it does not find the modules in its folder. UsageError if it imports a module that is missing and that
+    one of our extras brings."""
+    argv, search = sys.argv, list(sys.path)
+    sys.argv = [str(path), *flags]
+    if neighbours:
+        sys.path.insert(0, str(path.resolve().parent))
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except ModuleNotFoundError as error:
+        if sentence := missing_extra(path.name, error):
+            raise UsageError(sentence) from error
+        raise
+    finally:
+        sys.argv, sys.path[:] = argv, search
+
+
+def script_of(run_dir: Path) -> tuple[Path, Path | None]:
+    """The copied script in a run folder, and the file outside of it that may be executed for it, if there is one;
+    UsageError if the folder, its config.json or the script is missing, or the folder holds links."""
+    if not run_dir.is_dir():
+        others = [path.name for path in run_dir.parent.iterdir()] if run_dir.parent.is_dir() else []
+        raise UsageError(f"there is no run folder {run_dir}{did_you_mean(run_dir.name, others)}")
+    refuse_links(run_dir)
+    try:
+        config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{run_dir} is no run folder: it has no config.json") from None
+    except (ValueError, OSError, RecursionError) as error:
+        raise UsageError(f"{run_dir / 'config.json'} cannot be read: {error}") from None
+    name = config.get("script") if isinstance(config, dict) else None
+    if not is_plain_name(name) or not name.endswith(".py"):
+        raise UsageError(f'{run_dir / "config.json"} must name the script that ran, as in "script": "ppo.py"')
+    if not (run_dir / name).is_file():
+        raise UsageError(f"{run_dir} has lost its script {name}; without it the agent cannot be played")
+    return run_dir / name, trusted(run_dir / name, config.get("script_path"))
+
+
+def trusted(copy: Path, started_from: Any) -> Path | None:
+    """The file to execute instead of `copy`, a script in a run folder, whose name and contents it has: an algorithm of
+    this installation, or the file outside of the folder from which the run was started; else None."""
+    files = [path for path in script_paths().values() if path.name == copy.name]
+    if isinstance(started_from, str) and Path(started_from).is_absolute() and "\0" not in started_from:
+        path = Path(started_from)
+        files += [] if path.resolve().is_relative_to(copy.parent.resolve()) else [path]
+    same = (path for path in files if path.name == copy.name and path.is_file())
+    return next((path for path in same if path.read_bytes() == copy.read_bytes()), None)
+
+
+def not_trusted(copy: Path, how: str) -> str:
+    """The sentence that refuses to execute a script of a run folder; `how` says how to do it all the same."""
+    return (
+        f"{copy} is neither an algorithm of this installation nor equal to your own file from which the run was "
+        f"started: read it, because it would be executed, then add {how}"
+    )
+
+
+@contextlib.contextmanager
+def _unchanged(imports: set[str]) -> Iterator[None]:
+    """Whatever a script does inside leaves random states, environment variables, the hook for uncaught exceptions and
+    the settings of torch and JAX as they were. `imports`: those of torch and JAX that it imports."""
+    for name in imports:  # now, so that their states are known
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    hook, variables = sys.excepthook, dict(os.environ)
+    torch: Any = sys.modules.get("torch")
+    jax: Any = sys.modules.get("jax")
+    if torch is not None:
+        threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        fill = torch.utils.deterministic.fill_uninitialized_memory
+    settings = {name: getattr(jax.config, name) for name in JAX_SETTINGS} if jax is not None else {}
+    try:
+        with undisturbed():
+            yield
+    finally:
+        sys.excepthook = hook
+        for name in set(os.environ) - set(variables):
+            del os.environ[name]
+        os.environ.update(variables)
+        if torch is not None:
+            torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+            torch.utils.deterministic.fill_uninitialized_memory = fill
+            torch.backends.cudnn.benchmark = benchmark
+        for name, value in settings.items():
+            jax.config.update(name, value)

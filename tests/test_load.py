@@ -1,0 +1,168 @@
+"""`solorl.load`: the trained policy of a run folder for one's own code."""
+
+import os
+import random
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import solorl
+from solorl.errors import UsageError
+
+SHORT = "--num-envs 2 --num-steps 64 --total-timesteps 512 --eval-every 256 --eval-episodes 2".split()
+
+
+@pytest.fixture
+def ppo(train):
+    """The variables of a short training of `ppo`."""
+    return train("ppo", *SHORT)
+
+
+@pytest.fixture
+def observations():
+    return np.random.default_rng(1).uniform(-1, 1, (50, 4)).astype(np.float32)
+
+
+def sentence(*words, **kwargs):
+    """What `solorl.load` raises, one line."""
+    with pytest.raises(UsageError) as error:
+        solorl.load(*words, **kwargs)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# ---------------------------------------------------------------------- the policy
+def test_it_acts_as_at_the_end_of_the_training(ppo, observations):
+    policy = solorl.load(ppo["run"].dir, last=True)
+    wanted = ppo["agent"].act(observations)
+    assert policy(observations).tolist() == wanted.tolist() and set(wanted) == {0, 1}
+    assert policy.env_id == "CartPole-v1" and policy.args.num_steps == 64
+
+
+def test_the_default_is_the_model_of_the_best_evaluation(ppo, observations):
+    from safetensors.torch import load_file
+
+    run_dir = ppo["run"].dir
+    best = {name.removeprefix("agent."): value for name, value in load_file(run_dir / "model.safetensors").items()}
+    best = {name: -value for name, value in best.items()}  # acts differently from the last one
+    ppo["agent"].load_state_dict(best)
+    from safetensors.torch import save_file
+
+    save_file({f"agent.{name}": value for name, value in best.items()}, run_dir / "model.safetensors")
+    wanted = ppo["agent"].act(observations).tolist()
+    assert solorl.load(str(run_dir))(observations).tolist() == wanted
+    assert solorl.load(run_dir, last=True)(observations).tolist() != wanted
+
+
+def test_it_scores_what_solo_play_says(ppo, solo):
+    from solorl.run.evaluation import play_episodes
+    from solorl.run.verbs import CONFIRM, env_seed
+
+    policy = solorl.load(ppo["run"].dir)
+    seeds = [env_seed(1, CONFIRM, 2**19 + i) for i in range(3)]  # those of `solo play`
+    returns, _ = play_episodes([policy.make_env() for _ in seeds], policy, seeds)
+    _, out, _ = solo("play", ppo["run"].dir, "--episodes", "3")
+    assert out.startswith(f"CartPole-v1: {returns.mean():.1f} ± {returns.std():.1f} over 3")
+
+
+def test_a_run_in_jax_acts_as_it_evaluated(train, observations):
+    pytest.importorskip("jax")
+    v = train("ppo_jax", *SHORT)
+    policy = solorl.load(v["run"].runs[0].dir, last=True)
+    wanted = np.asarray(v["act"](v["run"].training(0, v["run"].runs[0].model.field), observations))
+    assert policy(observations).tolist() == wanted.tolist() and set(wanted) == {0, 1}
+    env = policy.make_env()
+    assert env.spec.id == "CartPole-v1"
+
+
+def test_make_env_takes_the_words_of_gymnasium(ppo):
+    env = solorl.load(ppo["run"].dir).make_env(render_mode="rgb_array")
+    env.reset(seed=1)
+    assert env.render().ndim == 3
+
+
+def test_one_observation_without_a_batch_is_told(ppo):
+    with pytest.raises(ValueError, match=re.escape("policy(obs[None])[0]")):
+        solorl.load(ppo["run"].dir)(np.float32(1.0))
+
+
+# ---------------------------------------------------------------------- what it must not change
+def test_nothing_is_printed_and_all_global_state_is_restored(ppo, capfd, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["mine.py", "--mine"])
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(2)
+    random.seed(7)
+    np.random.seed(7)
+    torch.manual_seed(7)
+
+    def outside():
+        states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        settings = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), sys.excepthook
+        return states, settings, list(sys.argv), list(sys.path), dict(os.environ), sys.modules["__main__"], Path.cwd()
+
+    before, files = outside(), sorted(ppo["run"].dir.rglob("*"))
+    capfd.readouterr()
+    try:
+        solorl.load(ppo["run"].dir)
+        assert outside() == before and solorl.Run.play is None
+        sentence(ppo["run"].dir / "nowhere")
+        assert outside() == before and solorl.Run.play is None
+    finally:
+        torch.set_num_threads(1)
+    assert capfd.readouterr() == ("", "") and sorted(ppo["run"].dir.rglob("*")) == files
+
+
+def test_the_settings_of_jax_are_restored(train):
+    jax = pytest.importorskip("jax")
+    run_dir = train("ppo_jax", *SHORT)["run"].runs[0].dir
+    folder, seconds = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 2.5)
+        solorl.load(run_dir)
+        found = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
+        assert found == (None, 2.5)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
+
+
+# ---------------------------------------------------------------------- what is refused
+def test_an_unknown_script_is_not_executed_unless_trusted(ppo, observations, tmp_path, capsys):
+    copy = ppo["run"].dir / "ppo.py"
+    mark = tmp_path / "executed"
+    copy.write_text(copy.read_text() + f"\nopen({str(mark)!r}, 'w')\nprint('loud')\n")
+    capsys.readouterr()
+    assert "add trust_script=True" in sentence(ppo["run"].dir, trust_script=False) and not mark.exists()
+    policy = solorl.load(ppo["run"].dir, trust_script=True)
+    assert mark.exists() and len(policy(observations)) == 50 and capsys.readouterr().out == ""
+
+
+def test_errors_are_exceptions_of_one_sentence(ppo, tmp_path):
+    run_dir = ppo["run"].dir
+    name = run_dir.name[:-1]
+    assert sentence(run_dir.with_name(name)).endswith(f"did you mean {run_dir.name}?")
+    assert "is no run folder: it has no config.json" in sentence(tmp_path)
+    (run_dir / "model.safetensors").write_bytes(b"torn")
+    assert "model.safetensors cannot be read" in sentence(run_dir)
+    (run_dir / "model_last.safetensors").unlink()
+    assert sentence(run_dir, last=True).endswith("the run writes it at its end")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("raise SystemExit(7)", "ppo.py ended before run.close (7)"),
+        ("import envpool_nowhere", "envpool_nowhere"),
+        ("run.close = lambda *_: None", "came to its end without run.close"),
+    ],
+)
+def test_a_script_that_does_not_reach_close_is_told(ppo, line, said):
+    copy = ppo["run"].dir / "ppo.py"
+    copy.write_text(copy.read_text().replace("    envs.close()\n", f"    {line}\n"))
+    with pytest.raises((UsageError, ModuleNotFoundError), match=re.escape(said)):
+        solorl.load(ppo["run"].dir, trust_script=True)
