@@ -40,7 +40,7 @@ EXEMPT = {
     "act": "in JAX: the policy in evaluation",
     "evaluate": "in JAX: log-probabilities for a kind of actions",
 }
-BY_SPACES = ("make_env",)  # equal among the files with equal Spaces
+BY_SPACES = ("make_env",)  # equal among the files of a family with equal Spaces
 MAX_CODE_ROOT, MAX_CODE, MAX_CODE_LONG = 180, 240, 300
 MAX_WIDTH = 120
 MAX_DEPTH = 5
@@ -124,9 +124,9 @@ def main_block(tree: ast.Module) -> ast.If | None:
 
 
 def uses_of_args(tree: ast.AST) -> list[tuple[str, int]]:
-    """Every `args.field` with its line."""
+    """Every `args.field`, also of `setup.args.field`, with its line."""
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-    return [(n.attr, n.lineno) for n in nodes if isinstance(n.value, ast.Name) and n.value.id == "args"]
+    return [(n.attr, n.lineno) for n in nodes if "args" in (getattr(n.value, "id", ""), getattr(n.value, "attr", ""))]
 
 
 def neighbours(path: Path) -> list[Path]:
@@ -137,8 +137,8 @@ def neighbours(path: Path) -> list[Path]:
 
 def is_bound(name: str, a: Script, b: Script) -> bool:
     """R2: whether the top-level definition `name` must be equal in both files, if both have it."""
-    same_kind = a.framework == b.framework and (name not in BY_SPACES or a.spaces == b.spaces)
-    return same_kind and name not in EXEMPT
+    same_env = a.spaces == b.spaces and a.family == b.family  # PPO acts in the environment's units, SAC in [-1, 1]
+    return a.framework == b.framework and name not in EXEMPT and (name not in BY_SPACES or same_env)
 
 
 def _families(path: Path) -> Path:
