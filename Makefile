@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 FLAGS ?=
 
-.PHONY: train test coverage lint docs bench clean
+.PHONY: train test test-all coverage lint docs bench clean
 
 train: .venv/.run
 	.venv/bin/solo train ppo --env-id CartPole-v1 --target-return 500 --capture-video $(FLAGS)
@@ -11,7 +11,11 @@ train: .venv/.run
 test: .venv/.dev
 	$(PY) -m pytest -n 2 --dist worksteal -m "not slow" $(FLAGS)
 
-# All tests, the slow ones too, and how much of the library they reach; takes twice as long.
+# What takes minutes, too: wheels, the commands of all pages, cold caches, more kills, more probes.
+test-all: .venv/.dev
+	$(PY) -m pytest -n 2 --dist worksteal $(FLAGS)
+
+# The same, and how much of the library the tests reach.
 coverage: .venv/.dev
 	$(PY) -m pytest -n 2 --dist worksteal --cov=solorl --cov-report=term --cov-fail-under=90 $(FLAGS)
 

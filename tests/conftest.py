@@ -87,6 +87,15 @@ def refused(result, *fragments):
         assert fragment in err, err
 
 
+@pytest.fixture(autouse=True)
+def quick(request, monkeypatch):
+    """No test draws a learning curve or waits for the disk, except those marked `disk`: of hundreds of trainings each
+    would do both."""
+    if not request.node.get_closest_marker("disk"):
+        monkeypatch.setattr("solorl.run.verbs.draw_learning_curve", lambda rows, path, title: path.touch())
+        monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
 @pytest.fixture
 def train(tmp_path, monkeypatch):
     """`train("ppo", "--flag", ...)` runs the script in this process, as a user would, and returns its variables; what
@@ -97,6 +106,8 @@ def train(tmp_path, monkeypatch):
         words = [path, *map(str, flags)]
         if "--runs-dir" not in words and "--resume" not in words:
             words += ["--runs-dir", str(runs_dir)]
+        if "--log-every" not in words and "--resume" not in words:
+            words += ["--log-every", "1"]  # a row for each iteration
         monkeypatch.setattr(sys, "argv", words)
         out, call.code, variables = io.StringIO(), 0, {}
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):

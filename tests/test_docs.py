@@ -47,7 +47,11 @@ def shell(command, folder):
     return subprocess.run(command, shell=True, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [page if page.parent == ROOT else pytest.param(page, marks=pytest.mark.slow) for page in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_every_command_works(page, folder):
     seen = commands(page)
     for command in seen:

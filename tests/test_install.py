@@ -9,6 +9,8 @@ import zipfile
 import pytest
 from conftest import ROOT, run
 
+pytestmark = pytest.mark.slow  # a wheel, and an environment of its own
+
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):

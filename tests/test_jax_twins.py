@@ -18,6 +18,7 @@ BODIES = {f"{name}_continuous_action" for name in ("ppo", "ddpg", "td3", "sac")}
 OFF_POLICY = "--total-timesteps 1200 --learning-starts 100 --batch-size 16 --buffer-size 500 --num-envs 2"
 PPO = "--total-timesteps 1280 --num-envs 2 --num-steps 16 --num-minibatches 2"
 EVERY = "--eval-episodes 1 --eval-every 400 --save-every 400"
+ROOTS = ("ppo", "dqn")  # the others are in `make test-all`
 
 
 def test_there_are_twins():
@@ -41,7 +42,9 @@ def training(run):
     return {name: array for name, array in tensors.items() if not name.startswith("/random")}
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize(
+    "name", [name if name in ROOTS else pytest.param(name, marks=pytest.mark.slow) for name in TWINS]
+)
 def test_a_stopped_training_goes_on_exactly(name, train, tmp_path):
     """Two seeds ended after a chunk, the second resumed alone: all that a checkpoint holds is equal to the bit."""
     flags = [f"{name}_jax", *(PPO if "ppo" in name else OFF_POLICY).split(), *EVERY.split(), "--num-seeds", 2]
@@ -63,7 +66,7 @@ def test_a_stopped_training_goes_on_exactly(name, train, tmp_path):
 
 
 @pytest.mark.skipif(len(own_cores()) < 2, reason="needs two cores")
-@pytest.mark.parametrize("name", ["ppo", "sac_continuous_action"])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("sac_continuous_action", marks=pytest.mark.slow)])
 def test_a_seed_of_two_is_that_trained_alone_with_as_many_threads(name, tmp_path):
     """In processes of their own, whose XLA has two threads each: as users have it, not as these tests."""
     clean = {key: value for key, value in environment(XDG_CACHE_HOME=str(tmp_path)).items() if key != "NPROC"}

@@ -126,6 +126,7 @@ def test_episodes_counted_step_by_step_or_all_at_once_agree(tmp_path):
 
 
 # ---------------------------------------------------------------------- files
+@pytest.mark.disk
 def test_the_run_folder_tells_the_whole_story(train):
     v = train("ppo", *TINY, "--eval-every", "300", "--capture-video", "--exp-name", "mine")
     folder = v["run"].dir
