@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, comparable, definitions, environment, rows, script
+from conftest import comparable, definitions, environment, rows, script
 from safetensors.numpy import load_file
 
+from solorl.catalog import header as catalog
 from solorl.machine import own_cores
 
-TWINS = sorted(path.stem.removesuffix("_jax") for path in (ROOT / "algorithms").glob("*/*_jax.py"))
+TWINS = {Path(each.twin).stem: each.name for each in catalog.scripts() if each.twin}  # torch -> JAX
 # The torch files that begin with an environment of MuJoCo: in JAX that would need EnvPool, which is an extra.
 BODIES = {f"{name}_continuous_action" for name in ("ppo", "ddpg", "td3", "sac")}
 OFF_POLICY = "--total-timesteps 1200 --learning-starts 100 --batch-size 16 --buffer-size 500 --num-envs 2"
@@ -22,13 +23,15 @@ ROOTS = ("ppo", "dqn")  # the others are in `make test-all`
 
 
 def test_there_are_twins():
+    """Every file in JAX names one."""
+    assert set(TWINS.values()) == {each.name for each in catalog.scripts() if each.framework == "jax"}
     assert {"ppo", "dqn", "c51"} | BODIES <= set(TWINS)
 
 
 @pytest.mark.parametrize("name", TWINS)
 def test_arguments_are_those_of_the_torch_twin(name):
     """Names, types and defaults."""
-    fields = [dataclasses.fields(definitions(file)["Args"]) for file in (f"{name}_jax", name)]
+    fields = [dataclasses.fields(definitions(file)["Args"]) for file in (TWINS[name], name)]
     mine, torch = ([(f.name, f.type, f.default) for f in each if f.name != "num_seeds"] for each in fields)
     if name in BODIES:
         assert ("env_id", str, "Pendulum-v1") in mine
@@ -47,12 +50,12 @@ def training(run):
 )
 def test_a_stopped_training_goes_on_exactly(name, train, tmp_path):
     """Two seeds ended after a chunk, the second resumed alone: all that a checkpoint holds is equal to the bit."""
-    flags = [f"{name}_jax", *(PPO if "ppo" in name else OFF_POLICY).split(), *EVERY.split(), "--num-seeds", 2]
+    flags = [TWINS[name], *(PPO if "ppo" in name else OFF_POLICY).split(), *EVERY.split(), "--num-seeds", 2]
     train(*flags)
     train(*flags, "--target-return", -10_000, runs_dir=tmp_path / "cut")
     whole, cut = (next((tmp_path / folder).glob("*__2__*")) for folder in ("runs", "cut"))
     stopped_at, before = rows(cut)[-1]["global_step"], training(cut)
-    train(f"{name}_jax", "--resume", cut, "--target-return", "None")
+    train(TWINS[name], "--resume", cut, "--target-return", "None")
     last_steps = [rows(run)[-1]["global_step"] for run in (whole, cut)]
     assert 0 < stopped_at < 1000 and last_steps[0] == last_steps[1] >= 1200
     a, b = training(whole), training(cut)
@@ -72,7 +75,7 @@ def test_a_seed_of_two_is_that_trained_alone_with_as_many_threads(name, tmp_path
     clean = {key: value for key, value in environment(XDG_CACHE_HOME=str(tmp_path)).items() if key != "NPROC"}
     flags = [*(PPO if name == "ppo" else OFF_POLICY).split(), *EVERY.split(), "--runs-dir"]
     for more in (["together", "--num-seeds", 2], ["alone", "--seed", 2, "--threads", 2]):
-        words = [sys.executable, script(f"{name}_jax"), *flags, tmp_path / more[0], *more[1:]]
+        words = [sys.executable, script(TWINS[name]), *flags, tmp_path / more[0], *more[1:]]
         done = subprocess.run([str(word) for word in words], env=clean, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     one, other = (next((tmp_path / folder).glob("*__2__*")) for folder in ("together", "alone"))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from conftest import refused
 
-from solorl import cli
+from solorl import cli, scripts
 from solorl.cli import regression
 from solorl.errors import UsageError
 from solorl.results import comparison, figures
@@ -136,14 +136,31 @@ def test_verdict_counts_environments_and_gives_the_chance():
     assert other.probability.value == pytest.approx(1 - pair.probability.value)
 
 
-def test_a_file_in_jax_is_compared_with_its_torch_twin():
-    names = ["ppo", "ppo_jax", "dqn", "dqn_jax", "c51_jax"]
+@pytest.fixture
+def catalogue(tmp_path, monkeypatch):
+    """`catalogue("dqn_jax", twin="dqn.py")` writes a file into a catalogue that holds nothing else."""
+    folder = tmp_path / "package" / "algorithms" / "family"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(scripts, "PACKAGE", folder.parent.parent)
+
+    def write(name, **fields):
+        lines = "".join(f"{key.capitalize():10}{value}\n" for key, value in fields.items())
+        (folder / f"{name}.py").write_text(f'"""{name}.\n\n{lines}"""\n')
+
+    return write
+
+
+def test_a_file_in_jax_is_compared_with_the_twin_that_its_header_names(catalogue):
+    names = ["ppo", "ppo_jax", "dqn", "dqn_jax", "c51_jax", "fast_dqn"]
+    for name, twin in {"ppo_jax": "ppo.py", "dqn_jax": "dqn.py", "c51_jax": "c51.py", "fast_dqn": "dqn.py"}.items():
+        catalogue(name, twin=twin)
+    catalogue("dqn", differs="root of its family")
     runs = made({("CartPole-v1", name): [1.0, 2.0] for name in names})
     runs += made({("CartPole-v1", "dqn"): [3.0], ("CartPole-v1", "dqn_jax"): [4.0]}, variant="tuned")
     runs += made({("CartPole-v1", "ppo_jax"): [5.0]}, variant="wide")
     found = {pair.x: pair.y for pair in comparison.pairs(comparison.compare(runs, baseline="ppo"))}
-    assert found == {"dqn": "ppo", "ppo_jax": "ppo", "dqn_jax": "dqn", "c51_jax": "ppo", "dqn tuned": "ppo",
-                     "dqn_jax tuned": "dqn tuned", "ppo_jax wide": "ppo"}  # fmt: skip
+    assert found == {"dqn": "ppo", "ppo_jax": "ppo", "dqn_jax": "dqn", "c51_jax": "ppo", "fast_dqn": "dqn",
+                     "dqn tuned": "ppo", "dqn_jax tuned": "dqn tuned", "ppo_jax wide": "ppo"}  # fmt: skip
 
 
 def test_three_runs_decide_nothing():
@@ -467,9 +484,18 @@ def written(figure, path, *_):
     return path.with_suffix(".png")
 
 
-def test_a_picture_has_at_most_four_methods():
+def test_a_name_that_ends_in_jax_is_no_twin(catalogue):
+    catalogue("dqn_jax", differs="root of its family")
+    runs = made({("CartPole-v1", name): [1.0, 2.0] for name in ("ppo", "dqn", "dqn_jax", "unknown_jax")})
+    found = {pair.x: pair.y for pair in comparison.pairs(comparison.compare(runs, baseline="ppo"))}
+    assert set(found.values()) == {"ppo"}
+
+
+def test_a_picture_has_at_most_four_methods(catalogue):
     """Each next to its opponent, all of them somewhere, with the colour that they have in the page."""
     names = ["ddpg", "td3", "sac", "ddpg_jax", "td3_jax", "sac_jax"]
+    for name in names[3:]:
+        catalogue(name, twin=f"{name.removesuffix('_jax')}.py")
     runs = made({("CartPole-v1", name): [1.0, 2.0] for name in names} | {("Acrobot-v1", "other"): [1.0]})
     compared = comparison.compare(runs)
     assert comparison.split(compared) == [names[:4], ["td3", "sac", "td3_jax", "sac_jax"], ["other"]]

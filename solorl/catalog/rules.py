@@ -36,7 +36,6 @@ EXEMPT = {
     "init_params": "in JAX: the networks of an algorithm",
     "begin": "in JAX: the first Training",
     "iteration": "in JAX: the main loop's body",
-    "learn": "in JAX: phase 3 of that body",
     "act": "in JAX: the policy in evaluation",
     "evaluate": "in JAX: log-probabilities for a kind of actions",
 }

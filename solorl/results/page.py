@@ -9,7 +9,7 @@ from typing import Any
 from solorl.results import comparison as cmp
 from solorl.results import text as text
 
-TEMPLATE = Path(__file__).with_name("report.html")
+TEMPLATE = Path(__file__).with_name("page.html")
 DIGITS = 5  # significant digits of the numbers in the charts
 
 
