@@ -8,6 +8,7 @@ Paper     Lillicrap et al. 2015, https://arxiv.org/abs/1509.02971 ("Eq. n" below
 Run       solo train ddpg_continuous_action_jax --env-id Pendulum-v1 --total-timesteps 20000 --learning-starts 1000
 Spaces    vector -> continuous
 Differs   root of its family
+Twin      ddpg_continuous_action.py
 Not for   discrete actions: dqn_jax.py
 Details   algorithms/actor_critic/README.md
 """

@@ -8,6 +8,7 @@ Paper     Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905 ("Eq. n" below)
 Run       solo train sac_continuous_action_jax --env-id Pendulum-v1 --total-timesteps 20000 --learning-starts 1000
 Spaces    vector -> continuous
 Differs   from td3_continuous_action_jax.py: a stochastic policy; its entropy is rewarded, by a learned temperature
+Twin      sac_continuous_action.py
 Not for   discrete actions: dqn_jax.py
 Details   algorithms/actor_critic/README.md
 """

@@ -8,6 +8,7 @@ Paper     Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477 ("Alg. 1" below
 Run       solo train td3_continuous_action_jax --env-id Pendulum-v1 --total-timesteps 20000 --learning-starts 1000
 Spaces    vector -> continuous
 Differs   from ddpg_continuous_action_jax.py: two critics, the smaller target counts; noise on the target action
+Twin      td3_continuous_action.py
 Not for   discrete actions: dqn_jax.py
 Details   algorithms/actor_critic/README.md
 """

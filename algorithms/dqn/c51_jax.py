@@ -9,6 +9,7 @@ Run       solo train c51_jax --env-id CartPole-v1 --num-seeds 4
 Spaces    vector -> discrete
 Differs   from dqn_jax.py: the network gives a distribution over n_atoms returns between v_min and v_max for each
           action; cross entropy with the projected target distribution; larger epsilon of Adam
+Twin      c51.py
 Not for   image observations; continuous actions: ddpg_continuous_action_jax.py
 Details   algorithms/dqn/README.md
 """

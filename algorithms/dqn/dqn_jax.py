@@ -8,6 +8,7 @@ Paper     Mnih et al. 2015, https://www.nature.com/articles/nature14236 ("Alg. 1
 Run       solo train dqn_jax --env-id CartPole-v1 --num-seeds 4
 Spaces    vector -> discrete
 Differs   root of its family
+Twin      dqn.py
 Not for   image observations; continuous actions: ddpg_continuous_action_jax.py
 Details   algorithms/dqn/README.md
 """

@@ -8,6 +8,7 @@ Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below)
 Run       solo train ppo_continuous_action_jax --env-id Pendulum-v1 --num-seeds 4
 Spaces    vector -> continuous
 Differs   from ppo_jax.py: Gaussian policy of a given first deviation; observations and rewards are normalised
+Twin      ppo_continuous_action.py
 Not for   discrete actions: ppo_jax.py; image observations
 Details   algorithms/ppo/README.md
 """

@@ -8,6 +8,7 @@ Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below)
 Run       solo train ppo_jax --env-id CartPole-v1 --num-seeds 4
 Spaces    vector -> discrete
 Differs   root of its family
+Twin      ppo.py
 Not for   continuous actions: ppo_continuous_action_jax.py; image observations
 Details   algorithms/ppo/README.md
 """
