@@ -129,7 +129,6 @@ def test_the_sizes_of_diffs_on_the_pages_are_measured():
         ("algorithms/ppo/README.md", "wide", "jax_speed", "jax_wide"),
         ("algorithms/ppo/README.md", "rejax", "jax_speed", "jax_rejax"),
         ("algorithms/ppo/README.md", "start", "jax_start", "jax_start"),
-        ("algorithms/ppo/README.md", "tricks", "jax_tricks", "jax_tricks"),
         ("algorithms/dqn/README.md", "speed", "dqn_speed", "dqn"),
         ("algorithms/actor_critic/README.md", "speed", "actor_critic_speed", "actor_critic"),
         ("algorithms/actor_critic/README.md", "jax-speed", "jax_speed", "jax_actor_critic"),
@@ -140,15 +139,6 @@ def test_speed_tables_are_those_of_the_data(page, marker, benchmark, data):
     sys.path.insert(0, str(ROOT / "benchmark"))
     table = importlib.import_module(benchmark).table(ROOT / f"benchmark/results/speed/{data}.json")
     assert f"<!-- {marker} -->\n{table}\n<!-- /{marker} -->" in (ROOT / page).read_text()
-
-
-def test_the_tricks_of_the_speed_benchmark_stand_in_the_script():
-    """Each of them can still be undone: what it replaces is in ppo_jax.py, and what comes out is Python."""
-    sys.path.insert(0, str(ROOT / "benchmark"))
-    variants = importlib.import_module("jax_tricks").variants()
-    assert len(variants) >= 9 and len(set(variants.values())) == len(variants)
-    for name, source in variants.items():
-        compile(source, name, "exec")
 
 
 def defined(path):
