@@ -7,33 +7,49 @@ import pytest
 import torch
 from test_golden import FLAGS
 
-import solorl.run.verbs
+import solorl.run
 from solorl.run import onednn as products
+from solorl.run import speed
 
 CXX = "clang++" if sys.platform == "darwin" else "g++"
 SCRIPTS = [name for name in FLAGS if not name.endswith("_jax")]
 
 
-def weights(variables):
-    """The vector that the optimiser steps: of the agent, the Q-network or the actor."""
-    return variables["parameters" if "parameters" in variables else "actor_vector"].detach()
+def forget_the_last_script():
+    """For the compiler, `__main__` is the first script that it met in this process."""
+    torch._dynamo.reset()
+    vars(speed).pop("__import___main__", None)
+    if hasattr(torch._dynamo.symbolic_convert, "_import_module"):
+        torch._dynamo.symbolic_convert._import_module.cache_clear()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatch):
-    flags = [*FLAGS[name].split(), "--eval-every", 0, "--save-every", 0]
-    eager, calls, compiler = train(name, *flags), [], torch.compile
+    """The first gradient of each loss in a training, compiled and not."""
+    options, losses, compiler = [], [], torch.compile
 
-    def compile_whole(function, dynamic, options):  # without generating C++, which takes half a minute
-        calls.append((function.__name__, dynamic, options))
-        return compiler(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    def compile_whole(function, **settings):  # without generating C++, which takes half a minute
+        options.append((function.__name__, settings))
+        whole = compiler(function, backend="aot_eager", fullgraph=True, dynamic=settings["dynamic"])
 
+        def compare(flat, loss_of, *inputs):
+            gradients, metrics = function(flat, loss_of, *inputs)
+            if loss_of.__name__ not in losses:
+                losses.append(loss_of.__name__)
+                torch.testing.assert_close(whole(flat, loss_of, *inputs), (gradients, metrics), rtol=1e-3, atol=1e-5)
+                assert flat and gradients.ndim == 1 and all(key.startswith("losses/") for key in metrics)
+            return gradients, metrics
+
+        return compare
+
+    forget_the_last_script()
     monkeypatch.setattr(torch, "compile", compile_whole)
-    monkeypatch.setattr(solorl.run.verbs, "_compile_problem", lambda folder: None)  # wherever the tests run
+    monkeypatch.setattr(solorl.run, "_compile_problem", lambda folder: None)  # wherever the tests run
     monkeypatch.setattr(products, "onednn_is_faster", lambda: False)  # on every machine
-    compiled = train(name, *flags, "--compile")
-    assert calls == [("gradient", False, {"cpp_wrapper": True})]
-    torch.testing.assert_close(weights(compiled), weights(eager), rtol=1e-3, atol=1e-5)
+    train(name, *FLAGS[name].split(), "--eval-every", 0, "--save-every", 0, "--compile")
+    assert losses and all(name.endswith("_loss") for name in losses)
+    settings = {"dynamic": False, "options": {"cpp_wrapper": True}}
+    assert options == [("gradients_of", settings)] * len(losses)
 
 
 def hide_the_compiler(monkeypatch, folder):

@@ -6,14 +6,18 @@ import pytest
 import torch
 from conftest import definitions, rows
 
+from solorl.run.speed import Forward, GradientStep
+
 PPO = definitions("ppo")
 SMALL = "--num-envs 2 --num-steps 16 --total-timesteps 128 --num-minibatches 2 --eval-episodes 1".split()
+SMALL += ["--log-every", "1"]
 PROBE = "--total-timesteps 8192 --num-steps 32 --learning-rate 0.003 --eval-every 0 --eval-episodes 10".split()
 
 
 # ---------------------------------------------------------------------- pure functions
-def reference(layers, x):
+def reference(net, x):
     """A multi-layer perceptron with tanh in NumPy and double precision."""
+    layers = [layer for layer in net if isinstance(layer, torch.nn.Linear)]
     for i, layer in enumerate(layers):
         x = x @ layer.weight.detach().double().numpy().T + layer.bias.detach().double().numpy()
         x = np.tanh(x) if i < len(layers) - 1 else x
@@ -41,22 +45,18 @@ def test_gae_is_the_double_sum_of_its_definition():
 
 
 def test_loss_by_hand():
-    """Every term of Eq. 9 recomputed in NumPy from the networks' outputs, with each switch on and off."""
+    """Every term of Eq. 9 and every metric recomputed in NumPy from the networks' outputs, each switch on and off."""
     torch.manual_seed(0)
     agent = PPO["Agent"](3, 4)
     torch.nn.init.normal_(agent.actor[-1].weight)
     obs, action = torch.randn(10, 3), torch.randint(0, 4, (10,))
-    old_logprob, old_value, advantage, returns = (
-        -torch.rand(10) - 0.5,
-        torch.randn(10),
-        torch.randn(10),
-        torch.randn(10),
-    )
+    old_logprob = agent.evaluate(obs, action)[0].detach() + 0.2 * torch.randn(10)
+    old_value, advantage, returns = torch.randn(3, 10)
     for norm_adv in (True, False):
         for clip_vloss in (True, False):
             args = PPO["Args"](norm_adv=norm_adv, clip_vloss=clip_vloss, clip_coef=0.1, vf_coef=0.7, ent_coef=0.3)
-            loss, terms = PPO["ppo_loss"](agent, obs, action, old_logprob, old_value, advantage, returns, args)
-            got = loss, *terms
+            batch = PPO["Batch"](obs, action, old_logprob, old_value, advantage, returns)
+            got, metrics = PPO["ppo_loss"](agent, batch, args)
             with torch.no_grad():
                 logits, v = (reference(net, obs.double().numpy()) for net in (agent.actor, agent.critic))
                 v = v[:, 0]
@@ -73,122 +73,103 @@ def test_loss_by_hand():
                 clipped = [o + np.clip(x - o, -0.1, 0.1) for x, o in zip(v, old, strict=True)]
                 error = [max(e, (c - y) ** 2) for e, c, y in zip(error, clipped, ret, strict=True)]
             value_loss, entropy = 0.5 * np.mean(error), np.mean(-(p * np.log(p)).sum(1))
-            loss = -policy + 0.7 * value_loss - 0.3 * entropy
-            for x, y in zip(got[:4], (loss, policy, value_loss, entropy), strict=True):
-                assert x.item() == pytest.approx(y, rel=1e-4)
-            np.testing.assert_allclose(got[4].numpy(), logratio, rtol=1e-4, atol=1e-6)
+            assert got.item() == pytest.approx(-policy + 0.7 * value_loss - 0.3 * entropy, rel=1e-4)
+            want = {"value_loss": value_loss, "policy_loss": -policy, "entropy": entropy}
+            want |= {"old_approx_kl": -logratio.mean(), "approx_kl": np.mean(ratio - 1 - logratio)}
+            want["clipfrac"] = np.mean((ratio < 0.9) | (ratio > 1.1))
+            assert 0 < want["clipfrac"] < 1 and len(metrics) == len(want)
+            for name, value in want.items():
+                assert metrics[f"losses/{name}"].item() == pytest.approx(value, rel=1e-4, abs=1e-6)
 
 
 def test_gradient_of_the_clipped_objective_vanishes_outside_the_clip():
     """Where the ratio has left [1 - eps, 1 + eps] in the advantage's direction, the policy gets no gradient."""
     agent = PPO["Agent"](3, 4)
     obs, action = torch.randn(6, 3), torch.randint(0, 4, (6,))
-    logprob = agent.policy(obs, action)[0].detach() - 1  # ratio e
+    logprob = agent.evaluate(obs, action)[0].detach() - 1  # ratio e
     args = PPO["Args"](norm_adv=False, ent_coef=0.0)
-    loss, *_ = PPO["ppo_loss"](agent, obs, action, logprob, torch.zeros(6), torch.ones(6), torch.zeros(6), args)
+    batch = PPO["Batch"](obs, action, logprob, torch.zeros(6), torch.ones(6), torch.zeros(6))
+    loss, _ = PPO["ppo_loss"](agent, batch, args)
     loss.backward()
     assert all(p.grad.abs().max() == 0 for p in agent.actor.parameters())
     assert agent.critic[0].weight.grad.abs().max() > 0
 
 
 def test_approx_kl_is_unbiased():
-    """The mean of k3 under the old policy is the exact KL divergence."""
-    old, new = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64)
-    logratio = (new / old).log()
-    weighted = (old * (logratio.exp() - 1 - logratio)).sum()
-    assert weighted.item() == pytest.approx((old * (old / new).log()).sum().item())
-    assert PPO["approx_kl"](logratio).item() == pytest.approx((logratio.exp() - 1 - logratio).mean().item())
+    """Its mean over actions as frequent as under the old policy is the exact KL divergence of the old from the new."""
+    agent, old, new = PPO["Agent"](2, 3), torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
+    agent.actor[-1].weight.data.zero_()
+    agent.actor[-1].bias.data.copy_(new.log())
+    action = torch.tensor([0] * 5 + [1] * 3 + [2] * 2)
+    batch = PPO["Batch"](torch.zeros(10, 2), action, old[action].log(), *torch.zeros(3, 10))
+    kl = PPO["ppo_loss"](agent, batch, PPO["Args"]())[1]["losses/approx_kl"]
+    assert kl.item() == pytest.approx((old * (old / new).log()).sum().item(), rel=1e-4)
 
 
 def test_layers_are_orthogonal_with_their_gains():
     agent = PPO["Agent"](5, 3)
     for net, gains in ((agent.actor, (2**0.5, 2**0.5, 0.01)), (agent.critic, (2**0.5, 2**0.5, 1.0))):
-        for layer, gain in zip([m for m in net if isinstance(m, torch.nn.Linear)], gains, strict=True):
+        assert [type(layer).__name__ for layer in net] == ["Linear", "Tanh", "Linear", "Tanh", "Linear"]
+        for layer, gain in zip(net[::2], gains, strict=True):
             w = layer.weight.detach().double()
             gram = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
             torch.testing.assert_close(gram, gain**2 * torch.eye(len(gram), dtype=torch.float64), atol=1e-5, rtol=1e-4)
             assert (layer.bias == 0).all()
 
 
-def test_one_vector_clips_and_steps_as_torch_does():
-    """The flat vector gives the weights that clip_grad_norm_ and Adam on the separate parameters give."""
-    torch.manual_seed(3)
-    a, b = PPO["Agent"](4, 2), PPO["Agent"](4, 2)
-    b.load_state_dict(a.state_dict())
-    vector = PPO["flatten_parameters"](b)
-    adam_a = torch.optim.Adam(a.parameters(), lr=0.01, eps=1e-5)
-    adam_b = torch.optim.Adam([vector], lr=0.01, eps=1e-5, fused=True)
-
-    def loss_of(agent, obs):
-        logprob = agent.policy(obs, torch.zeros(8, dtype=int))[0]
-        return (agent.value(obs) * 10).square().mean() + logprob.mean(), logprob.detach()
-
-    for _ in range(5):
-        obs = torch.randn(8, 4)
-        adam_a.zero_grad()
-        loss, expected = loss_of(a, obs)
-        loss.backward()
-        vector.grad, metrics = PPO["gradient"](loss_of, b, obs)
-        torch.testing.assert_close(metrics, expected)
-        torch.nn.utils.clip_grad_norm_(a.parameters(), 0.5)
-        vector.grad *= (0.5 / (vector.grad.norm() + 1e-6)).clamp(max=1)
-        adam_a.step(), adam_b.step()
-    for x, y in zip(a.parameters(), b.parameters(), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
-
-
-def test_gumbel_noise_draws_from_the_policy():
-    """Frequencies of 40,000 actions within 4 standard errors of the softmax; without noise the mode."""
-    torch.manual_seed(0)
-    agent = PPO["Agent"](2, 3)
-    torch.nn.init.normal_(agent.actor[-1].weight, std=0.3)
-    obs, n = np.tile(np.array([[0.3, -0.7]], np.float32), (40_000, 1)), 40_000
-    p = agent.policy(torch.as_tensor(obs[:3]), torch.arange(3))[0].exp().detach().numpy()
-    actions = agent.act(obs, np.random.default_rng(0).gumbel(size=(n, 3)))
-    frequency = np.bincount(actions, minlength=3) / n
-    assert (np.abs(frequency - p) < 4 * np.sqrt(p * (1 - p) / n)).all()
-    assert (agent.act(obs) == p.argmax()).all()
-
-
 @pytest.mark.parametrize("name", ["ppo", "ppo_normalized", "ppo_continuous_action", "rpo_continuous_action"])
-def test_acting_in_numpy_is_the_network_of_torch(name):
-    """With biases, with noise, and also where the clip of normalised observations bites."""
+def test_act_is_the_greedy_action_and_acting_is_fast(name):
+    """The networks in double precision, also where the clip of normalised observations bites; in NumPy the same."""
     torch.manual_seed(0)
-    rng, file, continuous = np.random.default_rng(0), definitions(name), "continuous" in name
+    file, continuous = definitions(name), "continuous" in name
     agent = file["Agent"](3, 4, *([0.7] if continuous else []))
     for parameter in agent.actor.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    obs, noise = rng.normal(size=(200, 3)).astype(np.float32), rng.normal(size=(200, 4))
+    obs = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
     obs[::10] *= 100
-    shown = torch.as_tensor(obs)
+    shown = obs
     if name != "ppo":
-        agent.seen_obs.update(torch.randn(50, 3) * 2 + 1)
-        assert (agent.normalize(shown).abs() == 10).any()
-        shown = agent.normalize(shown)
-    out = file["mlp"](agent.actor, shown).detach().numpy()
-    for z in (0.0, noise):
-        want = out + 0.7 * z if continuous else (out + z).argmax(1)
-        np.testing.assert_allclose(agent.act(obs, z), want, rtol=1e-4, atol=1e-4)
+        agent.obs_normalizer.update(torch.randn(50, 3) * 2 + 1)
+        mean, var = (x.double().numpy() for x in (agent.obs_normalizer.mean, agent.obs_normalizer.var))
+        shown = ((obs - mean) / np.sqrt(var + 1e-8)).clip(-10, 10)
+        assert (np.abs(shown) == 10).any()
+        normalize = Forward(agent.obs_normalizer, fast=True)
+        assert normalize.in_numpy
+        np.testing.assert_allclose(normalize(obs), shown, rtol=1e-5, atol=1e-6)
+    actor, out = Forward(agent.actor, fast=True), reference(agent.actor, shown)
+    assert actor.in_numpy
+    np.testing.assert_allclose(actor(shown), out, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(agent.act(obs), out if continuous else out.argmax(1), rtol=1e-4, atol=1e-4)
 
 
 # ---------------------------------------------------------------------- the real script's variables
 def test_first_ratio_is_one(train):
-    v = train("ppo", *SMALL, "--num-minibatches", "1", "--update-epochs", "1")
-    assert len(v["terms"]) == 1 and v["logratio"].abs().max() < 1e-6
+    v = train("ppo", *SMALL, "--num-minibatches", "1", "--update-epochs", "1", "--learning-rate", "0.01")
+    assert len(v["kl"]) == 1 and all(abs(v["metrics"][f"losses/{name}"]) < 1e-6 for name in ("approx_kl", "clipfrac"))
 
 
-def test_the_noise_of_a_rollout_is_gumbel(train):
-    """Mean 0.5772 and variance pi^2 / 6, within 5 standard errors of 8192 draws."""
-    flags = "--num-envs 4 --num-steps 1024 --total-timesteps 4096 --update-epochs 1 --eval-episodes 1".split()
-    noise = train("ppo", *flags)["noise"]
-    assert noise.mean().item() == pytest.approx(0.5772, abs=0.07)
-    assert noise.var().item() == pytest.approx(np.pi**2 / 6, abs=0.2)
+def test_actions_are_samples_of_the_policy(train):
+    """How often they are taken in the second of two rollouts, where the observation is always the same: within 4
+    standard errors of the policy's probability."""
+    flags = ["--num-steps", 1024, "--total-timesteps", 8192, "--no-anneal-lr", "--learning-rate", 0.003]
+    v = train("ppo", "--env-id", "probes:ActionCounts-v0", *flags, "--eval-episodes", 1)
+    action, logprob = v["rollout"].action, v["rollout"].logprob
+    p = logprob[action == 1][0].exp().item()
+    assert 0.6 < p < 0.95
+    assert action.float().mean().item() == pytest.approx(p, abs=4 * (p * (1 - p) / 4096) ** 0.5)
 
 
-def test_minibatches_cover_the_batch_once_per_epoch(train):
-    v = train("ppo", *SMALL, "--update-epochs", "3")
-    assert len(v["terms"]) == 3 * 2 and sorted(v["shuffle"].tolist()) == list(range(32))
-    assert v["logratio"].shape == (6, 16)
+def test_minibatches_cover_the_batch_once_per_epoch(train, monkeypatch):
+    seen, step = [], GradientStep.__call__
+    monkeypatch.setattr(
+        GradientStep, "__call__", lambda self, *inputs: (seen.append(inputs[0]), step(self, *inputs))[1]
+    )
+    rollout = train("ppo", *SMALL, "--update-epochs", "3")["rollout"]
+    assert len(seen) == 4 * 3 * 2 and all(x.shape[0] == 16 for batch in seen for x in batch)
+    rows_of = lambda batch: torch.cat([x.reshape(len(x), -1).double() for x in batch], 1)  # noqa: E731
+    epochs = [torch.cat([rows_of(batch) for batch in seen[i : i + 2]]).tolist() for i in (18, 20, 22)]
+    assert all(sorted(epoch) == sorted(rows_of(rollout).tolist()) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
 
 
 def test_time_limit_bootstraps(train):
@@ -232,11 +213,17 @@ def test_learning_rate_is_annealed_to_zero(train):
     assert {row["charts/learning_rate"] for row in rows(v["run"].dir, "charts/learning_rate")} == {2.5e-4}
 
 
+def steps(variables):
+    """Gradient steps of a training."""
+    (state,) = variables["optimizer"].state.values()
+    return state["step"].item()
+
+
 def test_target_kl_ends_the_epochs(train):
     v = train("ppo", *SMALL, "--target-kl", "0", "--learning-rate", "0.01", "--update-epochs", "5")
-    assert len(v["terms"]) == 2  # one epoch of two minibatches moves the policy
+    assert steps(v) == 4 * 2  # one epoch of two minibatches moves the policy
     v = train("ppo", *SMALL, "--target-kl", "1000", "--update-epochs", "5")
-    assert len(v["terms"]) == 10
+    assert steps(v) == 4 * 10
 
 
 def test_same_seed_same_weights_and_another_seed_others(train):
@@ -252,8 +239,8 @@ def test_observations_of_any_shape_are_flattened(train):
 
 def test_explained_variance_by_hand(train):
     v = train("ppo", *SMALL)
-    returns = (v["advantage"] + v["value"]).numpy()
-    expected = 1 - np.var(returns - v["value"].numpy(), ddof=1) / np.var(returns, ddof=1)
+    returns = v["rollout"].returns.numpy()
+    expected = 1 - np.var(returns - v["rollout"].value.numpy(), ddof=1) / np.var(returns, ddof=1)
     assert rows(v["run"].dir, "losses/explained_variance")[-1]["losses/explained_variance"] == pytest.approx(
         expected, abs=1e-4
     )

@@ -10,10 +10,12 @@ import torch
 from conftest import definitions, rows
 from probes_offpolicy import HIGH, LOW
 
+from solorl.run.speed import GradientStep
+
 SCRIPTS = ["ppo_continuous_action", "rpo_continuous_action"]
 PPO = definitions("ppo_continuous_action")
 SMALL = "--env-id probes_offpolicy:AimWhereSeen-v0 --num-envs 2 --num-steps 16 --total-timesteps 128".split()
-SMALL += "--num-minibatches 2 --update-epochs 2 --eval-episodes 1".split()
+SMALL += "--num-minibatches 2 --update-epochs 2 --eval-episodes 1 --log-every 1".split()
 PROBE = "--total-timesteps 16384 --num-envs 4 --num-steps 64 --num-minibatches 4 --learning-rate 0.003".split()
 PROBE += "--eval-every 0 --eval-episodes 10".split()
 
@@ -40,10 +42,10 @@ def test_scaling_divides_by_the_deviation_and_clips_at_10():
 
 
 def test_normalised_observations_have_mean_0_and_deviation_1():
-    agent = PPO["Agent"](2, 1, 1.0)
+    statistics = PPO["RunningMeanStd"](2)
     obs = torch.randn(1000, 2) * torch.tensor([5.0, 0.1]) + 7
-    agent.seen_obs.update(obs)
-    got = agent.normalize(obs)
+    statistics.update(obs)
+    got = statistics(obs)
     np.testing.assert_allclose(got.mean(0), 0, atol=1e-3)
     np.testing.assert_allclose(got.std(0, correction=0), 1, rtol=1e-3)
 
@@ -64,30 +66,29 @@ def test_discounted_returns_start_anew_behind_every_end():
 
 
 def test_policy_is_a_gaussian():
-    """Log-probabilities and entropy are those of torch.distributions, and of samples drawn with `act`."""
+    """Log-probabilities and entropy are those of torch.distributions; its mean is what `act` does."""
     torch.manual_seed(0)
     agent = PPO["Agent"](3, 2, 1.0)
     torch.nn.init.normal_(agent.actor[-1].weight)
     agent.log_std.data = torch.tensor([0.3, -1.2])
-    agent.seen_obs.update(torch.randn(50, 3) * 3 + 1)
+    agent.obs_normalizer.update(torch.randn(50, 3) * 3 + 1)
     obs, action = torch.randn(10, 3), torch.randn(10, 2)
     mean = torch.as_tensor(agent.act(obs.numpy()))
+    obs = agent.obs_normalizer(obs)
     gaussian = torch.distributions.Normal(mean, agent.log_std.exp())
-    logprob, entropy = agent.policy(obs, action)
+    logprob, entropy, value = agent.evaluate(obs, action)
     torch.testing.assert_close(logprob, gaussian.log_prob(action).sum(1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(entropy, gaussian.entropy().sum(1), rtol=1e-5, atol=1e-5)
-    many = agent.act(obs[:1].numpy().repeat(40_000, 0), np.random.default_rng(0).normal(size=(40_000, 2)))
-    np.testing.assert_allclose(many.mean(0), mean[0], atol=0.03)
-    np.testing.assert_allclose(many.std(0), [math.exp(0.3), math.exp(-1.2)], rtol=0.03)
+    torch.testing.assert_close(value, agent.critic(obs)[:, 0])
 
 
 def test_moving_the_action_is_moving_the_mean_the_other_way():
     """What rpo_continuous_action.py relies on."""
     agent = PPO["Agent"](3, 2, 1.0)
     obs, action, move = torch.randn(10, 3), torch.randn(10, 2), torch.rand(10, 2)
-    mean = torch.as_tensor(agent.act(obs.numpy()))
+    mean = agent.actor(obs)
     moved = torch.distributions.Normal(mean + move, agent.log_std.exp()).log_prob(action).sum(1)
-    torch.testing.assert_close(agent.policy(obs, action - move)[0], moved, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(agent.evaluate(obs, action - move)[0], moved, rtol=1e-5, atol=1e-5)
 
 
 # ---------------------------------------------------------------------- the real script's variables
@@ -95,31 +96,48 @@ def test_first_ratio_is_one_in_ppo_and_noisy_in_rpo(train):
     """Also in later iterations: learning sees the observations as acting did. RPO's noise is in the update only."""
     one = ["--num-minibatches", "1", "--update-epochs", "1", "--learning-rate", "0.01"]
     v = train("ppo_continuous_action", *SMALL, *one)
-    assert v["logratio"].abs().max() < 1e-5 and v["iteration"] == 3
+    assert abs(v["metrics"]["losses/approx_kl"]) < 1e-6 and v["iteration"] == 3
     v = train("rpo_continuous_action", *SMALL, *one)
-    assert v["logratio"].abs().max() > 0.05
-    assert (v["move"].abs() <= 0.5).all() and v["move"].abs().max() > 0.4 and v["move"].min() < -0.4
+    assert v["metrics"]["losses/approx_kl"] > 1e-3
+    assert (v["noise"].abs() <= 0.5).all() and v["noise"].max() > 0.4 and v["noise"].min() < -0.4
+    torch.testing.assert_close(v["perturbed"].action + v["noise"], v["rollout"].action)
     v = train("rpo_continuous_action", *SMALL, *one, "--rpo-alpha", "0")
-    assert v["logratio"].abs().max() < 1e-5
+    assert abs(v["metrics"]["losses/approx_kl"]) < 1e-6
 
 
-def test_rpo_moves_every_sample_anew_in_every_epoch(train):
-    a = train("rpo_continuous_action", *SMALL, "--update-epochs", "1", "--total-timesteps", "32")["move"]
-    b = train("rpo_continuous_action", *SMALL, "--update-epochs", "2", "--total-timesteps", "32")["move"]
-    assert a.shape == (32, 2) and len(a.unique()) == 64 and not torch.equal(a, b)
+def test_rpo_moves_every_sample_anew_in_every_epoch(train, monkeypatch):
+    seen, step = [], GradientStep.__call__
+    monkeypatch.setattr(
+        GradientStep, "__call__", lambda self, *inputs: (seen.append(inputs[0]), step(self, *inputs))[1]
+    )
+    v = train("rpo_continuous_action", *SMALL, "--total-timesteps", "32", "--num-minibatches", "1")
+    rollout = v["rollout"]
+    order = [(batch.logprob[:, None] == rollout.logprob).float().argmax(1) for batch in seen]
+    first, second = (rollout.action[i] - batch.action for i, batch in zip(order, seen, strict=True))
+    assert first.shape == (32, 2) and len(first.unique()) > 60  # and nothing else has changed:
+    assert not torch.isclose(first[order[0].argsort()], second[order[1].argsort()]).any()
+    for name in ("obs", "logprob", "value", "advantage", "returns"):
+        assert all(torch.equal(getattr(b, name), getattr(rollout, name)[i]) for i, b in zip(order, seen, strict=True))
 
 
-@pytest.mark.parametrize("name", [*SCRIPTS, "ppo_continuous_action_jax"])
+def test_actions_are_samples_of_the_policy(train):
+    """Where the observation is always the same: mean and deviation of 2048 actions are the policy's."""
+    flags = ["--env-id", "probes_offpolicy:OneStepBox-v0", "--num-envs", 1, "--num-steps", 2048, "--std-init", 0.3]
+    v = train("ppo_continuous_action", *SMALL, *flags, "--total-timesteps", 2048, "--learning-rate", 0)
+    action = v["action"][:, 0]
+    np.testing.assert_allclose(action.mean(0), v["agent"].act(np.zeros((1, 1)))[0], atol=4 * 0.3 / 2048**0.5)
+    np.testing.assert_allclose(action.std(0), 0.3, atol=4 * 0.3 / 4096**0.5)
+    assert abs(np.corrcoef(action.T)[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_the_first_deviation_is_a_flag(name, train):
     """Entropy and actions of the policy that has not learned."""
-    small = SMALL if name in SCRIPTS else ["--env-id", "Pendulum-v1", *SMALL[2:]]
-    v = train(name, *small, "--learning-rate", 0, "--std-init", 0.1, "--num-steps", 64)
-    run, dims = (v["run"], 2) if name in SCRIPTS else (v["run"].runs[0], 1)
-    entropy = [row["losses/entropy"] for row in rows(run.dir, "losses/entropy")]
-    np.testing.assert_allclose(entropy, dims * math.log(0.1 * math.sqrt(2 * math.pi * math.e)), rtol=1e-5)
-    if name in SCRIPTS:
-        assert v["action"].std() == pytest.approx(0.1, rel=0.15)
-    train(name, *small, "--std-init", 0, code=2)
+    v = train(name, *SMALL, "--learning-rate", 0, "--std-init", 0.1, "--num-steps", 64)
+    entropy = [row["losses/entropy"] for row in rows(v["run"].dir, "losses/entropy")]
+    np.testing.assert_allclose(entropy, 2 * math.log(0.1 * math.sqrt(2 * math.pi * math.e)), rtol=1e-5)
+    assert v["action"].std() == pytest.approx(0.1, rel=0.15)
+    train(name, *SMALL, "--std-init", 0, code=2)
     assert "--std-init 0.0 must be above 0" in train.out
 
 
@@ -128,9 +146,9 @@ def test_rewards_are_scaled_by_the_returns_of_all_environments(name, train):
     """The statistics after one rollout are those of its discounted returns; training episodes report raw rewards."""
     v = train(name, *SMALL, "--total-timesteps", "32")
     returns = PPO["discounted_returns"](v["reward"], v["done"], np.zeros(2), 0.99)
-    assert v["agent"].seen_returns.count == 32
+    assert v["agent"].return_normalizer.count == 32
     deviation = np.sqrt(np.float64(returns).var())
-    assert v["agent"].seen_returns.var.sqrt().item() == pytest.approx(deviation, rel=1e-4)
+    assert v["agent"].return_normalizer.var.sqrt().item() == pytest.approx(deviation, rel=1e-4)
     np.testing.assert_allclose(v["scaled_reward"], np.clip(v["reward"] / deviation, -10, 10), rtol=1e-4)
     got = [row["charts/episodic_return"] for row in rows(v["run"].dir, "charts/episodic_return")]
     np.testing.assert_allclose(np.sort(got), np.sort(v["reward"][v["done"] == 1]), rtol=1e-5)
@@ -140,13 +158,14 @@ def test_rewards_are_scaled_by_the_returns_of_all_environments(name, train):
 def test_observation_statistics_are_shared_and_frozen_outside_training(name, train):
     """All environments feed one statistic with the raw observations; evaluating and acting leave it alone."""
     v = train(name, *SMALL, "--total-timesteps", "32")
-    agent, obs = v["agent"], v["obs"].reshape(32, -1)
-    np.testing.assert_allclose(agent.seen_obs.mean, obs.mean(0), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(agent.seen_obs.var, obs.var(0), rtol=1e-4)
+    agent, obs = v["agent"], v["raw_obs"].reshape(32, -1)
+    np.testing.assert_allclose(agent.obs_normalizer.mean, obs.mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(agent.obs_normalizer.var, obs.var(0), rtol=1e-4)
     before = {key: value.clone() for key, value in agent.state_dict().items()}
     agent.act(100 + np.zeros((5, 1)))
     assert all(torch.equal(before[key], value) for key, value in agent.state_dict().items())
-    assert {"seen_obs.mean", "seen_obs.var", "seen_obs.count", "seen_returns.var"} <= set(before)
+    names = {f"{which}_normalizer.{what}" for which in ("obs", "return") for what in ("mean", "var", "count")}
+    assert names <= set(before)
 
 
 def test_statistics_travel_with_the_model(train):
@@ -155,8 +174,8 @@ def test_statistics_travel_with_the_model(train):
 
     v = train("ppo_continuous_action", *SMALL)
     saved = load_file(v["run"].dir / "model.safetensors")
-    key = next(key for key in saved if key.endswith("seen_obs.mean"))
-    assert torch.equal(saved[key], v["agent"].seen_obs.mean) and v["agent"].seen_obs.count == 128
+    key = next(key for key in saved if key.endswith("obs_normalizer.mean"))
+    assert torch.equal(saved[key], v["agent"].obs_normalizer.mean) and v["agent"].obs_normalizer.count == 128
 
 
 def test_actions_are_clipped_by_the_environment_only(train):
@@ -166,16 +185,38 @@ def test_actions_are_clipped_by_the_environment_only(train):
     assert isinstance(v["make_env"]("Pendulum-v1"), gym.wrappers.ClipAction)
 
 
+def test_what_is_learned_from_is_normalised_once_by_the_statistics_before(train):
+    """All observations of the second rollout, also the last and final ones, by the mean and variance of the first."""
+    flags = ["--env-id", "probes_offpolicy:Diary-v0", *SMALL[2:], "--learning-rate", "0"]
+    first = train("ppo_continuous_action", *flags, "--total-timesteps", "32")
+    v = train("ppo_continuous_action", *flags, "--total-timesteps", "64")
+    frozen = first["agent"].obs_normalizer
+    seen, now = np.concatenate([first["raw_obs"], v["raw_obs"]]).reshape(64, 3), v["agent"].obs_normalizer
+    np.testing.assert_allclose(now.mean, seen.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(now.var, seen.var(0), rtol=1e-4)
+    assert frozen.count == 32 and (frozen.mean != now.mean).all()
+    scaled = lambda x: ((x - frozen.mean.numpy()) / (frozen.var + 1e-8).sqrt().numpy()).clip(-10, 10)  # noqa: E731
+    np.testing.assert_allclose(v["obs"], scaled(v["raw_obs"]), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(v["rollout"].obs, v["obs"].reshape(32, 3))
+    np.testing.assert_allclose(v["last_obs"], scaled(v["next_obs"]), rtol=1e-4, atol=1e-5)
+    ends = np.argwhere(v["timeout"])
+    assert len(ends) > 2
+    for t, n in ends:  # the final observation is the one before, a step later
+        final_obs = scaled(v["raw_obs"][t, n] + np.array([0, 0, 1]))
+        np.testing.assert_allclose(v["final_obs"][t, n], final_obs, rtol=1e-4, atol=1e-5)
+        value = v["agent"].value(torch.as_tensor(final_obs, dtype=torch.float32)[None]).item()
+        assert v["final_value"][t, n] == pytest.approx(value, rel=1e-4)
+
+
 def test_time_limit_bootstraps_in_the_units_of_the_value(train):
     """The value of the final observation is already one of scaled rewards: it is not scaled again."""
     v = train("ppo_continuous_action", *SMALL, "--env-id", "probes_offpolicy:ForeverBox-v0", "--learning-rate", "0")
     ends = np.argwhere(v["done"])
     assert len(ends) > 1
-    # the observation is always 0, but its normalisation has moved since: compare with the values next to it
-    for t, n in ends:
-        assert v["final_value"][t, n] == pytest.approx(v["value_then"][t, n], rel=1e-5)
+    for t, n in ends:  # the observation is always 0
+        assert v["final_value"][t, n] == pytest.approx(v["values"][t, n], rel=1e-5)
         assert v["advantage"].reshape(16, 2)[t, n].item() == pytest.approx(
-            v["scaled_reward"][t, n] + 0.99 * v["final_value"][t, n] - v["value_then"][t, n], rel=1e-4
+            v["scaled_reward"][t, n] + 0.99 * v["final_value"][t, n] - v["values"][t, n], rel=1e-4
         )
 
 
@@ -201,7 +242,7 @@ def test_resumed_equals_uninterrupted(name, train, tmp_path):
     again = train(name, "--resume", checkpoint)
     for key, value in whole["agent"].state_dict().items():
         assert torch.equal(value, again["agent"].state_dict()[key]), key
-    assert torch.equal(whole["so_far"], again["so_far"]) and (whole["so_far"] != 0).all()
+    assert (whole["so_far"] == again["so_far"]).all() and (whole["so_far"] != 0).all()
 
 
 # ---------------------------------------------------------------------- they learn
@@ -215,6 +256,6 @@ def test_learns_where_to_aim(name, train):
 def test_value_of_a_constant_reward_under_a_time_limit(train):
     """1 / (1 - gamma) in units of the reward's scale, where a limit taken for an end would give 6.5."""
     flags = ["--env-id", "probes_offpolicy:ForeverBox-v0", "--gamma", "0.9", *PROBE]
-    v = train("ppo_continuous_action", *flags, "--total-timesteps", "49152")
-    value = v["agent"].value(torch.zeros(1, 1)).item() * v["agent"].seen_returns.var.sqrt().item()
+    v = train("ppo_continuous_action", *flags)
+    value = v["agent"].value(torch.zeros(1, 1)).item() * v["agent"].return_normalizer.var.sqrt().item()
     assert value == pytest.approx(10, abs=0.6)

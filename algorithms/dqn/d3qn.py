@@ -9,7 +9,7 @@ Paper     Wang et al. 2016, https://arxiv.org/abs/1511.06581 ("Eq. n" below); ta
           Mnih et al. 2015, https://www.nature.com/articles/nature14236
 Run       solo train d3qn --env-id CartPole-v1
 Spaces    vector -> discrete
-Differs   from dueling_dqn.py: the target is the target network's value of the Q-network's best action
+Differs   from dueling_dqn.py, double_dqn.py: both
 Not for   image observations; continuous actions: ddpg_continuous_action.py
 Details   algorithms/dqn/README.md
 """

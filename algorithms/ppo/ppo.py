@@ -62,7 +62,7 @@ def make_env(env_id, **kwargs):
     return gym.make(env_id, **kwargs)
 
 
-def mlp(*sizes, gain):
+def tanh_mlp(*sizes, gain):
     """Linear layers with tanh between them, orthogonal weights and zero biases; `gain` is that of the last layer."""
     layers = []
     for fan_in, fan_out in pairwise(sizes):
@@ -77,8 +77,8 @@ def mlp(*sizes, gain):
 class Agent(nn.Module):
     def __init__(self, obs_dim, num_actions):
         super().__init__()
-        self.actor = mlp(obs_dim, 64, 64, num_actions, gain=0.01)
-        self.critic = mlp(obs_dim, 64, 64, 1, gain=1.0)
+        self.actor = tanh_mlp(obs_dim, 64, 64, num_actions, gain=0.01)
+        self.critic = tanh_mlp(obs_dim, 64, 64, 1, gain=1.0)
 
     def value(self, obs):  # (batch, obs_dim) -> (batch,)
         return self.critic(obs).squeeze(-1)

@@ -83,7 +83,7 @@ def make_env(env_id, **kwargs):
     return gym.make(env_id, **kwargs)
 
 
-def init_mlp(key, *sizes, gain):
+def orthogonal_mlp(key, *sizes, gain):
     """Layers with orthogonal weights and zero biases; `gain` is that of the last layer."""
     gains = [2**0.5] * (len(sizes) - 2) + [gain]
     weights = [
@@ -93,7 +93,7 @@ def init_mlp(key, *sizes, gain):
     return [{"weight": weight, "bias": jnp.zeros(weight.shape[1])} for weight in weights]
 
 
-def mlp(layers, x):
+def tanh_mlp(layers, x):
     """The layers with tanh between them, (batch, fan_in) -> (batch, fan_out)."""
     *hidden, last = layers
     for layer in hidden:
@@ -104,23 +104,23 @@ def mlp(layers, x):
 def init_params(key, obs_dim, num_actions):
     actor, critic = jax.random.split(key)
     return {
-        "actor": init_mlp(actor, obs_dim, 64, 64, num_actions, gain=0.01),
-        "critic": init_mlp(critic, obs_dim, 64, 64, 1, gain=1.0),
+        "actor": orthogonal_mlp(actor, obs_dim, 64, 64, num_actions, gain=0.01),
+        "critic": orthogonal_mlp(critic, obs_dim, 64, 64, 1, gain=1.0),
     }
 
 
 def value_of(params, obs):  # (batch, obs_dim) -> (batch,)
-    return mlp(params["critic"], obs).squeeze(1)
+    return tanh_mlp(params["critic"], obs).squeeze(1)
 
 
 def evaluate(params, obs, action):  # (batch, obs_dim), (batch,) -> log-probabilities, entropies, values, all (batch,)
-    logprobs = jax.nn.log_softmax(mlp(params["actor"], obs))
+    logprobs = jax.nn.log_softmax(tanh_mlp(params["actor"], obs))
     entropy = -(jnp.exp(logprobs) * logprobs).sum(1)
     return jnp.take_along_axis(logprobs, action[:, None], 1).squeeze(1), entropy, value_of(params, obs)
 
 
 def act(params, obs):  # (batch, obs_dim) -> (batch,): the most likely actions
-    return mlp(params["actor"], obs).argmax(1)
+    return tanh_mlp(params["actor"], obs).argmax(1)
 
 
 def gae(reward, value, done, final_value, next_value, gamma, lam):
@@ -193,7 +193,7 @@ def iteration(training, setup):
     def env_step(carry, key):
         env_state, obs = carry
         action_key, step_key = jax.random.split(key)
-        action = jax.random.categorical(action_key, mlp(params["actor"], obs))
+        action = jax.random.categorical(action_key, tanh_mlp(params["actor"], obs))
         env_state, step = envs.step(step_key, env_state, action)
         return (env_state, step.obs), (obs, action, step)
 

@@ -7,18 +7,19 @@
 Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below); GAE: https://arxiv.org/abs/1506.02438
 Run       solo train ppo_normalized --env-id MountainCar-v0
 Spaces    vector -> discrete
-Differs   from ppo.py: observations and rewards are normalised by what was seen so far
+Differs   from ppo.py: observations and rewards are normalised by the statistics of all that was seen before
 Not for   continuous actions: ppo_continuous_action.py; image observations
 Details   algorithms/ppo/README.md
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from solorl import Run, RunArgs, parse
@@ -27,14 +28,14 @@ from solorl import Run, RunArgs, parse
 @dataclass
 class Args(RunArgs):
     env_id: str = "CartPole-v1"  # Gymnasium id of the environment
-    total_timesteps: int = 500_000  # environment steps, summed over environments; whole iterations of them
-    num_envs: int = 4  # environments stepped side by side
-    num_steps: int = 128  # steps of one rollout in each environment
-    num_minibatches: int = 4  # minibatches of one epoch
-    update_epochs: int = 4  # passes over one rollout
-    learning_rate: float = 2.5e-4  # step size of Adam
-    anneal_lr: bool = True  # anneal the step size linearly to 0
-    max_grad_norm: float = 0.5  # largest global norm of a gradient
+    total_timesteps: int = 500_000  # environment steps, summed over environments
+    num_envs: int = 4  # environments stepped in parallel
+    num_steps: int = 128  # length of a rollout in each environment
+    num_minibatches: int = 4  # minibatches per epoch
+    update_epochs: int = 4  # epochs per rollout
+    learning_rate: float = 2.5e-4  # of Adam
+    anneal_lr: bool = True  # anneal the learning rate linearly to 0
+    max_grad_norm: float = 0.5  # clip the global norm of the gradient
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of GAE: 0 is TD(0), 1 is Monte Carlo
     norm_adv: bool = True  # normalise the advantages of each minibatch
@@ -42,51 +43,39 @@ class Args(RunArgs):
     clip_vloss: bool = True  # clip the change of the value, too
     vf_coef: float = 0.5  # c1 of Eq. 9
     ent_coef: float = 0.01  # c2 of Eq. 9
-    target_kl: float | None = None  # no further epoch once an epoch's mean KL divergence is above this
+    target_kl: float | None = None  # stop the epochs of a rollout once the KL divergence is above this
+
+
+class Batch(NamedTuple):
+    """A rollout, or a minibatch of it."""
+
+    obs: torch.Tensor  # (batch_size, obs_dim)
+    action: torch.Tensor  # (batch_size,), like all that follow
+    logprob: torch.Tensor
+    value: torch.Tensor
+    advantage: torch.Tensor
+    returns: torch.Tensor
 
 
 def make_env(env_id, **kwargs):
-    """One environment, for training and for evaluation; all that is specific to the environment stands here."""
+    """One environment, for training and for evaluation."""
     return gym.make(env_id, **kwargs)
 
 
-def linear(fan_in, fan_out, gain=2**0.5):
-    """A linear layer with orthogonal weights and zero bias."""
-    layer = nn.Linear(fan_in, fan_out)
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-def flatten_parameters(module):
-    """Make all parameters of `module` views of one vector, the parameter that is returned: one operation steps all."""
-    vector = nn.Parameter(nn.utils.parameters_to_vector(module.parameters()).detach())
-    nn.utils.vector_to_parameters(vector.data, module.parameters())
-    return vector
-
-
-def mlp(layers, x):
-    """The layers with tanh between them, (batch, fan_in) -> (batch, fan_out); faster than calling modules."""
-    *hidden, last = layers
-    for layer in hidden:
-        x = F.linear(x, layer.weight, layer.bias).tanh()
-    return F.linear(x, last.weight, last.bias)
-
-
-def numpy_mlp(layers):
-    """`mlp` for NumPy arrays, with the present weights: for a few rows several times faster than torch."""
-    *hidden, last = [(layer.weight.numpy(force=True).T, layer.bias.numpy(force=True)) for layer in layers]
-
-    def forward(x):
-        for weight, bias in hidden:
-            x = np.tanh(x @ weight + bias)
-        return x @ last[0] + last[1]
-
-    return forward
+def tanh_mlp(*sizes, gain):
+    """Linear layers with tanh between them, orthogonal weights and zero biases; `gain` is that of the last layer."""
+    layers = []
+    for fan_in, fan_out in pairwise(sizes):
+        linear = nn.Linear(fan_in, fan_out)
+        nn.init.orthogonal_(linear.weight, 2**0.5)
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.Tanh()]
+    nn.init.orthogonal_(linear.weight, gain)
+    return nn.Sequential(*layers[:-1])
 
 
 class RunningMeanStd(nn.Module):
-    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979; saved with the weights."""
+    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979."""
 
     def __init__(self, *shape):
         super().__init__()
@@ -103,38 +92,38 @@ class RunningMeanStd(nn.Module):
     def scale(self, x):  # (n, *shape) -> (n, *shape)
         return (x / (self.var + 1e-8).sqrt()).clamp(-10, 10)
 
+    def forward(self, x):  # (n, *shape) -> (n, *shape)
+        return self.scale(x - self.mean)
+
 
 class Agent(nn.Module):
+    """Two networks of normalised observations; only `act` takes raw ones."""
+
     def __init__(self, obs_dim, num_actions):
         super().__init__()
-        self.actor = nn.ModuleList([linear(obs_dim, 64), linear(64, 64), linear(64, num_actions, gain=0.01)])
-        self.critic = nn.ModuleList([linear(obs_dim, 64), linear(64, 64), linear(64, 1, gain=1.0)])
-        self.seen_obs, self.seen_returns = RunningMeanStd(obs_dim), RunningMeanStd()
-
-    def normalize(self, obs):  # (batch, obs_dim) -> (batch, obs_dim)
-        return self.seen_obs.scale(obs - self.seen_obs.mean)
-
-    def policy(self, obs, action):  # (batch, obs_dim), (batch,) -> log-probabilities (batch,), entropies (batch,)
-        policy = mlp(self.actor, self.normalize(obs)).log_softmax(-1)
-        return policy.gather(1, action[:, None]).squeeze(1), -(policy.exp() * policy).sum(-1)
+        self.obs_normalizer, self.return_normalizer = RunningMeanStd(obs_dim), RunningMeanStd()
+        self.actor = tanh_mlp(obs_dim, 64, 64, num_actions, gain=0.01)
+        self.critic = tanh_mlp(obs_dim, 64, 64, 1, gain=1.0)
 
     def value(self, obs):  # (batch, obs_dim) -> (batch,)
-        return mlp(self.critic, self.normalize(obs)).squeeze(-1)
+        return self.critic(obs).squeeze(-1)
 
-    def numpy_policy(self):
-        """`act` with the present weights and for flat observations, NumPy (batch, obs_dim): to be called many times."""
-        mean, std = self.seen_obs.mean.numpy(force=True), (self.seen_obs.var + 1e-8).sqrt().numpy(force=True)
-        logits = numpy_mlp(self.actor)
-        return lambda obs, noise=0.0: (logits(((obs - mean) / std).clip(-10, 10)) + noise).argmax(1)
+    def evaluate(self, obs, action):  # (batch, obs_dim), (batch,) -> log-probabilities, entropies, values, all (batch,)
+        logprobs = self.actor(obs).log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return logprobs.gather(1, action[:, None]).squeeze(1), entropy, self.value(obs)
 
-    def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch,)
-        """The most likely actions; with Gumbel noise (batch, num_actions) on the logits, samples of the policy."""
-        return self.numpy_policy()(np.asarray(obs, np.float32).reshape(len(obs), -1), noise)
+    @torch.no_grad()
+    def act(self, obs):  # NumPy (batch, *obs_shape) -> NumPy (batch,): the most likely actions
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.actor[0].weight.device).flatten(1)
+        return self.actor(self.obs_normalizer(obs)).argmax(1).cpu().numpy()
 
 
 def discounted_returns(reward, done, so_far, gamma):
-    """What an episode has brought up to each step, earlier rewards discounted: NumPy, both (num_steps, num_envs).
-    so_far (num_envs,) is what it had brought before, 0 at its beginning; in the end, what it has brought now."""
+    """The rewards of an episode up to each step, earlier ones discounted. NumPy, both (num_steps, num_envs).
+
+    so_far (num_envs,): the same for the step before the first, 0 where an episode begins; it is brought up to the end.
+    """
     returns = np.zeros_like(reward)
     for t in range(len(reward)):
         returns[t] = so_far[:] = gamma * so_far + reward[t]
@@ -143,50 +132,53 @@ def discounted_returns(reward, done, so_far, gamma):
 
 
 def gae(reward, value, done, final_value, next_value, gamma, lam):
-    """Advantages by Eq. 11-12. NumPy, all (num_steps, num_envs) but next_value (num_envs,).
+    """Advantages by Eq. 11-12. NumPy, all (num_steps, num_envs) except next_value (num_envs,).
 
-    next_value: of the state behind the rollout; done[t]: the episode ended with step t; final_value[t]: then, the value
-    of where it ended, 0 if the task was over.
+    next_value: value of the observation after the last step. done[t]: the episode ended with step t. final_value[t]: if
+    a time limit ended it, the value of its final observation, else 0.
     """
+    assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
     advantage, next_advantage = np.zeros_like(reward), np.zeros_like(next_value)
-    alive = 1.0 - done
     for t in reversed(range(len(reward))):
-        delta = reward[t] + gamma * (alive[t] * next_value + final_value[t]) - value[t]  # Eq. 12
-        next_advantage = advantage[t] = delta + gamma * lam * alive[t] * next_advantage  # Eq. 11
+        next_value = (1 - done[t]) * next_value + final_value[t]
+        delta = reward[t] + gamma * next_value - value[t]  # Eq. 12
+        next_advantage = advantage[t] = delta + gamma * lam * (1 - done[t]) * next_advantage  # Eq. 11
         next_value = value[t]
     return advantage
 
 
-def ppo_loss(agent, obs, action, old_logprob, old_value, advantage, returns, args):
-    """The negative of Eq. 9 on a minibatch, and for the metrics its three terms and log-ratios (minibatch_size,).
+def ppo_loss(agent, batch, args):
+    """The negative of Eq. 9, and the metrics."""
+    logprob, entropy, value = agent.evaluate(batch.obs, batch.action)
+    assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
 
-    obs and action (minibatch_size, ...), all others (minibatch_size,).
-    """
-    (logprob, entropy), value = agent.policy(obs, action), agent.value(obs)
-    logratio = logprob - old_logprob
+    # L^CLIP, Eq. 7
+    logratio = logprob - batch.logprob
     ratio = logratio.exp()
+    advantage = batch.advantage
     if args.norm_adv:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    objective = torch.min(ratio * advantage, clipped_ratio * advantage).mean()  # Eq. 7
-    error = (value - returns) ** 2
+    objective = torch.min(ratio * advantage, clipped_ratio * advantage).mean()
+
+    # L^VF; as in the authors' code its change can be clipped, too
+    error = (value - batch.returns) ** 2
     if args.clip_vloss:
-        clipped_value = old_value + (value - old_value).clamp(-args.clip_coef, args.clip_coef)
-        error = torch.max(error, (clipped_value - returns) ** 2)
-    value_loss, entropy = 0.5 * error.mean(), entropy.mean()
-    loss = -(objective - args.vf_coef * value_loss + args.ent_coef * entropy)  # Eq. 9
-    return loss, [x.detach() for x in (objective, value_loss, entropy, logratio)]
+        clipped_value = batch.value + (value - batch.value).clamp(-args.clip_coef, args.clip_coef)
+        error = torch.max(error, (clipped_value - batch.returns) ** 2)
+    value_loss = 0.5 * error.mean()
 
-
-def gradient(loss_of, module, *inputs):
-    """Gradient of `loss_of(module, *inputs)` for all parameters of `module` as one vector, and the loss's metrics."""
-    loss, metrics = loss_of(module, *inputs)
-    return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(module.parameters()))]), metrics
-
-
-def approx_kl(logratio):
-    """KL divergence of the old policy from the new: estimator k3 of http://joschu.net/blog/kl-approx.html."""
-    return (logratio.exp() - 1 - logratio).mean()
+    loss = -(objective - args.vf_coef * value_loss + args.ent_coef * entropy.mean())  # Eq. 9
+    with torch.no_grad():
+        metrics = {
+            "losses/value_loss": value_loss,
+            "losses/policy_loss": -objective,
+            "losses/entropy": entropy.mean(),
+            "losses/old_approx_kl": -logratio.mean(),
+            "losses/approx_kl": (ratio - 1 - logratio).mean(),  # k3 of http://joschu.net/blog/kl-approx.html
+            "losses/clipfrac": ((ratio - 1).abs() > args.clip_coef).float().mean(),
+        }
+    return loss, metrics
 
 
 if __name__ == "__main__":
@@ -208,17 +200,19 @@ if __name__ == "__main__":
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     agent = Agent(obs_dim, num_actions).to(run.device)
-    parameters = flatten_parameters(agent)
-    optimizer = torch.optim.Adam([parameters], lr=args.learning_rate, eps=1e-5, fused=True)
-    gradient_of = run.compile(gradient)
-    so_far = torch.zeros(args.num_envs)  # discounted rewards of the running episodes
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
+    actor = run.fast(agent.actor)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions)
+    normalize = run.fast(agent.obs_normalizer)  # NumPy (batch, obs_dim) -> NumPy (batch, obs_dim)
+    so_far = np.zeros(args.num_envs, np.float32)  # discounted rewards of the running episodes
     start = run.resume(agent=agent, optimizer=optimizer, so_far=so_far, envs=envs)
     so_far[run.restarted] = 0
 
-    # ---- storage of one rollout, in host memory
+    # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
-    obs, action = np.zeros((*shape, obs_dim), np.float32), np.zeros(shape, np.int64)
-    reward, done = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    raw_obs, obs, final_obs = (np.zeros((*shape, obs_dim), np.float32) for _ in range(3))  # the last two normalised
+    action, reward, done = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    timeout = np.zeros(shape, bool)
 
     next_obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -226,64 +220,56 @@ if __name__ == "__main__":
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
 
-        # ---- 1. act: num_steps steps in every environment
-        cut = []  # (step, environment, final observation) of the episodes that a time limit ended
-        policy, noise = agent.numpy_policy(), np.random.gumbel(size=(*shape, num_actions))
+        # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
         for step in range(args.num_steps):
-            obs[step] = next_obs.reshape(args.num_envs, obs_dim)
-            action[step] = policy(obs[step], noise[step])
+            raw_obs[step] = next_obs.reshape(args.num_envs, obs_dim)
+            obs[step] = normalize(raw_obs[step])
+            gumbel = np.random.gumbel(size=(args.num_envs, num_actions))
+            action[step] = (actor(obs[step]) + gumbel).argmax(1)  # a sample of the softmax of the logits
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
-            done[step] = terminated | truncated
-            cut += [(step, i, infos["final_obs"][i]) for i in np.flatnonzero(truncated & ~terminated)]
+            done[step], timeout[step] = terminated | truncated, truncated & ~terminated
+            for i in np.flatnonzero(timeout[step]):
+                final_obs[step, i] = normalize(infos["final_obs"][i].reshape(1, obs_dim))
         run.episodes(global_step, reward, done)
 
-        # ---- 2. credit: advantages and returns, with values and log-probabilities of the policy that acted
-        returns = torch.as_tensor(discounted_returns(reward, done, so_far.numpy(), args.gamma), device=run.device)
-        agent.seen_returns.update(returns.flatten())
-        scaled_reward = agent.seen_returns.scale(torch.as_tensor(reward, device=run.device)).cpu().numpy()
-        batch_obs, batch_action = (torch.as_tensor(x, device=run.device).flatten(0, 1) for x in (obs, action))
-        final_value = np.zeros(shape, np.float32)
+        # ---- 2. credit: rewards in units of the standard deviation of the returns
+        returns = discounted_returns(reward, done, so_far, args.gamma)
+        agent.return_normalizer.update(torch.as_tensor(returns, device=run.device).flatten())
+        scaled_reward = agent.return_normalizer.scale(torch.as_tensor(reward, device=run.device)).cpu().numpy()
+
+        # "compute advantage estimates". The policy has not changed since it acted, so its
+        # log-probabilities and values are computed here, in one batch.
         with torch.no_grad():
-            (logprob, _), value = agent.policy(batch_obs, batch_action), agent.value(batch_obs)
-            next_value = agent.value(torch.as_tensor(next_obs, dtype=torch.float32, device=run.device).flatten(1))
-            if cut:  # a time limit is no end of the task: what would have come has the value of the final observation
-                steps, indices, final_obs = zip(*cut, strict=True)
-                final_obs = torch.as_tensor(np.stack(final_obs), dtype=torch.float32, device=run.device).flatten(1)
-                final_value[steps, indices] = agent.value(final_obs).cpu().numpy()
-        value_then, next_value = value.cpu().numpy().reshape(shape), next_value.cpu().numpy()
-        advantage = gae(scaled_reward, value_then, done, final_value, next_value, args.gamma, args.gae_lambda)
+            batch_obs = torch.as_tensor(obs, device=run.device).flatten(0, 1)
+            batch_action = torch.as_tensor(action, device=run.device).flatten()
+            logprob, _, value = agent.evaluate(batch_obs, batch_action)
+            last_obs = torch.as_tensor(normalize(next_obs.reshape(args.num_envs, obs_dim)), device=run.device)
+            next_value = agent.value(last_obs).cpu().numpy()
+            # a time limit is not the end of the task: the return goes on with the value of the final observation
+            final_value = np.zeros(shape, np.float32)
+            final_value[timeout] = agent.value(torch.as_tensor(final_obs[timeout], device=run.device)).cpu()
+        values = value.cpu().numpy().reshape(shape)
+        advantage = gae(scaled_reward, values, done, final_value, next_value, args.gamma, args.gae_lambda)
         advantage = torch.as_tensor(advantage, device=run.device).flatten()
-        rollout = (batch_obs, batch_action, logprob, value, advantage, advantage + value)  # all (batch_size, ...)
+        rollout = Batch(batch_obs, batch_action, logprob, value, advantage, advantage + value)
 
-        # ---- 3. learn: update_epochs passes over the rollout in shuffled minibatches
-        terms = []  # of every minibatch: objective, value loss, entropy, log-ratios
+        # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
-            shuffle = torch.randperm(batch_size, device=run.device)
-            for minibatch in zip(*(x[shuffle].split(minibatch_size) for x in rollout), strict=True):
-                parameters.grad, metrics = gradient_of(ppo_loss, agent, *minibatch, args)
-                parameters.grad *= (args.max_grad_norm / (parameters.grad.norm() + 1e-6)).clamp(max=1)
-                optimizer.step()
-                terms.append(metrics)
-            if args.target_kl is not None:
-                last_epoch = torch.stack([logratio for *_, logratio in terms[-args.num_minibatches :]])
-                if approx_kl(last_epoch) > args.target_kl:
-                    break
+            kl = []
+            for index in torch.randperm(batch_size, device=run.device).split(minibatch_size):
+                metrics = gradient_step(Batch(*(x[index] for x in rollout)), args)
+                run.learned(metrics)
+                kl.append(metrics["losses/approx_kl"])
+            if args.target_kl is not None and torch.stack(kl).mean() > args.target_kl:
+                break
 
-        agent.seen_obs.update(batch_obs)  # not before: learning sees what acting saw
+        # the statistics of observations change only now: learning saw the same observations as acting
+        agent.obs_normalizer.update(torch.as_tensor(raw_obs, device=run.device).flatten(0, 1))
 
-        # ---- 4. report: means over all minibatches
-        objective, value_loss, entropy, logratio = (torch.stack(x) for x in zip(*terms, strict=True))
-        metrics = {
-            "charts/learning_rate": optimizer.param_groups[0]["lr"],
-            "losses/value_loss": value_loss.mean(),
-            "losses/policy_loss": -objective.mean(),
-            "losses/entropy": entropy.mean(),
-            "losses/old_approx_kl": -logratio.mean(),
-            "losses/approx_kl": approx_kl(logratio),
-            "losses/clipfrac": ((logratio.exp() - 1).abs() > args.clip_coef).float().mean(),
-            "losses/explained_variance": 1 - advantage.var() / ((advantage + value).var() + 1e-8),
-        }
-        run.log(global_step, metrics)
+        # ---- 4. report: with the means of what was learned
+        explained_variance = 1 - advantage.var() / (rollout.returns.var() + 1e-8)
+        learning_rate = optimizer.param_groups[0]["lr"]
+        run.log(global_step, {"charts/learning_rate": learning_rate, "losses/explained_variance": explained_variance})
         run.evaluate(global_step, agent.act, make_env)
         run.save(global_step)
 

@@ -6,6 +6,7 @@
 import math
 import operator
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,23 @@ import torch.nn as nn
 
 # What NumPy does instead of torch. Methods and functions of tensors have the same arguments as in torch.
 OPERATIONS: dict[Any, Callable[..., Any]] = {
-    **{f: f for f in (operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.getitem)},
-    operator.matmul: operator.matmul,
+    **{
+        f: f
+        for f in (
+            operator.add,
+            operator.sub,
+            operator.mul,
+            operator.truediv,
+            operator.neg,
+            operator.getitem,
+            operator.matmul,
+        )
+    },
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
     "exp": np.exp,
+    "sqrt": np.sqrt,
+    "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),  # np.clip takes twice as long
     "mean": lambda x, dim, keepdim=False: x.mean(dim, keepdims=keepdim),
     "sum": lambda x, dim, keepdim=False: x.sum(dim, keepdims=keepdim),
     "squeeze": lambda x, dim: x.squeeze(dim),
@@ -41,58 +54,77 @@ def _log_softmax(x: np.ndarray, dim: int) -> np.ndarray:
     return x - np.log(np.exp(x).sum(dim, keepdims=True))
 
 
-class Place(int):
-    """Where among the values of a forward pass an operand stands."""
+class Tracer(torch.fx.Tracer):
+    """Notes also what is computed from buffers, which change as parameters do."""
+
+    proxy_buffer_attributes = True
 
 
 class Forward:
-    """A module as a function from a NumPy batch (n, ...) to a NumPy batch, always with its present weights.
+    """A module as a function from a NumPy batch (n, ...) to a NumPy batch, always with its present weights and buffers.
 
     On the CPU, if `fast`, its operations are traced once and then done by NumPy, which needs several microseconds less
-    for each; a module with other operations than those of the tables above is called in torch.
+    for each; a module with other operations than those of the tables above is called in torch. Weights and buffers must
+    change in place (`buffer += ...`, `buffer.copy_(...)`); only all of them together may move to other memory.
     """
 
     def __init__(self, module: nn.Module, fast: bool):
-        self.module, self.weight = module, next(module.parameters())
-        self._address = 0  # of the weights when they were traced
-        self._steps: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
-        self.in_numpy = fast and self.weight.device.type == "cpu" and self._trace()
+        self.module, self.fast = module, fast
+        self.weight = next(chain(module.parameters(), module.buffers()))
+        self._address, self._in_numpy = self.weight.data_ptr(), self._trace()
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """The output of the module."""
-        if not self.in_numpy:
-            with torch.no_grad():
-                return self.module(torch.as_tensor(x, dtype=torch.float32, device=self.weight.device)).cpu().numpy()
-        if self.weight.data_ptr() != self._address:  # the parameters have moved to other memory
-            self._trace()
-        values = [x.astype(np.float32, copy=False)]
-        for function, operands, options in self._steps:
-            values.append(function(*[values[x] if type(x) is Place else x for x in operands], **options))
-        return values[-1]
+        if self.weight.data_ptr() != self._address:  # the weights have moved to other memory
+            self._address, self._in_numpy = self.weight.data_ptr(), self._trace()
+        if self._in_numpy is not None:
+            return self._in_numpy(x.astype(np.float32, copy=False))
+        with torch.no_grad():
+            return self.module(torch.as_tensor(x, dtype=torch.float32, device=self.weight.device)).cpu().numpy()
 
-    def _trace(self) -> bool:
-        """Note the operations, with NumPy views of the parameters; False if NumPy does not know one of them."""
-        self._address, self._steps = self.weight.data_ptr(), []
+    @property
+    def in_numpy(self) -> bool:
+        """Whether NumPy knows all operations of the module."""
+        return self._in_numpy is not None
+
+    def _trace(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """The module as a function of NumPy with views of the weights; None if NumPy lacks one of its operations."""
+        if not self.fast or self.weight.device.type != "cpu":
+            return None
         try:
-            *nodes, output = torch.fx.symbolic_trace(self.module).graph.nodes
-            places = {node: Place(i) for i, node in enumerate(nodes)}
-            for node in nodes[1:]:
-                function, constants = self._in_numpy(node)
-                operands = tuple(places[x] if isinstance(x, torch.fx.Node) else x for x in node.args)
-                self._steps.append((function, (*operands, *constants), dict(node.kwargs)))
-            return output.args[0] is nodes[-1] and nodes[0].op == "placeholder"
-        except Exception:  # an operation that is not in the tables, a control flow that depends on the data
-            return False
+            first, *nodes, output = Tracer().trace(self.module).nodes
+            # One line of Python for each operation: a loop over a list of them would take a third of their time.
+            lines: list[str] = []
+            objects: dict[str, Any] = {}
+            names: dict[Any, str] = {first: "x"}
 
-    def _in_numpy(self, node: torch.fx.Node) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The function that does the operation of a node, and its operands that are not in the graph."""
-        if node.op == "get_attr":
-            array = operator.attrgetter(str(node.target))(self.module).detach().numpy()
-            return lambda: array, ()
+            def name_of(operand: Any) -> str:
+                if isinstance(operand, torch.fx.Node):
+                    return names[operand]
+                objects[f"o{len(objects)}"] = operand
+                return f"o{len(objects) - 1}"
+
+            for node in nodes:
+                if node.op == "get_attr":
+                    names[node] = name_of(operator.attrgetter(str(node.target))(self.module).detach().numpy())
+                    continue
+                function, weights = self._operation(node)
+                operands = [name_of(x) for x in (*node.args, *weights)]
+                operands += [f"{key}={name_of(x)}" for key, x in node.kwargs.items()]
+                names[node] = f"x{len(lines)}"
+                lines.append(f"    {names[node]} = {name_of(function)}({', '.join(operands)})\n")
+            source = f"def forward(x):\n{''.join(lines)}    return {names[output.args[0]]}\n"
+            exec(source, objects)
+            return objects["forward"] if first.op == "placeholder" else None
+        except Exception:  # an operation that is not in the tables, a control flow that depends on the data
+            return None
+
+    def _operation(self, node: torch.fx.Node) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The function that does the operation of a node, and the weights it takes."""
         if node.op != "call_module":
             return OPERATIONS[node.target], ()
         layer = self.module.get_submodule(str(node.target))
-        if isinstance(layer, nn.Linear):
+        if type(layer) is nn.Linear:
             return linear, (layer.weight.detach().numpy().T, layer.bias.detach().numpy())
         return LAYERS[type(layer)], ()
 
