@@ -23,8 +23,9 @@ class ContinuousProbe(gym.Env):
 
     def step(self, action):
         self.steps += 1
-        assert self.action_space.contains(np.asarray(action, np.float32)), action
-        reward, terminated = self.outcome((action - LOW) / (HIGH - LOW))
+        assert self.action_space.contains(np.asarray(action, self.action_space.dtype)), action
+        low, high = self.action_space.low.astype(np.float64), self.action_space.high.astype(np.float64)
+        reward, terminated = self.outcome((action - low) / (high - low))
         return self.obs, float(reward), terminated, False, {}
 
 
@@ -46,6 +47,24 @@ class AimWhereSeen(ContinuousProbe):
         return -4 * np.sum((share - 0.5 - 0.25 * self.obs[0] * np.array([-1, 1])) ** 2), True
 
 
+class AimAside(AimWhereSeen):
+    """The same within bounds around other centres than 0."""
+
+    action_space = gym.spaces.Box(np.array([-3.0, 0.0], np.float32), np.array([1.0, 10.0], np.float32))
+
+
+class AimTiny(AimWhereSeen):
+    """The same within tiny bounds."""
+
+    action_space = gym.spaces.Box(0.0, 0.001, (2,), np.float64)
+
+
+class AimHuge(AimWhereSeen):
+    """The same within huge bounds."""
+
+    action_space = gym.spaces.Box(0.0, 1e6, (2,), np.float32)
+
+
 class DelayedBox(ContinuousProbe):
     """Two steps, observations 0 and 1, reward 1 with the second: values gamma and 1."""
 
@@ -63,13 +82,14 @@ class ForeverBox(ContinuousProbe):
 
 class Diary(gym.Env):
     """The observation tells who, when: (number of the environment's first seed, episode, step). Episodes end by turns
-    after 3 steps (the task is over) and after 4 (a time limit); the reward is 100 episodes + step."""
+    after 3 steps (the task is over) and after 4 (a time limit); the reward is 100 episodes + step. `received` lists
+    the actions."""
 
     observation_space = gym.spaces.Box(0.0, np.inf, (3,), np.float64)
     action_space = gym.spaces.Box(LOW, HIGH)
 
     def __init__(self):
-        self.who, self.episode = None, -1
+        self.who, self.episode, self.received = None, -1, []
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -84,6 +104,7 @@ class Diary(gym.Env):
 
     def step(self, action):
         self.steps += 1
+        self.received.append(action)
         over = self.steps == (3, 4)[self.episode % 2]
         reward = 100.0 * self.episode + self.steps
         return self.look(), reward, over and self.episode % 2 == 0, over and self.episode % 2 == 1, {}
@@ -133,6 +154,12 @@ class Boundless(ContinuousProbe):
         return 1.0, True
 
 
+class HalfBounded(Boundless):
+    """One dimension bounded, the other from above only."""
+
+    action_space = gym.spaces.Box(np.array([0.0, -np.inf], np.float32), np.array([1.0, 0.0], np.float32))
+
+
 class WideBox(ContinuousProbe):
     """Observations of shape (2, 3), to be flattened; bounds of one action dimension."""
 
@@ -148,8 +175,8 @@ class WideBox(ContinuousProbe):
 
 
 for cls in (
-    *(OneStepBox, AimWhereSeen, DelayedBox, Diary, DiscreteDiary, ReusedDiary),
-    *(ExactBox, WholeBox, Boundless, WideBox),
+    *(OneStepBox, AimWhereSeen, AimAside, AimTiny, AimHuge, DelayedBox, Diary, DiscreteDiary, ReusedDiary),
+    *(ExactBox, WholeBox, Boundless, HalfBounded, WideBox),
 ):
     gym.register(f"{cls.__name__}-v0", f"probes_offpolicy:{cls.__name__}", disable_env_checker=True)
 gym.register("ForeverBox-v0", "probes_offpolicy:ForeverBox", max_episode_steps=10, disable_env_checker=True)

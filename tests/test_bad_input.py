@@ -1,5 +1,6 @@
 """Bad input gets one sentence and exit code 2, and nothing is written."""
 
+import dataclasses
 import re
 import sys
 import tomllib
@@ -8,7 +9,8 @@ import gymnasium as gym
 import pytest
 from conftest import ROOT, refused, run, script
 
-from solorl.run import arguments
+from solorl import RunArgs, errors
+from solorl.envs import ids
 from solorl.run import verbs as run_module
 
 CASES = {
@@ -104,16 +106,16 @@ def test_resume_names_the_nearest_folder(train, finished):
 
 
 def test_a_missing_simulator_names_the_extra(monkeypatch):
-    real = arguments.importlib.util.find_spec
+    real = ids.importlib.util.find_spec
     hidden = ("Box2D", "ale_py", "gymnax")
-    monkeypatch.setattr(arguments.importlib.util, "find_spec", lambda name: None if name in hidden else real(name))
+    monkeypatch.setattr(ids.importlib.util, "find_spec", lambda name: None if name in hidden else real(name))
     for env_id, sentence in (
         ("LunarLander-v3", "needs an extra: pip install 'solorl[box2d]'"),
         ("ALE/Pong-v5", "needs a package: pip install ale-py"),
         ("Asterix-MinAtar", "needs an extra: pip install 'solorl[gymnax]' (which takes Gymnasium back to 1.3)"),
     ):
-        with pytest.raises(arguments.UsageError, match=re.escape(f"{env_id} {sentence}")):
-            arguments.check_env_id(env_id)
+        with pytest.raises(errors.UsageError, match=re.escape(f"{env_id} {sentence}")):
+            ids.check_env_id(env_id)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_without_jax_a_sentence_names_the_extra(solo, tmp_path, monkeypatch, fla
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "jax", None)
-    for family, _ in arguments.REGISTER.values():
+    for family, _ in ids.REGISTER.values():
         monkeypatch.delitem(sys.modules, family.partition(":")[0], raising=False)
     refused(solo("train", *flags.split()), sentence)
     assert not (tmp_path / "runs").exists()
@@ -150,8 +152,8 @@ def test_any_module_of_an_extra_that_a_script_misses_is_named(module, solo, tmp_
 def test_every_extra_that_a_sentence_names_exists():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     text = "".join(path.read_text() for path in (ROOT / "solorl").rglob("*.py"))
-    named = set(re.findall(r"solorl\[(\w+)\]", text)) | {extra for _, extra in arguments.EXTRAS.values()}
-    named |= {package for _, package in arguments.REGISTER.values()} | set(arguments.BRINGS.values())
+    named = set(re.findall(r"solorl\[(\w+)\]", text)) | {extra for _, extra in ids.EXTRAS.values()}
+    named |= {package for _, package in ids.REGISTER.values()} | set(errors.BRINGS.values())
     assert len(named) >= 5 and named <= set(extras)
 
 
@@ -166,7 +168,7 @@ def test_help_lists_every_option_with_its_comment(train):
     own, shared = train.out.split("options of every run:")
     assert "--clip-coef" in own and "epsilon of Eq. 7 [0.2]" in own and "--anneal-lr, --no-anneal-lr" in own
     assert "--target-return" in shared and "--seed" in shared and "--clip-coef" not in shared
-    for field in arguments.dataclasses.fields(arguments.RunArgs):
+    for field in dataclasses.fields(RunArgs):
         assert "--" + field.name.replace("_", "-") in shared
 
 

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from conftest import comparable, environment, rows, script
 from safetensors import safe_open
 from safetensors.numpy import load_file
@@ -34,8 +33,9 @@ def arguments(run_dir):
 
 def test_an_extended_run_is_the_longer_one(train, tmp_path):
     """All rows, the best model and the weights, as if 960 steps had been the total at first; it ended with 640."""
-    whole = train("ppo", *PPO.split(), "--no-anneal-lr", "--total-timesteps", 960)["run"].dir
-    run_dir = train("ppo", *PPO.split(), "--no-anneal-lr", runs_dir=tmp_path / "short")["run"].dir
+    flags = [*PPO.split(), "--no-anneal-lr", "--log-every", "320"]  # 640 has a row in any case
+    whole = train("ppo", *flags, "--total-timesteps", 960)["run"].dir
+    run_dir = train("ppo", *flags, runs_dir=tmp_path / "short")["run"].dir
     train("ppo", "--resume", run_dir, "--total-timesteps", 960, "--resume-changed")
     assert comparable(run_dir) == comparable(whole)
     assert [row["global_step"] for row in rows(run_dir, "eval/episodic_return")] == [320, 640, 960]
@@ -64,11 +64,11 @@ def test_changed_arguments_belong_to_the_run_from_then_on(train):
         (
             "sac_continuous_action",
             "--policy-lr 1e-6 --q-lr 1e-5",
-            {"actor_optimizer": [1e-6, 1e-5], "critic_optimizer": [1e-5]},
+            {"actor_optimizer": [1e-6], "alpha_optimizer": [1e-5], "critic_optimizer": [1e-5]},
         ),
     ],
 )
-def test_a_changed_step_size_takes_effect(name, flags, optimizers, train):
+def test_a_changed_learning_rate_takes_effect(name, flags, optimizers, train):
     run_dir = train(name, *PENDULUM.split(), "--save-replay")["run"].dir
     v = train(name, "--resume", run_dir, *flags.split(), "--total-timesteps", 400, "--resume-changed")
     for optimizer, sizes in optimizers.items():
@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_one_sentence(train):
     run_dir = train("sac_continuous_action", *PENDULUM.split())["run"].dir
     more = ["--total-timesteps", 400, "--resume-changed"]
     for flags, words in (
-        (["--no-autotune"], "the part actor_optimizer of the checkpoint does not fit: "),
+        (["--env-id", "MountainCarContinuous-v0"], "the part actor of the checkpoint does not fit: "),
         (["--num-envs", 2], "the part envs of the checkpoint does not fit: there were 1 environments, not 2"),
     ):
         folder = run_dir.with_name("copy")
@@ -93,15 +93,19 @@ def test_what_does_not_fit_is_one_sentence(train):
 
 def test_a_larger_buffer_holds_no_rows_that_never_were(train):
     """300 steps in a ring of 150, saved every 100, leave 200 rows on the disk; a ring of 1000 begins with them."""
+
+    def rows_of(replay):
+        return np.concatenate([array.reshape(len(array), -1) for array in replay.arrays.values()], axis=1)
+
     v = train("td3_continuous_action", *PENDULUM.split(), "--save-replay")
-    last = v["replay"].arrays["rows"][np.arange(150, 300) % 150].copy()
+    last = rows_of(v["replay"])[np.arange(150, 300) % 150]
     more = "--buffer-size 1000 --total-timesteps 400 --resume-changed".split()
     v = train("td3_continuous_action", "--resume", v["run"].dir, *more)
-    stored = v["replay"].arrays["rows"]
-    assert v["replay"].size == 300 and np.array_equal(stored[50:200], last)
+    stored = rows_of(v["replay"])
+    assert v["replay"].inserted == 300 and np.array_equal(stored[50:200], last)
     assert np.abs(stored[:300]).sum(1).min() > 0 and not stored[300:].any()
     again = train("td3_continuous_action", "--resume", v["run"].dir)["replay"]
-    assert again.inserted == 300 and np.array_equal(again.arrays["rows"], stored)
+    assert again.inserted == 300 and np.array_equal(rows_of(again), stored)
 
 
 @pytest.mark.parametrize("name", [*ACTOR_CRITIC, *DQN])
@@ -196,7 +200,7 @@ def test_a_checkpoint_that_fails_takes_nothing_from_the_one_before(train, tmp_pa
     monkeypatch.setattr(state, "write_state", real)
     v = train("td3_continuous_action", "--resume", run_dir)
     assert "resumed at step 100" in train.out and "starts empty" not in train.out
-    assert v["replay"].inserted == 300 and torch.is_tensor(v["totals"])
+    assert v["replay"].inserted == 300
 
 
 # ---------------------------------------------------------------------- what may happen to a run folder

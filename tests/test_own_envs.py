@@ -177,6 +177,7 @@ def test_whole_numbers_as_actions_are_refused(train, tmp_path, name):
 
 
 def test_a_standalone_copy_refuses_them_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     for name, env_id, sentence in (
         ("dqn", "probes:Scalar-v0", "the observations must be of the kind vector and the actions discrete"),
         (
@@ -203,13 +204,14 @@ def test_actions_stay_within_bounds_of_double_precision(train, name):
 @pytest.mark.parametrize("name", OFF_POLICY)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_the_greatest_action_is_the_bound_itself(name, dtype):
-    space = gym.spaces.Box(-0.1, 0.1, (2,), dtype)
-    actor = definitions(name)["Actor"](1, space.low, space.high)
+    space, file, env = gym.spaces.Box(-0.1, 0.1, (2,), dtype), definitions(name), gym.Env()
+    env.action_space = space
+    actor = file["Actor"](1, 2)
     with torch.no_grad():
-        actor.layers()[-1][1][:, :2] = torch.tensor([-99.0, 99.0])  # the bias
-    action = actor.act(np.zeros((1, 1)))
-    assert action.dtype == dtype and action.tolist() == [[space.low[0], space.high[1]]]
-    assert space.contains(action[0])
+        actor.net[-1].bias[:2] = torch.tensor([-99.0, 99.0])
+    action = file["ScaleAction"](env).action(actor.act(np.zeros((1, 1)))[0])
+    assert action.dtype == dtype and action.tolist() == [space.low[0], space.high[1]]
+    assert space.contains(action)
 
 
 # ---------------------------------------------------------------------- trainings that could learn nothing

@@ -6,26 +6,27 @@ import numpy as np
 import pytest
 import torch
 from conftest import definitions, rows
-from probes_offpolicy import HIGH, LOW
-from test_actor_critic import SMALL, diary, random_batch, spread, value_of
+from test_actor_critic import SMALL, diary, random_batch, reference, spread, values
+
+from solorl.run.speed import gradients_of
 
 SAC, DISCRETE = definitions("sac_continuous_action"), definitions("sac_discrete")
 
 
-def double_actor(obs_dim=3):
+def double_actor(obs_dim=3, action_dim=2):
     torch.manual_seed(0)
-    actor = SAC["Actor"](obs_dim, LOW, HIGH).double()
-    actor.layers()[-1][0].data.normal_(std=0.1)  # means and deviations that differ
+    actor = SAC["Actor"](obs_dim, action_dim).double()
+    torch.nn.init.normal_(actor.net[-1].weight, std=0.1)  # means and deviations that differ
     return actor
 
 
 # ---------------------------------------------------------------------- the policy
 def test_log_probability_is_the_change_of_variables():
-    """Density of the noise over the numerical Jacobian of noise -> action, for bounds that lie differently."""
+    """Density of the noise over the numerical Jacobian of noise -> action."""
     actor, generator = double_actor(), torch.Generator().manual_seed(1)
     obs, noise = (torch.randn(200, n, generator=generator, dtype=torch.float64) for n in (3, 2))
     action, logprob = actor(obs, noise)
-    assert (action > torch.as_tensor(LOW)).all() and (action < torch.as_tensor(HIGH)).all()
+    assert action.shape == (200, 2) and logprob.shape == (200,) and (action.abs() < 1).all()
     jacobian = torch.empty(200, 2, 2, dtype=torch.float64)
     for j in range(2):
         step = torch.zeros(2, dtype=torch.float64)
@@ -39,117 +40,145 @@ def test_log_probability_is_the_change_of_variables():
 def test_densities_integrate_to_one():
     """Over a grid of actions, which the policy's inverse turns into noise."""
     torch.manual_seed(0)
-    actor = SAC["Actor"](1, LOW[:1], HIGH[:1]).double()
+    actor = SAC["Actor"](1, 1).double()
     obs = torch.zeros(1, 1, dtype=torch.float64)
-    mean, log_std = SAC["mlp"](actor.layers(), obs).detach().chunk(2, 1)
+    mean, log_std = actor.net(obs).detach().chunk(2, 1)
     std = (-5 + (2 + 5) * (log_std.tanh() + 1) / 2).exp()
     u = torch.linspace(-1 + 1e-9, 1 - 1e-9, 200_001, dtype=torch.float64)[:, None]
     noise = (u.atanh() - mean) / std
     action, logprob = actor(obs.expand(len(u), 1), noise)
-    torch.testing.assert_close(action[:, 0], torch.as_tensor(LOW[0]) + 1.5 * (u[:, 0] + 1))
+    torch.testing.assert_close(action, u)
     assert torch.trapezoid(logprob.exp(), action[:, 0]).item() == pytest.approx(1, abs=1e-4)
 
 
 def test_log_probability_is_finite_where_tanh_is_flat():
     """In single precision, where 1 - tanh(x)^2 is 0; value and gradient."""
-    actor = SAC["Actor"](3, LOW, HIGH)
+    actor = SAC["Actor"](3, 2)
     _, logprob = actor(torch.zeros(2, 3), torch.tensor([[1e3, 1e3], [-1e3, -1e3]]))
     gradient = torch.autograd.grad(logprob.sum(), list(actor.parameters()))
     assert torch.isfinite(logprob).all() and all(torch.isfinite(g).all() for g in gradient)
 
 
 def test_standard_deviation_stays_within_its_bounds():
-    actor = SAC["Actor"](3, LOW, HIGH).double()
+    actor = SAC["Actor"](3, 2).double()
     for bias, log_std in ((-50.0, -5.0), (50.0, 2.0), (0.0, -1.5)):
-        weight, last_bias = (part.data for part in actor.layers()[-1])
-        weight.zero_()
-        last_bias.fill_(bias)[:, :2] = 0
+        torch.nn.init.zeros_(actor.net[-1].weight)
+        actor.net[-1].bias.data = torch.tensor([0.0, 0.0, bias, bias], dtype=torch.float64)
         noise = torch.full((1, 2), 0.01, dtype=torch.float64)
         action, _ = actor(torch.zeros(1, 3, dtype=torch.float64), noise)
-        share = (action - torch.as_tensor(LOW)) / torch.as_tensor((HIGH - LOW) / 2) - 1
-        expected = torch.full_like(share, 0.01 * math.exp(log_std))
-        torch.testing.assert_close(share.atanh(), expected, rtol=1e-4, atol=1e-6)
+        expected = torch.full_like(action, 0.01 * math.exp(log_std))
+        torch.testing.assert_close(action.atanh(), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_greedy_action_is_the_squashed_mean():
-    actor = SAC["Actor"](3, LOW, HIGH)
-    obs = torch.randn(20, 3)
-    mean = SAC["mlp"](actor.layers(), obs).chunk(2, 1)[0].detach().numpy()
-    expected = LOW + (HIGH - LOW) * (np.tanh(mean) + 1) / 2
-    np.testing.assert_allclose(actor.act(obs.numpy()), expected, rtol=1e-5, atol=1e-5)
+    actor, obs = double_actor().float(), torch.randn(20, 3)
+    mean = reference(actor.net, obs)[:, :2]
+    np.testing.assert_allclose(actor.act(obs.numpy()), np.tanh(mean), rtol=1e-5, atol=1e-5)
 
 
 def test_acting_draws_what_the_log_probability_describes():
-    """Mean of exp(-logprob) over drawn actions is the volume of the actions, if they have that density."""
+    """Of observations that are all the same, actions with the noise's own spread, independent in each dimension."""
     actor, obs = double_actor().float(), np.full((200_000, 3), 0.3, np.float32)
     torch.manual_seed(0)
     noise = torch.randn(len(obs), 2)
     action = actor.act(obs, noise)
-    again, _ = actor(torch.as_tensor(obs), noise)
+    again, logprob = actor(torch.as_tensor(obs), noise)
     np.testing.assert_allclose(action, again.detach().numpy(), rtol=1e-6)
-    share = (action - LOW) / (HIGH - LOW)
     for i in range(2):
-        other = np.random.default_rng(0).permutation(share[:, 1 - i])
-        assert abs(np.corrcoef(share[:, i], other)[0, 1]) < 0.01
-    assert (share.std(0) > 0.01).all()
+        other = np.random.default_rng(0).permutation(action[:, 1 - i])
+        assert abs(np.corrcoef(action[:, i], other)[0, 1]) < 0.01
+    assert (action.std(0) > 0.01).all()
+    # of actions that have this density, those of a small square are as frequent as its mean density times its area
+    middle, half = np.median(action, axis=0), action.std(0) / 4
+    inside = (np.abs(action - middle) < half).all(1)
+    expected = logprob.detach().exp().numpy()[inside].mean() * np.prod(2 * half)
+    assert inside.mean() == pytest.approx(expected, rel=0.05)
 
 
 # ---------------------------------------------------------------------- losses
 def test_critic_loss_by_hand():
-    """The smaller target value minus alpha logprob, no bootstrap where the task was over."""
+    """The smaller target value minus alpha logprob, no bootstrap where the task was over; no gradient reaches the
+    targets or the actor."""
     actor, critic, target_critic = double_actor(), SAC["Critic"](3, 2).double(), SAC["Critic"](3, 2).double()
-    obs, action, reward, done, next_obs = batch = random_batch()
-    spread(target_critic, next_obs, actor(next_obs, torch.zeros(16, 2))[0])
-    noise, log_alpha = torch.randn(16, 2, dtype=torch.float64), torch.tensor(math.log(0.3))
-    loss, metrics = SAC["sac_critic_loss"](critic, target_critic, actor, log_alpha, *batch, noise, 0.9)
-    next_action, next_logprob = (x.detach() for x in actor(next_obs, noise))
-    first, second = (value_of(target_critic, i, next_obs, next_action) for i in (0, 1))
+    batch, noise = random_batch(), torch.randn(16, 2, dtype=torch.float64)
+    spread(target_critic, batch.next_obs, actor(batch.next_obs, torch.zeros(16, 2))[0])
+    inputs = (target_critic, actor, torch.tensor(0.3), batch, noise, 0.9)
+    loss, metrics = SAC["sac_critic_loss"](critic, *inputs)
+    next_action, next_logprob = (x.detach() for x in actor(batch.next_obs, noise))
+    first, second = values(target_critic, batch.next_obs, next_action)
     assert (first > second).any() and (second > first).any()
     soft = np.minimum(first, second) - 0.3 * next_logprob.numpy()
-    q_target = reward.numpy() + 0.9 * (1 - done.numpy()) * soft
-    values = [value_of(critic, i, obs, action) for i in (0, 1)]
-    losses = [np.mean((value - q_target) ** 2) for value in values]
+    target = batch.reward.numpy() + 0.9 * (1 - batch.done.numpy()) * soft
+    q = values(critic, batch.obs, batch.action)
+    losses = [np.mean((value - target) ** 2) for value in q]
     assert loss.item() == pytest.approx(sum(losses), rel=1e-6)
-    expected = [values[0].mean(), values[1].mean(), *losses, np.mean(losses)]
-    np.testing.assert_allclose(metrics.numpy(), expected, rtol=1e-6)
+    names = ("qf1_values", "qf2_values", "qf1_loss", "qf2_loss", "qf_loss")
+    assert list(metrics) == [f"losses/{name}" for name in names]
+    expected = [q[0].mean(), q[1].mean(), *losses, np.mean(losses)]
+    np.testing.assert_allclose([x.item() for x in metrics.values()], expected, rtol=1e-6)
+    loss.backward()
+    assert all(p.grad is None for net in (actor, target_critic) for p in net.parameters())
+    assert all(p.grad is not None for p in critic.parameters())
 
 
-def test_actor_and_temperature_loss_by_hand():
-    actor, critic, obs = double_actor(), SAC["Critic"](3, 2).double(), random_batch()[0]
-    noise, log_alpha = torch.randn(16, 2, dtype=torch.float64), torch.tensor(math.log(0.3))
-    spread(critic, obs, actor(obs, noise)[0])
-    loss, metrics = SAC["sac_actor_loss"](actor, critic, log_alpha, obs, noise, -2)
-    action, logprob = (x.detach() for x in actor(obs, noise))
-    first, second = (value_of(critic, i, obs, action) for i in (0, 1))
+def test_actor_loss_by_hand():
+    actor, critic, batch = double_actor(), SAC["Critic"](3, 2).double(), random_batch()
+    noise = torch.randn(16, 2, dtype=torch.float64)
+    spread(critic, batch.obs, actor(batch.obs, noise)[0])
+    loss, metrics = SAC["sac_actor_loss"](actor, critic, torch.tensor(0.3), batch, noise)
+    action, logprob = (x.detach() for x in actor(batch.obs, noise))
+    first, second = values(critic, batch.obs, action)
     assert (first > second).any() and (second > first).any()
     smaller = np.minimum(first, second)
     assert loss.item() == pytest.approx(np.mean(0.3 * logprob.numpy() - smaller), rel=1e-6)
-    alpha_loss = np.mean(-0.3 * (logprob.numpy() - 2))
-    np.testing.assert_allclose(metrics.numpy(), [loss.item(), -logprob.mean().item(), alpha_loss], rtol=1e-6)
+    assert list(metrics) == ["losses/actor_loss", "losses/entropy"]
+    assert metrics["losses/actor_loss"].item() == loss.item()
+    assert metrics["losses/entropy"].item() == pytest.approx(-logprob.mean().item(), rel=1e-6)
 
 
-def test_the_loss_of_the_temperature_is_its_own_derivative():
-    """What stands in `log_alpha.grad` is the derivative of Eq. 18 in log_alpha."""
-    actor, critic, obs = SAC["Actor"](3, LOW, HIGH), SAC["Critic"](3, 2), torch.randn(16, 3)
-    noise, log_alpha = torch.randn(16, 2), torch.tensor(-0.7, requires_grad=True)
-    logprob = actor(obs, noise)[1].detach()
-    (-log_alpha.exp() * (logprob - 2)).mean().backward()
-    _, metrics = SAC["sac_actor_loss"](actor, critic, log_alpha, obs, noise, -2)
-    assert metrics[2].item() == pytest.approx(log_alpha.grad.item(), rel=1e-5)
+# ---------------------------------------------------------------------- the temperature
+@pytest.mark.parametrize(("entropy", "loss"), [(1.5, 1.75), (-2.0, 0.0), (-3.0, -0.5)])
+def test_temperature_loss_by_hand(entropy, loss):
+    """Eq. 18, the mean of -alpha (log pi + target) with log pi = -entropy, at alpha 0.5 and target -2. It is its own
+    derivative in log alpha; the entropy gets none."""
+    temperature, entropy = SAC["Temperature"](0.5), torch.tensor(entropy, requires_grad=True)
+    assert temperature().item() == pytest.approx(0.5)
+    (gradient,), metrics = gradients_of(False, SAC["alpha_loss"], temperature, entropy, -2)
+    assert list(metrics) == ["losses/alpha_loss"] and entropy.grad is None
+    assert metrics["losses/alpha_loss"].item() == pytest.approx(loss, abs=1e-6)
+    assert gradient.item() == pytest.approx(loss, abs=1e-6)
 
 
-def test_temperature_falls_where_the_entropy_is_above_its_target(train):
-    """Adam's first steps are as long as its step size: two of them, downwards from log 1. The start is broad."""
-    flags = ["--env-id", diary("sac"), *SMALL, "--total-timesteps", "21", "--q-lr", "0.01"]
+@pytest.mark.parametrize("begin", [0.02, 1.0])
+def test_temperature_learns_towards_the_target_entropy(begin):
+    """Of a policy whose entropy is the logarithm of its temperature: to exp(-2), from both sides."""
+    temperature = SAC["Temperature"](begin)
+    optimizer = torch.optim.Adam(temperature.parameters(), lr=0.05)
+    distances = []
+    for _ in range(300):
+        entropy = temperature().detach().log()
+        distances.append(abs(entropy.item() + 2))
+        optimizer.zero_grad()
+        SAC["alpha_loss"](temperature, entropy, -2)[0].backward()
+        optimizer.step()
+    assert distances[0] > distances[10] > distances[20] and distances[-1] < 0.02
+
+
+@pytest.mark.parametrize("env_id", ["Diary", "AimTiny", "AimHuge"])
+def test_target_entropy_is_minus_the_dimension_whatever_the_bounds(env_id, train):
+    """Adam's first step is as long as its learning rate, downwards from log 1: the start is broad."""
+    flags = f"--env-id probes_offpolicy:{env_id}-v0 --total-timesteps 21 --q-lr 0.01 --policy-frequency 1".split()
+    v = train("sac_continuous_action", *SMALL, *flags)
+    row = rows(v["run"].dir, "losses/alpha_loss")[-1]
+    assert row["losses/entropy"] > -2 and row["losses/alpha_loss"] == pytest.approx(row["losses/entropy"] + 2, rel=1e-5)
+    assert v["temperature"].log_alpha.item() == pytest.approx(-0.01, rel=0.01)
+    assert row["losses/alpha"] == pytest.approx(math.exp(-0.01), rel=1e-4)
+
+
+def test_a_temperature_that_is_not_learned_stays(train):
+    flags = ["--env-id", diary("sac"), *SMALL, "--total-timesteps", "23", "--no-autotune", "--alpha", "0.3"]
     v = train("sac_continuous_action", *flags)
-    half_range = (v["high"] - v["low"]) / 2
-    assert half_range.tolist() != [1, 1]
-    target = np.log(half_range).sum() - 2  # minus the number of dimensions, in half ranges of the action
-    assert v["metrics"][1] > target and v["log_alpha"].item() == pytest.approx(-0.02, rel=0.05)
-    entropy, alpha_loss = v["metrics"][1:].tolist()  # of the second step, at a temperature of exp(-0.01)
-    assert alpha_loss == pytest.approx(math.exp(-0.01) * (entropy - target), rel=1e-3)
-    v = train("sac_continuous_action", *flags, "--no-autotune", "--alpha", "0.3")
-    assert v["log_alpha"].item() == pytest.approx(math.log(0.3))
+    assert v["temperature"]().item() == pytest.approx(0.3) and not v["alpha_optimizer"].state
 
 
 # ---------------------------------------------------------------------- discrete actions

@@ -68,11 +68,11 @@ class ScaleAction(gym.ActionWrapper):
 
 
 def make_env(env_id, **kwargs):
-    """One environment, for training and for evaluation; actions in [-1, 1] if it has finite bounds."""
+    """One environment, for training and for evaluation; actions in [-1, 1] if continuous and bounded."""
     env = gym.make(env_id, **kwargs)
     space = env.action_space
-    bounded = isinstance(space, gym.spaces.Box) and np.isfinite([space.low, space.high]).all()
-    return ScaleAction(env) if bounded else env
+    continuous = isinstance(space, gym.spaces.Box) and space.dtype.kind == "f"
+    return ScaleAction(env) if continuous and np.isfinite([space.low, space.high]).all() else env
 
 
 class Replay:
