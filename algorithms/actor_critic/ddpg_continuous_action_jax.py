@@ -169,15 +169,15 @@ def ddpg_actor_loss(actor, critic, batch):
 
 def begin(key, setup):
     """The training of one seed before its first iteration."""
+    args, envs = setup.args, setup.envs
     params_key, envs_key, key = jax.random.split(key, 3)
-    obs_dim = setup.envs.single_observation_space.shape[0]
-    action_dim = setup.envs.single_action_space.shape[0]
+    obs_dim, action_dim = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
     actor, critic = init_params(params_key, obs_dim, action_dim)
     optimizer_states = setup.actor_optimizer.init(actor), setup.critic_optimizer.init(critic)
     learner = Learner(actor, critic, actor, critic, *optimizer_states)
-    env_state, obs = setup.envs.reset(envs_key)
+    env_state, obs = envs.reset(envs_key)
     transition = Batch(jnp.zeros(obs_dim), jnp.zeros(action_dim), jnp.float32(0), jnp.float32(0), jnp.zeros(obs_dim))
-    capacity = min(setup.args.buffer_size, setup.args.total_timesteps)
+    capacity = min(args.buffer_size, args.total_timesteps)
     replay = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), transition)
     return Training(learner, replay, env_state, obs, key, jnp.int32(0))
 

@@ -201,17 +201,17 @@ def alpha_loss(log_alpha, entropy, target_entropy):
 
 def begin(key, setup):
     """The training of one seed before its first iteration."""
+    args, envs = setup.args, setup.envs
     params_key, envs_key, key = jax.random.split(key, 3)
-    obs_dim = setup.envs.single_observation_space.shape[0]
-    action_dim = setup.envs.single_action_space.shape[0]
+    obs_dim, action_dim = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
     actor, critic = init_params(params_key, obs_dim, action_dim)
-    log_alpha = jnp.log(1.0 if setup.args.autotune else max(setup.args.alpha, 1e-30))  # 0 has no logarithm
+    log_alpha = jnp.log(1.0 if args.autotune else max(args.alpha, 1e-30))  # 0 has no logarithm
     optimizers = setup.actor_optimizer, setup.critic_optimizer, setup.alpha_optimizer
     states = (optimizer.init(x) for optimizer, x in zip(optimizers, (actor, critic, log_alpha), strict=True))
     learner = Learner(actor, critic, critic, log_alpha, *states)
-    env_state, obs = setup.envs.reset(envs_key)
+    env_state, obs = envs.reset(envs_key)
     transition = Batch(jnp.zeros(obs_dim), jnp.zeros(action_dim), jnp.float32(0), jnp.float32(0), jnp.zeros(obs_dim))
-    capacity = min(setup.args.buffer_size, setup.args.total_timesteps)
+    capacity = min(args.buffer_size, args.total_timesteps)
     replay = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), transition)
     return Training(learner, replay, env_state, obs, key, jnp.int32(0))
 
