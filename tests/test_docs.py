@@ -1,7 +1,6 @@
 """Every command printed in README and docs works: all of them are run here, shortened where they train."""
 
 import ast
-import importlib
 import re
 import runpy
 import shlex
@@ -18,7 +17,7 @@ from solorl.catalog import budget, rules
 from solorl.catalog import header as catalog
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES += sorted((ROOT / "algorithms").glob("*/README.md"))
+PAGES += [ROOT / "algorithms/README.md", *sorted((ROOT / "algorithms").glob("*/README.md"))]
 SHORT = "--total-timesteps 2100 --eval-episodes 1".split()
 # Run elsewhere: these set up the environment in which the tests run, or take many minutes.
 ELSEWHERE = {"make train", "make test", "make lint", "make bench", "pip install ."}
@@ -35,9 +34,15 @@ def commands(page):
 def folder(tmp_path_factory):
     """A copy of what the commands read, so that nothing lands in the checkout."""
     copy = tmp_path_factory.mktemp("docs") / "checkout"
-    ignore = shutil.ignore_patterns(".venv", ".git", "runs", "__pycache__", "results")
-    shutil.copytree(ROOT, copy, ignore=ignore)
+    ignore = shutil.ignore_patterns(".venv", ".git", "runs", "__pycache__")
+    data = str(ROOT / "benchmark")
+    shutil.copytree(ROOT, copy, ignore=lambda at, names: {*ignore(at, names), *({"results"} if at == data else ())})
     return copy
+
+
+def python_blocks(page):
+    """The texts of all ```python blocks of a page."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
 
 
 def shell(command, folder):
@@ -54,7 +59,11 @@ def shell(command, folder):
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_every_command_works(page, folder):
+    """In a folder that has the modules which the page shows as blocks of code that begin with `# name.py`."""
     seen = commands(page)
+    for block in python_blocks(page):
+        if name := re.match(r"# (\w+\.py)\n", block):
+            (folder / name[1]).write_text(block)
     for command in seen:
         if command in ELSEWHERE or command.startswith("pip install"):
             continue
@@ -62,6 +71,20 @@ def test_every_command_works(page, folder):
             command += " " + " ".join(SHORT)
         done = shell(command, folder)
         assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/using.md"])
+def test_the_code_that_uses_a_trained_model_works(name, folder):
+    done = shell(f"solo train ppo --env-id Acrobot-v1 --runs-dir mine --seed 2 {' '.join(SHORT)}", folder)
+    assert done.returncode == 0, done.stderr
+    [run_dir] = (folder / "mine").glob("*")
+    blocks = [block for block in python_blocks(ROOT / name) if '"runs/' in block]
+    assert len(blocks) == {"README.md": 1, "docs/using.md": 2}[name]
+    for block in blocks:
+        (folder / "block.py").write_text("import solorl\n" + re.sub(r'runs/[^/"]+', str(run_dir), block))
+        done = shell("python block.py", folder)
+        assert done.returncode == 0, f"{block}\n{done.stderr}"
+    shutil.rmtree(folder / "mine")
 
 
 def test_make_targets_of_the_readme_exist_and_are_dry_runnable():
@@ -85,8 +108,10 @@ def test_results_are_those_of_the_data(entry):
 
 
 def test_the_report_is_that_of_the_data():
-    """It has the headline and the table of README, which the test above compares with the same data."""
-    shown = re.search(r"<!-- results -->\n(.*?)<!-- /results -->", (ROOT / "README.md").read_text(), flags=re.S)[1]
+    """It has the headline and the first table of results, which the test above compares with the same data."""
+    shown = re.search(r"<!-- classic -->\n(.*?)<!-- /classic -->", (ROOT / "docs/results.md").read_text(), flags=re.S)[
+        1
+    ]
     lines = [line for line in shown.splitlines() if line.startswith(("|", "**"))]
     report = (ROOT / RESULTS["REPORT"][3] / "report.md").read_text().splitlines()
     assert len(lines) == 11 and set(lines) <= set(report)
@@ -102,10 +127,25 @@ def test_every_table_of_results_is_made_from_data():
 
 
 def test_every_algorithm_has_its_row():
-    """In README and on its family's page."""
+    """In the table of all and on its family's page."""
     for path in (ROOT / "algorithms").glob("*/*.py"):
-        assert f"({path.relative_to(ROOT)})" in (ROOT / "README.md").read_text(), path.name
+        assert f"({path.parent.name}/{path.name})" in (ROOT / "algorithms/README.md").read_text(), path.name
         assert f"({path.name})" in (path.parent / "README.md").read_text(), path.name
+
+
+@pytest.mark.parametrize(("page", "marker"), RESULTS["blocks"]())
+def test_generated_parts_are_those_of_the_data(page, marker):
+    """Tables of speed, the headline of README and the table of algorithms follow from data and headers."""
+    block = RESULTS["blocks"]()[page, marker]
+    text = (ROOT / page).read_text()
+    assert f"<!-- {marker} -->\n{block}\n<!-- /{marker} -->" in text, "run python docs/results.py"
+
+
+def test_the_readme_is_one_screen():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 70 and len(text.encode()) < 5000
+    headline = text.partition("<!-- headline -->")[2].partition("<!-- /headline -->")[0]
+    assert headline.count("\n|") == 8  # its head, a rule, six rows
 
 
 def test_the_sizes_of_diffs_on_the_pages_are_measured():
@@ -118,27 +158,6 @@ def test_the_sizes_of_diffs_on_the_pages_are_measured():
         assert size == wanted, script.path.name
         for other in script.not_for.values():
             assert Path(other).stem in scripts.script_paths(), f"{script.path.name} names {other}"
-
-
-@pytest.mark.parametrize(
-    ("page", "marker", "benchmark", "data"),
-    [
-        ("README.md", "speed", "ppo_speed", "ppo"),
-        ("README.md", "jax", "jax_speed", "jax"),
-        ("algorithms/ppo/README.md", "speed", "ppo_speed", "ppo_halfcheetah"),
-        ("algorithms/ppo/README.md", "wide", "jax_speed", "jax_wide"),
-        ("algorithms/ppo/README.md", "rejax", "jax_speed", "jax_rejax"),
-        ("algorithms/ppo/README.md", "start", "jax_start", "jax_start"),
-        ("algorithms/dqn/README.md", "speed", "dqn_speed", "dqn"),
-        ("algorithms/actor_critic/README.md", "speed", "actor_critic_speed", "actor_critic"),
-        ("algorithms/actor_critic/README.md", "jax-speed", "jax_speed", "jax_actor_critic"),
-    ],
-)
-def test_speed_tables_are_those_of_the_data(page, marker, benchmark, data):
-    """The table on the page follows from benchmark/results/speed."""
-    sys.path.insert(0, str(ROOT / "benchmark"))
-    table = importlib.import_module(benchmark).table(ROOT / f"benchmark/results/speed/{data}.json")
-    assert f"<!-- {marker} -->\n{table}\n<!-- /{marker} -->" in (ROOT / page).read_text()
 
 
 def defined(path):
@@ -203,3 +222,47 @@ def test_the_picture_of_the_terminal_shows_what_is_printed():
     assert "device&#160;cpu,&#160;1&#160;thread" in text and "━" in text
     assert len(set(re.findall(r"terminal-\d+-(r\d+) {", text))) >= 4
     assert "play it" in text.replace("&#160;", " ") and "error" not in text and "warning" not in text
+
+
+# Words that are not plain English where these texts use them, and what to write instead.
+GLOSSARY = {
+    r"\bbehind\b": "after",
+    r"\banew\b": "again",
+    r"\bbut for\b": "except",
+    r"\bbesides?\b": "next to, compared with",
+    r"\bmend(s|ed|ing)?\b": "fix",
+    r"\bof before\b": "previous",
+    r"\ba (\w+ )?reading\b": "a review",
+    r"\basked: ": "target: ",
+    r"\bstep sizes?\b": "learning rate",
+    r"\bunasked\b": "without being told to",
+    r"\bthe very\b (?!last|first)": "the same",
+    r"\bnobody knows\b": "it is unknown",
+}
+MEANT = {"solorl/run/verbs.py": "behind a few verbs", "docs/design.md": "behind a few verbs"}  # that is the place
+PLAIN_SINCE = "2026-11-23"  # entries of the log before this day stay as they were
+
+
+def texts():
+    """Path -> text of all that must be plain English."""
+    paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "algorithms/README.md"]
+    for folder, pattern in (("docs", "*.md"), ("solorl", "**/*.py"), ("benchmark", "*.py")):
+        paths += sorted((ROOT / folder).glob(pattern))
+    found = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+    entries = re.split(r"^(?=## )", (ROOT / "LOG.md").read_text(), flags=re.M)[1:]
+    found["LOG.md"] = "".join(entry for entry in entries if entry[3:13] >= PLAIN_SINCE)
+    return found
+
+
+def odd_words(text):
+    """(line, words, what to write instead) wherever a text has an entry of the glossary."""
+    for word, better in GLOSSARY.items():
+        for match in re.finditer(word, text, flags=re.I):
+            yield text.count("\n", 0, match.start()) + 1, match[0], better
+
+
+def test_the_texts_are_plain_english():
+    for name, text in texts().items():
+        odd = list(odd_words(text.replace(MEANT.get(name, "\0"), "")))
+        assert not odd, f"{name}: {odd}"
+    assert list(odd_words("All was well,\nbut for one.")) == [(2, "but for", "except")]
