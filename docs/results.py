@@ -79,7 +79,6 @@ SPEEDS = [
     (PPO, "wide", "jax_speed", "jax_wide"),
     (PPO, "rejax", "jax_speed", "jax_rejax"),
     (PPO, "start", "jax_start", "jax_start"),
-    (PPO, "tricks", "jax_tricks", "jax_tricks"),
     (DQN, "speed", "dqn_speed", "dqn"),
     (ACTOR_CRITIC, "speed", "actor_critic_speed", "actor_critic"),
     (ACTOR_CRITIC, "jax-speed", "jax_speed", "jax_actor_critic"),
