@@ -43,7 +43,12 @@ BY_SPACES = ("make_env",)  # equal among the files of a family with equal Spaces
 MAX_CODE_ROOT, MAX_CODE, MAX_CODE_LONG = 180, 240, 300
 MAX_WIDTH = 120
 MAX_DEPTH = 5
-ENTRANCES = ("Run", "Runs", "RunArgs", "parse")  # what a script may use of the library besides the verbs of `run`
+ENTRANCES = (
+    "Run",
+    "Runs",
+    "RunArgs",
+    "parse",
+)  # what a script may use of the library in addition to the verbs of `run`
 NEVER = ("seed", "device")  # Run uses them; a script that does so too would change results with plumbing
 
 # Where the name of a module is not that of its distribution or extra.

@@ -114,7 +114,7 @@ def capture(part: Any) -> Any:
 def restore(part: Any, tree: Any) -> list[str]:
     """Bring `part` into the captured state, in place; returns what could not be restored, a sentence each.
 
-    The settings of a torch optimiser (step size, ...) stay those it was made with. Where the state does not fit,
+    The settings of a torch optimiser (learning rate, ...) stay those it was made with. Where the state does not fit,
     whatever the part raises for it.
     """
     if hasattr(part, "param_groups"):

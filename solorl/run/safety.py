@@ -90,7 +90,7 @@ def check_checkpoint(tree: Any) -> None:
 
 def check_running_episodes(run: dict[str, Any], num_envs: int | None) -> None:
     """ValueError unless a checkpoint's returns and lengths of running episodes, if it has them, are those of as many
-    environments as there are; None: nobody knows how many."""
+    environments as there are; None: the number is unknown."""
     found = [None if run[name] is None else len(run[name]) for name in ("returns", "lengths")]
     if found[0] != found[1] or found[0] not in (None, num_envs or found[0]):
         raise ValueError(f"it has returns of {found[0]} running episodes and lengths of {found[1]}, not of {num_envs}")

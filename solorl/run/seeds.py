@@ -3,7 +3,7 @@
     require, resume, compile, loop, episodes, log, evaluate, save, close
 
 What the training of a seed is at any moment stands in one pytree. The host meets it between chunks of iterations
-only: a chunk is one call of compiled code. On the CPU every seed is trained by the very code that trains it alone, a
+only: a chunk is one call of compiled code. On the CPU every seed is trained by the same code as when it is alone, one
 thread per core; its results are the same to the last bit if XLA has as many threads (`--threads`), else up to the order
 in which floating-point numbers are added. So they are on other devices, where one call trains all seeds side by side
 (vmap). This module knows no algorithm, no network and no loss.
