@@ -71,10 +71,11 @@ class _Part:
         tree = self.runs.training(self.index, self.field)
         leaves = []
         for name, leaf in names_of(tree).items():
-            rows, saved = len(arrays.get(name, ())), self.runs.runs[self.index].saved_step
-            if name.startswith("replay.") and saved <= rows < len(leaf):
-                missing = [(0, len(leaf) - rows), *[(0, 0)] * (leaf.ndim - 1)]
-                arrays = {**arrays, name: np.pad(arrays[name], missing)}
+            if name.startswith("replay.") and name in arrays:
+                rows, saved = len(arrays[name]), self.runs.runs[self.index].saved_step
+                if saved <= rows < len(leaf):
+                    missing = [(0, len(leaf) - rows), *[(0, 0)] * (leaf.ndim - 1)]
+                    arrays = {**arrays, name: np.pad(arrays[name], missing)}
             if name not in arrays or np.shape(arrays[name]) != leaf.shape:
                 quit_with(f"what was saved does not fit: {name} is missing or has another shape than {leaf.shape}")
             leaves.append(jnp.asarray(np.asarray(arrays[name]), leaf.dtype))
