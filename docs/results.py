@@ -14,7 +14,7 @@ from pathlib import Path
 from solorl.catalog.header import scripts
 from solorl.results import comparison as cmp
 from solorl.results import text
-from solorl.results.result import read_all
+from solorl.results.read import read_all
 from solorl.terminal import duration
 
 ROOT = Path(__file__).resolve().parent.parent

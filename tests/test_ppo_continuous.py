@@ -194,7 +194,7 @@ def test_what_is_learned_from_is_normalised_once_by_the_statistics_before(train)
     seen, now = np.concatenate([first["raw_obs"], v["raw_obs"]]).reshape(64, 3), v["agent"].obs_normalizer
     np.testing.assert_allclose(now.mean, seen.mean(0), rtol=1e-5)
     np.testing.assert_allclose(now.var, seen.var(0), rtol=1e-4)
-    assert frozen.count == 32 and (frozen.mean != now.mean).all()
+    assert frozen.count == 32 and (frozen.mean != now.mean)[1:].all()
     scaled = lambda x: ((x - frozen.mean.numpy()) / (frozen.var + 1e-8).sqrt().numpy()).clip(-10, 10)  # noqa: E731
     np.testing.assert_allclose(v["obs"], scaled(v["raw_obs"]), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(v["rollout"].obs, v["obs"].reshape(32, 3))

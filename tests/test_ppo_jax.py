@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import partial
 
 import gymnasium as gym
 import jax
@@ -17,12 +16,12 @@ import pytest
 import torch
 from conftest import comparable, copy_layers, definitions, environment, rows, script
 from conftest import run as shell
-from jax.flatten_util import ravel_pytree
 from safetensors.numpy import load_file
 
 from solorl.envs.interface import Step
 from solorl.machine import own_cores
 from solorl.run import seeds
+from solorl.envs.open import open_envs
 
 JAX, TORCH = definitions("ppo_jax"), definitions("ppo")
 SMALL = "--num-envs 2 --num-steps 16 --num-minibatches 2 --eval-episodes 2 --eval-every 256 --save-every 256".split()
@@ -33,21 +32,20 @@ def twins(seed=0):
     params = JAX["init_params"](jax.random.PRNGKey(seed), 3, 4)
     params["actor"][-1]["weight"] = jax.random.normal(jax.random.PRNGKey(7), (64, 4))
     agent = TORCH["Agent"](3, 4)
-    copy_layers(params["actor"], agent.actor)
-    copy_layers(params["critic"], agent.critic)
+    copy_layers(params["actor"], agent.actor[::2])
+    copy_layers(params["critic"], agent.critic[::2])
     return params, agent
 
 
 def minibatch(n=32):
     rng = np.random.default_rng(0)
     obs, action = rng.normal(size=(n, 3)), rng.integers(4, size=n)
-    old_logprob, old_value, advantage, returns = -rng.random(n) - 0.5, *rng.normal(size=(3, n))
-    return [np.asarray(x, np.float32) for x in (obs, action, old_logprob, old_value, advantage, returns)]
+    others = (np.float32(x) for x in (-rng.random(n) - 0.5, *rng.normal(size=(3, n))))
+    return JAX["Batch"](np.float32(obs), action, *others)
 
 
 def as_torch(batch):
-    obs, action, *others = map(torch.from_numpy, batch)
-    return [obs, action.long(), *others]
+    return TORCH["Batch"](*map(torch.from_numpy, batch))
 
 
 def test_gae_is_that_of_the_torch_twin():
@@ -65,54 +63,53 @@ def test_gae_is_that_of_the_torch_twin():
 def test_loss_is_that_of_the_torch_twin(norm_adv, clip_vloss):
     settings = {"norm_adv": norm_adv, "clip_vloss": clip_vloss, "clip_coef": 0.1, "vf_coef": 0.7, "ent_coef": 0.3}
     (params, agent), batch = twins(), minibatch()
-    loss, terms = JAX["ppo_loss"](params, *batch, JAX["Args"](**settings))
-    want, want_terms = TORCH["ppo_loss"](agent, *as_torch(batch), TORCH["Args"](**settings))
-    for x, y in zip((loss, *terms), (want, *want_terms), strict=True):
+    loss, metrics = JAX["ppo_loss"](params, batch, JAX["Args"](**settings))
+    want, want_metrics = TORCH["ppo_loss"](agent, as_torch(batch), TORCH["Args"](**settings))
+    assert metrics.keys() == want_metrics.keys()
+    for x, y in [(loss, want), *((metrics[name], want_metrics[name]) for name in metrics)]:
         np.testing.assert_allclose(x, y.detach().numpy(), rtol=1e-5, atol=1e-5)
 
 
 def test_one_update_is_that_of_the_torch_twin():
     """From the same weights on the same minibatches: loss, clipped gradient and Adam, three times."""
     params, agent = twins()
-    vector, unravel = ravel_pytree(params)
-    optimizer, settings = optax.scale_by_adam(eps=1e-5), {"max_grad_norm": 0.01}
-    learner = (vector, optimizer.init(vector))
+    optimizer, args = the_optimizer(max_grad_norm=0.01), JAX["Args"]()
+    state = optimizer.init(params)
     adam = torch.optim.Adam(agent.parameters(), lr=0.003, eps=1e-5)
     for k in range(3):
-        obs, *others = (np.roll(x, k, 0) * (1 + k * (x.ndim == 2)) for x in minibatch())
-        packed = np.concatenate([obs, np.stack(others, 1)], 1)
-        shapes = [(3,), (), (), (), (), ()]
-        learn = partial(
-            JAX["learn_minibatch"], shapes=shapes, unravel=unravel, optimizer=optimizer, learning_rate=0.003
-        )
-        learner, _ = jax.jit(partial(learn, args=JAX["Args"](**settings)))(learner, jnp.asarray(packed))
-        loss, *_ = TORCH["ppo_loss"](agent, *as_torch([obs, *others]), TORCH["Args"](**settings))
+        batch = JAX["Batch"](*(np.roll(x, k, 0) * (1 + k * (x.ndim == 2)) for x in minibatch()))
+        gradients, _ = jax.grad(JAX["ppo_loss"], has_aux=True)(params, batch, args)
+        updates, state = optimizer.update(gradients, state)
+        params = optax.apply_updates(params, jax.tree.map(lambda x: -0.003 * x, updates))
+        loss, _ = TORCH["ppo_loss"](agent, as_torch(batch), TORCH["Args"]())
         adam.zero_grad()
         loss.backward()
         assert torch.nn.utils.clip_grad_norm_(agent.parameters(), 0.01) > 0.01  # it does clip
         adam.step()
     for name, net in (("actor", agent.actor), ("critic", agent.critic)):
-        for layer, mine in zip(net, unravel(learner[0])[name], strict=True):
+        for layer, mine in zip(net[::2], params[name], strict=True):
             np.testing.assert_allclose(mine["weight"].T, layer.weight.detach().numpy(), rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(mine["bias"], layer.bias.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_actions_follow_the_policy():
-    params, _ = twins()
-    obs = jnp.tile(jnp.array([0.3, -0.2, 0.5]), (40_000, 1))
-    noise = jax.random.gumbel(jax.random.PRNGKey(0), (40_000, 4))
-    shares = np.bincount(JAX["act"](params, obs, noise), minlength=4) / 40_000
-    logprobs = [JAX["policy"](params, obs[:1], jnp.array([a]))[0][0] for a in range(4)]
-    np.testing.assert_allclose(shares, np.exp(logprobs), atol=0.01)
-    assert (JAX["act"](params, obs[:1]) == np.argmax(logprobs)).all()
+def test_act_is_the_most_likely_action():
+    params, agent = twins()
+    obs = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
+    logprobs = [JAX["evaluate"](params, obs, np.full(100, a))[0] for a in range(4)]
+    np.testing.assert_allclose(np.exp(logprobs).sum(0), 1, rtol=1e-5)
+    got = JAX["act"](params, obs)
+    assert (got == np.argmax(logprobs, 0)).all() and (got == agent.act(obs)).all() and len(set(got.tolist())) > 1
+
+
+def the_optimizer(max_grad_norm=0.5):
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=1e-5))
 
 
 def one_iteration(**settings):
     args = JAX["Args"](num_steps=64, **settings)
-    envs, optimizer = JAX["make_envs"]("CartPole-v1", args.num_envs), optax.scale_by_adam(eps=1e-5)
-    training = JAX["begin"](jax.random.PRNGKey(3), envs, optimizer)
-    call = jax.jit(partial(JAX["iteration"], envs=envs, optimizer=optimizer, num_iterations=10, args=args))
-    return training, *call(training)
+    setup = JAX["Setup"](args, open_envs("CartPole-v1", args.num_envs), the_optimizer(), num_iterations=10)
+    training = JAX["begin"](jax.random.PRNGKey(3), setup)
+    return training, *jax.jit(lambda training: JAX["iteration"](training, setup))(training)
 
 
 def test_without_steps_the_policy_stays_and_the_ratio_is_one():
@@ -126,8 +123,8 @@ def test_target_kl_ends_the_epochs():
     _, stopped, _ = one_iteration(target_kl=0.0, learning_rate=0.01)
     _, free, _ = one_iteration(target_kl=1e9, learning_rate=0.01)
     _, plain, _ = one_iteration(learning_rate=0.01)
-    assert int(stopped.optimizer.count) == 4 and int(free.optimizer.count) == int(plain.optimizer.count) == 16
-    np.testing.assert_allclose(*(ravel_pytree(x.params)[0] for x in (free, plain)), atol=1e-6)
+    assert [int(x.optimizer_state[1].count) for x in (stopped, free, plain)] == [4, 16, 16]
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), free.params, plain.params)
 
 
 class Constant:
@@ -142,10 +139,7 @@ class Constant:
     def reset(self, key):
         return jnp.zeros(2, int), jnp.ones((2, 1))
 
-    def starts(self, key, num_steps):
-        return jnp.zeros((num_steps, 2, 1))
-
-    def step(self, state, action, fresh):
+    def step(self, key, state, action):
         end, obs = (state + 1) % 5 == 0, jnp.ones((2, 1))
         limit = jnp.full(2, self.time_limit)
         return state + 1, Step(obs, jnp.ones(2), end & ~limit, end & limit, obs)
@@ -155,13 +149,36 @@ class Constant:
 def test_a_time_limit_bootstraps(time_limit):
     """The only state is worth 1 / (1 - gamma) under a time limit; where the task ends, a mean of what is left."""
     args = JAX["Args"](num_envs=2, num_steps=20, gamma=0.5, learning_rate=0.02, anneal_lr=False, clip_vloss=False)
-    envs, optimizer = Constant(time_limit), optax.scale_by_adam(eps=1e-5)
-    one = partial(JAX["iteration"], envs=envs, optimizer=optimizer, num_iterations=1, args=args)
-    training = JAX["begin"](jax.random.PRNGKey(0), envs, optimizer)
-    training, _ = jax.jit(lambda training: jax.lax.scan(lambda t, _: one(t), training, length=200))(training)
+    setup = JAX["Setup"](args, Constant(time_limit), the_optimizer(), num_iterations=1)
+    training = JAX["begin"](jax.random.PRNGKey(0), setup)
+    one = lambda training, _: JAX["iteration"](training, setup)  # noqa: E731
+    training, _ = jax.jit(lambda training: jax.lax.scan(one, training, length=200))(training)
     value = float(JAX["value_of"](training.params, jnp.ones((1, 1)))[0])
     # without the limit: lambda-returns weigh how many steps are left, 1 to 5 of them
     assert value == pytest.approx(2, abs=0.05) if time_limit else 1.4 < value < 1.8
+
+
+class Counts(Constant):
+    """The reward tells the action; a policy that has learned is not uniform."""
+
+    def step(self, key, state, action):
+        state, step = super().step(key, state, action)
+        return state, step._replace(reward=jnp.float32(action))
+
+
+def test_actions_are_samples_of_the_policy():
+    """Action 1 is as frequent as likely, within 4 standard errors, in each environment and in both together."""
+    args = JAX["Args"](num_envs=2, num_steps=4096, learning_rate=0.0)
+    setup = JAX["Setup"](args, Counts(True), the_optimizer(), num_iterations=1)
+    training = JAX["begin"](jax.random.PRNGKey(0), setup)
+    actor = [*training.params["actor"][:-1], training.params["actor"][-1] | {"bias": jnp.array([0.0, 1.0])}]
+    training = training._replace(params=training.params | {"actor": actor})
+    _, (reward, _, _) = jax.jit(lambda training: JAX["iteration"](training, setup))(training)
+    p = float(jnp.exp(JAX["evaluate"](training.params, jnp.ones((1, 1)), jnp.ones(1, int))[0][0]))
+    assert 0.6 < p < 0.85
+    np.testing.assert_allclose(reward.mean(0), p, atol=4 * (p * (1 - p) / 4096) ** 0.5)
+    both = float((reward[:, 0] * reward[:, 1]).mean())  # the environments draw independently
+    assert both == pytest.approx(p**2, abs=4 * (p**2 * (1 - p**2) / 4096) ** 0.5)
 
 
 # ---------------------------------------------------------------------- whole trainings
