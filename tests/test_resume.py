@@ -113,7 +113,8 @@ def test_signals_save_and_say_how_to_go_on(sig, code, tmp_path, uninterrupted):
     assert process.returncode == code and "Traceback" not in out
     assert f"--resume {run_dir}" in out and json.loads((run_dir / "status.json").read_text())["status"] == "stopped"
     saved = int(sorted((run_dir / "checkpoint").iterdir())[-1].name.removeprefix("step_"))
-    assert saved == rows(run_dir)[-1]["global_step"]  # nothing is lost
+    assert saved == json.loads((run_dir / "status.json").read_text())["global_step"]  # nothing is lost
+    assert 0 <= saved - rows(run_dir)[-1]["global_step"] < 500
     finish([sys.executable, str(script("ppo")), "--resume", str(run_dir)])
     assert_same_run(uninterrupted("CartPole-v1"), run_dir)
 

@@ -24,7 +24,7 @@ from solorl.run import checkpoint as state
 from solorl.run import evaluation, trackers
 from solorl.run import verbs as run_module
 
-TINY = "--num-envs 2 --num-steps 32 --total-timesteps 640 --eval-episodes 2".split()
+TINY = "--num-envs 2 --num-steps 32 --total-timesteps 640 --eval-episodes 2 --log-every 64".split()
 
 
 def weights(variables):

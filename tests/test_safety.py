@@ -265,12 +265,12 @@ def test_a_buffer_larger_than_memory_is_one_sentence(tmp_path):
     assert done.returncode == 2 and done.stdout == "" and not (tmp_path / "runs").exists()
     assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: --buffer-size 10000000000000 needs ")
     fits = int(done.stderr.split()[-1])
-    assert fits * 11 * 4 <= memory.limit() < (fits + 1) * 11 * 4  # rows of 11 numbers
+    assert fits * 16 <= memory.limit() < (fits + 1) * 16  # NumPy refuses the first array: of 4 numbers each
 
 
 def test_a_buffer_that_would_fill_later_than_it_is_allocated(train, tmp_path, monkeypatch):
     """The system gives out more memory than it has; only the rows that the training will fill are counted."""
-    monkeypatch.setattr(memory, "limit", lambda: 44 * 1000)
+    monkeypatch.setattr(memory, "limit", lambda: 48 * 1000)  # a transition: 4 + 4 numbers, reward and done, an action of 8 bytes
     flags = "--learning-starts 10 --batch-size 4 --eval-episodes 1".split()
     train("dqn", "--buffer-size", 1001, "--total-timesteps", 1001, *flags, code=2)
     assert "--buffer-size 1001 needs" in train.out and "it must be less than 1000" in train.out

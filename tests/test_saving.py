@@ -12,10 +12,10 @@ import pytest
 from conftest import environment, rows, script
 from safetensors.numpy import load_file
 
-from solorl import Run
+from solorl import Run, terminal
 from solorl.files import write_atomically
 from solorl.run import checkpoint as state
-from solorl.run import trackers
+from solorl.run import trackers, verbs
 
 TINY = "--num-envs 2 --num-steps 32 --total-timesteps 640 --eval-episodes 2 --eval-every 320 --save-every 320".split()
 DQN = "--learning-starts 100 --batch-size 16 --total-timesteps 600 --eval-episodes 1".split()
@@ -111,7 +111,7 @@ def test_models_that_cannot_be_written_end_with_exit_code_4(train, tmp_path, mon
             raise OSError(errno.EACCES, "Permission denied")
         write(path, data)
 
-    monkeypatch.setattr(state, "write_atomically", no_models)
+    monkeypatch.setattr(verbs, "write_atomically", no_models)
     train("ppo", *TINY, code=4)
     folder = only_folder(tmp_path)
     assert train.out.splitlines()[-1] == (
@@ -172,13 +172,13 @@ def test_a_nan_return_ends_the_run_wherever_it_is_noticed(env_id, flags, train, 
 
 @pytest.mark.parametrize("flags", ["--save-every 50", "--eval-every 50 --save-every 0"])
 def test_weights_that_are_nan_replace_nothing(flags, train, tmp_path):
-    """DQN looks at its loss every 1,000 steps only."""
-    poison = "        if global_step == 300:\n            parameters.data[7] = float('nan')\n"
+    """The losses are looked at every 500 steps only."""
+    poison = "        if global_step == 300:\n            q_network.net[0].weight.data[0, 0] = float('nan')\n"
     copy = changed(tmp_path, "dqn", "        run.evaluate(", poison)
     train(copy, *DQN, *flags.split(), code=3)
     folder = only_folder(tmp_path)
-    assert "q_network.layers.0.weight is nan in iteration 29 (step 300); a snapshot is in" in train.out
-    assert np.isnan(load_file(folder / "crash" / "tensors.safetensors")["/parts/q_network/layers.0.weight"]).sum() == 1
+    assert "q_network.net.0.weight is nan in iteration 29 (step 300); a snapshot is in" in train.out
+    assert np.isnan(load_file(folder / "crash" / "tensors.safetensors")["/parts/q_network/net.0.weight"]).sum() == 1
     saved = list(folder.glob("checkpoint/*/tensors.safetensors")) + list(folder.glob("model*.safetensors"))
     assert len(saved) == (2 if "--save-every 50" in flags else 1)
     for file in saved:
@@ -257,7 +257,7 @@ def test_a_word_in_the_middle_of_another_print_is_no_error(tmp_path):
             def write(self, text):
                 raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
 
-        trackers.say("a word", Busy())
+        terminal.say("a word", Busy())
     assert (tmp_path / "out").read_text() == "a word\n"
 
 
