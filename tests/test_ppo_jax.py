@@ -19,9 +19,9 @@ from conftest import run as shell
 from safetensors.numpy import load_file
 
 from solorl.envs.interface import Step
+from solorl.envs.open import open_envs
 from solorl.machine import own_cores
 from solorl.run import seeds
-from solorl.envs.open import open_envs
 
 JAX, TORCH = definitions("ppo_jax"), definitions("ppo")
 SMALL = "--num-envs 2 --num-steps 16 --num-minibatches 2 --eval-episodes 2 --eval-every 256 --save-every 256".split()

@@ -270,7 +270,9 @@ def test_a_buffer_larger_than_memory_is_one_sentence(tmp_path):
 
 def test_a_buffer_that_would_fill_later_than_it_is_allocated(train, tmp_path, monkeypatch):
     """The system gives out more memory than it has; only the rows that the training will fill are counted."""
-    monkeypatch.setattr(memory, "limit", lambda: 48 * 1000)  # a transition: 4 + 4 numbers, reward and done, an action of 8 bytes
+    monkeypatch.setattr(
+        memory, "limit", lambda: 48 * 1000
+    )  # a transition: 4 + 4 numbers, reward and done, an action of 8 bytes
     flags = "--learning-starts 10 --batch-size 4 --eval-episodes 1".split()
     train("dqn", "--buffer-size", 1001, "--total-timesteps", 1001, *flags, code=2)
     assert "--buffer-size 1001 needs" in train.out and "it must be less than 1000" in train.out
