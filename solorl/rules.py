@@ -23,7 +23,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 # What differs between siblings by nature: settings, networks and, in JAX, state and loop.
 EXEMPT = (
     *("Args", "make_env", "Agent", "Actor", "Critic", "QNetwork"),
-    *("Training", "Learner", "init_params", "policy", "act", "begin", "iteration"),
+    *("Training", "Learner", "init_params", "policy", "evaluate", "act", "begin", "iteration"),
 )
 MAX_LINES, MAX_LINES_DEMANDING = 250, 350
 MAX_WIDTH = 120

@@ -29,7 +29,11 @@ OPERATIONS: dict[Any, Callable[..., Any]] = {
     "unflatten": lambda x, dim, sizes: x.reshape(*x.shape[:dim], *sizes, *x.shape[dim:][1:]),
     "softmax": lambda x, dim: _softmax(x, dim),
 }
-LAYERS = {nn.Identity: lambda x: x, nn.Tanh: np.tanh, nn.ReLU: OPERATIONS["relu"]}
+LAYERS: dict[type[nn.Module], Callable[..., Any]] = {
+    nn.Identity: lambda x: x,
+    nn.Tanh: np.tanh,
+    nn.ReLU: OPERATIONS["relu"],
+}
 
 
 def _softmax(x: np.ndarray, dim: int) -> np.ndarray:
@@ -77,7 +81,8 @@ class Forward:
         try:
             first, *nodes, output = Tracer().trace(self.module).nodes
             # One line of Python for each operation: a loop over a list of them would take a third of their time.
-            lines, objects, names = [], {}, {first: "x"}
+            lines: list[str] = []
+            names, objects = {first: "x"}, dict[str, Any]()
 
             def name_of(operand: Any) -> str:
                 if isinstance(operand, torch.fx.Node):

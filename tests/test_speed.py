@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -247,7 +248,7 @@ def test_loss_and_derivative_are_compiled_together():
 
 
 # ---------------------------------------------------------------------- learned and log
-SCRIPT = '''
+SCRIPT = """
 from dataclasses import dataclass
 import gymnasium as gym
 import numpy as np
@@ -276,7 +277,7 @@ if __name__ == "__main__":
         run.log(global_step, {"charts/now": global_step})
         run.save(global_step)
     run.close(lambda obs: np.zeros(len(obs), int), gym.make)
-'''
+"""
 
 
 @pytest.fixture
@@ -309,7 +310,7 @@ def expected(begin, end):
 )
 def test_rows_are_due_every_so_many_steps_with_means_over_the_gradient_steps_since(every, steps, counting, train):
     v = train(counting, "--log-every", every)
-    assert logged(v["run"].dir) == [expected(*pair) for pair in zip([0, *steps], steps)]
+    assert logged(v["run"].dir) == [expected(*pair) for pair in pairwise([0, *steps])]
     assert all("charts/SPS" in row for row in rows(v["run"].dir, "charts/now"))
 
 
