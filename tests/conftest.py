@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from solorl import cli
+from solorl.run.speed import GradientStep
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NPROC", "1")  # threads of XLA: the first training of a process would choose for all others
@@ -121,6 +122,19 @@ def train(tmp_path, monkeypatch):
 
     call.out, call.code = "", 0
     return call
+
+
+@pytest.fixture
+def batches(monkeypatch):
+    """What the losses of the trainings see from now on: the first input of each gradient step."""
+    seen, step = [], GradientStep.__call__
+
+    def note(self, batch, *inputs):
+        seen.append(batch)
+        return step(self, batch, *inputs)
+
+    monkeypatch.setattr(GradientStep, "__call__", note)
+    return seen
 
 
 def environment(**extra):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import definitions, rows
 
-from solorl.run.speed import Forward, GradientStep
+from solorl.run.speed import Forward
 
 PPO = definitions("ppo")
 SMALL = "--num-envs 2 --num-steps 16 --total-timesteps 128 --num-minibatches 2 --eval-episodes 1".split()
@@ -159,15 +159,11 @@ def test_actions_are_samples_of_the_policy(train):
     assert action.float().mean().item() == pytest.approx(p, abs=4 * (p * (1 - p) / 4096) ** 0.5)
 
 
-def test_minibatches_cover_the_batch_once_per_epoch(train, monkeypatch):
-    seen, step = [], GradientStep.__call__
-    monkeypatch.setattr(
-        GradientStep, "__call__", lambda self, *inputs: (seen.append(inputs[0]), step(self, *inputs))[1]
-    )
+def test_minibatches_cover_the_batch_once_per_epoch(train, batches):
     rollout = train("ppo", *SMALL, "--update-epochs", "3")["rollout"]
-    assert len(seen) == 4 * 3 * 2 and all(x.shape[0] == 16 for batch in seen for x in batch)
+    assert len(batches) == 4 * 3 * 2 and all(len(x) == 16 for batch in batches for x in batch)
     rows_of = lambda batch: torch.cat([x.reshape(len(x), -1).double() for x in batch], 1)  # noqa: E731
-    epochs = [torch.cat([rows_of(batch) for batch in seen[i : i + 2]]).tolist() for i in (18, 20, 22)]
+    epochs = [torch.cat([rows_of(batch) for batch in batches[i : i + 2]]).tolist() for i in (18, 20, 22)]
     assert all(sorted(epoch) == sorted(rows_of(rollout).tolist()) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
 

@@ -10,8 +10,6 @@ import torch
 from conftest import definitions, rows
 from probes_offpolicy import HIGH, LOW
 
-from solorl.run.speed import GradientStep
-
 SCRIPTS = ["ppo_continuous_action", "rpo_continuous_action"]
 PPO = definitions("ppo_continuous_action")
 SMALL = "--env-id probes_offpolicy:AimWhereSeen-v0 --num-envs 2 --num-steps 16 --total-timesteps 128".split()
@@ -105,19 +103,17 @@ def test_first_ratio_is_one_in_ppo_and_noisy_in_rpo(train):
     assert abs(v["metrics"]["losses/approx_kl"]) < 1e-6
 
 
-def test_rpo_moves_every_sample_anew_in_every_epoch(train, monkeypatch):
-    seen, step = [], GradientStep.__call__
-    monkeypatch.setattr(
-        GradientStep, "__call__", lambda self, *inputs: (seen.append(inputs[0]), step(self, *inputs))[1]
-    )
+def test_rpo_moves_every_sample_anew_in_every_epoch(train, batches):
     v = train("rpo_continuous_action", *SMALL, "--total-timesteps", "32", "--num-minibatches", "1")
     rollout = v["rollout"]
-    order = [(batch.logprob[:, None] == rollout.logprob).float().argmax(1) for batch in seen]
-    first, second = (rollout.action[i] - batch.action for i, batch in zip(order, seen, strict=True))
+    order = [(batch.logprob[:, None] == rollout.logprob).float().argmax(1) for batch in batches]
+    first, second = (rollout.action[i] - batch.action for i, batch in zip(order, batches, strict=True))
     assert first.shape == (32, 2) and len(first.unique()) > 60  # and nothing else has changed:
     assert not torch.isclose(first[order[0].argsort()], second[order[1].argsort()]).any()
     for name in ("obs", "logprob", "value", "advantage", "returns"):
-        assert all(torch.equal(getattr(b, name), getattr(rollout, name)[i]) for i, b in zip(order, seen, strict=True))
+        assert all(
+            torch.equal(getattr(b, name), getattr(rollout, name)[i]) for i, b in zip(order, batches, strict=True)
+        )
 
 
 def test_actions_are_samples_of_the_policy(train):
@@ -186,7 +182,7 @@ def test_actions_are_clipped_by_the_environment_only(train):
 
 
 def test_what_is_learned_from_is_normalised_once_by_the_statistics_before(train):
-    """All observations of the second rollout, also the last and final ones, by the mean and variance of the first."""
+    """All observations of the second rollout, also the last and the final ones, by the statistics of the first."""
     flags = ["--env-id", "probes_offpolicy:Diary-v0", *SMALL[2:], "--learning-rate", "0"]
     first = train("ppo_continuous_action", *flags, "--total-timesteps", "32")
     v = train("ppo_continuous_action", *flags, "--total-timesteps", "64")

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -309,7 +310,7 @@ def expected(begin, end):
 )
 def test_rows_are_due_every_so_many_steps_with_means_over_the_gradient_steps_since(every, steps, counting, train):
     v = train(counting, "--log-every", every)
-    assert logged(v["run"].dir) == [expected(*pair) for pair in zip([0, *steps], steps, strict=False)]
+    assert logged(v["run"].dir) == [expected(*pair) for pair in pairwise([0, *steps])]
     assert all("charts/SPS" in row for row in rows(v["run"].dir, "charts/now"))
 
 
