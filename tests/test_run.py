@@ -315,9 +315,9 @@ def test_a_file_named_stop_ends_the_run_cleanly(tmp_path):
 
 def test_nan_ends_the_run_and_names_the_first_bad_quantity(train, tmp_path):
     train("ppo", "--env-id", "probes:Broken-v0", *TINY, code=3)
-    assert "losses/value_loss is nan in iteration 1 (step 128)" in train.out
+    assert "losses/explained_variance is nan in iteration 1 (step 128)" in train.out
     folder = next((tmp_path / "runs").iterdir())
-    assert json.loads((folder / "status.json").read_text())["status"] == "diverged: losses/value_loss is nan"
+    assert json.loads((folder / "status.json").read_text())["status"] == "diverged: losses/explained_variance is nan"
     crash = state.read_state(folder / "crash")
     assert "agent" in crash["parts"] and crash["step"] == 128
 
