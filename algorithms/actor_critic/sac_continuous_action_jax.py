@@ -100,7 +100,8 @@ class ScaleAction(gym.ActionWrapper):
     def action(self, action):
         space = self.env.action_space
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-        scaled = (low + (high - low) * (action + 1.0) / 2).astype(space.dtype)
+        share = (action + 1.0) / 2
+        scaled = (low * (1 - share) + high * share).astype(space.dtype)
         return np.clip(scaled, space.low, space.high)  # rounding can overstep the bounds
 
 
