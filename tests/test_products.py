@@ -133,4 +133,4 @@ def test_a_compiled_derivative_has_its_products_by_onednn():
 def test_no_other_file_uses_the_operators():
     """Algorithm files name torch's own products; the exchange is the library's."""
     files = [*ROOT.glob("algorithms/*/*.py"), *ROOT.glob("solorl/**/*.py")]
-    assert [path.name for path in files if "mkldnn._linear" in path.read_text()] == ["products.py"]
+    assert [path.name for path in files if "mkldnn._linear" in path.read_text()] == ["onednn.py"]

@@ -261,7 +261,7 @@ def test_unknown_environments_are_scaled_by_the_runs():
     ("names", "baseline"),
     [
         (["c51", "dqn"], "dqn"),
-        (["double_dqn", "dueling_dqn", "d3qn"], "dueling_dqn"),
+        (["double_dqn", "dueling_dqn", "d3qn"], "double_dqn"),  # d3qn names both: the first
         (["sac_discrete", "ddpg_continuous_action"], "ddpg_continuous_action"),
         (["a_peer", "c51", "dqn"], "dqn"),
         (["sb3_ppo", "ppo"], "sb3_ppo"),
