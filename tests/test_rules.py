@@ -279,14 +279,15 @@ def test_environments_are_equal_where_the_spaces_are(made, solo):
     other = MAKE_ENV.replace("return env_id", "return Scaled(env_id)")
     made("fam/root.py", MAKE_ENV)
     b = made("other/b.py", other, spaces="vector -> continuous")
-    c = made("third/c.py", other, spaces="vector -> continuous")
-    d = made("third/d_jax.py", MAKE_ENV, spaces="vector -> continuous", jax=True)
+    c = made("other/c.py", other, spaces="vector -> continuous")
+    d = made("other/d_jax.py", MAKE_ENV, spaces="vector -> continuous", jax=True)
+    made("third/e.py", MAKE_ENV, spaces="vector -> continuous")  # another family may scale otherwise
     assert between("R2") == []
     edit(c, "Scaled", "Clipped")
     assert [(problem.path, problem.text[:35]) for problem in between("R2")] == [
         (c, "make_env is not the make_env of b.p")
     ]
-    assert solo("sync", "make_env", "--from", "b")[:2] == (0, "synced: make_env in algorithms/third/c.py\n")
+    assert solo("sync", "make_env", "--from", "b")[:2] == (0, "synced: make_env in algorithms/other/c.py\n")
     assert between("R2") == [] and "Scaled" in b.read_text() and "Scaled" not in d.read_text()
 
 
