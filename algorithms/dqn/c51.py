@@ -102,10 +102,11 @@ class QNetwork(nn.Module):
     def __init__(self, obs_dim, num_actions, atoms):
         super().__init__()
         self.net = mlp(obs_dim, 120, 84, num_actions * len(atoms))
+        self.n_atoms = len(atoms)
         self.register_buffer("atoms", atoms)
 
     def logprob(self, obs):  # (batch, obs_dim) -> (batch, num_actions, n_atoms)
-        return self.net(obs).unflatten(1, (-1, len(self.atoms))).log_softmax(2)
+        return self.net(obs).unflatten(1, (-1, self.n_atoms)).log_softmax(2)
 
     def forward(self, obs):  # (batch, obs_dim) -> (batch, num_actions): the means
         return self.logprob(obs).exp() @ self.atoms
