@@ -90,6 +90,7 @@ def test_the_environment_of_evaluation_is_the_body_of_training():
     np.testing.assert_allclose(obs, [position, speed], rtol=1e-4)  # where the step led, not the next episode
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_exactly(train, tmp_path):
     whole = train("ppo_continuous_action_jax", *SMALL, "--total-timesteps", 8192)["run"].runs[0].dir
     assert {row["charts/episodic_length"] for row in rows(whole, "charts/episodic_length")} == {1_000}

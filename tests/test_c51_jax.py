@@ -50,6 +50,7 @@ def test_adam_has_the_epsilon_of_its_batch(train):
     np.testing.assert_allclose(update, [-0.5 * 1e-4 / (1e-4 + 0.01 / 50)], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_it_learns_cartpole(train):
     flags = (
         "--total-timesteps 40000 --learning-starts 1000 --train-frequency 2 --learning-rate 1e-3 --eval-every 0".split()

@@ -102,6 +102,7 @@ def test_environments_in_jax_come_first():
     assert isinstance(open_envs("LunarLander-v3", 1), EnvPoolEnvs)
 
 
+@pytest.mark.slow
 def test_seeds_are_trained_alike_alone_and_together(train, tmp_path):
     train("ppo_jax", *PPO, "--num-seeds", 2)
     train("ppo_jax", *PPO, "--seed", 2, runs_dir=tmp_path / "alone")

@@ -18,7 +18,7 @@ from solorl.run import seeds
 
 FLAGS = (
     "--num-seeds 2 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 256 --save-every 64 "
-    "--eval-every 0 --eval-episodes 1"
+    "--log-every 1 --eval-every 0 --eval-episodes 1"
 ).split()
 
 

@@ -15,8 +15,8 @@ FLOORS = ("ground", "envs", "run", "catalog", "results", "studies", "share", "cl
 BUDGETS = {
     "ground": 300,
     "envs": 400,
-    "run": 2350,  # [2,000]
-    "catalog": 800,
+    "run": 2550,  # [2,000]
+    "catalog": 850,
     "results": 1400,  # [1,500]
     "studies": 1250,  # [1,300]
     "cli": 1650,  # [800]

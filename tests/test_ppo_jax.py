@@ -331,6 +331,7 @@ def test_the_number_of_threads_is_kept(train, tmp_path, monkeypatch):
     assert asked == [6, 6, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux") or len(own_cores()) < 2, reason="needs two cores")
 def test_xla_has_as_many_threads_as_asked_for_and_resumed_seeds_have_the_same(tmp_path):
     """Counted in processes of their own, because XLA starts once in a process."""

@@ -106,6 +106,7 @@ def test_it_is_faster_where_mkl_leaves_avx512_unused(cpuinfo, capability, mkl, e
     assert products.onednn_is_faster() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(" " in torch.__file__, reason="torch's compiler fails below a folder with a space")
 def test_a_compiled_derivative_has_its_products_by_onednn():
     """Through the whole of torch's compiler, with the options of `Run.compile`."""

@@ -74,7 +74,8 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "env_id", ["CartPole-v1", "LunarLander-v3", pytest.param("Acrobot-v1", marks=pytest.mark.slow)]
+    "env_id",
+    ["CartPole-v1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("LunarLander-v3", "Acrobot-v1"))],
 )
 def test_killed_three_times_and_resumed_equals_uninterrupted(env_id, tmp_path, uninterrupted):
     """kill -9 at random moments, three sessions long; each kill loses at most one interval of --save-every."""
