@@ -325,6 +325,7 @@ def test_nan_ends_the_run_and_names_the_first_bad_quantity(train, tmp_path):
 def test_the_way_to_go_on_is_as_short_as_it_can_be(tmp_path, monkeypatch):
     """An algorithm by its name, any other file by its path from here; ready to paste."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("solorl.run.verbs._solo", lambda: "solo")  # the tests may run where it needs quotes
     (tmp_path / "my files").mkdir()
     shutil.copy(script("ppo"), tmp_path / "my files" / "ppo.py")
     for path, folder, end in (
