@@ -24,7 +24,7 @@ import numpy as np
 from solorl.errors import UsageError
 from solorl.results import comparison as cmp
 from solorl.results import statistics as st
-from solorl.results import text as text
+from solorl.results import text
 from solorl.results.read import read_all
 from solorl.results.reference_scores import reference
 from solorl.results.result import Result, gathered, parse_bytes

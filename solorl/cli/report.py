@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
         return regression.run(args.against, args.paths or [DEFAULT_RESULTS], args.metric or "eval")
     from solorl.results import comparison as cmp  # here, because it loads NumPy
-    from solorl.results import text as text
+    from solorl.results import text
     from solorl.results.read import read_all
 
     results, problems = read_all(args.paths)
@@ -133,7 +133,7 @@ def draw(comparison, curves, path: Path, check: bool) -> int:
 
 def print_summary(comparison, problems: Sequence[str], out: Path) -> None:
     """The table, the verdicts, what was left out, and where the report is."""
-    from solorl.results import text as text
+    from solorl.results import text
 
     print(text.aligned(*text.summary(comparison)), end="")
     for sentence in text.verdicts(comparison):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl.results import comparison as cmp
-from solorl.results import text as text
+from solorl.results import text
 
 TEMPLATE = Path(__file__).with_name("page.html")
 DIGITS = 5  # significant digits of the numbers in the charts

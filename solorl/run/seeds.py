@@ -34,7 +34,7 @@ from solorl.run import checkpoint as state
 from solorl.run import memory, signals
 from solorl.run.arguments import RunArgs, check_unchanged, saved_arguments
 from solorl.run.safety import is_plain_name
-from solorl.run.verbs import DIVERGED, UNSAVED, Run
+from solorl.run.verbs import DIVERGED, UNSAVED, Run, read_status
 from solorl.terminal import Progress, paint, warn
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solorl" / "jax"  # of compiled code
@@ -156,9 +156,9 @@ class _SeedRun(Run):
         self._until = step
 
     @property
-    def written_step(self) -> int:
-        """Environment steps of the last checkpoint that this process has written; 0 before the first."""
-        return self._written
+    def newest_step(self) -> int:
+        """Environment steps of the newest checkpoint; 0 before the first."""
+        return self._saved or 0
 
     @property
     def signalled(self) -> bool:
@@ -385,7 +385,7 @@ class Runs:
                     self._active.remove(i)
             except SystemExit as end:
                 self._end(i, end.code)
-        if self._active and all(self.runs[i].written_step == global_step for i in self._active):
+        if self._active and all(self.runs[i].newest_step == global_step for i in self._active):
             self._common = global_step
 
     def close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
@@ -422,7 +422,10 @@ class Runs:
         after some of them had saved or a checkpoint is damaged. Seeds that had ended before the others are left out."""
         folders = [run.dir / "checkpoint" for run in self.runs]
         found = [[state.step_of(path) for path in state.checkpoints(folder)] for folder in folders]
-        newest, statuses = [max(steps, default=0) for steps in found], [_status(run.dir) for run in self.runs]
+        newest, statuses = (
+            [max(steps, default=0) for steps in found],
+            [str(read_status(run.dir).get("status", "")) for run in self.runs],
+        )
         self._active = _going_on(newest, statuses)
         if not self._active:
             quit_with(f"the seeds stand at different steps ({newest}); resume each alone, by its own folder")
@@ -571,14 +574,6 @@ def _compiled(iteration: Callable[[Any], Any], chunk: int, training: Any) -> Cal
 
     options = ONE_THREAD if _is_cpu(jax.tree.leaves(training)[0].device) else None
     return jax.jit(many, donate_argnums=0).lower(training, jnp.int32(0)).compile(options)
-
-
-def _status(folder: Path) -> str:
-    """What status.json says of a run; empty where it cannot be read."""
-    try:
-        return str(json.loads((folder / "status.json").read_text())["status"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
 
 
 def _finality(status: str) -> int:

@@ -86,7 +86,6 @@ class Run:
         self._replays: dict[str, tuple[Any, ReplayLog]] = {}
         self._tree: dict[str, Any] | None = None  # the checkpoint that is resumed
         self._until = math.inf  # step of the newest checkpoint that may be resumed
-        self._written = 0  # step of the last checkpoint that this process has written
         self._keep: int | None = None  # step of a checkpoint that stays although there are two newer ones
         self._step = 0  # environment steps at the last call of log, evaluate or save
         self._due: dict[str, int] = {}  # step of the last call per verb
@@ -191,7 +190,7 @@ class Run:
     def _had_checkpoint(self) -> str:
         """What shows that the run in this folder, which has no checkpoint, was not killed before its first one; else
         an empty string: what such a run has left, the same seed makes again."""
-        record = _read_status(self.dir)
+        record = read_status(self.dir)
         if record.get("checkpoint") is not None:
             return f"it had one of step {record['checkpoint']}"
         if record.get("status", "running") not in ("running", "failed"):
@@ -713,7 +712,6 @@ class Run:
         try:
             self._require_folder()
             state.save_checkpoint(self.dir / "checkpoint", step, self._capture(step), self._keep)
-            self._written = step
             for _, log in self._replays.values():
                 log.forget()
         except OSError as error:
@@ -945,7 +943,7 @@ def _not_for(kind: str) -> str:
     return f"; use {other}" if other else ""
 
 
-def _read_status(folder: Path) -> dict[str, Any]:
+def read_status(folder: Path) -> dict[str, Any]:
     """What status.json says; empty where it cannot be read."""
     try:
         record = json.loads((folder / "status.json").read_text())
