@@ -37,7 +37,16 @@ from solorl.run import checkpoint as state
 from solorl.run import env_state as simulators
 from solorl.run import memory, signals
 from solorl.run.arguments import RunArgs, script_path
-from solorl.run.evaluation import Policy, draw_learning_curve, film, play_episodes, undisturbed, watch
+from solorl.run.evaluation import (
+    Policy,
+    draw_learning_curve,
+    film,
+    open_game,
+    open_games,
+    play_episodes,
+    undisturbed,
+    watch,
+)
 from solorl.run.replay import ReplayLog, is_replay
 from solorl.run.safety import check_checkpoint, check_running_episodes
 from solorl.run.trackers import MetricsFile, Safe, TensorBoard, WandB
@@ -675,7 +684,7 @@ class Run:
     def _play_seeds(self, stream: int, first: int, policy: Policy, make_env: Callable[..., Any]) -> Any:
         count = self.args.eval_episodes
         if not self._eval_envs:
-            self._eval_envs = [make_env(self.args.env_id) for _ in range(count)]  # type: ignore[attr-defined]
+            self._eval_envs = open_games(make_env, self.args.env_id, count)  # type: ignore[attr-defined]
         seeds = [env_seed(self.args.seed, stream, first + i) for i in range(count)]
         return play_episodes(self._eval_envs, policy, seeds)
 
@@ -696,7 +705,7 @@ class Run:
         path = self.dir / "videos" / name
         try:
             self._require_folder()
-            env = make_env(self.args.env_id, render_mode="rgb_array")  # type: ignore[attr-defined]
+            env = open_game(make_env, self.args.env_id, "rgb_array")  # type: ignore[attr-defined]
             try:
                 film(env, policy, seed, path)
             finally:
@@ -823,11 +832,11 @@ class Run:
         env_id = self.args.env_id  # type: ignore[attr-defined]
         with undisturbed():
             if play.render:
-                env = make_env(env_id, render_mode="human")
+                env = open_game(make_env, env_id, "human")
                 returns = np.array(watch(env, policy, seeds))
                 env.close()
             else:
-                returns, _ = play_episodes([make_env(env_id) for _ in seeds], policy, seeds)
+                returns, _ = play_episodes(open_games(make_env, env_id, len(seeds)), policy, seeds)
             print(f"{env_id}: {returns.mean():.1f} ± {returns.std():.1f} over {len(seeds)} greedy episodes, "
                   f"from {returns.min():.1f} to {returns.max():.1f}")  # fmt: skip
             if play.video and (path := self._film("play.mp4", seeds[0], policy, make_env)):
