@@ -35,8 +35,8 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
     """`num_envs` environments of one kind. `options` are EnvPool's, as `stack_num` or `repeat_action_probability`, and
     `render_mode`: "rgb_array" lets `render` give pictures (num_envs, height, width, 3).
 
-    They are stepped by `num_threads`, by default as many as torch uses. The seeds of `reset` decide all that is random; the environments are opened there. UsageError where EnvPool is not
-    installed or does not know the id.
+    They are stepped by `num_threads`, by default as many as torch uses. The seeds of `reset` decide all that is random;
+    the environments are opened there. UsageError where EnvPool is not installed or does not know the id.
     """
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 as in Gymnasium
