@@ -213,7 +213,8 @@ if __name__ == "__main__":
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
     run.require(
-        "game" in gym.spec(args.env_id).kwargs, f"{args.env_id} is no Atari game; dqn.py takes vector observations"
+        "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
+        f"{args.env_id} is no Atari game; dqn.py takes vector observations",
     )
     envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     run.require_spaces(envs, obs="image", action="discrete")

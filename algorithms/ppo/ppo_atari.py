@@ -212,7 +212,8 @@ if __name__ == "__main__":
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
     run.require(
-        "game" in gym.spec(args.env_id).kwargs, f"{args.env_id} is no Atari game; ppo.py takes vector observations"
+        "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
+        f"{args.env_id} is no Atari game; ppo.py takes vector observations",
     )
     envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     run.require_spaces(envs, obs="image", action="discrete")
