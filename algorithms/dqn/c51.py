@@ -105,11 +105,11 @@ class QNetwork(nn.Module):
         self.n_atoms = len(atoms)
         self.register_buffer("atoms", atoms)
 
-    def logprob(self, obs):  # (batch, obs_dim) -> (batch, num_actions, n_atoms)
-        return self.net(obs).unflatten(1, (-1, self.n_atoms)).log_softmax(2)
+    def logits(self, obs):  # (batch, obs_dim) -> (batch, num_actions, n_atoms)
+        return self.net(obs).unflatten(1, (-1, self.n_atoms))
 
     def forward(self, obs):  # (batch, obs_dim) -> (batch, num_actions): the means
-        return self.logprob(obs).exp() @ self.atoms
+        return self.logits(obs).softmax(2) @ self.atoms
 
     @torch.no_grad()
     def act(self, obs):  # NumPy (batch, *obs_shape) -> NumPy (batch,): the greedy actions
@@ -133,11 +133,11 @@ def c51_loss(q_network, target_network, batch, gamma):
     """Cross entropy of Alg. 1, and the metrics."""
     atoms, row = q_network.atoms, torch.arange(len(batch.action), device=batch.action.device)
     with torch.no_grad():
-        next_p = target_network.logprob(batch.next_obs).exp()
+        next_p = target_network.logits(batch.next_obs).softmax(2)
         next_p = next_p[row, (next_p @ atoms).argmax(1)]  # (batch_size, n_atoms), of the best action
         value = batch.reward[:, None] + gamma * (1 - batch.done[:, None]) * atoms
         target = project(next_p, value, atoms)
-    logprob = q_network.logprob(batch.obs)[row, batch.action]
+    logprob = q_network.logits(batch.obs)[row, batch.action].log_softmax(1)
     assert logprob.shape == target.shape == (len(batch.reward), len(atoms))
     loss = -(target * logprob).sum(1).mean()
     q = logprob.exp() @ atoms

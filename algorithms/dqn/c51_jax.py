@@ -111,12 +111,12 @@ def init_params(key, obs_dim, num_actions, n_atoms):
     return init_mlp(key, obs_dim, 120, 84, num_actions * n_atoms)
 
 
-def logprob_of(params, obs, atoms):  # (batch, obs_dim) -> (batch, num_actions, n_atoms)
-    return jax.nn.log_softmax(mlp(params, obs).reshape(len(obs), -1, len(atoms)))
+def logits_of(params, obs, atoms):  # (batch, obs_dim) -> (batch, num_actions, n_atoms)
+    return mlp(params, obs).reshape(len(obs), -1, len(atoms))
 
 
 def act(params, obs, atoms):  # (batch, obs_dim) -> (batch,): the greedy actions
-    return (jnp.exp(logprob_of(params, obs, atoms)) @ atoms).argmax(1)
+    return (jax.nn.softmax(logits_of(params, obs, atoms)) @ atoms).argmax(1)
 
 
 def project(p, value, atoms):
@@ -133,11 +133,11 @@ def project(p, value, atoms):
 def c51_loss(params, target_params, batch, atoms, gamma):
     """Cross entropy of Alg. 1, and the metrics."""
     row = jnp.arange(len(batch.action))
-    next_p = jnp.exp(logprob_of(target_params, batch.next_obs, atoms))
+    next_p = jax.nn.softmax(logits_of(target_params, batch.next_obs, atoms))
     next_p = next_p[row, (next_p @ atoms).argmax(1)]  # (batch_size, n_atoms), of the best action
     value = batch.reward[:, None] + gamma * (1 - batch.done[:, None]) * atoms
     target = project(next_p, value, atoms)
-    logprob = logprob_of(params, batch.obs, atoms)[row, batch.action]
+    logprob = jax.nn.log_softmax(logits_of(params, batch.obs, atoms)[row, batch.action])
     assert logprob.shape == target.shape == (len(batch.reward), len(atoms))
     loss = -(target * logprob).sum(1).mean()
     q = jnp.exp(logprob) @ atoms
