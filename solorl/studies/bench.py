@@ -25,8 +25,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from solorl.files import write_atomically
+from solorl.files import read_json, write_atomically
 from solorl.machine import command_line, is_alive, own_handle, process_start
+from solorl.metrics import last_rows
 from solorl.results import result as results
 from solorl.results.read import collect
 from solorl.results.tensorboard import read_tensorboard
@@ -224,7 +225,13 @@ class Store:
     def tail(self, task: Task) -> list[str]:
         """The last lines that the last attempt of a task printed."""
         path = self.folder / str(self.record(task).get("work", task.id)) / "output.txt"
-        lines = _end_of(path, 8000).split("==== attempt ")[-1].splitlines()[1:]
+        try:
+            with open(path, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 8000))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return []
+        lines = text.split("==== attempt ")[-1].splitlines()[1:]
         return [line.rstrip() for line in lines if line.strip()][-TAIL:]
 
 
@@ -282,15 +289,6 @@ def _args(run_dir: Path) -> dict[str, Any]:
     return args if isinstance(args, dict) else {}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is none that can be read."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def _create(path: Path, text: str) -> None:
     """Create a file that must not exist; OSError, and no file, where that fails."""
     with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY), "w") as file:
@@ -300,26 +298,6 @@ def _create(path: Path, text: str) -> None:
         except OSError:
             path.unlink(missing_ok=True)
             raise
-
-
-def _end_of(path: Path, size: int) -> str:
-    """The last `size` bytes of a text file; empty where there is none."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def last_rows(path: Path, size: int = 60_000) -> list[dict[str, Any]]:
-    """The whole rows in the last `size` bytes of a metrics.jsonl."""
-    rows = []
-    for line in _end_of(path, size).splitlines(keepends=True):
-        with contextlib.suppress(ValueError):
-            row = json.loads(line) if line.endswith("\n") else None
-            rows += [row] if isinstance(row, dict) else []
-    return rows
 
 
 def following(task: Task, others: Iterable[Task]) -> list[Task]:

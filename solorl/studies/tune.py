@@ -31,6 +31,7 @@ from typing import Any
 from solorl.catalog.header import parse_source, read_source
 from solorl.errors import UsageError
 from solorl.machine import is_alive, own_handle
+from solorl.metrics import read_rows
 from solorl.run import signals
 from solorl.studies.bench import GRACE, TICK, Found, Store, View
 from solorl.studies.engines import Engine
@@ -202,22 +203,13 @@ class Curve:
 
     def read(self, run_dir: Path | None) -> list[float]:
         """All values so far; reads only what is new."""
-        path = run_dir / "metrics.jsonl" if run_dir else Path()
-        try:
-            with open(path, "rb") as file:
-                file.seek(0, 2)
-                if path != self._path or file.tell() < self._offset:
-                    self._path, self._offset, self.values = path, 0, []
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return self.values
-        data = data[: data.rfind(b"\n") + 1]
-        self._offset += len(data)
-        wanted = json.dumps(self.metric).encode() + b":"
-        for line in data.splitlines():
-            if wanted in line:
-                self.values.append(float(json.loads(line)[self.metric]))
+        path = run_dir / "metrics.jsonl" if run_dir else self._path
+        with contextlib.suppress(OSError):
+            size = path.stat().st_size
+            if path != self._path or size < self._offset:
+                self._path, self._offset, self.values = path, 0, []
+            rows, self._offset = read_rows(path, self._offset, self.metric)
+            self.values += [float(row[self.metric]) for row in rows]
         return self.values
 
 
