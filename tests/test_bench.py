@@ -491,7 +491,7 @@ writer.close()
 def test_stopped_training_without_a_run_folder_is_said_to_start_again(place, capfd):
     class Slow(FakeEngine):
         def poll(self, handle):
-            one._signal = signal.SIGINT
+            one.pool.signal = signal.SIGINT
             return -signal.SIGTERM if handle in self.cancelled else None
 
     one = fake_runner(place, Slow(), seeds=1)

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from solorl.errors import UsageError, fitting, needs_extra, quit_with
-from solorl.files import remove_leftovers, sha256, write_atomically
+from solorl.files import read_json, remove_leftovers, sha256, write_atomically
 from solorl.machine import cpu_model, git_state
 from solorl.run import checkpoint as state
 from solorl.run import env_state as simulators
@@ -954,11 +954,7 @@ def _not_for(kind: str) -> str:
 
 def read_status(folder: Path) -> dict[str, Any]:
     """What status.json says; empty where it cannot be read."""
-    try:
-        record = json.loads((folder / "status.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    return read_json(folder / "status.json")
 
 
 def _make_unique(path: Path) -> Path:
