@@ -182,7 +182,14 @@ def test_no_comment_nearly_says_a_range(args_type):
     "comment",
     [
         *("share, between 0 and 1", "share, 0 to 1", "share in [0, 1]", "share, 0..1", "share, From 0 to 1"),
-        *("share from 0 to 1", "share, from 0 to 1.", "from 0 to 1, a share", "share, from 0 to one", "share, 0-1"),
+        *(
+            "share from 0 to 1",
+            "share, from 0 to 1.",
+            "from 0 to 1, a share",
+            "share, from 0 to one",
+            "share, 0-1",
+            "share,from 0 to 1",
+        ),
         *("steps, or 0", "steps; zero: none", "steps 0: none", "steps; 0: none; then all", "at least 0", "size >= 1"),
         *("bound, or inf", "bound; infinite: none", "bound inf: none", "bound; Inf: none", "score; can be negative"),
         *("score may be negative", "score; may be negative, too", "score, any sign", "score; negative values allowed"),
