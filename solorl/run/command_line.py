@@ -101,17 +101,16 @@ def check_ranges(args: typing.Any) -> None:
         low, high = "-inf" if signed else "1" if size else "0", "inf"
         if match and match[2]:
             low, high = match[2], match[3]
-        wrong = ""
+        flag, wrong = "--" + field.name.replace("_", "-"), ""
         if isinstance(value, int) and value >= 2**63:
-            value, wrong = "too large", "smaller than 2**63"
-        elif math.isnan(value) or (math.isinf(value) and not phrase.startswith("inf:")):
+            raise argparse.ArgumentError(None, f"{flag} is too large: it must be smaller than 2**63")
+        if math.isnan(value) or (math.isinf(value) and not phrase.startswith("inf:")):
             wrong = "a finite number"
         elif value < float(low):
             wrong = f"at least {low}"
         elif value > float(high):
             wrong = f"at most {high}"
         if wrong:
-            flag = "--" + field.name.replace("_", "-")
             raise argparse.ArgumentError(None, f"{flag} is {value}, but must be {wrong}")
 
 
