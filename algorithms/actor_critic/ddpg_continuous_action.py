@@ -87,10 +87,10 @@ class Replay:
             "done": np.zeros(capacity, np.float32),
             "next_obs": np.zeros((capacity, obs_dim), np.float32),
         }
-        self.capacity, self.inserted = capacity, 0  # `inserted` counts on
+        self.capacity, self.inserted = capacity, 0  # `inserted`: transitions ever inserted
 
     def add(self, batch):
-        """Insert a Batch of NumPy arrays (..., n, width) over the oldest transitions."""
+        """Write the transitions of a Batch of NumPy arrays, (..., width) each, over the oldest ones."""
         index = (self.inserted + np.arange(batch.reward.size)) % self.capacity
         for array, rows in zip(self.arrays.values(), batch, strict=True):
             array[index] = rows.reshape(len(index), *array.shape[1:])
@@ -163,7 +163,7 @@ def soft_update(target, online, tau):
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
-    run = Run(args)
+    run = Run(args)  # seeds Python, NumPy and torch
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
     most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
@@ -183,11 +183,11 @@ if __name__ == "__main__":
     replay = Replay(args.buffer_size, obs_dim, space)
     parts = {"actor": actor, "critic": critic, "target_actor": target_actor, "target_critic": target_critic}
     parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    start = run.resume(**parts, replay=replay, envs=envs)
+    start = run.resume(**parts, replay=replay, envs=envs)  # what a checkpoint holds
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
-        global_step = (iteration + 1) * args.num_envs
+        global_step = (iteration + 1) * args.num_envs  # at the end of this iteration
 
         # ---- 1. act: one step in every environment, "the current policy and exploration noise" (Algorithm 1)
         if global_step <= args.learning_starts:
@@ -220,7 +220,7 @@ if __name__ == "__main__":
                 soft_update(target_actor, actor, args.tau)
                 soft_update(target_critic, critic, args.tau)
 
-        # ---- 4. report: with the means of what was learned since the last row
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
         run.log(global_step, {})
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)

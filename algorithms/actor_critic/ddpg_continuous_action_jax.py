@@ -268,13 +268,14 @@ if __name__ == "__main__":
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
     most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
-    envs = run.open_envs(args.env_id, args.num_envs)  # in JAX if there are any of this kind, else in EnvPool
+    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="continuous")
     space = envs.single_action_space
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
 
     setup = Setup(args, envs, optax.adam(args.learning_rate), optax.adam(args.learning_rate))
     start = run.resume(lambda key: begin(key, setup), model="learner.actor", envs=("env_state", "obs"))
+    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
     train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 500 // args.num_envs))
 
     for iterations in run.loop(start, num_iterations, args.num_envs):

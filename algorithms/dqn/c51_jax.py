@@ -229,7 +229,7 @@ if __name__ == "__main__":
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
     run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
-    envs = run.open_envs(args.env_id, args.num_envs)  # in JAX if there are any of this kind, else in EnvPool
+    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="discrete")
 
     atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)
@@ -237,6 +237,7 @@ if __name__ == "__main__":
     setup = Setup(args, envs, optimizer, num_iterations, atoms)
     greedy = partial(act, atoms=atoms)
     start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
+    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
     train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 1000 // batch_steps))
 
     for iterations in run.loop(start, num_iterations, batch_steps):

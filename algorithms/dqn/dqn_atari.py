@@ -203,7 +203,7 @@ def soft_update(target, online, tau):
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
-    run = Run(args)
+    run = Run(args)  # seeds Python, NumPy and torch
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -223,11 +223,12 @@ if __name__ == "__main__":
     q_network = QNetwork(num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
+    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
     gradient_step = run.gradient_step(td_loss, q_network, optimizer)
-    q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions)
+    q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions), with the present weights
     replay, lives = FrameReplay(args.buffer_size, args.num_envs), np.zeros(args.num_envs, np.int64)
     parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
-    start = run.resume(**parts, replay=replay, envs=envs, lives=lives)
+    start = run.resume(**parts, replay=replay, envs=envs, lives=lives)  # what a checkpoint holds
 
     # ---- storage of one iteration
     shape = (num_steps, args.num_envs)
@@ -237,7 +238,7 @@ if __name__ == "__main__":
     if replay.inserted == 0:
         replay.begin(np.arange(args.num_envs), obs[:, -1])
     for iteration in run.loop(start, num_iterations):
-        global_step = (iteration + 1) * batch_steps
+        global_step = (iteration + 1) * batch_steps  # at the end of this iteration
 
         # ---- 1. act: "with probability epsilon select a random action" (Alg. 1)
         progress = min(1.0, iteration / max(1.0, args.exploration_fraction * num_iterations))
@@ -269,7 +270,7 @@ if __name__ == "__main__":
         if global_step % args.target_network_frequency < batch_steps:
             soft_update(target_network, q_network, args.tau)
 
-        # ---- 4. report: with the means of what was learned since the last row
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
         run.log(global_step, {"charts/epsilon": epsilon})
         run.evaluate(global_step, q_network.act, make_env)
         run.save(global_step)

@@ -206,11 +206,12 @@ if __name__ == "__main__":
         args.target_network_frequency >= batch_steps,
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
-    envs = run.open_envs(args.env_id, args.num_envs)  # in JAX if there are any of this kind, else in EnvPool
+    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="discrete")
 
     setup = Setup(args, envs, optax.adam(args.learning_rate), num_iterations)
     start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
+    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
     train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 1000 // batch_steps))
 
     for iterations in run.loop(start, num_iterations, batch_steps):

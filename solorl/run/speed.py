@@ -152,7 +152,8 @@ class GradientStep:
     """`metrics = step(*inputs)`: one step of the optimiser down the gradient of `loss_of(module, *inputs)`.
 
     If `fast`, the parameters of `module` become views of one vector, and that vector is all that the optimiser sees:
-    clipping and stepping are single operations.
+    clipping and stepping are single operations; not so where the optimiser has several groups of parameters. All
+    parameters of `module` must take part in the loss.
     """
 
     def __init__(
@@ -161,10 +162,10 @@ class GradientStep:
         self.loss_of, self.module, self.optimizer, self.max_grad_norm = loss_of, module, optimizer, max_grad_norm
         self.gradients = compiled(gradients_of)
         self.vector: Any = None
-        if fast:
+        if fast and len(optimizer.param_groups) == 1:
             self.vector = nn.Parameter(nn.utils.parameters_to_vector(module.parameters()).detach())
             nn.utils.vector_to_parameters(self.vector.data, module.parameters())
-            (group,) = optimizer.param_groups
+            group = optimizer.param_groups[0]
             group["params"] = [self.vector]
             if "fused" in group:
                 group["fused"] = True
