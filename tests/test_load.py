@@ -59,8 +59,8 @@ def test_the_default_is_the_model_of_the_best_evaluation(ppo, observations):
 
 
 def test_it_scores_what_solo_play_says(ppo, solo):
+    from solorl.run.device import CONFIRM, env_seed
     from solorl.run.evaluation import play_episodes
-    from solorl.run.verbs import CONFIRM, env_seed
 
     policy = solorl.load(ppo["run"].dir)
     seeds = [env_seed(1, CONFIRM, 2**19 + i) for i in range(3)]  # those of `solo play`
@@ -73,7 +73,7 @@ def test_a_run_in_jax_acts_as_it_evaluated(train, observations):
     pytest.importorskip("jax")
     v = train("ppo_jax", *SHORT)
     policy = solorl.load(v["run"].runs[0].dir, last=True)
-    wanted = np.asarray(v["act"](v["run"].training(0, v["run"].runs[0].model.field), observations))
+    wanted = np.asarray(v["act"](v["run"].training(0, "params"), observations))
     assert policy(observations).tolist() == wanted.tolist() and set(wanted) == {0, 1}
     env = policy.make_env()
     assert env.spec.id == "CartPole-v1"
