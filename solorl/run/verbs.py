@@ -2,8 +2,8 @@
 
     require, compile, fast, gradient_step, resume, reset, loop, episodes, learned, log, evaluate, save, close
 
-No verb changes what is learned. It knows no algorithm, no network and no loss. Parts that work without a run do
-the work: `folder`, `meter`, `checkpoints` (saving.py), `evaluator`. They raise exceptions; only the verbs end a run.
+No verb changes what is learned. This module knows no algorithm, no network and no loss. The rest is done by parts
+that work without a run: `folder`, `meter`, `checkpoints`, `evaluator`. They raise; only the verbs end a run.
 """
 
 import ast
