@@ -21,7 +21,6 @@ from safetensors.numpy import load_file
 from solorl import Run, RunArgs
 from solorl.run import checkpoint as state
 from solorl.run import device, evaluation, trackers
-from solorl.run.evaluator import Evaluator
 from solorl.run.meter import Meter
 from solorl.run.summary import how_to_go_on
 
@@ -285,13 +284,13 @@ def test_target_return_is_confirmed_on_fresh_seeds(train):
 
 
 def test_a_target_missed_on_fresh_seeds_does_not_end_the_run(train, monkeypatch):
-    real = Evaluator.play
+    real = evaluation.Evaluator.play
 
     def worse(self, stream, *rest):
         returns, lengths = real(self, stream, *rest)
         return (returns * 0 if stream == device.CONFIRM else returns), lengths
 
-    monkeypatch.setattr(Evaluator, "play", worse)
+    monkeypatch.setattr(evaluation.Evaluator, "play", worse)
     v = train("ppo", *TINY, "--target-return", "9", "--eval-every", "64")
     assert v["run"].step == 640 and train.out.count("on fresh seeds 0.0: going on") >= 1
 

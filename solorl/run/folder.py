@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,8 @@ def config_of(args: RunArgs, script: Path, device: Any) -> dict[str, Any]:
     """The circumstances of a run: its arguments, command, versions, git commit and machine."""
     versions = {}
     for name in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return {
         "format": 1,
         "script": script.name,

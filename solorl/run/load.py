@@ -24,18 +24,13 @@ import numpy as np
 
 from solorl.errors import UsageError, did_you_mean, missing_extra
 from solorl.run.device import CONFIRM, env_seed
-from solorl.run.evaluation import Policy, play_episodes, undisturbed, watch
-from solorl.run.evaluator import film_to
+from solorl.run.evaluation import Policy, film_to, play_episodes, undisturbed, watch
 from solorl.run.folder import RunFolder
 from solorl.run.safety import is_plain_name, refuse_links
 from solorl.scripts import script_paths
 
-JAX_SETTINGS = (  # that a script in JAX changes
-    "jax_default_device",
-    "jax_compilation_cache_dir",
-    "jax_persistent_cache_min_compile_time_secs",
-    "jax_enable_compilation_cache",
-)
+CACHE_SETTINGS = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "enable_compilation_cache")
+JAX_SETTINGS = [f"jax_{name}" for name in ("default_device", *CACHE_SETTINGS)]  # that a script in JAX changes
 
 
 @dataclass

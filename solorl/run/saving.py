@@ -19,11 +19,6 @@ from solorl.run.replay import ReplayLog, is_replay
 from solorl.run.safety import check_checkpoint, check_running_episodes
 from solorl.terminal import warn
 
-WRITTEN = {  # model -> when a run writes it
-    "model.safetensors": "the run writes it with its first evaluation",
-    "model_last.safetensors": "the run writes it at its end",
-}
-
 
 class Checkpoints:
     """The parts of one training, which its checkpoints and models hold.
@@ -196,7 +191,8 @@ class Checkpoints:
         try:
             arrays = load_file(path)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:  # the last: types NumPy has not
-            raise UsageError(f"{path} cannot be read ({error}); {WRITTEN[name]}") from None
+            when = "with its first evaluation" if name == "model.safetensors" else "at its end"
+            raise UsageError(f"{path} cannot be read ({error}); the run writes it {when}") from None
         torch = sys.modules.get("torch")
         for part, model in self._models().items():
             prefix = f"{part}."

@@ -41,10 +41,8 @@ from solorl.terminal import Progress, paint, say, warn, wiped
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solorl" / "jax"  # of compiled code
 # Operations of microseconds: handing them to other threads costs more than it brings.
-ONE_THREAD: dict[str, str | bool] = {
-    "xla_cpu_multi_thread_eigen": False,
-    "xla_cpu_enable_concurrency_optimized_scheduler": False,
-}
+PARALLEL = ("xla_cpu_multi_thread_eigen", "xla_cpu_enable_concurrency_optimized_scheduler")
+ONE_THREAD: dict[str, str | bool] = dict.fromkeys(PARALLEL, False)
 WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they change nothing
     "compile": "these files are always compiled",
     "torch_deterministic": "these files do not use torch",
@@ -99,9 +97,8 @@ class _Part:
                     missing = [(0, len(leaf) - rows), *[(0, 0)] * (leaf.ndim - 1)]
                     arrays = {**arrays, name: np.pad(arrays[name], missing)}
             if name not in arrays or np.shape(arrays[name]) != leaf.shape:
-                raise UsageError(
-                    f"what was saved does not fit: {name} is missing or has another shape than {leaf.shape}"
-                )
+                what = f"{name} is missing or has another shape than {leaf.shape}"
+                raise UsageError(f"what was saved does not fit: {what}")
             leaves.append(jnp.asarray(np.asarray(arrays[name]), leaf.dtype))
         tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
         self.runs.put(self.index, self.field, tree)
@@ -272,36 +269,28 @@ class Runs:
     def log(self, global_step: int, metrics: Mapping[str, Any]) -> None:
         """Write a row of each seed, metrics are (num_seeds,); see `Run.log`. `charts/SPS` counts steps of a seed.
         A seed that diverges ends, the others go on; the exit code is 3 in the end."""
-        for i in list(self._active):
-            try:
-                self.runs[i].log(global_step, {name: value[i] for name, value in metrics.items()})
-            except SystemExit as end:
-                self._end(i, end.code)
+        self._each(lambda i, run: run.log(global_step, {name: value[i] for name, value in metrics.items()}))
         if self.num_seeds > 1 and self._line.is_due():
             self._progress(global_step)
 
     def evaluate(self, global_step: int, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
         """See `Run.evaluate`; the policy of a seed is `act(model, obs)`, compiled here, with the field `model`."""
         self._made = (act, make_env)
-        for i in list(self._active):
-            policy = self._policy(act, i)
-            try:
-                self._alone(i, lambda run, policy=policy: run.evaluate(global_step, policy, make_env))  # type: ignore[misc]
-            except SystemExit as end:
-                self._end(i, end.code)
+        self._each(self._alone(lambda i, run: run.evaluate(global_step, self._policy(act, i), make_env)))
         self._say_evaluations(f"step {global_step:>10,}", global_step)
 
     def save(self, global_step: int) -> None:
         """See `Run.save`. A seed that has reached `--target-return` is closed; the others go on."""
-        for i in list(self._active):
-            self.runs[i].checkpoints.keep = self._common  # where another seed cannot write, as on a full disk
-            try:
-                self._alone(i, lambda run: run.save(global_step))
-                if self.runs[i].ending not in ("", "signal"):
-                    self.runs[i].close(self._policy(self._made[0], i), self._made[1])
-                    self._active.remove(i)
-            except SystemExit as end:
-                self._end(i, end.code)
+        alone = self._alone(lambda i, run: run.save(global_step))
+
+        def save(i: int, run: Run) -> None:
+            run.checkpoints.keep = self._common  # where another seed cannot write, as on a full disk
+            alone(i, run)
+            if run.ending not in ("", "signal"):
+                run.close(self._policy(self._made[0], i), self._made[1])
+                self._active.remove(i)
+
+        self._each(save)
         if self._active and all(self.runs[i].checkpoints.newest == global_step for i in self._active):
             self._common = global_step
 
@@ -339,10 +328,8 @@ class Runs:
         after some of them had saved or a checkpoint is damaged. Seeds that had ended before the others are left out."""
         folders = [run.dir / "checkpoint" for run in self.runs]
         found = [[checkpoint.step_of(path) for path in checkpoint.checkpoints(folder)] for folder in folders]
-        newest, statuses = (
-            [max(steps, default=0) for steps in found],
-            [str(read_status(run.dir).get("status", "")) for run in self.runs],
-        )
+        newest = [max(steps, default=0) for steps in found]
+        statuses = [str(read_status(run.dir).get("status", "")) for run in self.runs]
         self._active = _going_on(newest, statuses)
         if not self._active:
             quit_with(f"the seeds stand at different steps ({newest}); resume each alone, by its own folder")
@@ -425,13 +412,25 @@ class Runs:
         model = functools.cache(lambda: self.training(index, self._model))  # only where it acts
         return lambda obs: np.asarray(compiled(model(), np.asarray(obs, np.float32).reshape(len(obs), -1)))
 
-    def _alone(self, index: int, verb: Callable[[Run], None]) -> None:
-        """Call a verb of one run; the time it takes is not training time of the others."""
-        began = time.perf_counter()
-        verb(self.runs[index])
-        for other in self._active:
-            if other != index:
-                self.runs[other].meter.pause(time.perf_counter() - began)
+    def _each(self, verb: Callable[[int, Run], None]) -> None:
+        """Call a verb for each seed that goes on. One that diverges ends; the others go on, if there are any."""
+        for i in list(self._active):
+            try:
+                verb(i, self.runs[i])
+            except SystemExit as end:
+                self._end(i, end.code)
+
+    def _alone(self, verb: Callable[[int, Run], None]) -> Callable[[int, Run], None]:
+        """The verb of one seed; the time it takes is not training time of the others."""
+
+        def timed(index: int, run: Run) -> None:
+            began = time.perf_counter()
+            verb(index, run)
+            for other in self._active:
+                if other != index:
+                    self.runs[other].meter.pause(time.perf_counter() - began)
+
+        return timed
 
     def _on_signal(self, number: int, frame: Any) -> None:
         for run in self.runs[1:]:
@@ -447,9 +446,9 @@ class Runs:
 
     def _progress(self, global_step: int) -> None:
         """One line for several seeds: means over those that have a number."""
-        recent = [run.meter.recent_return for run in self.runs if run.meter.recent_return is not None]
-        scores = [score for step, score in (run.evaluator.last[:2] for run in self.runs) if step >= 0]
-        episode, evaluation = (float(np.mean(values)) if values else None for values in (recent, scores))
+        recent, scores = [run.meter.recent_return for run in self.runs], [run.evaluator.score for run in self.runs]
+        known = ([value for value in values if value is not None] for values in (recent, scores))
+        episode, evaluation = (float(np.mean(values)) if values else None for values in known)
         rate = sum(self.runs[i].meter.sps for i in self._active)
         self._line.show(global_step, self.args.total_timesteps, episode, evaluation, rate, len(self._active))  # type: ignore[attr-defined]
 

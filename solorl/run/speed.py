@@ -22,20 +22,10 @@ import torch.nn as nn
 
 from solorl.errors import UsageError
 
+SAME = ("add", "sub", "mul", "truediv", "neg", "getitem", "matmul")  # in NumPy as in torch
 # What NumPy does instead of torch. Methods and functions of tensors have the same arguments as in torch.
 OPERATIONS: dict[Any, Callable[..., Any]] = {
-    **{
-        f: f
-        for f in (
-            operator.add,
-            operator.sub,
-            operator.mul,
-            operator.truediv,
-            operator.neg,
-            operator.getitem,
-            operator.matmul,
-        )
-    },
+    **{function: function for function in map(vars(operator).__getitem__, SAME)},
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
     "exp": np.exp,

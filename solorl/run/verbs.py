@@ -24,8 +24,7 @@ from solorl.errors import in_one_sentence, quit_with
 from solorl.run import env_state, memory, signals
 from solorl.run.arguments import RunArgs, script_path
 from solorl.run.device import EVALUATE, TRAIN, choose_device, device_words, env_seed, seed_all
-from solorl.run.evaluation import Policy, draw_learning_curve, undisturbed
-from solorl.run.evaluator import Evaluator, film_to
+from solorl.run.evaluation import Evaluator, Policy, draw_learning_curve, film_to, undisturbed
 from solorl.run.folder import RunFolder, new_path
 from solorl.run.load import play_wanted
 from solorl.run.meter import Diverged, Meter, check_finite
@@ -158,10 +157,8 @@ class Run:
             values = self.meter.report(global_step, metrics)
             self._write_rows(values)
         if not self.quiet and self._line.is_due():
-            _, score, _ = self.evaluator.last
-            evaluation = score if self.evaluator.last[0] >= 0 else None
             total = int(getattr(self.args, "total_timesteps", 0))
-            self._line.show(self.step, total, self.meter.recent_return, evaluation, self.meter.sps)
+            self._line.show(self.step, total, self.meter.recent_return, self.evaluator.score, self.meter.sps)
 
     def evaluate(self, global_step: int, policy: Policy, make_env: Callable[..., Any]) -> None:
         """Every `--eval-every` steps and in the last iteration: play the policy on environments and seeds of its own.
@@ -424,9 +421,9 @@ class Run:
         self.folder.unlock()
 
     def _set_status(self, status: str) -> None:
-        at, mean, _ = self.evaluator.last
+        score = self.evaluator.score
         facts: dict[str, Any] = {"pid": os.getpid(), "global_step": self.step, "wall_time": self.meter.wall_time()}
-        facts |= {"checkpoint": self.checkpoints.newest} | ({"eval/episodic_return": mean} if at >= 0 else {})
+        facts |= {"checkpoint": self.checkpoints.newest} | ({} if score is None else {"eval/episodic_return": score})
         self.folder.write_status(status, facts)
 
     def _draw(self) -> None:
