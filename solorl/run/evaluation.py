@@ -1,4 +1,4 @@
-"""Playing the greedy policy, on environments and seeds of its own, without moving the training: scores, films, curves."""
+"""Playing the greedy policy, on environments and seeds of its own, without moving the training."""
 
 import contextlib
 import inspect
