@@ -8,11 +8,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import rows, script
+from conftest import refused, rows, script
 
+from solorl import Run
 from solorl.errors import UsageError
 from solorl.run.arguments import RunArgs
-from solorl.run.device import CONFIRM, env_seed
+from solorl.run.device import CONFIRM, TRAIN, env_seed
 from solorl.run.evaluation import Evaluator
 from solorl.run.folder import RunFolder, new_path
 from solorl.run.meter import Diverged, Meter
@@ -194,3 +195,39 @@ def test_an_evaluator_knows_its_best_and_confirms_on_fresh_seeds(monkeypatch):
     with pytest.raises(Diverged, match="eval/episodic_return is nan"):
         monkeypatch.setattr(Counting, "step", lambda self, action: (np.zeros(1), np.nan, True, False, {}))
         evaluator.evaluate(7, good, make_env)
+
+
+# ---------------------------------------------------------------------- ranks
+def test_several_processes_for_one_run_are_refused(monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    assert (Run(RunArgs()).rank, Run(RunArgs()).world_size) == (0, 1)
+    cases = {
+        ("0", "1"): "",
+        ("1", "2"): "WORLD_SIZE is 2, but one process trains a run; start it without torchrun",
+        ("2", "2"): "RANK and WORLD_SIZE must be numbers, RANK the smaller one, not '2' and '2'",
+        ("", "1"): "RANK and WORLD_SIZE must be numbers, RANK the smaller one, not '' and '1'",
+        ("0", "two"): "RANK and WORLD_SIZE must be numbers, RANK the smaller one, not '0' and 'two'",
+    }
+    for (rank, world_size), sentence in cases.items():
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+        if not sentence:
+            assert Run(RunArgs()).rank == 0
+            continue
+        with pytest.raises(SystemExit) as end:
+            Run(RunArgs())
+        refused((end.value.code, *capsys.readouterr()), sentence)
+
+
+@pytest.mark.parametrize("flags", [[], ["--env-id", "probes:Broken-v0"]])
+def test_another_rank_is_silent_and_writes_nothing(flags, train, tmp_path, monkeypatch):
+    """With its own environments, also where it diverges."""
+    monkeypatch.setattr("solorl.run.verbs.ranks", lambda: (1, 2))
+    tiny = "--num-envs 2 --num-steps 32 --total-timesteps 192 --eval-episodes 1 --eval-every 64 --save-every 64".split()
+    v = train("ppo", *tiny, *flags, "--capture-video", code=3 if flags else 0)
+    assert train.out == "" and list(tmp_path.iterdir()) == []
+    if not flags:
+        first = [gym.make("CartPole-v1").reset(seed=env_seed(1, TRAIN, i, rank=1))[0] for i in range(2)]
+        envs = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+        np.testing.assert_array_equal(v["run"].reset(envs), np.array(first, np.float32))
+        assert v["run"].step == 192 and v["run"].meter.recent_return > 0

@@ -18,6 +18,19 @@ def env_seed(seed: int, stream: int, index: int, rank: int = 0) -> int:
     return ((seed * 4 + stream) * 2**10 + rank) * 2**20 + index
 
 
+def ranks() -> tuple[int, int]:
+    """Which of the processes that train one run this is, and how many there are: RANK and WORLD_SIZE of the
+    environment, as torchrun sets them; 0 and 1 without them. UsageError for more than one, which is not possible yet:
+    episodes, rows and the states of environments and generators of other ranks would have to come to rank 0.
+    """
+    rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
+        raise UsageError(f"RANK and WORLD_SIZE must be numbers, RANK the smaller one, not {rank!r} and {world_size!r}")
+    if int(world_size) > 1:
+        raise UsageError(f"WORLD_SIZE is {world_size}, but one process trains a run; start it without torchrun")
+    return int(rank), int(world_size)
+
+
 def seed_all(args: RunArgs) -> None:
     """Seed Python, NumPy and torch; give torch its threads."""
     random.seed(args.seed)

@@ -93,7 +93,8 @@ class RunFolder:
 
     def unlock(self) -> None:
         """Let other processes train here."""
-        self._lock.close()
+        if self._lock:
+            self._lock.close()
 
     def make(self) -> None:
         """Make the folder, with a counter after its name where that exists already, and lock it. UsageError."""

@@ -23,7 +23,7 @@ import numpy as np
 from solorl.errors import in_one_sentence, quit_with
 from solorl.run import env_state, memory, signals
 from solorl.run.arguments import RunArgs, script_path
-from solorl.run.device import EVALUATE, TRAIN, choose_device, device_words, env_seed, seed_all
+from solorl.run.device import EVALUATE, TRAIN, choose_device, device_words, env_seed, ranks, seed_all
 from solorl.run.evaluation import Evaluator, Policy, draw_learning_curve, film_to, undisturbed
 from solorl.run.folder import RunFolder, new_path
 from solorl.run.load import play_wanted
@@ -42,14 +42,15 @@ class Run:
     """One training: its seeds, device, run folder, metrics, checkpoints, evaluations and how it ends.
 
     `device` is that of a framework other than torch; a `quiet` run says its errors only, because another one in this
-    process speaks for it.
+    process speaks for it. Of the processes that train one run, rank 0 alone speaks, evaluates and has the run folder.
     """
 
     def __init__(self, args: RunArgs, *, device: Any = None, quiet: bool = False):
-        self.args, self.quiet = args, quiet
-        self.script = script_path()
+        self.args, self.script = args, script_path()
         self.play = play_wanted()  # no training, only this
         with in_one_sentence():
+            self.rank, self.world_size = ranks()
+            self.quiet = quiet or self.rank > 0
             self.device = choose_device(args) if device is None else device
             if args.track and not self.play:
                 check_wandb()
@@ -107,7 +108,7 @@ class Run:
         those at which the run stopped."""
         if self.checkpoints.resumed:
             return env_state.observations(envs)
-        seeds = [env_seed(self.args.seed, TRAIN, i) for i in range(envs.num_envs)]
+        seeds = [env_seed(self.args.seed, TRAIN, i, self.rank) for i in range(envs.num_envs)]
         envs.action_space.seed(seeds[0])
         envs.single_action_space.seed(seeds[0])
         return envs.reset(seed=seeds)[0]
@@ -168,7 +169,7 @@ class Run:
         """
         self.step = global_step
         due = self.meter.is_due("evaluate", self.args.eval_every, global_step)
-        if due or (self.is_last and not self.signal):
+        if self.rank == 0 and (due or (self.is_last and not self.signal)):
             self._evaluate(policy, make_env)
 
     def save(self, global_step: int, **parts: Any) -> None:
@@ -181,7 +182,7 @@ class Run:
         self.step = global_step
         due = self.meter.is_due("save", self.args.save_every, global_step)
         self.ending = self.ending or self._reason_to_end()
-        if due or self.ending or self.is_last:
+        if self.rank == 0 and (due or self.ending or self.is_last):
             with self.meter.paused(), self._ending_where_diverged():
                 self._checkpoint()
 
@@ -195,9 +196,9 @@ class Run:
             self.play(self.args, self.folder, policy, make_env)
             return
         try:
-            if self.ending == "signal":
+            if self.rank == 0 and self.ending == "signal":
                 self._stop()
-            else:
+            elif self.rank == 0:
                 self._end(policy, make_env)
         finally:  # after a signal no further one shows a traceback, as late as it may come
             if not self.signal or signals.in_a_shell():
@@ -243,7 +244,8 @@ class Run:
                 memory.check_replay(self.args, replay.arrays.values())
             if not self.args.resume:
                 return 0
-            self.folder.lock()
+            if self.rank == 0:
+                self.folder.lock()
             try:
                 self.restarted = self.checkpoints.resume(getattr(self.args, "num_envs", None))
             except BaseException:
@@ -259,6 +261,8 @@ class Run:
 
     def _begin(self, start: int) -> None:
         """The second half of `resume`, which opens the run folder; `start` is what the first half has returned."""
+        if self.rank > 0:
+            return
         saved = self.checkpoints.resumed
         with in_one_sentence():
             if not self.args.resume:
@@ -309,7 +313,7 @@ class Run:
         if now - self._looked < 0.5 and not self.is_last:  # seconds: a look at the disk is too dear for every step
             return ""
         self._looked = now
-        if not self.folder.stop_asked():
+        if self.rank > 0 or not self.folder.stop_asked():
             return ""
         self._say(f"the file {self.dir / 'stop'} asks to end here")
         return "stop"
@@ -317,7 +321,8 @@ class Run:
     def _write_rows(self, tracked: dict[str, float] | None = None) -> None:
         """Write the rows that wait, and `tracked` to the trackers. Raises Diverged where a row is not finite."""
         rows = self.meter.take_rows()
-        self.folder.write_rows(rows)
+        if self.rank == 0:
+            self.folder.write_rows(rows)
         for row in rows:
             check_finite(row)
         for tracker in self._trackers:
@@ -374,6 +379,8 @@ class Run:
         try:
             yield
         except Diverged as error:
+            if self.rank > 0:
+                raise SystemExit(DIVERGED) from None
             try:
                 self.folder.require()
                 note = f"a snapshot is in {self.checkpoints.save_crash(self.step)}"
