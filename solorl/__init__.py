@@ -5,12 +5,13 @@ from typing import Any
 from solorl.run.arguments import RunArgs, parse
 from solorl.run.verbs import Run
 
-__all__ = ["Run", "RunArgs", "Runs", "load", "parse"]
+__all__ = ["EnvPoolVectorEnv", "Run", "RunArgs", "Runs", "load", "parse"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`Runs`, the verbs of `Run` for JAX, is imported only where it is used: JAX is an extra. So is `load`."""
+    """What is imported only where it is used: `Runs`, the verbs of `Run` for JAX, an extra; `load`; and
+    `EnvPoolVectorEnv`, whose import tells `parse` that the ids are EnvPool's."""
     if name == "Runs":
         from solorl.run.seeds import Runs
 
@@ -19,4 +20,8 @@ def __getattr__(name: str) -> Any:
         from solorl.run.load import load
 
         return load
+    if name == "EnvPoolVectorEnv":
+        from solorl.envs.envpool import EnvPoolVectorEnv
+
+        return EnvPoolVectorEnv
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

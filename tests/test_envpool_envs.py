@@ -10,7 +10,7 @@ import pytest
 from conftest import comparable, rows
 
 from solorl.envs.classic import DYNAMICS, JaxEnvs
-from solorl.envs.envpool import EnvPoolEnvs
+from solorl.envs.envpool_jax import EnvPoolEnvs
 from solorl.envs.open import open_envs
 
 envpool = pytest.importorskip("envpool")

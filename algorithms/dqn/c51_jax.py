@@ -170,7 +170,7 @@ def sample(replay, key, size, batch_size):
 def iteration(training, setup):
     """One iteration of one seed: the next training, and what it reports."""
     args, envs, optimizer, num_iterations, atoms = setup
-    act_key, sample_key, key = jax.random.split(training.key, 3)
+    coin_key, action_key, step_key, sample_key, key = jax.random.split(training.key, 5)
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
     batch_steps = args.num_envs * num_steps
     before, global_step = training.iteration * batch_steps, (training.iteration + 1) * batch_steps
@@ -179,17 +179,17 @@ def iteration(training, setup):
     progress = jnp.minimum(1, training.iteration / max(1.0, args.exploration_fraction * num_iterations))
     epsilon = args.start_e + (args.end_e - args.start_e) * progress
 
-    def env_step(carry, key):
-        env_state, obs = carry
-        coin_key, action_key, step_key = jax.random.split(key, 3)
-        random = jax.random.randint(action_key, (args.num_envs,), 0, int(envs.single_action_space.n))
-        greedy = jax.random.uniform(coin_key, (args.num_envs,)) >= epsilon
+    def env_step(carry, drawn):
+        (env_state, obs), (key, greedy, random) = carry, drawn
         action = jnp.where(greedy, act(training.params, obs, atoms), random)
-        env_state, step = envs.step(step_key, env_state, action)
+        env_state, step = envs.step(key, env_state, action)
         return (env_state, step.obs), (obs, action, step)
 
-    keys = jax.random.split(act_key, num_steps)
-    (env_state, next_obs), (obs, action, step) = jax.lax.scan(env_step, (training.env_state, training.obs), keys)
+    shape = (num_steps, args.num_envs)
+    random = jax.random.randint(action_key, shape, 0, int(envs.single_action_space.n))
+    greedy = jax.random.uniform(coin_key, shape) >= epsilon
+    drawn = (jax.random.split(step_key, num_steps), greedy, random)
+    (env_state, next_obs), (obs, action, step) = jax.lax.scan(env_step, (training.env_state, training.obs), drawn)
 
     # ---- 2. store: a time limit is not the end of the task
     replay = insert(training.replay, Batch(obs, action, step.reward, step.terminated, step.final_obs), before)

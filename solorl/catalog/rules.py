@@ -44,6 +44,7 @@ MAX_CODE_ROOT, MAX_CODE, MAX_CODE_LONG = 180, 240, 300
 MAX_WIDTH = 120
 MAX_DEPTH = 5
 ENTRANCES = (
+    "EnvPoolVectorEnv",
     "Run",
     "Runs",
     "RunArgs",

@@ -1,113 +1,144 @@
-"""Environments of EnvPool, stepped inside compiled JAX code through its XLA interface.
+"""Environments of EnvPool, stepped together in C++, with the interface of Gymnasium's vector environments.
 
-    envs = EnvPoolEnvs("LunarLander-v3", num_envs=8)  # used like the classes of solorl.envs.classic
+    envs = EnvPoolVectorEnv("Pong-v5", num_envs=8, num_threads=2)
+    obs, infos = envs.reset(seed=[...])
+    obs, reward, terminated, truncated, infos = envs.step(action)
 
 EnvPool itself resets an environment one step late: it ignores one action and emits a dummy transition with reward 0.
-Here an environment is reset in the step that ends its episode, as in `solorl.envs.classic`: `final_obs` is the last
-observation of the episode, `obs` the first one of the next. Python is called for that, and in no other step. If the
-task ends in the very last step that the time limit allows, EnvPool calls that a time limit; so its limit is one step
-more than ours, and ours is applied here.
+Here an environment is reset in the step that ends its episode (Gymnasium's SAME_STEP): `obs` is the first observation
+of the next episode, `infos["final_obs"][i]` the last one of the episode that has ended. If the task ends in the very
+last step that the time limit allows, EnvPool calls that a time limit; so its limit is one step more than ours, and ours
+is applied here.
 
-EnvPool cannot hand out the state of its environments (`saved` is False): a resumed run starts new episodes.
+Atari games are whole games: rewards are not clipped, and a lost life ends nothing. `infos["lives"]` (num_envs,) tells
+the lives after the step; after a lost life the next action is FIRE in the games that have that button, for such a
+game stands still until it is pressed.
+
+EnvPool cannot hand out the state of its environments: a resumed run starts new episodes.
 """
 
-import warnings
-from functools import partial
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback
+from gymnasium.vector import AutoresetMode
 
-from solorl.envs.classic import DYNAMICS
-from solorl.envs.interface import Step
-from solorl.errors import did_you_mean, quit_with
+from solorl.errors import UsageError, did_you_mean, missing_extra
+
+ATARI_STEPS = 27_000  # of an agent, the usual limit: 108,000 frames
+FIRE = 1  # the number of this button in all games that have it
 
 
-class EnvPoolEnvs:
-    """`num_envs` environments of one kind side by side, for each call of `reset` (one per seed). On the CPU only.
+class EnvPoolVectorEnv(gym.vector.VectorEnv):
+    """`num_envs` environments of one kind. `options` are EnvPool's, as `stack_num` or `repeat_action_probability`, and
+    `render_mode`: "rgb_array" lets `render` give pictures (num_envs, height, width, 3).
 
-    Actions beyond the bounds of the action space are clipped, as `gymnasium.wrappers.ClipAction` does. One sentence and
-    exit code 2 where EnvPool is not installed or does not know the environment, or the device is not the CPU.
+    They are stepped by `num_threads`, by default as many as torch uses. The seeds of `reset` decide all that is random;
+    the environments are opened there. UsageError where EnvPool is not installed or does not know the id.
     """
 
-    saved = False  # a checkpoint cannot hold the environments
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 as in Gymnasium
 
-    def __init__(self, env_id: str, num_envs: int, num_threads: int = 1):
-        self.envpool = _import_envpool(env_id)
-        known = [name for name in self.envpool.list_all_envs() if name in gym.registry]
+    def __init__(
+        self, env_id: str, num_envs: int, num_threads: int | None = None, max_steps: int | None = None, **options: Any
+    ):
+        self.envpool = import_envpool(env_id)
+        known = self.envpool.list_all_envs()
         if env_id not in known:
-            hint = did_you_mean(env_id, [*DYNAMICS, *known]) or f"; in JAX there are {', '.join(DYNAMICS)}"
-            quit_with(f"{env_id} is neither written in JAX nor known to both EnvPool and Gymnasium{hint}")
-        if any(device.platform != "cpu" for device in jnp.zeros(()).devices()):
-            quit_with(f"{env_id} runs in EnvPool, on the CPU; --device cpu trains there")
-        env = gym.make(env_id)
-        self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
-        env.close()
-        self.max_steps = gym.spec(env_id).max_episode_steps or 2**31 - 2
-        self._obs = jax.ShapeDtypeStruct((num_envs, *(env.observation_space.shape or ())), jnp.float32)
-        self.env_id, self.num_envs, self.num_threads = env_id, num_envs, num_threads
-        self.pools: list[Any] = []  # one for each seed
-        # the compiled code holds addresses of this process: of no use to another one
-        jax.config.update("jax_enable_compilation_cache", False)
+            raise UsageError(f"EnvPool has no environment {env_id}{did_you_mean(env_id, known)}")
+        self.render_mode = options.get("render_mode")
+        spec = self.envpool.make_spec(env_id, **{name: x for name, x in options.items() if name != "render_mode"})
+        self.is_atari = hasattr(spec.config, "use_fire_reset")
+        self.max_steps = max_steps or (ATARI_STEPS if self.is_atari else spec.config.max_episode_steps)
+        self.env_id, self.num_envs, self.options = env_id, num_envs, options
+        self.num_threads = min(num_envs, num_threads or _threads())
+        self.single_observation_space, self.single_action_space = spec.observation_space, spec.action_space
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+        self._fire = self.is_atari and has_fire(spec.config.task, self.action_space)
+        self._pool: Any = None
 
-    def reset(self, key: Any) -> tuple[Any, Any]:
-        """Open environments whose random numbers depend on the key: state, obs (num_envs, *obs_shape)."""
-        number, obs = io_callback(self._open, (jax.ShapeDtypeStruct((), jnp.int32), self._obs), key)
-        return (number, jnp.zeros(8, jnp.uint8)), obs
-
-    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, Step]:
-        """One step everywhere: state, Step. EnvPool has random numbers of its own, `key` is not used."""
-        number, handle = state
-        steps = [partial(self._step, pool) for pool in self.pools]
-        handle, obs, reward, terminated, truncated = jax.lax.switch(number, steps, handle, action)
-        done = terminated | truncated
-        # the handle passes through each call, so that none overtakes another
-        shapes = self._obs, jax.ShapeDtypeStruct(handle.shape, handle.dtype)
-        begin = lambda: io_callback(self._begin, shapes, number, done, obs, handle)  # noqa: E731
-        first_obs, handle = jax.lax.cond(done.any(), begin, lambda: (obs, handle))
-        return (number, handle), Step(first_obs, reward, terminated, truncated, obs)
-
-    def _open(self, key: Any) -> tuple[Any, Any]:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*precision lowered")
-            pool = self.envpool.make_gymnasium(
+    def reset(self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin new episodes everywhere; with `seed`, a number or one for each environment, as if newly made."""
+        if seed is None and self._pool is None:
+            seed = int(np.random.SeedSequence().generate_state(1)[0])
+        if seed is not None:
+            seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
+            self._pool = self.envpool.make_gymnasium(
                 self.env_id,
                 num_envs=self.num_envs,
-                num_threads=min(self.num_envs, self.num_threads),
-                seed=int(np.asarray(key).ravel()[-1]) >> 1,  # of 31 bits
+                num_threads=self.num_threads,
+                env_seed=[int(np.random.SeedSequence(one).generate_state(1)[0]) >> 1 for one in seeds],  # of 31 bits
                 max_episode_steps=self.max_steps + 1,
+                **self.options,
             )
-            dtype = pool.spec.action_array_spec["action"].dtype
-        with jax.enable_x64(True):  # MuJoCo's arrays are of double precision
-            self.pools.append((pool, pool.xla()[3], dtype))
-        return np.int32(len(self.pools) - 1), np.asarray(pool.reset()[0], np.float32)
+        obs, info = self._pool.reset()
+        self._steps = np.zeros(self.num_envs, np.int64)
+        self._life_lost = np.zeros(self.num_envs, bool)
+        self._lives = np.array(info["lives"]) if self.is_atari else np.zeros(self.num_envs, np.int32)
+        return obs, {"lives": self._lives} if self.is_atari else {}
 
-    def _step(self, opened: Any, handle: Any, action: Any) -> tuple[Any, ...]:
-        _, step, dtype = opened
-        if isinstance(self.single_action_space, gym.spaces.Box):
-            action = action.clip(self.single_action_space.low, self.single_action_space.high)
-        with jax.enable_x64(True):
-            handle, (obs, reward, terminated, _, info) = step(handle, action.astype(dtype))
-            truncated = (info["elapsed_step"] >= self.max_steps) & ~terminated
-            return handle, obs.astype(jnp.float32), reward.astype(jnp.float32), terminated, truncated
+    def step(self, actions: Any) -> Any:
+        """One step everywhere: obs, reward (num_envs,), terminated, truncated, infos."""
+        if self._fire and self._life_lost.any():
+            actions = np.where(self._life_lost, FIRE, actions)
+        obs, reward, terminated, _, info = self._pool.step(np.asarray(actions))
+        self._steps += 1
+        truncated = (self._steps >= self.max_steps) & ~terminated
+        done, infos = terminated | truncated, {}
+        if self.is_atari:
+            lives = np.array(info["lives"])
+            self._life_lost, self._lives = (lives < self._lives) & ~done, lives
+            infos["lives"] = lives
+        if done.any():
+            ended = np.flatnonzero(done)
+            infos["final_obs"], infos["_final_obs"] = np.full(self.num_envs, None, object), done
+            for i in ended:
+                infos["final_obs"][i] = obs[i].copy()
+            first_obs, first_info = self._pool.reset(ended)
+            obs = np.array(obs)
+            obs[first_info["env_id"]] = first_obs
+            self._steps[ended] = 0
+            if self.is_atari:
+                self._lives[first_info["env_id"]] = first_info["lives"]
+        return obs, reward, terminated, truncated, infos
 
-    def _begin(self, number: Any, done: Any, obs: Any, handle: Any) -> tuple[Any, Any]:
-        """First observations where episodes have ended, `obs` elsewhere."""
-        obs = np.array(obs)
-        rows, info = self.pools[int(number)][0].reset(np.flatnonzero(done))
-        obs[info["env_id"]] = rows
-        return obs, np.asarray(handle)
+    def render(self) -> Any:
+        """The pictures of all environments, (num_envs, height, width, 3)."""
+        return self._pool.render()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Let the environments go."""
+        self._pool = None
 
 
-def _import_envpool(env_id: str) -> Any:
+def has_fire(game: str, actions: Any) -> bool:
+    """Whether the game has a button FIRE that starts it: action 1 of three or more (as in the usual FireReset)."""
+    try:
+        import ale_py
+        from ale_py import roms
+    except ImportError as error:
+        raise UsageError(missing_extra(game, error) or str(error)) from error
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    ale = ale_py.ALEInterface()
+    ale.loadROM(roms.get_rom_path(game))  # type: ignore[arg-type]
+    buttons = ale.getMinimalActionSet() if actions.nvec[0] < 18 else ale.getLegalActionSet()
+    return len(buttons) >= 3 and buttons[1] == ale_py.Action.FIRE
+
+
+def _threads() -> int:
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch else 1
+
+
+def import_envpool(env_id: str) -> Any:
+    """The package; UsageError with the extra to install where it is missing."""
     try:
         import envpool
-    except ImportError:
-        quit_with(
-            f"{env_id} is none of the environments written in JAX ({', '.join(DYNAMICS)}); EnvPool, which has others, "
-            "is not installed: pip install 'solorl[envpool]' (Linux)"
-        )
+    except ImportError as error:
+        raise UsageError(
+            f"{env_id} needs EnvPool, which is not installed: pip install 'solorl[envpool]' (Linux)"
+        ) from error
     return envpool

@@ -29,7 +29,7 @@ REGISTER = {
 
 # Families that other packages register: the part of an id before the slash -> (module, what pip installs).
 NAMESPACES = {
-    "ALE": ("ale_py", "ale-py"),
+    "ALE": ("ale_py", "'solorl[atari]'"),
     "MinAtar": ("minatar", "minatar"),
     "dm_control": ("shimmy", "'shimmy[dm-control]'"),
 }
@@ -117,3 +117,16 @@ def check_env_id(env_id: str) -> None:
             same = [one for one in newest if one.rpartition("-v")[0] == name.rpartition("-v")[0]]
             hint = f"; take {same[0]}" if same else f": {error}"
             raise UsageError(f"{env_id} can no longer be made{hint}") from error
+
+
+def check_envpool_id(env_id: str) -> None:
+    """Refuse an environment that EnvPool has not, or where a package that it needs is not installed."""
+    for package, extra in (("envpool", "envpool"), ("ale_py", "atari")):
+        if importlib.util.find_spec(package) is None:
+            raise UsageError(needs_extra(env_id, extra))
+    import envpool
+
+    known = envpool.list_all_envs()
+    if env_id not in known:
+        hint = did_you_mean(env_id.rpartition("/")[2].replace("NoFrameskip-v4", "-v5"), known)
+        raise UsageError(f"EnvPool has no environment {env_id}{hint}")

@@ -19,7 +19,7 @@ def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
         return JaxEnvs(env_id, num_envs)
     if family := family_of(env_id):
         return resolve_name(family[0])(env_id, num_envs)
-    from solorl.envs.envpool import EnvPoolEnvs
+    from solorl.envs.envpool_jax import EnvPoolEnvs
 
     return EnvPoolEnvs(env_id, num_envs, num_threads)
 

@@ -4,9 +4,13 @@ Gymnasium's simulators draw every random number from one generator and are other
 episode is fully given by the generator's state before its reset and the actions since. `Recorder` notes both; `restore`
 resets and replays, and compares the observation it arrives at. Where that differs, or where the environments live in
 other processes, the episode restarts and the run says so.
+
+The Arcade Learning Environment hands out its whole state, with its generator, as bytes: no replay is needed. Then the
+state of the wrappers around it is saved, too: their attributes that are numbers, arrays or queues of arrays.
 """
 
 import copy
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,6 +41,7 @@ class Recorder(gym.Wrapper):
         self.start: dict[str, Any] = {}
         self.actions: list[np.ndarray] = []
         self.obs: Any = None
+        self.hands_out_state = emulator_of(env) is not None
 
     def reset(self, *, seed=None, options=None):
         """Reset the environment, noting the seed or else the state of its generator."""
@@ -49,7 +54,8 @@ class Recorder(gym.Wrapper):
 
     def step(self, action):
         """Step the environment, noting the action."""
-        self.actions.append(np.array(action))
+        if not self.hands_out_state:
+            self.actions.append(np.array(action))
         obs, *result = self.env.step(action)
         self.obs = _copied(obs)
         return self.obs, *result
@@ -61,6 +67,63 @@ class Recorder(gym.Wrapper):
         self.reset(seed=start["seed"], options=start["options"])
         for action in actions:
             self.step(action[()] if action.ndim == 0 else action)
+
+
+def emulator_of(env: gym.Env) -> Any:
+    """The Arcade Learning Environment inside of `env`, None where there is none."""
+    ale = getattr(env.unwrapped, "ale", None)
+    return ale if hasattr(ale, "cloneState") else None
+
+
+def _wrappers(env: gym.Env) -> list[gym.Wrapper]:
+    """The wrappers around an environment, the outermost first."""
+    found = []
+    while isinstance(env, gym.Wrapper):
+        found.append(env)
+        env = env.env
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, deque):
+        return all(isinstance(one, np.ndarray) for one in value)
+    return isinstance(value, (bool, int, float, np.ndarray))
+
+
+def _emulator_state(env: gym.Env) -> dict[str, Any]:
+    """The state of an Atari game and of the wrappers around it."""
+    state = env.unwrapped.clone_state(include_rng=True)  # type: ignore[attr-defined]
+    wrappers = [
+        {name: list(x) if isinstance(x, deque) else x for name, x in vars(wrapper).items() if _is_plain(x)}
+        for wrapper in _wrappers(env)
+    ]
+    return {
+        "emulator": np.frombuffer(state.serialize(), np.uint8),
+        "generator": env.unwrapped.np_random.bit_generator.state,
+        "wrappers": wrappers,
+    }
+
+
+def _restore_emulator(env: gym.Env, tree: dict[str, Any]) -> None:
+    """Bring an Atari game and its wrappers to a state of `_emulator_state`. ValueError where it does not fit."""
+    import ale_py
+
+    env.reset(seed=0)
+    wrappers = _wrappers(env)
+    fits = [{name for name, x in vars(wrapper).items() if _is_plain(x)} for wrapper in wrappers]
+    if [set(saved) for saved in tree["wrappers"]] != fits:
+        raise ValueError("it is of a game with other wrappers")
+    for wrapper, saved in zip(wrappers, tree["wrappers"], strict=True):
+        for name, value in saved.items():
+            if isinstance(now := getattr(wrapper, name), deque):
+                now.extend(value)
+            elif isinstance(now, np.ndarray):
+                now[...] = value
+            else:
+                setattr(wrapper, name, value)
+    env.unwrapped.np_random = generator_in(tree["generator"])
+    state = ale_py.ALEState(np.asarray(tree["emulator"], np.uint8).tobytes())
+    env.unwrapped.restore_state(state)  # type: ignore[attr-defined]
 
 
 def _copied(obs: Any) -> Any:
@@ -95,7 +158,12 @@ def capture(envs: Any) -> dict[str, Any]:
     if not _recorded(envs):
         return tree
     tree["autoreset"] = np.array(envs._autoreset_envs)
-    tree["envs"] = [{"start": e.start, "actions": np.array(e.actions), "obs": e.obs} for e in envs.envs]
+    tree["envs"] = [
+        {"obs": env.obs, **_emulator_state(env.env)}
+        if env.hands_out_state
+        else {"start": env.start, "actions": np.array(env.actions), "obs": env.obs}
+        for env in envs.envs
+    ]
     return tree
 
 
@@ -115,6 +183,10 @@ def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
         raise ValueError(f"there were {len(tree['envs'])} environments, not {envs.num_envs}")
     restarted = []
     for i, (env, saved) in enumerate(zip(envs.envs, tree["envs"], strict=True)):
+        if env.hands_out_state:
+            _restore_emulator(env.env, saved)
+            env.obs = saved["obs"]
+            continue
         env.replay(saved["start"], saved["actions"])
         if not data_equivalence(env.obs, saved["obs"], exact=True):
             restarted.append(i)

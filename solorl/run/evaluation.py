@@ -55,11 +55,57 @@ def stepwise(policy: Policy, num_envs: int) -> Callable[[Any], np.ndarray]:
     return act
 
 
-def play_episodes(envs: Sequence[gym.Env], policy: Policy, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def open_games(make_env: Callable[..., Any], env_id: str, count: int) -> list[Any]:
+    """`count` environments for `play_episodes`. A `make_env(env_id, num_envs, **kwargs)` makes them together, as one
+    vector environment; a `make_env(env_id, **kwargs)` makes one at a time."""
+    if "num_envs" in inspect.signature(make_env).parameters:
+        return [make_env(env_id, count)]
+    return [make_env(env_id) for _ in range(count)]
+
+
+def open_game(make_env: Callable[..., Any], env_id: str, render_mode: str) -> Any:
+    """One environment to be looked at, see `open_games`."""
+    if "num_envs" in inspect.signature(make_env).parameters:
+        return First(make_env(env_id, 1, render_mode=render_mode))
+    return make_env(env_id, render_mode=render_mode)
+
+
+class First(gym.Env[Any, Any]):
+    """A vector environment of one environment, resetting in the same step, as that environment."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        self.envs, self.metadata = envs, envs.metadata
+        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """See `gymnasium.Env.reset`."""
+        obs, _ = self.envs.reset(seed=None if seed is None else [seed], options=options)  # type: ignore[arg-type]
+        return obs[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """See `gymnasium.Env.step`."""
+        obs, reward, terminated, truncated, infos = self.envs.step(np.asarray(action)[None])
+        last = infos["final_obs"][0] if terminated[0] or truncated[0] else obs[0]
+        return last, float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+    def render(self) -> Any:
+        """See `gymnasium.Env.render`."""
+        frames = self.envs.render()
+        return None if frames is None else np.asarray(frames)[0]
+
+    def close(self) -> None:
+        """See `gymnasium.Env.close`."""
+        self.envs.close()
+
+
+def play_episodes(envs: Sequence[Any], policy: Policy, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """One episode in each environment, side by side: returns (n,) of raw rewards and lengths (n,) in agent steps.
 
-    Every environment plays exactly one episode, so that short episodes do not count twice.
+    Every environment plays exactly one episode, so that short episodes do not count twice. `envs` are environments, or
+    a list with one vector environment that resets in the same step.
     """
+    if isinstance(envs[0], gym.vector.VectorEnv):
+        return _play_together(envs[0], policy, seeds)
     space = envs[0].observation_space
     obs = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
     returns, lengths = np.zeros(len(envs)), np.zeros(len(envs), int)
@@ -74,6 +120,19 @@ def play_episodes(envs: Sequence[gym.Env], policy: Policy, seeds: Sequence[int])
             lengths[i] += 1
             if terminated or truncated or lengths[i] == MAX_STEPS:
                 running.discard(i)
+    return returns, lengths
+
+
+def _play_together(envs: gym.vector.VectorEnv, policy: Policy, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The first episode of each environment of a vector environment."""
+    obs, _ = envs.reset(seed=list(seeds))  # type: ignore[arg-type]
+    returns, lengths = np.zeros(envs.num_envs), np.zeros(envs.num_envs, int)
+    running, act = np.ones(envs.num_envs, bool), stepwise(policy, envs.num_envs)
+    while running.any():
+        obs, reward, terminated, truncated, _ = envs.step(act(obs))
+        returns += running * reward
+        lengths += running
+        running &= ~(terminated | truncated) & (lengths < MAX_STEPS)
     return returns, lengths
 
 
@@ -112,7 +171,7 @@ def film_to(folder: RunFolder, name: str, seed: int, policy: Policy, make_env: C
     path = folder.path / "videos" / name
     try:
         folder.require()
-        env = make_env(env_id, render_mode="rgb_array")
+        env = open_game(make_env, env_id, "rgb_array")
         try:
             film(env, policy, seed, path)
         finally:
@@ -138,7 +197,7 @@ class Evaluator:
         """Returns and lengths of one episode in each environment, with the seeds from number `first` of a stream on."""
         count = self.args.eval_episodes
         if not self._envs:
-            self._envs = [make_env(self.args.env_id) for _ in range(count)]
+            self._envs = open_games(make_env, self.args.env_id, count)
         return play_episodes(self._envs, policy, [env_seed(self.args.seed, stream, first + i) for i in range(count)])
 
     def evaluate(self, step: int, policy: Policy, make_env: Callable[..., Any]) -> dict[str, float]:

@@ -24,7 +24,7 @@ import numpy as np
 
 from solorl.errors import UsageError, did_you_mean, missing_extra
 from solorl.run.device import CONFIRM, env_seed
-from solorl.run.evaluation import Policy, film_to, play_episodes, undisturbed, watch
+from solorl.run.evaluation import Policy, film_to, open_game, open_games, play_episodes, undisturbed, watch
 from solorl.run.folder import RunFolder
 from solorl.run.safety import is_plain_name, refuse_links
 from solorl.scripts import script_paths
@@ -53,11 +53,11 @@ class Play:
         seeds = [env_seed(seed, CONFIRM, 2**19 + i) for i in range(self.episodes)]
         with undisturbed():
             if self.render:
-                env = make_env(args.env_id, render_mode="human")
+                env = open_game(make_env, args.env_id, "human")
                 returns = np.array(watch(env, policy, seeds))
                 env.close()
             else:
-                returns, _ = play_episodes([make_env(args.env_id) for _ in seeds], policy, seeds)
+                returns, _ = play_episodes(open_games(make_env, args.env_id, len(seeds)), policy, seeds)
             print(f"{args.env_id}: {returns.mean():.1f} ± {returns.std():.1f} over {len(seeds)} greedy episodes, "
                   f"from {returns.min():.1f} to {returns.max():.1f}")  # fmt: skip
             if self.video and (path := film_to(folder, "play.mp4", seeds[0], policy, make_env, args.env_id)):

@@ -3,7 +3,9 @@
 A buffer is any object with `arrays`, a dict of NumPy arrays whose first axis is the capacity, and `inserted`, the
 number of rows ever inserted; row i lies at index i % capacity. Each segment on the disk is one safetensors file of
 consecutive rows, never rewritten; its SHA-256 stands in the checkpoint. Segments that neither of the last two
-checkpoints needs are deleted.
+checkpoints needs are deleted. A segment has at most `MOST_BYTES`, so that saving and loading a buffer of gigabytes
+needs little more memory than the buffer. What else a buffer must remember stands in `state`, a dict of NumPy arrays
+that each checkpoint holds whole; a buffer may have none.
 """
 
 from pathlib import Path
@@ -17,11 +19,16 @@ from solorl.run.checkpoint import CheckpointError, save_arrays
 from solorl.run.safety import is_count
 
 MOST_HEADER = 2**20  # bytes of a segment that are no rows
+MOST_BYTES = 2**28  # of the rows of a segment
 
 
 def is_replay(part: Any) -> bool:
     """Whether `part` is a replay buffer in the sense above."""
     return isinstance(getattr(part, "arrays", None), dict) and hasattr(part, "inserted")
+
+
+def _row_bytes(replay: Any) -> int:
+    return sum(array[:1].nbytes for array in replay.arrays.values())
 
 
 def _name(start: int, stop: int) -> str:
@@ -59,18 +66,23 @@ class ReplayLog:
         capacity = len(next(iter(replay.arrays.values())))
         stop = int(replay.inserted)
         start = max(stop - capacity, self._segments[-1]["stop"] if self._segments else 0)
-        segments = list(self._segments)
-        if stop > start:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            name = _name(start, stop)
-            temporary, rows = self.folder / f".{name}", np.arange(start, stop) % capacity
-            save_arrays({key: np.ascontiguousarray(array[rows]) for key, array in replay.arrays.items()}, temporary)
-            sync_file(temporary)
-            temporary.replace(self.folder / name)
-            sync_file(self.folder)
-            segments.append({"name": name, "start": start, "stop": stop, "sha256": sha256(self.folder / name)})
+        count = max(1, MOST_BYTES // _row_bytes(replay))
+        segments = [*self._segments]
+        for first in range(start, stop, count):
+            segments.append(self._write(replay, first, min(first + count, stop)))
         self._segments = [segment for segment in segments if segment["stop"] > stop - capacity]
-        return {"inserted": stop, "segments": self._segments}
+        return {"inserted": stop, "segments": self._segments, "state": dict(getattr(replay, "state", {}))}
+
+    def _write(self, replay: Any, start: int, stop: int) -> dict[str, Any]:
+        """One segment, whole on the disk."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = _name(start, stop)
+        temporary, rows = self.folder / f".{name}", np.arange(start, stop)
+        save_arrays({key: array[rows % len(array)] for key, array in replay.arrays.items()}, temporary)
+        sync_file(temporary)
+        temporary.replace(self.folder / name)
+        sync_file(self.folder)
+        return {"name": name, "start": start, "stop": stop, "sha256": sha256(self.folder / name)}
 
     def forget(self) -> None:
         """The checkpoint with what `append` returned is whole: delete the segments that only older ones need."""
@@ -93,7 +105,7 @@ class ReplayLog:
         for segment in saved["segments"]:
             path, count = self.folder / segment["name"], segment["stop"] - segment["start"]
             try:
-                least = count * sum(array[:1].nbytes for array in replay.arrays.values())
+                least = count * _row_bytes(replay)
                 whole = 0 <= path.stat().st_size - least < MOST_HEADER and sha256(path) == segment["sha256"]
             except OSError as error:
                 raise CheckpointError(f"the replay segment {path.name} cannot be read ({error.strerror})") from error
@@ -105,6 +117,13 @@ class ReplayLog:
                 raise CheckpointError(f"the replay segment {path.name} does not fit")
             for key, rows in arrays.items():
                 replay.arrays[key][np.arange(segment["start"] - gone, segment["stop"] - gone) % capacity] = rows
+        state = getattr(replay, "state", {})
+        if {key: array.shape for key, array in state.items()} != {
+            key: np.shape(array) for key, array in saved.get("state", {}).items()
+        }:
+            raise CheckpointError("the state of the replay buffer does not fit")
+        for key, array in state.items():
+            array[...] = saved["state"][key]
         replay.inserted = saved["inserted"] - gone
         self._segments = [] if gone else list(saved["segments"])
         self._needed = {segment["name"] for segment in saved["segments"]}

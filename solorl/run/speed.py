@@ -71,14 +71,16 @@ class Forward:
         self.weight = next(chain(module.parameters(), module.buffers()))
         self._address, self._in_numpy = self.weight.data_ptr(), self._trace()
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        """The output of the module."""
+    def __call__(self, x: np.ndarray) -> Any:
+        """The output of the module; a tuple where it gives one."""
         if self.weight.data_ptr() != self._address:  # the weights have moved to other memory
             self._address, self._in_numpy = self.weight.data_ptr(), self._trace()
         if self._in_numpy is not None:
             return self._in_numpy(x.astype(np.float32, copy=False))
+        dtype = torch.uint8 if x.dtype == np.uint8 else torch.float32  # images are moved as bytes
         with torch.no_grad():
-            return self.module(torch.as_tensor(x, dtype=torch.float32, device=self.weight.device)).cpu().numpy()
+            y = self.module(torch.as_tensor(x, dtype=dtype, device=self.weight.device))
+        return tuple(one.cpu().numpy() for one in y) if isinstance(y, tuple) else y.cpu().numpy()
 
     @property
     def in_numpy(self) -> bool:

@@ -1,0 +1,148 @@
+"""Catch on images of 84 x 84: a pixel problem that is learned in minutes. As a game of the Arcade Learning Environment
+(`pixel_probe:Catch-v0`, the wrappers of the Atari files fit around it) and as a game of EnvPool (`Catch-v5` after
+`use_fake_envpool`).
+
+A ball falls in one of 7 columns; the paddle at the bottom moves by a column in 4 frames. The game ends when the ball is
+down: +1 if it is caught, else -1. A random policy has about -0.6, the best one 1.
+"""
+
+import sys
+import types
+from importlib.machinery import ModuleSpec
+
+import gymnasium as gym
+import numpy as np
+
+SIZE, CELL, SPEED = 84, 12, 3  # pixels; pixels per frame
+WAIT = 31  # frames before the ball appears: no-ops at the start of a game change nothing
+
+
+class Catch:
+    """One game, frame by frame."""
+
+    def __init__(self, wait):
+        self.wait = wait
+
+    def reset(self, rng):
+        self.frames, self.paddle, self.ball = 0, SIZE // 2 - CELL // 2, int(rng.integers(SIZE // CELL)) * CELL
+
+    def step(self, action):
+        """One frame with 0: stay, 1: left, 2: right. Reward and whether the game is over."""
+        self.frames += 1
+        if self.frames <= self.wait:
+            return 0.0, False
+        self.paddle = int(np.clip(self.paddle + SPEED * (0, -1, 1)[action], 0, SIZE - CELL))
+        if self.height() < SIZE - CELL:
+            return 0.0, False
+        return (1.0 if abs(self.ball - self.paddle) < CELL else -1.0), True
+
+    def height(self):
+        return SPEED * (self.frames - self.wait)
+
+    def image(self):
+        image = np.zeros((SIZE, SIZE), np.uint8)
+        image[-CELL:, self.paddle : self.paddle + CELL] = 255
+        if self.frames >= self.wait:
+            image[self.height() : self.height() + CELL, self.ball : self.ball + CELL] = 255
+        return image
+
+
+class CatchEnv(gym.Env):
+    """Frames of `Catch` with what the Atari files expect of a game; grey images as with `obs_type="grayscale"`."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 as in Gymnasium
+    observation_space = gym.spaces.Box(0, 255, (SIZE, SIZE), np.uint8)
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, game, obs_type, frameskip, max_num_frames_per_episode, render_mode=None):
+        assert (game, obs_type, frameskip, max_num_frames_per_episode) == ("catch", "grayscale", 1, 0)
+        self.game, self.render_mode = Catch(WAIT), render_mode
+
+    def get_action_meanings(self):
+        return ["NOOP", "LEFT", "RIGHT"]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.game.reset(self.np_random)
+        return self.game.image(), {"lives": 0}
+
+    def step(self, action):
+        reward, over = self.game.step(int(action))
+        return self.game.image(), reward, over, False, {"lives": 0}
+
+    def render(self):
+        return np.repeat(self.game.image()[..., None], 3, 2)
+
+
+if "Catch-v0" not in gym.registry:
+    gym.register("Catch-v0", CatchEnv, kwargs={"game": "catch"})
+
+
+class FakePool:
+    """`Catch` as a game `Catch-v5` of EnvPool: 4 frames a step, the last 4 images; resets one step late."""
+
+    def __init__(self, num_envs, env_seed, max_episode_steps, num_threads=1, render_mode=None):
+        self.games, self.limit = [Catch(0) for _ in range(num_envs)], max_episode_steps
+        self.rngs = [np.random.default_rng(seed) for seed in env_seed]
+        self.stacks, self.done = np.zeros((num_envs, 4, SIZE, SIZE), np.uint8), np.ones(num_envs, bool)
+        self.elapsed = np.zeros(num_envs, np.int32)
+
+    def _begin(self, i):
+        self.games[i].reset(self.rngs[i])
+        self.stacks[i], self.done[i], self.elapsed[i] = self.games[i].image(), False, 0
+
+    def _info(self, ids, reward, terminated):
+        numbers = np.zeros(len(ids), np.int32)
+        return {
+            "env_id": np.asarray(ids, np.int32),
+            "lives": numbers,
+            "reward": reward,
+            "terminated": terminated.astype(np.int32),
+            "elapsed_step": self.elapsed[ids],
+        }
+
+    def reset(self, ids=None):
+        ids = np.arange(len(self.games)) if ids is None else np.asarray(ids)
+        for i in ids:
+            self._begin(i)
+        zeros = np.zeros(len(ids), np.float32)
+        return self.stacks[ids].copy(), self._info(ids, zeros, zeros)
+
+    def step(self, actions):
+        n = len(self.games)
+        reward, terminated, truncated = np.zeros(n, np.float32), np.zeros(n, bool), np.zeros(n, bool)
+        for i, game in enumerate(self.games):
+            if self.done[i]:  # a dummy transition
+                self._begin(i)
+                continue
+            for _ in range(4):
+                if not terminated[i]:
+                    reward[i], terminated[i] = game.step(int(actions[i]))
+            self.stacks[i] = np.concatenate([self.stacks[i, 1:], game.image()[None]])
+            self.elapsed[i] += 1
+            truncated[i] = self.elapsed[i] >= self.limit
+            self.done[i] = terminated[i] | truncated[i]
+        info = self._info(np.arange(n), reward, terminated)
+        return self.stacks.copy(), reward, terminated & ~truncated, truncated, info
+
+    def render(self):
+        return np.repeat(self.stacks[:, -1, :, :, None], 3, 3)
+
+
+def use_fake_envpool(monkeypatch):
+    """Put a module in the place of `envpool` that has the game `Catch-v5` only."""
+
+    def make_spec(env_id, **options):
+        config = types.SimpleNamespace(use_fire_reset=True, max_episode_steps=27_000, task="catch")
+        space = gym.spaces.Box(0, 255, (4, SIZE, SIZE), np.uint8)
+        return types.SimpleNamespace(config=config, observation_space=space, action_space=gym.spaces.Discrete(3))
+
+    def make_gymnasium(env_id, **options):
+        assert env_id == "Catch-v5"
+        return FakePool(**options)
+
+    module = types.ModuleType("envpool")
+    module.__spec__ = ModuleSpec("envpool", None)
+    module.list_all_envs, module.make_spec, module.make_gymnasium = lambda: ["Catch-v5"], make_spec, make_gymnasium
+    monkeypatch.setitem(sys.modules, "envpool", module)
+    monkeypatch.setattr("solorl.envs.envpool.has_fire", lambda game, actions: False)

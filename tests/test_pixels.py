@@ -1,0 +1,36 @@
+"""The files for images: they learn the pixel probe, through the wrappers of the Atari files and through EnvPool's."""
+
+import pytest
+from conftest import rows
+from pixel_probe import use_fake_envpool
+
+PPO = "--num-envs 8 --num-steps 32 --learning-rate 0.001 --no-anneal-lr --gamma 0.9 --eval-every 0 --save-every 0"
+DQN = "--num-envs 1 --learning-starts 500 --buffer-size 20000 --train-frequency 4 --learning-rate 0.0005 --gamma 0.9 "
+DQN += "--target-network-frequency 200 --exploration-fraction 0.3 --end-e 0.05 --eval-every 0 --save-every 0"
+LEARNS = {  # script -> flags with which it learns Catch in minutes; environment steps
+    "ppo_atari": (PPO, 30_000),
+    "ppo_atari_envpool": (PPO, 15_000),
+    "dqn_atari": (DQN, 20_000),
+}
+
+
+@pytest.fixture
+def train_probe(train, monkeypatch):
+    """`train_probe(name, steps, ...)` trains a script on Catch with its flags of the table above."""
+
+    def call(name, steps, *flags):
+        if "envpool" in name:
+            use_fake_envpool(monkeypatch)
+        env_id = "Catch-v5" if "envpool" in name else "pixel_probe:Catch-v0"
+        words = LEARNS[name][0].split()
+        return train(name, "--env-id", env_id, "--total-timesteps", steps, *words, *flags)
+
+    return call
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEARNS)
+def test_learns_catch(name, train_probe):
+    flags = "--target-return 0.9 --eval-every 2000 --log-every 500".split()
+    run = train_probe(name, LEARNS[name][1], *flags)["run"]
+    assert rows(run.dir, "eval/episodic_return")[-1]["eval/episodic_return"] >= 0.9
