@@ -51,7 +51,7 @@ def test_changed_arguments_belong_to_the_run_from_then_on(train):
     config = json.loads((run_dir / "config.json").read_text())
     assert config["args"] == before | {"total_timesteps": 960, "gamma": 0.9}
     assert config["changes"] == [{"step": 640, "args": {"total_timesteps": [640, 960], "gamma": [0.99, 0.9]}}]
-    v = train("ppo", "--resume", run_dir)  # the very command that an interrupted run names
+    v = train("ppo", "--resume", run_dir)  # the same command that an interrupted run names
     assert v["args"].gamma == 0.9 and v["args"].total_timesteps == 960 and v["start"] == 15
     assert json.loads((run_dir / "config.json").read_text()) == config
 

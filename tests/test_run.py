@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, comparable, environment, refused, rows, run, script
+from conftest import comparable, documented_keys, environment, refused, rows, run, script
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -154,9 +154,7 @@ def test_every_row_has_step_and_time_and_all_keys_of_the_page(train):
     assert all({"global_step", "wall_time"} <= row.keys() for row in every)
     assert [row["wall_time"] for row in every] == sorted(row["wall_time"] for row in every)
     keys = {key for row in every for key in row} - {"global_step", "wall_time"}
-    page = (ROOT / "algorithms" / "ppo" / "README.md").read_text()
-    documented = {word for word in page.split("`") if word.partition("/")[0] in ("charts", "losses", "eval")}
-    assert keys == documented
+    assert keys == documented_keys("ppo")
 
 
 def test_tensorboard_holds_what_the_metrics_file_holds(train):

@@ -34,14 +34,14 @@ class Args(RunArgs):
     env_id: str = "CartPole-v1"  # Gymnasium id of the environment
     total_timesteps: int = 500_000  # environment steps, summed over environments
     num_envs: int = 1  # environments stepped in parallel
-    learning_starts: int = 5_000  # environment steps of random actions before the first gradient step
+    learning_starts: int = 5_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 64  # transitions per gradient step
     utd_ratio: float = 0.25  # gradient steps of the critics per environment step (update-to-data ratio)
     policy_lr: float = 3e-4  # learning rate of the actor
     q_lr: float = 3e-4  # learning rate of the critics and of the temperature
-    gamma: float = 0.99  # discount factor
-    tau: float = 0.005  # share of the critics that their targets take over at each move
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    tau: float = 0.005  # share of the critics that their targets take over at each move, from 0 to 1
     policy_frequency: int = 1  # the actor learns at every so many steps of the critics, as many steps in a row
     target_network_frequency: int = 1  # gradient steps of the critics per move of their targets
     alpha: float = 0.2  # temperature, the weight of the entropy, with --no-autotune

@@ -40,9 +40,9 @@ class Args(RunArgs):
     update_epochs: int = 4  # epochs per rollout
     learning_rate: float = 2.5e-4  # of Adam
     anneal_lr: bool = True  # anneal the learning rate linearly to 0
-    max_grad_norm: float = 0.5  # clip the global norm of the gradient
-    gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # lambda of GAE: 0 is TD(0), 1 is Monte Carlo
+    max_grad_norm: float = 0.5  # clip the global norm of the gradient; inf: do not clip
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1
     norm_adv: bool = True  # normalise the advantages of each minibatch
     clip_coef: float = 0.1  # epsilon of Eq. 7
     clip_vloss: bool = True  # clip the change of the value, too

@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import json
 import math
 import os
 import sys
@@ -15,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from solorl.files import write_atomically
+from solorl.metrics import read_rows
 from solorl.run.checkpoint import random_states, set_random_states
 from solorl.run.device import CONFIRM, EVALUATE, env_seed
 from solorl.run.folder import RunFolder
@@ -250,9 +250,8 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
     from matplotlib.figure import Figure
 
     rows = []
-    for line in metrics.read_text(errors="replace").splitlines() if metrics.exists() else ():
-        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError, OverflowError):
-            row = json.loads(line)
+    for row in read_rows(metrics)[0] if metrics.exists() else ():
+        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
             rows.append({name: float(row[name]) for name in DRAWN if name in row or name == "global_step"})
     train = [(row["global_step"], row["charts/episodic_return"]) for row in rows if "charts/episodic_return" in row]
     test = [

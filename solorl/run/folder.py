@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl.errors import UsageError
-from solorl.files import remove_leftovers, sha256, write_atomically
+from solorl.files import read_json, remove_leftovers, sha256, write_atomically
 from solorl.machine import cpu_model, git_state
 from solorl.run.arguments import RunArgs
 from solorl.run.device import device_name
@@ -35,11 +35,7 @@ def new_path(args: RunArgs, script: Path) -> Path:
 
 def read_status(folder: Path) -> dict[str, Any]:
     """What status.json says; empty where it cannot be read."""
-    try:
-        record = json.loads((folder / "status.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    return read_json(folder / "status.json")
 
 
 def config_of(args: RunArgs, script: Path, device: Any) -> dict[str, Any]:
