@@ -19,6 +19,7 @@ from conftest import ROOT, environment, refused, run
 from rich.console import Console
 from safetensors.numpy import load_file
 
+import solorl.run.load
 import solorl.run.verbs
 from solorl import cli, scripts
 from solorl.catalog import header as catalog
@@ -250,16 +251,18 @@ def run_folder(path, config, script="show.py"):
     """A folder that looks like that of a run."""
     path.mkdir()
     (path / "config.json").write_text(config)
-    (path / script).write_text("import sys\nfrom solorl import Run\nprint(sys.argv[1:], Run.play)\n")
+    (path / script).write_text(
+        "import sys\nfrom solorl.run.load import play_wanted\nprint(sys.argv[1:], play_wanted())\n"
+    )
     return path
 
 
 def test_play_asks_the_script_of_the_run(solo, tmp_path):
     folder = run_folder(tmp_path / "r", '{"script": "show.py", "args": {}}')
     code, out, _ = solo("play", folder, "--episodes", 3, "--video", "--seed", 7, "--trust-script")
-    asked = solorl.run.verbs.Play(episodes=3, video=True, render=False, seed=7)
+    asked = solorl.run.load.Play(episodes=3, video=True, render=False, seed=7)
     assert code == 0 and out == f"{['--resume', str(folder)]} {asked}\n"
-    assert solorl.run.verbs.Run.play is None
+    assert solorl.run.load.play_wanted() is None
 
 
 def test_play_refuses_what_is_no_run(solo, tmp_path, monkeypatch):
