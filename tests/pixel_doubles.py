@@ -9,8 +9,8 @@ LIFE, REWARD, END = 56, 64, 80  # frames at which a life is lost, a reward comes
 class Diary(gym.Env):
     """`pixel_doubles:Diary-v0`: the upper half of the image tells the frame, the lower half is the game's own number.
 
-    Lives fall from 3 to 2 at frame 56; the reward is 5 at frame 64; frame 80 is the end: of the task, or by a time limit
-    if the number is odd. `pressed` are the actions of the game, frame by frame.
+    Lives fall from 3 to 2 at frame 56; the reward is 5 at frame 64; frame 80 is the end: of the task, or by a time
+    limit if the number is odd. `pressed` are the actions of the game, frame by frame.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 as in Gymnasium

@@ -37,8 +37,8 @@ def until_over():
 
 
 def test_steps_are_those_of_envpool_with_fire_after_a_lost_life_and_no_dummies():
-    """Two games side by side over several ends. By hand: FIRE once after a lost life, and the step that EnvPool takes to
-    reset an environment left out, in which the other one stands still for us, so it is stepped in a pool of its own."""
+    """Two games side by side over several ends. By hand, each in a pool of its own: FIRE once after a lost life, and
+    the step that EnvPool takes to reset an environment is left out."""
     actions = np.random.default_rng(0).integers(4, size=(300, 2))
     first, steps = play(actions)
     for n in range(2):
@@ -49,7 +49,7 @@ def test_steps_are_those_of_envpool_with_fire_after_a_lost_life_and_no_dummies()
         for t, (got, reward, terminated, truncated, infos) in enumerate(steps):
             obs, want_reward, over, _, info = pool.step(np.array([FIRE if fire else actions[t, n]]))
             assert (reward[n], terminated[n], truncated[n]) == (want_reward[0], over[0], False)
-            assert infos["lives"][n] == (5 if over[0] else info["lives"][0])  # in the game of the image that is returned
+            assert infos["lives"][n] == (5 if over[0] else info["lives"][0])  # in the game that is shown
             fire = info["lives"][0] < lives and not over[0]
             losses, lives = losses + fire, int(info["lives"][0])
             if over[0]:  # the dummy transition: an ignored action, the first image of the next game
@@ -92,7 +92,7 @@ def test_a_game_over_is_reset_in_the_same_step():
     assert terminated.tolist() == [True, False] and not truncated.any()
     assert infos["_final_obs"].tolist() == [True, False] and infos["final_obs"][1] is None
     assert infos["final_obs"][0].shape == (4, 84, 84)
-    np.testing.assert_array_equal(infos["final_obs"][0][:3], steps[length - 2][0][0][1:])  # it ends the old game's stack
+    np.testing.assert_array_equal(infos["final_obs"][0][:3], steps[length - 2][0][0][1:])  # of the old game
     assert not np.array_equal(obs[0], infos["final_obs"][0])
     np.testing.assert_array_equal(steps[length][0][0][:3], obs[0][1:])  # the next step goes on from the new game
     assert infos["lives"][0] == steps[length][4]["lives"][0] == 5 and "final_obs" not in steps[length][4]
@@ -142,7 +142,7 @@ def test_what_was_returned_stays_as_it_was():
     copies = [kept[0].copy()]
     for _ in range(12):
         obs, *_, infos = envs.step(np.full(2, 2))
-        kept += [obs, *(infos["final_obs"] if "final_obs" in infos else ()), infos["lives"]]
+        kept += [obs, *infos.get("final_obs", ()), infos["lives"]]
         copies += [np.array(x) for x in kept[len(copies) :]]
     assert all(np.array_equal(x, y) for x, y in zip(kept, copies, strict=True))
 

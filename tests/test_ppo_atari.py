@@ -1,6 +1,5 @@
 """ppo_atari.py and ppo_atari_envpool.py: the wrappers against the raw emulator, what a rollout holds, resuming."""
 
-import re
 import shutil
 import sys
 
@@ -90,7 +89,7 @@ def test_breakout_goes_on_after_a_lost_life():
 
 @pytest.mark.parametrize("env_id", ["ALE/Breakout-v5", "BreakoutNoFrameskip-v4", "ALE/Pong-v5"])
 def test_observations_are_those_of_a_loop_over_the_emulator(env_id):
-    """Four frames a step, the larger of the last two images, made smaller, the last four of them; rewards are sums, raw.
+    """Four frames a step, the larger of the last two images, made smaller, the last four of them; rewards are sums.
     With the sticky actions of the version v5, whose draws are those of the emulator."""
     env, raw = ATARI["make_env"](env_id), gym.make(env_id, obs_type="grayscale", frameskip=1)
     obs, _ = env.reset(seed=3)
@@ -116,7 +115,7 @@ def test_observations_are_those_of_a_loop_over_the_emulator(env_id):
     rng, total = np.random.default_rng(0), 0.0
     for _ in range(120):
         action = int(rng.integers(4))
-        obs, reward, terminated, truncated, info = env.step(action)
+        obs, reward, terminated, truncated, _ = env.step(action)
         now = raw.unwrapped.ale.lives()
         fire, lives = now < lives, now
         want, over = step(1 if fire else action)
@@ -275,14 +274,14 @@ def test_envpool_resumes_with_new_games_and_says_so(train, monkeypatch):
 # ---------------------------------------------------------------------- resuming
 @pytest.mark.parametrize("stop", [True, False])
 def test_resumed_equals_uninterrupted_with_sticky_actions(stop, train, monkeypatch):
-    """Asked to end after half of it, or its last checkpoint lost as after a kill; in the middle of games of Breakout."""
-    flags = ["--env-id", "ALE/Breakout-v5", *SHORT, "--num-steps", "32", "--total-timesteps", "256", "--eval-every", "0"]
+    """Stopped after half of it, or its last checkpoint lost as after a kill; in the middle of games of Breakout."""
+    flags = ["--env-id", "ALE/Breakout-v5", *SHORT, "--num-steps", "32", "--total-timesteps", "256", "--eval-every=0"]
     flags += ["--learning-rate", "0.001", "--save-every", "128", "--ent-coef", "0.1"]
     whole = train("ppo_atari", *flags)
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
     if stop:
         ends = Run._reason_to_end
-        monkeypatch.setattr(Run, "_reason_to_end", lambda run: "stop" if run._iteration == 1 else "")
+        monkeypatch.setattr(Run, "_reason_to_end", lambda run: "stop" if run.iteration == 1 else "")
         run_dir = train("ppo_atari", *flags)["run"].dir
         monkeypatch.setattr(Run, "_reason_to_end", ends)
     else:

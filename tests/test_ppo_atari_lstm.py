@@ -16,7 +16,8 @@ from solorl.run.speed import GradientStep
 
 LSTM = definitions("ppo_atari_lstm")
 DIARY = "--env-id pixel_doubles:Diary-v0 --num-envs 2 --num-steps 32 --num-minibatches 2 --eval-episodes 1".split()
-STILL = [*DIARY, "--learning-rate", "0", "--total-timesteps", "128", "--update-epochs", "1"]  # the script is a function of its rollout
+# With a learning rate of 0 the script is a function of its rollout.
+STILL = [*DIARY, "--learning-rate", "0", "--total-timesteps", "128", "--update-epochs", "1"]
 
 
 @pytest.fixture

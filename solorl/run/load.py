@@ -75,9 +75,9 @@ def play_wanted() -> Play | None:
 @dataclass(frozen=True)
 class LoadedPolicy:
     """The trained policy of a run folder: `policy(obs)` maps a NumPy batch of observations (n, *obs_shape) to a NumPy
-    batch of greedy actions (n, ...), as the environments of `make_env` take them. A policy with memory takes and returns
-    it: `action, state = policy(obs, state, first)`; `state` is None before the first step, `first` (n,) says where an
-    episode begins with this observation."""
+    batch of greedy actions (n, ...), as the environments of `make_env` take them. A policy with memory takes and
+    returns it: `action, state = policy(obs, state, first)`; `state` is None before the first step, `first` (n,) says
+    where an episode begins with this observation."""
 
     env_id: str
     args: Any  # the arguments of the training
