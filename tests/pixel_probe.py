@@ -76,7 +76,7 @@ class Recall:
 
 
 class CatchEnv(gym.Env):
-    """Frames of `Catch` or `Recall`, with what the Atari files expect of a game; grey, as with `obs_type="grayscale"`."""
+    """Frames of `Catch` or `Recall`, with what the Atari files expect of a game: grey images, lives, meanings."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 as in Gymnasium
     observation_space = gym.spaces.Box(0, 255, (SIZE, SIZE), np.uint8)

@@ -2,11 +2,12 @@
 
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, comparable, definitions, rows
+from conftest import ROOT, comparable, definitions, rows, run
 from gymnasium.vector import SyncVectorEnv
 from pixel_doubles import END
 
@@ -305,6 +306,18 @@ def test_every_key_is_on_the_page(train):
     keys = {key for row in rows(v["run"].dir) for key in row} - {"global_step", "wall_time"}
     page = (ROOT / "algorithms" / "ppo" / "README.md").read_text()
     assert keys == {word for word in page.split("`") if word.partition("/")[0] in ("charts", "losses", "eval")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo_atari", "ppo_atari_lstm"])
+def test_a_standalone_copy_learns_the_same(name, train, solo, tmp_path):
+    flags = [*DIARY, "--env-id", "BreakoutNoFrameskip-v4", "--total-timesteps", "128", "--update-epochs", "1"]
+    ours = train(name, *flags, "--no-fast")["agent"].state_dict()
+    assert solo("copy", name, tmp_path / "mine.py", "--standalone")[0] == 0
+    done = run(sys.executable, tmp_path / "mine.py", *flags, "--save-to", tmp_path / "weights.npz")
+    assert done.returncode == 0 and "over 1 greedy episodes" in done.stdout, done.stderr
+    alone = np.load(tmp_path / "weights.npz")
+    assert all(np.array_equal(x, alone[f"agent.{key}"]) for key, x in ours.items())
 
 
 # ---------------------------------------------------------------------- it learns
