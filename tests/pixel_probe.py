@@ -4,6 +4,9 @@
 
 A ball falls in one of 7 columns; the paddle at the bottom moves by a column in 4 frames. The game ends when the ball is
 down: +1 if it is caught, else -1. A random policy has about -0.6, the best one 1.
+
+`pixel_probe:Recall-v0` asks for memory: a square left or right in the first images, then empty images, then a bar: +1
+for the button of that side, else -1. A random policy has about -0.33, the best one without memory 0, the best one 1.
 """
 
 import sys
@@ -47,16 +50,41 @@ class Catch:
         return image
 
 
+class Recall:
+    """A side is shown first and is to be named at the end, 29 frames later: more than a stack of four images holds."""
+
+    def __init__(self, wait):
+        self.shown = wait + 4  # frames, so that the first image after up to 30 no-ops shows the side
+
+    def reset(self, rng):
+        self.frames, self.side = 0, int(rng.integers(2))
+
+    def step(self, action):
+        """One frame with 0: nothing, 1: left, 2: right; the last one counts. Reward and whether the game is over."""
+        self.frames += 1
+        if self.frames < self.shown + 29:
+            return 0.0, False
+        return (1.0 if action == self.side + 1 else -1.0), True
+
+    def image(self):
+        image = np.zeros((SIZE, SIZE), np.uint8)
+        if self.frames < self.shown:
+            image[:, self.side * SIZE // 2 :][:, : SIZE // 2] = 255
+        if self.frames >= self.shown + 21:
+            image[-CELL:] = 255
+        return image
+
+
 class CatchEnv(gym.Env):
-    """Frames of `Catch` with what the Atari files expect of a game; grey images as with `obs_type="grayscale"`."""
+    """Frames of `Catch` or `Recall`, with what the Atari files expect of a game: grey images, lives, meanings."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 as in Gymnasium
     observation_space = gym.spaces.Box(0, 255, (SIZE, SIZE), np.uint8)
     action_space = gym.spaces.Discrete(3)
 
     def __init__(self, game, obs_type, frameskip, max_num_frames_per_episode, render_mode=None):
-        assert (game, obs_type, frameskip, max_num_frames_per_episode) == ("catch", "grayscale", 1, 0)
-        self.game, self.render_mode = Catch(WAIT), render_mode
+        assert (obs_type, frameskip, max_num_frames_per_episode) == ("grayscale", 1, 0)
+        self.game, self.render_mode = {"catch": Catch, "recall": Recall}[game](WAIT), render_mode
 
     def get_action_meanings(self):
         return ["NOOP", "LEFT", "RIGHT"]
@@ -76,6 +104,7 @@ class CatchEnv(gym.Env):
 
 if "Catch-v0" not in gym.registry:
     gym.register("Catch-v0", CatchEnv, kwargs={"game": "catch"})
+    gym.register("Recall-v0", CatchEnv, kwargs={"game": "recall"})
 
 
 class FakePool:

@@ -10,6 +10,7 @@ DQN += "--target-network-frequency 200 --exploration-fraction 0.3 --end-e 0.05 -
 LEARNS = {  # script -> flags with which it learns Catch in minutes; environment steps
     "ppo_atari": (PPO, 30_000),
     "ppo_atari_envpool": (PPO, 15_000),
+    "ppo_atari_lstm": (PPO, 30_000),
     "dqn_atari": (DQN, 20_000),
 }
 
