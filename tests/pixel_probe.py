@@ -79,12 +79,12 @@ if "Catch-v0" not in gym.registry:
 
 
 class FakePool:
-    """`Catch` as a game `Catch-v5` of EnvPool: 4 frames a step, the last 4 images; resets one step late."""
+    """`Catch` as a game `Catch-v5` of EnvPool: 4 frames a step, the last `stack_num` images; resets one step late."""
 
-    def __init__(self, num_envs, env_seed, max_episode_steps, num_threads=1, render_mode=None):
+    def __init__(self, num_envs, env_seed, max_episode_steps, num_threads=1, render_mode=None, stack_num=4):
         self.games, self.limit = [Catch(0) for _ in range(num_envs)], max_episode_steps
         self.rngs = [np.random.default_rng(seed) for seed in env_seed]
-        self.stacks, self.done = np.zeros((num_envs, 4, SIZE, SIZE), np.uint8), np.ones(num_envs, bool)
+        self.stacks, self.done = np.zeros((num_envs, stack_num, SIZE, SIZE), np.uint8), np.ones(num_envs, bool)
         self.elapsed = np.zeros(num_envs, np.int32)
 
     def _begin(self, i):
@@ -132,9 +132,9 @@ class FakePool:
 def use_fake_envpool(monkeypatch):
     """Put a module in the place of `envpool` that has the game `Catch-v5` only."""
 
-    def make_spec(env_id, **options):
+    def make_spec(env_id, stack_num=4):
         config = types.SimpleNamespace(use_fire_reset=True, max_episode_steps=27_000, task="catch")
-        space = gym.spaces.Box(0, 255, (4, SIZE, SIZE), np.uint8)
+        space = gym.spaces.Box(0, 255, (stack_num, SIZE, SIZE), np.uint8)
         return types.SimpleNamespace(config=config, observation_space=space, action_space=gym.spaces.Discrete(3))
 
     def make_gymnasium(env_id, **options):
