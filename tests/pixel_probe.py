@@ -4,6 +4,8 @@
 
 A ball falls in one of 7 columns; the paddle at the bottom moves by a column in 4 frames. The game ends when the ball is
 down: +1 if it is caught, else -1. A random policy has about -0.6, the best one 1.
+
+`python -m pixel_probe train NAME ...` is `solo train NAME ...` with that EnvPool.
 """
 
 import sys
@@ -146,3 +148,12 @@ def use_fake_envpool(monkeypatch):
     module.list_all_envs, module.make_spec, module.make_gymnasium = lambda: ["Catch-v5"], make_spec, make_gymnasium
     monkeypatch.setitem(sys.modules, "envpool", module)
     monkeypatch.setattr("solorl.envs.envpool.has_fire", lambda game, actions: False)
+
+
+if __name__ == "__main__":
+    import pytest
+
+    from solorl import cli
+
+    use_fake_envpool(pytest.MonkeyPatch())
+    sys.exit(cli.main(sys.argv[1:]))
