@@ -37,3 +37,15 @@ def test_learns_catch(name, train_probe):
     flags = "--target-return 0.9 --eval-every 2000 --log-every 500".split()
     run = train_probe(name, LEARNS[name][1], *flags)["run"]
     assert rows(run.dir, "eval/episodic_return")[-1]["eval/episodic_return"] >= 0.9
+
+
+@pytest.mark.parametrize("name", [name for name in LEARNS if "envpool" in name])
+def test_plays_a_game_of_envpool(name, train, monkeypatch):
+    """200 steps of Breakout, in training and evaluation cut off after 30 steps of each game."""
+    pytest.importorskip("envpool")
+    monkeypatch.setattr("solorl.envs.envpool.ATARI_STEPS", 30)
+    flags = "--env-id Breakout-v5 --num-envs 2 --num-steps 50 --total-timesteps 200 --num-minibatches 2".split()
+    v = train(name, *flags, *"--update-epochs 1 --eval-episodes 2 --eval-every 0".split())
+    assert v["obs"].max() > 0 and v["timeout"].any() and (v["final_value"][v["timeout"]] != 0).all()
+    lengths = [row["charts/episodic_length"] for row in rows(v["run"].dir, "charts/episodic_length")]
+    assert lengths == [30.0] * 6 and rows(v["run"].dir, "eval/episodic_length")[-1]["eval/episodic_length"] == 30

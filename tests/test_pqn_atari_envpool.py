@@ -11,8 +11,8 @@ from solorl.envs.envpool import EnvPoolVectorEnv
 
 NAME = "pqn_atari_envpool"
 PQN = definitions(NAME)
-SMALL = "--env-id Catch-v5 --num-envs 2 --num-steps 8 --total-timesteps 32 --num-minibatches 2 --update-epochs 1".split()
-SMALL += "--eval-episodes 1 --eval-every 0".split()
+SMALL = "--env-id Catch-v5 --num-envs 2 --num-steps 8 --total-timesteps 32 --num-minibatches 2".split()
+SMALL += "--update-epochs 1 --eval-episodes 1 --eval-every 0".split()
 STILL = [*SMALL, "--learning-rate", "0", "--start-e", "0.5", "--end-e", "0.5"]
 
 

@@ -1,5 +1,7 @@
-"""pqn_atari_envpool_lstm.py: when its memory is empty and when it goes on, in learning, at time limits, in evaluation and
-after a resume. Whether it learns Catch is tested in test_pixels.py."""
+"""pqn_atari_envpool_lstm.py: when its memory is empty and when it goes on, in learning, at time limits, in evaluation
+and after a resume. Whether it learns Catch is tested in test_pixels.py."""
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,8 +14,8 @@ from solorl.run.evaluation import stepwise
 
 NAME = "pqn_atari_envpool_lstm"
 PQN = definitions(NAME)
-SMALL = "--env-id Catch-v5 --num-envs 2 --num-steps 8 --total-timesteps 32 --num-minibatches 2 --update-epochs 1".split()
-SMALL += "--eval-episodes 1 --eval-every 0".split()
+SMALL = "--env-id Catch-v5 --num-envs 2 --num-steps 8 --total-timesteps 32 --num-minibatches 2".split()
+SMALL += "--update-epochs 1 --eval-episodes 1 --eval-every 0".split()
 STILL = [*SMALL, "--learning-rate", "0", "--start-e", "0.5", "--end-e", "0.5"]
 
 
@@ -72,7 +74,7 @@ def test_memory_is_empty_exactly_where_a_game_begins():
     assert q.shape == (7, 3, 3) and after.shape == (2, 3, 128)
     for n in range(3):
         cuts = sorted({0, *np.flatnonzero(first[:, n]), 7})
-        for begin, end in zip(cuts, cuts[1:], strict=False):
+        for begin, end in pairwise(cuts):
             known = None if first[begin, n] else state[:, n]
             want, last = remembered(net, obs[begin:end, n], known)
             np.testing.assert_allclose(q[begin:end, n], want, atol=1e-4)
@@ -118,8 +120,8 @@ def test_acts_greedily_with_its_memory():
 
 
 def test_rollout_goes_on_with_the_memory_of_the_last_one(train):
-    """Of three rollouts with a learning rate of 0: what learning computes from the state before the rollout is what acting
-    saw; a game that began in the rollout starts with an empty memory."""
+    """Of three rollouts with a learning rate of 0: what learning computes from the state before the rollout is what
+    acting saw; a game that began in the rollout starts with an empty memory."""
     v = train(NAME, *STILL, "--total-timesteps", "48")
     rollout, net = v["rollout"], v["q_network"]
     assert v["obs"].shape == (8, 2, 1, 84, 84) and v["obs"].dtype == np.uint8
