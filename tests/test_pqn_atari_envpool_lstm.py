@@ -127,8 +127,10 @@ def test_rollout_goes_on_with_the_memory_of_the_last_one(train):
     assert v["obs"].shape == (8, 2, 1, 84, 84) and v["obs"].dtype == np.uint8
     with torch.no_grad():
         q, state = net(rollout.obs, rollout.state, rollout.first)
+        last, _ = net(torch.as_tensor(v["next_obs"])[None], state, torch.as_tensor(v["next_first"])[None])
     np.testing.assert_allclose(q.amax(-1), v["value"], atol=1e-5)
     torch.testing.assert_close(state, v["state"], atol=1e-5, rtol=1e-4)
+    np.testing.assert_allclose(v["next_value"], last[0].amax(-1), atol=1e-5)
     assert np.array_equal(v["first"][1:], v["over"][:-1]) and v["first"][1:].any() and not v["first"][0].any()
     assert rollout.state.abs().sum() > 0 and np.array_equal(v["next_first"], v["over"][-1])
     begins = np.argwhere(v["first"])
