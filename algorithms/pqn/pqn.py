@@ -35,13 +35,13 @@ class Args(RunArgs):
     num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 4  # epochs per rollout
     learning_rate: float = 2.5e-4  # of RAdam
-    anneal_lr: bool = True  # anneal the learning rate linearly to 0
-    max_grad_norm: float = 10.0  # clip the global norm of the gradient
-    gamma: float = 0.99  # discount factor
-    q_lambda: float = 0.65  # lambda of Q(lambda): 0 is the target of one step
-    start_e: float = 1.0  # epsilon at the start: probability of a random action
-    end_e: float = 0.05  # epsilon at the end
-    exploration_fraction: float = 0.5  # share of total_timesteps in which epsilon falls linearly
+    anneal_lr: bool = True  # anneal the learning rate linearly towards 0
+    max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    q_lambda: float = 0.65  # lambda of Q(lambda) (0: targets of one step), from 0 to 1
+    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
+    end_e: float = 0.05  # epsilon at the end, from 0 to 1
+    exploration_fraction: float = 0.5  # share of total_timesteps in which epsilon falls linearly, from 0 to 1
 
 
 class Batch(NamedTuple):
@@ -114,7 +114,7 @@ def q_lambda_loss(q_network, batch):
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
-    run = Run(args)
+    run = Run(args)  # seeds Python, NumPy and torch
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
@@ -131,9 +131,10 @@ if __name__ == "__main__":
 
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
+    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
-    q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions)
-    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs)
+    q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the present weights
+    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -143,7 +144,7 @@ if __name__ == "__main__":
 
     next_obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
-        global_step = (iteration + 1) * batch_size
+        global_step = (iteration + 1) * batch_size  # at the end of this iteration
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
 
@@ -177,7 +178,7 @@ if __name__ == "__main__":
                 metrics = gradient_step(Batch(*(x[index] for x in rollout)))
                 run.learned(metrics)
 
-        # ---- 4. report: with the means of what was learned
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
         run.log(global_step, {"charts/learning_rate": optimizer.param_groups[0]["lr"], "charts/epsilon": epsilon})
         run.evaluate(global_step, q_network.act, make_env)
         run.save(global_step)

@@ -34,13 +34,13 @@ class Args(RunArgs):
     num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 4  # epochs per rollout
     learning_rate: float = 2.5e-4  # of RAdam
-    anneal_lr: bool = True  # anneal the learning rate linearly to 0
-    max_grad_norm: float = 10.0  # clip the global norm of the gradient
-    gamma: float = 0.99  # discount factor
-    q_lambda: float = 0.65  # lambda of Q(lambda): 0 is the target of one step
-    start_e: float = 1.0  # epsilon at the start: probability of a random action
-    end_e: float = 0.01  # epsilon at the end
-    exploration_fraction: float = 0.1  # share of total_timesteps in which epsilon falls linearly
+    anneal_lr: bool = True  # anneal the learning rate linearly towards 0
+    max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    q_lambda: float = 0.65  # lambda of Q(lambda) (0: targets of one step), from 0 to 1
+    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
+    end_e: float = 0.01  # epsilon at the end, from 0 to 1
+    exploration_fraction: float = 0.1  # share of total_timesteps in which epsilon falls linearly, from 0 to 1
     eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
 
 
@@ -134,7 +134,7 @@ def q_lambda_loss(q_network, batch):
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
-    run = Run(args)
+    run = Run(args)  # seeds Python, NumPy and torch
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
@@ -151,10 +151,11 @@ if __name__ == "__main__":
 
     q_network = QNetwork(num_actions).to(run.device)
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
+    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
     q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions)
     lives = np.zeros(args.num_envs, np.int64)
-    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs, lives=lives)
+    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs, lives=lives)  # what a checkpoint holds
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -164,7 +165,7 @@ if __name__ == "__main__":
 
     next_obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
-        global_step = (iteration + 1) * batch_size
+        global_step = (iteration + 1) * batch_size  # at the end of this iteration
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
 
@@ -200,7 +201,7 @@ if __name__ == "__main__":
                 metrics = gradient_step(Batch(*(x[index] for x in rollout)))
                 run.learned(metrics)
 
-        # ---- 4. report: with the means of what was learned
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
         run.log(global_step, {"charts/learning_rate": optimizer.param_groups[0]["lr"], "charts/epsilon": epsilon})
         run.evaluate(global_step, q_network.act, make_envs)
         run.save(global_step)
