@@ -7,6 +7,8 @@ down: +1 if it is caught, else -1. A random policy has about -0.6, the best one 
 
 `pixel_probe:Recall-v0` asks for memory: a square left or right in the first images, then empty images, then a bar: +1
 for the button of that side, else -1. A random policy has about -0.33, the best one without memory 0, the best one 1.
+
+`python -m pixel_probe train NAME ...` is `solo train NAME ...` with that EnvPool.
 """
 
 import sys
@@ -108,12 +110,12 @@ if "Catch-v0" not in gym.registry:
 
 
 class FakePool:
-    """`Catch` as a game `Catch-v5` of EnvPool: 4 frames a step, the last 4 images; resets one step late."""
+    """`Catch` as a game `Catch-v5` of EnvPool: 4 frames a step, the last `stack_num` images; resets one step late."""
 
-    def __init__(self, num_envs, env_seed, max_episode_steps, num_threads=1, render_mode=None):
+    def __init__(self, num_envs, env_seed, max_episode_steps, num_threads=1, render_mode=None, stack_num=4):
         self.games, self.limit = [Catch(0) for _ in range(num_envs)], max_episode_steps
         self.rngs = [np.random.default_rng(seed) for seed in env_seed]
-        self.stacks, self.done = np.zeros((num_envs, 4, SIZE, SIZE), np.uint8), np.ones(num_envs, bool)
+        self.stacks, self.done = np.zeros((num_envs, stack_num, SIZE, SIZE), np.uint8), np.ones(num_envs, bool)
         self.elapsed = np.zeros(num_envs, np.int32)
 
     def _begin(self, i):
@@ -161,9 +163,9 @@ class FakePool:
 def use_fake_envpool(monkeypatch):
     """Put a module in the place of `envpool` that has the game `Catch-v5` only."""
 
-    def make_spec(env_id, **options):
+    def make_spec(env_id, stack_num=4):
         config = types.SimpleNamespace(use_fire_reset=True, max_episode_steps=27_000, task="catch")
-        space = gym.spaces.Box(0, 255, (4, SIZE, SIZE), np.uint8)
+        space = gym.spaces.Box(0, 255, (stack_num, SIZE, SIZE), np.uint8)
         return types.SimpleNamespace(config=config, observation_space=space, action_space=gym.spaces.Discrete(3))
 
     def make_gymnasium(env_id, **options):
@@ -175,3 +177,12 @@ def use_fake_envpool(monkeypatch):
     module.list_all_envs, module.make_spec, module.make_gymnasium = lambda: ["Catch-v5"], make_spec, make_gymnasium
     monkeypatch.setitem(sys.modules, "envpool", module)
     monkeypatch.setattr("solorl.envs.envpool.has_fire", lambda game, actions: False)
+
+
+if __name__ == "__main__":
+    import pytest
+
+    from solorl import cli
+
+    use_fake_envpool(pytest.MonkeyPatch())
+    sys.exit(cli.main(sys.argv[1:]))

@@ -38,6 +38,9 @@ FLAGS = {
     "td3_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "sac_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "sac_discrete": "--env-id CartPole-v1 --total-timesteps 2000 --learning-starts 1000",
+    "pqn": "--env-id CartPole-v1 --total-timesteps 1536",
+    "pqn_atari_envpool": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
+    "pqn_atari_envpool_lstm": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
     "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "ppo_continuous_action_jax": "--num-steps 256 --total-timesteps 768",
     "ddpg_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
@@ -57,8 +60,8 @@ def circumstances(script):
 
 def first_rows(script, folder):
     """The rows of metrics.jsonl, without what depends on the clock, of a short run in a process of its own."""
-    solo = [Path(__file__).with_name("fake_envpool.py")] if "Catch-v5" in FLAGS[script] else ["-m", "solorl.cli"]
-    words = [sys.executable, *map(str, solo), "train", script, *FLAGS[script].split(), "--runs-dir", str(folder)]
+    program = "pixel_probe" if "envpool" in script else "solorl.cli"
+    words = [sys.executable, "-m", program, "train", script, *FLAGS[script].split(), "--runs-dir", str(folder)]
     subprocess.run(words, env=environment(), check=True, capture_output=True)
     return chosen(comparable(next(Path(folder).iterdir())))
 
@@ -75,7 +78,7 @@ def test_the_first_iterations_are_the_recorded_ones(script, train, monkeypatch):
     trajectories part, the first iteration to 1 %."""
     golden = json.loads((FOLDER / f"{script}.json").read_text())
     assert golden["flags"] == FLAGS[script]
-    if "Catch-v5" in FLAGS[script]:
+    if "envpool" in script:
         use_fake_envpool(monkeypatch)
     run = train(script, *FLAGS[script].split())["run"]
     got, want = chosen(comparable(run.runs[0].dir if script.endswith("_jax") else run.dir)), golden["rows"]
