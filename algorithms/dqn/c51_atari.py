@@ -8,7 +8,7 @@ Paper     Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887 ("Alg.
           Alg. 1 of Mnih et al. 2015, https://www.nature.com/articles/nature14236
 Run       solo train c51_atari --env-id ALE/Pong-v5
 Spaces    image -> discrete
-Differs   from c51.py and dqn_atari.py: the merge of both, with 51 atoms between -10 and 10 and the settings of C51 on
+Differs   from c51.py, dqn_atari.py: the merge of both, with 51 atoms between -10 and 10 and the settings of C51 on
           Atari: learning rate, moves of the target network
 Not for   vector observations: c51.py; continuous actions: ddpg_continuous_action.py
 Details   algorithms/dqn/README.md
@@ -233,11 +233,15 @@ if __name__ == "__main__":
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
+    run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
     run.require(
         args.target_network_frequency >= batch_steps,
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
-    run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
+    run.require(
+        args.buffer_size >= 10 * args.num_envs,
+        f"--buffer-size must be at least {10 * args.num_envs}, the images of a transition in every environment",
+    )
     run.require(
         "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
         f"{args.env_id} is no Atari game; c51.py takes vector observations",

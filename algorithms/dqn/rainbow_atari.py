@@ -367,16 +367,16 @@ if __name__ == "__main__":
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
+    run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
     run.require(
         args.target_network_frequency >= batch_steps,
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
     least = 2 * (args.n_step + 5) * args.num_envs  # rows with a whole transition of every environment
     run.require(
-        args.n_step > 0 and min(args.buffer_size, args.learning_starts) >= least,
-        f"--n-step must be 1 or more, --buffer-size and --learning-starts {least} or more with that --num-envs",
+        min(args.buffer_size, args.learning_starts) >= least,
+        f"--buffer-size and --learning-starts must be at least {least} with --n-step {args.n_step}",
     )
-    run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
     run.require(
         "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
         f"{args.env_id} is no Atari game; c51.py takes vector observations",
