@@ -29,7 +29,7 @@ docs: .venv/.dev
 	$(PY) docs/terminal.py
 
 bench: .venv/.dev
-	$(PY) -m pip install --quiet "stable-baselines3>=2.6" -c requirements-dev.lock
+	$(PY) -m pip install --quiet "stable-baselines3>=2.6" tyro -c requirements-dev.lock
 	$(PY) benchmark/ppo_speed.py $(FLAGS)
 
 # A stamp is written only when its installation is complete; without it the environment is made again.

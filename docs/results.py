@@ -1,10 +1,11 @@
 """Makes the generated parts of all pages from the data: tables and curves of results, tables of speed, the headline
-table of README, the table of algorithms, and the report.
+table of README, the table of algorithms, the curve of each algorithm file, and the report.
 
 python docs/results.py
 """
 
 import importlib
+import os
 import re
 import shlex
 import subprocess
@@ -13,13 +14,13 @@ from pathlib import Path
 
 from solorl.catalog.header import scripts
 from solorl.results import comparison as cmp
-from solorl.results import text
+from solorl.results import figures, text
 from solorl.results.read import read_all
 from solorl.terminal import duration
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, SPEED, ALGORITHMS = "docs/results.md", "docs/speed.md", "algorithms/README.md"
-PPO, DQN, ACTOR_CRITIC = (f"algorithms/{family}/README.md" for family in ("ppo", "dqn", "actor_critic"))
+PPO, DQN, ACTOR_CRITIC = LOGS = [f"docs/results/{family}.md" for family in ("ppo", "dqn", "actor_critic")]
 CLASSIC, CONTINUOUS, OFF_POLICY_RUNS, JAX = (
     f"benchmark/results/{name}" for name in ("classic", "ppo_continuous", "actor_critic", "jax")
 )
@@ -34,41 +35,29 @@ LONG = "BipedalWalker-v3 HalfCheetah-v5 Hopper-v5 LunarLanderContinuous-v3"
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
 OFF_POLICY_JAX = OFF_POLICY.replace("action", "action_jax")
 
-# page, its markers, words of `solo report`, picture in docs/curves ("" for none; of more than 4 methods also X_2, X_3)
+# page, its markers, words of `solo report`
 TABLES = [
-    (RESULTS, "classic", CLASSIC, ""),
-    (RESULTS, "jax", f"{JAX} --baseline ppo_jax", ""),
-    (PPO, "results", f"{CLASSIC} {JAX} --methods ppo ppo_jax sb3_ppo", "ppo"),
-    (PPO, "mountaincar", "benchmark/results/mountaincar", "ppo_mountaincar"),
-    (PPO, "lunarlander", f"{JAX} {CLASSIC} --env-ids LunarLander-v3 --methods {LANDER}", "ppo_lunarlander"),
+    (RESULTS, "classic", CLASSIC),
+    (RESULTS, "jax", f"{JAX} --baseline ppo_jax"),
+    (PPO, "results", f"{CLASSIC} {JAX} --methods ppo ppo_jax sb3_ppo"),
+    (PPO, "mountaincar", "benchmark/results/mountaincar"),
+    (PPO, "lunarlander", f"{JAX} {CLASSIC} --env-ids LunarLander-v3 --methods {LANDER}"),
     (
         PPO,
         "pendulum",
         f"{CONTINUOUS} {JAX} {PENDULUM} ppo_continuous_action rpo_continuous_action ppo_continuous_action_jax",
-        "ppo_pendulum",
     ),
-    (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5 --methods {PPO_CONTINUOUS}", "ppo_halfcheetah"),
-    (PPO, "minatar", "benchmark/results/minatar", "ppo_minatar"),
-    (PPO, "other", f"{CONTINUOUS} --env-ids {OTHER}", "ppo_other"),
+    (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5 --methods {PPO_CONTINUOUS}"),
+    (PPO, "minatar", "benchmark/results/minatar"),
+    (PPO, "other", f"{CONTINUOUS} --env-ids {OTHER}"),
     (
         DQN,
         "results",
         f"benchmark/results/dqn {JAX} --methods dqn dqn_jax c51 c51_jax double_dqn dueling_dqn d3qn ez_greedy_dqn",
-        "dqn",
     ),
-    (
-        ACTOR_CRITIC,
-        "results",
-        f"{OFF_POLICY_RUNS} {JAX} {PENDULUM} {OFF_POLICY} {OFF_POLICY_JAX}",
-        "actor_critic_pendulum",
-    ),
-    (
-        ACTOR_CRITIC,
-        "long",
-        f"{OFF_POLICY_RUNS} {JAX} --env-ids {LONG} --methods {OFF_POLICY} {OFF_POLICY_JAX}",
-        "actor_critic_long",
-    ),
-    (ACTOR_CRITIC, "discrete", f"{OFF_POLICY_RUNS} --methods sac_discrete", "actor_critic_discrete"),
+    (ACTOR_CRITIC, "results", f"{OFF_POLICY_RUNS} {JAX} {PENDULUM} {OFF_POLICY} {OFF_POLICY_JAX}"),
+    (ACTOR_CRITIC, "long", f"{OFF_POLICY_RUNS} {JAX} --env-ids {LONG} --methods {OFF_POLICY} {OFF_POLICY_JAX}"),
+    (ACTOR_CRITIC, "discrete", f"{OFF_POLICY_RUNS} --methods sac_discrete"),
 ]
 
 # page, its markers, module in benchmark, its data in benchmark/results/speed
@@ -84,6 +73,13 @@ SPEEDS = [
     (ACTOR_CRITIC, "jax-speed", "jax_speed", "jax_actor_critic"),
 ]
 
+# Page with results of a family -> the folders of its runs in benchmark/results
+RUNS = {
+    PPO: ["classic", "jax", "mountaincar", "ppo_continuous", "minatar"],
+    DQN: ["dqn", "jax"],
+    ACTOR_CRITIC: ["actor_critic", "jax"],
+}
+
 # The headline table of README: environment, method, folder in benchmark/results.
 HEADLINE = [
     ("CartPole-v1", "ppo", "classic"),
@@ -97,10 +93,9 @@ HEADLINE = [
 REPORT = ["report", CLASSIC, "--out", "benchmark/reports/classic", "--title", "PPO, here and in Stable-Baselines3"]
 
 
-def words(page, marker, report, picture):
+def words(page, marker, report):
     """The command line of one of TABLES, after `solo`."""
-    curves = ["--curves", f"docs/curves/{picture}.png"] if picture else []
-    return ["report", *shlex.split(report), "--markdown", page, "--marker", marker, *curves]
+    return ["report", *shlex.split(report), "--markdown", page, "--marker", marker]
 
 
 def speed(module, data):
@@ -162,9 +157,52 @@ def algorithms():
     return "\n\n".join(parts)
 
 
+def runs_of(log):
+    """The results of a family: those of its folders that one of its files or its peer made, by folder."""
+    family = Path(log).stem
+    names = {script.name for script in scripts() if script.family == family} | {f"sb3_{family}"}
+    found = {folder: read_all([ROOT / "benchmark/results" / folder])[0] for folder in RUNS[log]}
+    return {folder: [run for run in runs if run.script in names] for folder, runs in found.items()}
+
+
+def measured(log):
+    """When and where the runs of a family were made, a row for each folder."""
+    lines = ["| data | runs | started | machine | software |", "|---|---:|---|---|---|"]
+    for folder, runs in runs_of(log).items():
+        days = sorted({run.started[:10] for run in runs})
+        machines = sorted({f"{run.machine['cpu']}, {run.machine['cores']} cores" for run in runs})
+        packages = ("stable-baselines3", "gymnasium", "torch", "jax")
+        software = {f"{name} {run.versions[name]}" for run in runs for name in packages if name in run.versions}
+        software |= {f"Python {run.python}" for run in runs}
+        place = Path(os.path.relpath(ROOT / "benchmark/results" / folder, (ROOT / log).parent)).as_posix()
+        cells = [f"[`{folder}`]({place})", str(len(runs)), " to ".join([days[0], *days[1:][-1:]])]
+        lines.append(f"| {' | '.join([*cells, '; '.join(machines), ', '.join(sorted(software))])} |")
+    return "\n".join(lines)
+
+
+def curves():
+    """Picture of an algorithm file -> what it shows: the learning curves of its results, of its parents and its twin,
+    on the environments on which it was run; at most four. Nothing for a file without results."""
+    found = {}
+    for log in RUNS:
+        runs = [run for each in runs_of(log).values() for run in each]
+        for script in (each for each in scripts() if each.family == Path(log).stem):
+            envs = {run.env_id for run in runs if run.script == script.name}
+            names = [script.name, *(Path(each).stem for each in (*script.parents, script.twin) if each)]
+            ours = [run for name in names for run in runs if run.script == name and run.env_id in envs]
+            methods = list(dict.fromkeys(run.name for run in ours))[: cmp.MOST_CURVES]
+            if ours:
+                ours = [run for method in methods for run in ours if run.name == method]
+                comparison = cmp.compare(ours, "auto", None, None, True)
+                path = ROOT / f"docs/curves/{script.name}.png"
+                found[path] = comparison, cmp.curves(comparison, comparison.metric, "steps")
+    return found
+
+
 def blocks():
     """(page, marker) -> text, of all parts that are not made by `solo report`."""
     made = {(page, marker): speed(module, data) for page, marker, module, data in SPEEDS}
+    made |= {(log, "measured"): measured(log) for log in LOGS}
     return {("README.md", "headline"): headline(), (ALGORITHMS, "algorithms"): algorithms(), **made}
 
 
@@ -180,6 +218,9 @@ def put(page, marker, block):
 if __name__ == "__main__":
     for (page, marker), block in blocks().items():
         put(page, marker, block)
+    for path, (comparison, shown) in curves().items():
+        if not figures.shows(path, shown):
+            figures.write_curves(comparison, shown, path)
     commands = [*(words(*entry) for entry in TABLES), REPORT]
     codes = [
         subprocess.run([sys.executable, "-m", "solorl.cli", *command], cwd=ROOT).returncode for command in commands

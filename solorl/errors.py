@@ -42,12 +42,23 @@ def reason(error: BaseException) -> str:
 
 @contextmanager
 def fitting(what: str) -> Iterator[None]:
-    """Whatever is raised inside ends the program with one sentence and exit code 2: `what`, read from a file, does not
-    fit. A file can be well-formed and wrong in more ways than can be listed, hence every exception."""
+    """Whatever is raised inside becomes a UsageError: `what`, read from a file, does not fit. A file can be well-formed
+    and wrong in more ways than can be listed, hence every exception."""
     try:
         yield
+    except UsageError:
+        raise
     except Exception as error:
-        quit_with(f"{what} does not fit: {reason(error)}")
+        raise UsageError(f"{what} does not fit: {reason(error)}") from error
+
+
+@contextmanager
+def in_one_sentence() -> Iterator[None]:
+    """A UsageError inside ends the program with its sentence and exit code 2."""
+    try:
+        yield
+    except UsageError as error:
+        quit_with(error)
 
 
 # Module that a script or an environment may import -> our extra that brings it.

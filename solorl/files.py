@@ -1,10 +1,12 @@
-"""Writing files for the verbs: whole or not at all, and every failure one sentence."""
+"""Writing files for the verbs: whole or not at all, and every failure one sentence; and reading JSON and digests."""
 
 import hashlib
+import json
 import os
 import re
 import stat
 from pathlib import Path
+from typing import Any
 
 from solorl.errors import UsageError
 from solorl.machine import process_start
@@ -57,6 +59,15 @@ def remove_leftovers(folder: Path) -> None:
         match = re.fullmatch(r"\..+\.(\d+)", path.name)
         if match and process_start(int(match[1])) is None and not path.is_dir():
             path.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is none that can be read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def sha256(path: Path) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -122,6 +123,22 @@ def train(tmp_path, monkeypatch):
 
     call.out, call.code = "", 0
     return call
+
+
+def section(page, title):
+    """The text of a page of Markdown between the heading `## title` and the next one of its kind."""
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", page, flags=re.M | re.S)
+    assert found, f"the page has no section {title}"
+    return found[1]
+
+
+def documented_keys(name):
+    """The metrics that the family's page says a file logs: those of every file, and those that its section names."""
+    page = script(name).with_name("README.md").read_text()
+    of_file = section(page, f"`{name}.py`").partition("**Logged metrics**")[2].partition("**Differences from")[0]
+    assert of_file, f"the section of {name}.py names no logged metrics"
+    text = section(page, "Logged metrics") + of_file
+    return {word for word in text.split("`") if re.fullmatch(r"(charts|losses|eval)/\w+", word)}
 
 
 @pytest.fixture

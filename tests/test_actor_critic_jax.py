@@ -341,7 +341,7 @@ def test_it_learns_where_to_aim_within_asymmetric_bounds(name, train, solo, aim)
     share = (action + 1) / 2  # as the environment saw it
     wanted = -4 * ((share - 0.5 - 0.25 * np.asarray(replay.obs) * [-1, 1]) ** 2).sum(1)
     np.testing.assert_allclose(replay.reward, wanted, atol=1e-5)
-    assert run.last_evaluation[1] > -0.05  # half a range away: -1, at random: -0.8
+    assert run.evaluator.last[1] > -0.05  # half a range away: -1, at random: -0.8
 
     small = ["--total-timesteps", 240, "--eval-episodes", 1]
     twin = train(f"{name}_continuous_action", *flags, *small)["run"]

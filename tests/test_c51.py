@@ -99,10 +99,10 @@ def test_probabilities_are_those_of_actions_and_atoms():
     """The network's output is cut into n_atoms logits for each action, in this order; a value is their mean."""
     net = C51["QNetwork"](3, 4, torch.linspace(-1, 1, 5))
     obs = torch.randn(6, 3)
-    logprob, logit = net.logprob(obs), net.net(obs)[2, 15:20]
-    assert logprob.shape == (6, 4, 5)
-    torch.testing.assert_close(logprob[2, 3], logit - logit.logsumexp(0))
-    torch.testing.assert_close(net(obs)[2, 3], (logit.softmax(0) * torch.linspace(-1, 1, 5)).sum())
+    logits = net.logits(obs)
+    assert logits.shape == (6, 4, 5)
+    torch.testing.assert_close(logits[2, 3], net.net(obs)[2, 15:20])
+    torch.testing.assert_close(net(obs)[2, 3], (logits[2, 3].softmax(0) * torch.linspace(-1, 1, 5)).sum())
 
 
 def test_adam_has_the_epsilon_of_its_batch(train):

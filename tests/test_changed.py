@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,7 +51,7 @@ def test_changed_arguments_belong_to_the_run_from_then_on(train):
     config = json.loads((run_dir / "config.json").read_text())
     assert config["args"] == before | {"total_timesteps": 960, "gamma": 0.9}
     assert config["changes"] == [{"step": 640, "args": {"total_timesteps": [640, 960], "gamma": [0.99, 0.9]}}]
-    v = train("ppo", "--resume", run_dir)  # the very command that an interrupted run names
+    v = train("ppo", "--resume", run_dir)  # the same command that an interrupted run names
     assert v["args"].gamma == 0.9 and v["args"].total_timesteps == 960 and v["start"] == 15
     assert json.loads((run_dir / "config.json").read_text()) == config
 
@@ -133,7 +132,7 @@ def test_episodes_that_begin_anew_begin_with_nothing(train, monkeypatch):
 
         class Watched(sys.modules["solorl"].Run):
             def reset(self, envs, seen=seen):
-                parts = self._parts
+                parts = self.checkpoints.parts
                 seen["left"] = parts["so_far"] if "so_far" in parts else parts["exploring"][1]
                 assert self.restarted == [0, 1] and not seen["left"].any()
                 return super().reset(envs)
@@ -349,9 +348,10 @@ def test_where_some_seeds_have_ended_the_others_say_how_each_goes_on(monkeypatch
     runs, said = object.__new__(seeds.Runs), []
     runs.num_seeds = 2
     runs.runs = [
-        SimpleNamespace(dir=Path(f"run{i}"), step=7, ending=ending, _how_to_go_on=partial("how to go on {}".format, i))
+        SimpleNamespace(dir=Path(f"run{i}"), step=7, ending=ending, script=Path("ppo.py"))
         for i, ending in enumerate(endings)
     ]
+    monkeypatch.setattr(seeds, "how_to_go_on", lambda script, folder: f"how to go on {folder.name[3:]}")
     monkeypatch.setattr(seeds.Runs, "_say", lambda self, text: said.append(text))
     runs._say_where()
     assert said == want

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import runpy
 import subprocess
 import sys
 from dataclasses import fields
@@ -18,11 +19,12 @@ from conftest import ROOT, environment, refused, run
 from rich.console import Console
 from safetensors.numpy import load_file
 
+import solorl.run.load
 import solorl.run.verbs
 from solorl import cli, scripts
 from solorl.catalog import header as catalog
 from solorl.catalog import stub
-from solorl.catalog.standalone import standalone
+from solorl.catalog.standalone import STUB, standalone
 from solorl.cli import diff
 from solorl.errors import UsageError
 from solorl.run.arguments import RunArgs
@@ -249,16 +251,18 @@ def run_folder(path, config, script="show.py"):
     """A folder that looks like that of a run."""
     path.mkdir()
     (path / "config.json").write_text(config)
-    (path / script).write_text("import sys\nfrom solorl import Run\nprint(sys.argv[1:], Run.play)\n")
+    (path / script).write_text(
+        "import sys\nfrom solorl.run.load import play_wanted\nprint(sys.argv[1:], play_wanted())\n"
+    )
     return path
 
 
 def test_play_asks_the_script_of_the_run(solo, tmp_path):
     folder = run_folder(tmp_path / "r", '{"script": "show.py", "args": {}}')
     code, out, _ = solo("play", folder, "--episodes", 3, "--video", "--seed", 7, "--trust-script")
-    asked = solorl.run.verbs.Play(episodes=3, video=True, render=False, seed=7)
+    asked = solorl.run.load.Play(episodes=3, video=True, render=False, seed=7)
     assert code == 0 and out == f"{['--resume', str(folder)]} {asked}\n"
-    assert solorl.run.verbs.Run.play is None
+    assert solorl.run.load.play_wanted() is None
 
 
 def test_play_refuses_what_is_no_run(solo, tmp_path, monkeypatch):
@@ -432,6 +436,8 @@ TORCH = [path for path in scripts.script_paths().values() if catalog.parse_heade
 def test_standalone_leaves_nothing_of_solorl(path):
     text = standalone(path, "mine.py")
     assert "solorl" not in catalog.top_modules(ast.parse(text)) and '"solorl' not in text.split("# ///\n")[0]
+    names = [node.name for node in ast.parse(text).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    assert len(names) == len(set(names)) and {"Run", "parse", "given_arguments"} <= set(names)
     used = set(re.findall(r"\brun\.(\w+)\(", text))
     assert used <= set(dir(stub.Run)), "verbs that the stub has not"
 
@@ -440,6 +446,51 @@ def test_standalone_refuses_files_in_jax():
     """Their environments and runs of many seeds are of the library."""
     with pytest.raises(UsageError, match=r"cannot stand alone: it says `from solorl import RunArgs, Runs, parse`"):
         standalone(ROOT / "algorithms" / "ppo" / "ppo_jax.py", "mine.py")
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch, capsys):
+    """`alone("--flag", ...)` runs a standalone copy of ppo.py: exit code, output, errors."""
+    path = tmp_path / "alone" / "ppo.py"
+    path.parent.mkdir()
+    path.write_text(standalone(ROOT / "algorithms" / "ppo" / "ppo.py", "ppo.py"))
+
+    def call(*flags):
+        monkeypatch.setattr(sys, "argv", [str(path), *flags])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(path), run_name="__main__")
+        return end.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_standalone_shows_the_same_help(alone, train):
+    code, out, err = alone("--help")
+    train("ppo", "--help")
+    own, shared = out.split("options of every run:")
+    header, ours = train.out.split("options of every run:")[0].split("options of ppo:")
+    assert code == 0 and err == "" and own.split("options of ppo:")[1] == ours and "--gamma" in ours
+    assert own.startswith(header.splitlines()[0])
+    assert (
+        re.findall(r"--[\w-]+", shared)
+        == "--seed --device --threads --compile --no-compile --eval-episodes --save-to".split()
+    )
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--num-envs many", "--num-envs", "--num-envs 0", "--gamma 1.5", "--gamma=", "--gamma nan", "--target-kl -1",
+     "--max-grad-norm -inf", "--lerning-rate 1", "--num-env 3", "--no-gamma", "extra", "--anneal-lr False",
+     "--anneal-lr=False", "--seed 2147483648", "--seed -1", "--eval-episodes 0", "--learning_rate -1e-3"],
+)  # fmt: skip
+def test_standalone_refuses_the_same_input(flags, alone, train):
+    code, out, err = alone(*flags.split())
+    train("ppo", *flags.split(), code=2)
+    assert (code, out) == (2, "") and err == train.out and err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_the_stub_stays_small():
+    assert catalog.code_lines(catalog.read_source(STUB)) <= 120
 
 
 def test_stub_has_the_verbs_of_the_library():

@@ -43,7 +43,7 @@ def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatc
 
     forget_the_last_script()
     monkeypatch.setattr(torch, "compile", compile_whole)
-    monkeypatch.setattr("solorl.run.verbs._compile_problem", lambda folder: None)  # wherever the tests run
+    monkeypatch.setattr("solorl.run.speed.compile_problem", lambda folder: None)  # wherever the tests run
     monkeypatch.setattr(products, "onednn_is_faster", lambda: False)  # on every machine
     train(name, *FLAGS[name].split(), "--eval-every", 0, "--save-every", 0, "--compile")
     assert losses and all(name.endswith("_loss") for name in losses)

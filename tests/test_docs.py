@@ -1,22 +1,25 @@
 """Every command printed in README and docs works: all of them are run here, shortened where they train."""
 
 import ast
+import io
 import re
 import runpy
 import shlex
 import shutil
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, environment
+from conftest import ROOT, documented_keys, environment, section
 
 from solorl import scripts
 from solorl.catalog import budget, rules
 from solorl.catalog import header as catalog
+from solorl.results import figures
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += [ROOT / "algorithms/README.md", *sorted((ROOT / "algorithms").glob("*/README.md"))]
 SHORT = "--total-timesteps 2100 --eval-episodes 1".split()
 # Run elsewhere: these set up the environment in which the tests run, or take many minutes.
@@ -102,7 +105,7 @@ RESULTS = runpy.run_path(str(ROOT / "docs/results.py"))
 
 @pytest.mark.parametrize("entry", RESULTS["TABLES"], ids=lambda entry: f"{entry[0]}-{entry[1]}")
 def test_results_are_those_of_the_data(entry):
-    """Table and picture are what `solo report` makes of the committed results now."""
+    """The table is what `solo report` makes of the committed results now."""
     words = [*RESULTS["words"](*entry), "--check"]
     done = subprocess.run(
         [sys.executable, "-m", "solorl.cli", *words], cwd=ROOT, env=environment(), capture_output=True
@@ -118,6 +121,44 @@ def test_the_report_is_that_of_the_data():
     lines = [line for line in shown.splitlines() if line.startswith(("|", "**"))]
     report = (ROOT / RESULTS["REPORT"][3] / "report.md").read_text().splitlines()
     assert len(lines) == 11 and set(lines) <= set(report)
+
+
+def test_curves_are_those_of_the_data():
+    """One picture for each file with results, of at most four lines in a panel, and no other picture."""
+    curves = RESULTS["curves"]()
+    assert curves.keys() == set((ROOT / "docs/curves").iterdir())
+    for path, (_, shown) in curves.items():
+        assert figures.shows(path, shown), f"{path.name}: run python docs/results.py"
+        methods = {method for _, method in shown}
+        assert len(methods) <= 4 and path.stem in {method.split()[0] for method in methods}
+
+
+@pytest.mark.parametrize("algorithm", catalog.scripts(), ids=lambda each: each.name)
+def test_every_algorithm_has_its_section(algorithm):
+    """What a section must have: the command of the header, details, metrics, CleanRL, the curve, and its numbers."""
+    text = section(algorithm.path.with_name("README.md").read_text(), f"`{algorithm.name}.py`")
+    assert re.findall(r"```bash\n(.*?)\n```", text, flags=re.S) == [algorithm.run]
+    for words in ("**Implementation details**", "**Logged metrics**: [those of every file](#logged-metrics)"):
+        assert words in text.replace("details.**", "details**"), words
+    assert "**Differences from CleanRL" in text
+    pictures = re.findall(r"^!\[.*?\]\(\.\./\.\./docs/curves/(.*?)\.png\)$", text, flags=re.M)
+    assert pictures == [algorithm.name] * (ROOT / f"docs/curves/{algorithm.name}.png").exists()
+    assert f"(../../docs/results/{algorithm.family}.md#" in text or not pictures
+    if algorithm.twin:
+        assert documented_keys(algorithm.name) == documented_keys(Path(algorithm.twin).stem)
+
+
+def test_details_of_a_page_are_numbered_in_turn():
+    for page in (ROOT / "algorithms").glob("*/README.md"):
+        numbers = [int(number) for number in re.findall(r"^(\d+)\. \*\*", page.read_text(), flags=re.M)]
+        assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 10, page
+
+
+def test_pages_and_results_of_a_family_lead_to_each_other():
+    for log in RESULTS["LOGS"]:
+        page = f"algorithms/{Path(log).stem}/README.md"
+        assert f"(../../{log})" in (ROOT / page).read_text() and f"(../../{page})" in (ROOT / log).read_text()
+    assert {Path(log).stem for log in RESULTS["LOGS"]} == {each.family for each in catalog.scripts()}
 
 
 def test_every_table_of_results_is_made_from_data():
@@ -189,6 +230,20 @@ def test_links_of_every_page_lead_somewhere():
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def anchors(page):
+    """The anchors that GitHub gives the headings of a page."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    titles = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title) for title in re.findall(r"^#+ (.*)$", text, flags=re.M)]
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+def test_anchors_in_links_are_headings():
+    for page in [*PAGES, ROOT / "LOG.md"]:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+            there = page.parent / target if target else page
+            assert there.exists() and anchor in anchors(there), f"{page.name}: {target}#{anchor}"
+
+
 def test_files_named_in_the_pages_exist():
     for page in PAGES:
         for name in re.findall(r"`((?:tests|benchmark|docs|algorithms)/[\w/.]+\.\w+)`", page.read_text()):
@@ -248,13 +303,28 @@ PLAIN_SINCE = "2026-11-23"  # entries of the log before this day stay as they we
 
 def texts():
     """Path -> text of all that must be plain English."""
-    paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "algorithms/README.md"]
-    for folder, pattern in (("docs", "*.md"), ("solorl", "**/*.py"), ("benchmark", "*.py")):
+    paths = [*PAGES]
+    for folder, pattern in (("docs", "*.py"), ("solorl", "**/*.py"), ("benchmark", "*.py")):
         paths += sorted((ROOT / folder).glob(pattern))
     found = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+    for path in [*sorted((ROOT / "algorithms").glob("*/*.py")), *sorted((ROOT / "tests").glob("*.py"))]:
+        found[str(path.relative_to(ROOT))] = remarks(path.read_text())
     entries = re.split(r"^(?=## )", (ROOT / "LOG.md").read_text(), flags=re.M)[1:]
     found["LOG.md"] = "".join(entry for entry in entries if entry[3:13] >= PLAIN_SINCE)
     return found
+
+
+def remarks(source):
+    """The comments and docstrings of a module, each on its line."""
+    lines = [""] * (source.count("\n") + 2)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            lines[token.start[0] - 1] += token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            for number, line in enumerate(node.body[0].value.value.splitlines(), node.body[0].lineno):
+                lines[number - 1] += line
+    return "\n".join(lines)
 
 
 def odd_words(text):
@@ -269,3 +339,5 @@ def test_the_texts_are_plain_english():
         odd = list(odd_words(text.replace(MEANT.get(name, "\0"), "")))
         assert not odd, f"{name}: {odd}"
     assert list(odd_words("All was well,\nbut for one.")) == [(2, "but for", "except")]
+    source = 'x = "behind"\n\n\ndef f():\n    """Shapes\n    beside."""\n    return x  # anew\n'
+    assert [(line, word) for line, word, _ in odd_words(remarks(source))] == [(7, "anew"), (6, "beside")]

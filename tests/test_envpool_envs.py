@@ -57,7 +57,7 @@ def test_steps_are_those_of_envpool(env_id, num_steps, dtype):
 
 
 def test_every_step_is_a_transition():
-    """Each leads from the observation before it to `final_obs` by CartPole's equations, also behind the ends."""
+    """Each leads from the observation before it to `final_obs` by CartPole's equations, also after the ends."""
     actions = jnp.asarray(np.random.default_rng(0).integers(2, size=(300, 4)))
     first, step = play("CartPole-v1", actions)
     before = np.concatenate([first[None], step.obs[:-1]]).reshape(-1, 4)

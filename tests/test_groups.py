@@ -62,7 +62,7 @@ def killed_when(train, monkeypatch, folder, killed, *flags):
         if killed(place.parent, step):
             raise SystemExit(9)  # SIGKILL would end this process, too
 
-    monkeypatch.setattr("solorl.run.verbs.atexit", SimpleNamespace(register=lambda call: None))
+    monkeypatch.setattr("solorl.run.verbs.atexit", SimpleNamespace(register=lambda *call: None))
     with monkeypatch.context() as patch:
         patch.setattr(state, "save_checkpoint", dying)
         patch.setattr(
@@ -161,13 +161,15 @@ RUNNING, STOPPED, FINISHED, DIVERGED = "running", "stopped", "finished", "diverg
 )
 def test_which_seeds_go_on_from_which_step(tmp_path, capsys, statuses, saved, want):
     runs = object.__new__(seeds.Runs)
-    runs.runs, runs._code, chosen = [], None, []
+    runs.runs, runs._code = [], None
     for i, (status, steps) in enumerate(zip(statuses, saved, strict=True)):
         for step in steps:
             state.save_checkpoint(tmp_path / str(i) / "checkpoint", step, {})
         (tmp_path / str(i)).mkdir(exist_ok=True)
         (tmp_path / str(i) / "status.json").write_text(json.dumps({"status": status}))
-        run = SimpleNamespace(dir=tmp_path / str(i), args=SimpleNamespace(seed=i), go_on_from=chosen.append)
+        run = SimpleNamespace(
+            dir=tmp_path / str(i), args=SimpleNamespace(seed=i), checkpoints=SimpleNamespace(until=None)
+        )
         runs.runs.append(run)
     runs._say = print
     if isinstance(want, str):
@@ -177,7 +179,8 @@ def test_which_seeds_go_on_from_which_step(tmp_path, capsys, statuses, saved, wa
         return
     runs._choose_checkpoints()
     assert (runs._common, runs._active) == want
-    assert set(chosen) == ({want[0] or 0} if any(saved) else set())  # without a checkpoint there is nothing to choose
+    chosen = {run.checkpoints.until for run in runs.runs} - {None}
+    assert chosen == ({want[0] or 0} if any(saved) else set())  # without a checkpoint there is nothing to choose
     assert runs._code == (3 if DIVERGED in statuses and len(want[1]) == 1 else None)
 
 

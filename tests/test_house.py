@@ -8,14 +8,14 @@ from conftest import ROOT
 from solorl.catalog.header import code_lines
 
 PACKAGE = ROOT / "solorl"
-GROUND = ("errors", "files", "machine", "scripts", "terminal")
+GROUND = ("errors", "files", "machine", "metrics", "scripts", "terminal")
 FLOORS = ("ground", "envs", "run", "catalog", "results", "studies", "share", "cli")  # a room may import those before it
 # Lines of code (as rule R1 counts them) that a room may have: what it has, rounded up to the next 50. A commit that
 # raises a number says why. In brackets: the target.
 BUDGETS = {
-    "ground": 300,
+    "ground": 350,
     "envs": 400,
-    "run": 2550,  # [2,000]
+    "run": 2750,  # [2,000]; Atari and vector back ends, parts with imports of their own, ranks
     "catalog": 850,
     "results": 1400,  # [1,500]
     "studies": 1250,  # [1,300]

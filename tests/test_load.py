@@ -5,13 +5,16 @@ import random
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import solorl
+from solorl import Run, RunArgs
 from solorl.errors import UsageError
+from solorl.run.load import Play, play_script, play_wanted
 
 SHORT = "--num-envs 2 --num-steps 64 --total-timesteps 512 --eval-every 256 --eval-episodes 2".split()
 
@@ -59,8 +62,8 @@ def test_the_default_is_the_model_of_the_best_evaluation(ppo, observations):
 
 
 def test_it_scores_what_solo_play_says(ppo, solo):
+    from solorl.run.device import CONFIRM, env_seed
     from solorl.run.evaluation import play_episodes
-    from solorl.run.verbs import CONFIRM, env_seed
 
     policy = solorl.load(ppo["run"].dir)
     seeds = [env_seed(1, CONFIRM, 2**19 + i) for i in range(3)]  # those of `solo play`
@@ -73,7 +76,7 @@ def test_a_run_in_jax_acts_as_it_evaluated(train, observations):
     pytest.importorskip("jax")
     v = train("ppo_jax", *SHORT)
     policy = solorl.load(v["run"].runs[0].dir, last=True)
-    wanted = np.asarray(v["act"](v["run"].training(0, v["run"].runs[0].model.field), observations))
+    wanted = np.asarray(v["act"](v["run"].training(0, "params"), observations))
     assert policy(observations).tolist() == wanted.tolist() and set(wanted) == {0, 1}
     env = policy.make_env()
     assert env.spec.id == "CartPole-v1"
@@ -88,6 +91,36 @@ def test_make_env_takes_the_words_of_gymnasium(ppo):
 def test_one_observation_without_a_batch_is_told(ppo):
     with pytest.raises(ValueError, match=re.escape("policy(obs[None])[0]")):
         solorl.load(ppo["run"].dir)(np.float32(1.0))
+
+
+# ---------------------------------------------------------------------- who plays and who trains
+def test_a_load_inside_a_script_that_is_played_changes_nothing_for_it(tmp_path, monkeypatch):
+    """A script may load the policy of another run, its teacher, before and after it makes its own run."""
+    noted = []
+    for name, body in (("student", "import solorl\nmake()\nload('teacher')\nmake()\n"), ("teacher", "make()\n")):
+        (tmp_path / f"{name}.py").write_text(f"from tests_of_play import make, load\n{body}")
+
+    def make():
+        monkeypatch.setattr(sys, "argv", [str(tmp_path / "student.py")])
+        noted.append(Run(RunArgs(resume="")).play)
+
+    def load(name):
+        play_script(tmp_path / f"{name}.py", tmp_path, Play(model=name), neighbours=True)
+
+    monkeypatch.setitem(sys.modules, "tests_of_play", SimpleNamespace(make=make, load=load))
+    make()
+    load("student")
+    make()
+    names = [play and play.model for play in noted]
+    assert names == [None, "student", "teacher", "student", None]
+
+
+@pytest.mark.parametrize("body", ["raise SystemExit(2)", "1 / 0", "import no_such_module", "def"])
+def test_a_script_that_fails_leaves_no_play_after_it(tmp_path, body):
+    (tmp_path / "mine.py").write_text(f"{body}\n")
+    with pytest.raises((SystemExit, ZeroDivisionError, ModuleNotFoundError, SyntaxError)):
+        play_script(tmp_path / "mine.py", tmp_path, Play(), neighbours=True)
+    assert play_wanted() is None
 
 
 # ---------------------------------------------------------------------- what it must not change
@@ -108,9 +141,9 @@ def test_nothing_is_printed_and_all_global_state_is_restored(ppo, capfd, monkeyp
     capfd.readouterr()
     try:
         solorl.load(ppo["run"].dir)
-        assert outside() == before and solorl.Run.play is None
+        assert outside() == before and play_wanted() is None
         sentence(ppo["run"].dir / "nowhere")
-        assert outside() == before and solorl.Run.play is None
+        assert outside() == before and play_wanted() is None
     finally:
         torch.set_num_threads(1)
     assert capfd.readouterr() == ("", "") and sorted(ppo["run"].dir.rglob("*")) == files

@@ -361,7 +361,7 @@ def test_files_run_folders_and_folders_of_them(tmp_path):
 
 
 def experiment(folder, steps=1_500, **args):
-    """A run folder of `steps` steps with these arguments besides the usual ones of a run."""
+    """A run folder of `steps` steps with these arguments and the usual ones of a run."""
     run = make_run(folder, args={"total_timesteps": steps, "eval_every": steps, "gamma": 0.99} | args)
     (run / "status.json").write_text(json.dumps({"status": "finished", "global_step": steps, "wall_time": 5}))
     return run

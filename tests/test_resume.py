@@ -1,5 +1,6 @@
 """A run can be killed at any moment and goes on exactly: real processes, really killed."""
 
+import gc
 import json
 import random
 import shutil
@@ -7,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 
 import numpy as np
 import pytest
 from conftest import comparable, environment, rows, script
 from safetensors.numpy import load_file
+
+from solorl.run import checkpoint
 
 # A short training with evaluations and checkpoints; 2 environments, so that episodes are cut at different moments.
 FLAGS = {
@@ -168,12 +172,22 @@ def test_simulators_that_cannot_be_replayed_restart_their_episodes_and_say_so(tr
     shutil.rmtree(sorted((v["run"].dir / "checkpoint").iterdir())[-1])
     v = train("ppo", "--resume", v["run"].dir)
     assert "did not replay exactly" in train.out and "[0, 1] restart" in train.out and v["start"] == 1
-    assert v["run"]._lengths.tolist() == [32, 32]  # steps since the resume only
+    assert v["run"].meter.lengths.tolist() == [32, 32]  # steps since the resume only
 
 
-def test_a_restored_checkpoint_is_not_kept_in_memory(train):
+def test_a_restored_checkpoint_is_not_kept_in_memory(train, monkeypatch):
     """It may be gigabytes: a replay buffer that is part of a JAX training."""
     flags = ["--total-timesteps", 64, "--num-steps", 16, "--num-envs", 2, "--eval-episodes", 1]
     run_dir = train("ppo", *flags)["run"].dir
+    load, read = checkpoint.load_checkpoint, []
+
+    def noted(*where):
+        tree, notes = load(*where)
+        read.extend(weakref.ref(tensor) for tensor in tree["parts"]["agent"].values())
+        return tree, notes
+
+    monkeypatch.setattr(checkpoint, "load_checkpoint", noted)
     again = train("ppo", "--resume", run_dir)["run"]
-    assert again._step == 64 and again._tree["run"]["step"] == 64 and again._tree["parts"] == {}
+    assert again.step == 64 and again.checkpoints.resumed["step"] == 64
+    gc.collect()
+    assert read and all(tensor() is None for tensor in read)

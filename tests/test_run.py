@@ -9,20 +9,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, comparable, environment, refused, rows, run, script
+from conftest import comparable, documented_keys, environment, refused, rows, run, script
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from solorl import Run, RunArgs
 from solorl.run import checkpoint as state
-from solorl.run import evaluation, trackers
-from solorl.run import verbs as run_module
+from solorl.run import device, evaluation, trackers
+from solorl.run.meter import Meter
+from solorl.run.summary import how_to_go_on
 
 TINY = "--num-envs 2 --num-steps 32 --total-timesteps 640 --eval-episodes 2 --log-every 64".split()
 
@@ -68,7 +68,7 @@ def test_evaluation_leaves_the_random_states_alone():
 def test_environment_seeds_are_disjoint():
     """Over run seeds, streams, ranks and indices no two seeds are the same, and all fit into 63 bits."""
     seeds = [
-        run_module.env_seed(seed, stream, index, rank)
+        device.env_seed(seed, stream, index, rank)
         for seed in (0, 1, 2, 3, 2**31 - 1)
         for stream in range(3)
         for rank in (0, 1, 2, 1023)
@@ -79,7 +79,7 @@ def test_environment_seeds_are_disjoint():
 
 def test_the_environments_get_these_seeds(train):
     v = train("ppo", *TINY, "--total-timesteps", "64")
-    seeds = [run_module.env_seed(1, run_module.TRAIN, n) for n in range(2)]
+    seeds = [device.env_seed(1, device.TRAIN, n) for n in range(2)]
     firsts = [gym.make("CartPole-v1").reset(seed=seed)[0] for seed in seeds]
     np.testing.assert_array_equal(v["obs"][0], np.array(firsts, np.float32))
 
@@ -106,15 +106,10 @@ def test_episodes_counted_step_by_step_or_all_at_once_agree(tmp_path):
     rng = np.random.default_rng(0)
     reward, done = rng.normal(size=(50, 4)), rng.random((50, 4)) < 0.1
 
-    class Bare(Run):
-        def __init__(self):
-            self._returns = self._lengths = None
-            self._rows, self._recent, self._elapsed, self._resumed_at = [], [], 0.0, 0.0
+    def found(meter):
+        return [{k: v for k, v in row.items() if k != "wall_time"} for row in meter.rows]
 
-    def found(run):
-        return [{k: v for k, v in row.items() if k != "wall_time"} for row in run._rows]
-
-    one, all_at_once = Bare(), Bare()
+    one, all_at_once = Meter(), Meter()
     for t in range(50):
         one.episodes((t + 1) * 4, reward[t], done[t])
     all_at_once.episodes(100, reward[:25], done[:25])
@@ -159,9 +154,7 @@ def test_every_row_has_step_and_time_and_all_keys_of_the_page(train):
     assert all({"global_step", "wall_time"} <= row.keys() for row in every)
     assert [row["wall_time"] for row in every] == sorted(row["wall_time"] for row in every)
     keys = {key for row in every for key in row} - {"global_step", "wall_time"}
-    page = (ROOT / "algorithms" / "ppo" / "README.md").read_text()
-    documented = {word for word in page.split("`") if word.partition("/")[0] in ("charts", "losses", "eval")}
-    assert keys == documented
+    assert keys == documented_keys("ppo")
 
 
 def test_tensorboard_holds_what_the_metrics_file_holds(train):
@@ -283,21 +276,21 @@ def test_best_and_last_model_and_play(train):
 # ---------------------------------------------------------------------- how a run ends
 def test_target_return_is_confirmed_on_fresh_seeds(train):
     v = train("ppo", *TINY, "--target-return", "9", "--eval-every", "64")
-    assert v["run"]._step == 64 and "target 9 reached; on fresh seeds" in train.out and "done" in train.out
+    assert v["run"].step == 64 and "target 9 reached; on fresh seeds" in train.out and "done" in train.out
     v = train("ppo", *TINY, "--target-return", "501", "--eval-every", "64")
-    assert v["run"]._step == 640
+    assert v["run"].step == 640
 
 
 def test_a_target_missed_on_fresh_seeds_does_not_end_the_run(train, monkeypatch):
-    real = Run._play_seeds
+    real = evaluation.Evaluator.play
 
     def worse(self, stream, *rest):
         returns, lengths = real(self, stream, *rest)
-        return (returns * 0 if stream == run_module.CONFIRM else returns), lengths
+        return (returns * 0 if stream == device.CONFIRM else returns), lengths
 
-    monkeypatch.setattr(Run, "_play_seeds", worse)
+    monkeypatch.setattr(evaluation.Evaluator, "play", worse)
     v = train("ppo", *TINY, "--target-return", "9", "--eval-every", "64")
-    assert v["run"]._step == 640 and train.out.count("on fresh seeds 0.0: going on") >= 1
+    assert v["run"].step == 640 and train.out.count("on fresh seeds 0.0: going on") >= 1
 
 
 def test_a_file_named_stop_ends_the_run_cleanly(tmp_path):
@@ -325,7 +318,7 @@ def test_nan_ends_the_run_and_names_the_first_bad_quantity(train, tmp_path):
 def test_the_way_to_go_on_is_as_short_as_it_can_be(tmp_path, monkeypatch):
     """An algorithm by its name, any other file by its path from here; ready to paste."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("solorl.run.verbs._solo", lambda: "solo")  # the tests may run where it needs quotes
+    monkeypatch.setattr("solorl.run.summary._solo", lambda: "solo")  # the tests may run where it needs quotes
     (tmp_path / "my files").mkdir()
     shutil.copy(script("ppo"), tmp_path / "my files" / "ppo.py")
     for path, folder, end in (
@@ -334,7 +327,7 @@ def test_the_way_to_go_on_is_as_short_as_it_can_be(tmp_path, monkeypatch):
         (tmp_path / "my files" / "ppo.py", "/elsewhere/a", "solo train 'my files/ppo.py' --resume /elsewhere/a"),
         ("my files/ppo.py", "runs/a", "solo train 'my files/ppo.py' --resume runs/a"),
     ):
-        hint = run_module.Run._how_to_go_on(SimpleNamespace(script=Path(path), dir=Path(folder)))
+        hint = how_to_go_on(Path(path), Path(folder))
         assert hint.startswith("go on with: ") and hint.endswith(end)
 
 

@@ -224,7 +224,7 @@ def test_no_link_in_a_run_folder_is_followed(name, verb, train, solo, copy, tmp_
 def test_the_run_folder_itself_may_be_reached_through_a_link(train, copy, tmp_path):
     (tmp_path / "link").symlink_to(copy.parent)
     v = train("ppo", "--resume", tmp_path / "link" / "copy", *MORE)
-    assert v["run"]._step == 192 and json.loads((copy / "status.json").read_text())["global_step"] == 192
+    assert v["run"].step == 192 and json.loads((copy / "status.json").read_text())["global_step"] == 192
 
 
 def test_links_of_weights_and_biases_stay_inside_its_folder(tmp_path):

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from solorl import Run, terminal
 from solorl.files import write_atomically
 from solorl.run import checkpoint as state
-from solorl.run import trackers, verbs
+from solorl.run import saving, trackers
 
 TINY = "--num-envs 2 --num-steps 32 --total-timesteps 640 --eval-episodes 2 --eval-every 320 --save-every 320".split()
 DQN = "--learning-starts 100 --batch-size 16 --total-timesteps 600 --eval-episodes 1".split()
@@ -111,7 +111,7 @@ def test_models_that_cannot_be_written_end_with_exit_code_4(train, tmp_path, mon
             raise OSError(errno.EACCES, "Permission denied")
         write(path, data)
 
-    monkeypatch.setattr(verbs, "write_atomically", no_models)
+    monkeypatch.setattr(saving, "write_atomically", no_models)
     train("ppo", *TINY, code=4)
     folder = only_folder(tmp_path)
     assert train.out.splitlines()[-1] == (
@@ -278,6 +278,6 @@ def test_equal_models_are_equal_files(train):
     run = train("ppo", *TINY)["run"]
     found = set()
     for _ in range(8):
-        run._write_model("model_last.safetensors", 1.0)
+        run.checkpoints.save_model("model_last.safetensors", {"step": "640"})
         found.add((run.dir / "model_last.safetensors").read_bytes())
     assert len(found) == 1

@@ -97,7 +97,7 @@ def test_every_parameter_reaches_the_script_and_the_best_flags_are_printed(solo,
     found = study()
     assert code == 0 and states(found) == {"COMPLETE": 6}
     asked = sorted((t.params["learning-rate"], t.params["width"], seed) for t in found.trials for seed in (1, 2))
-    assert commands(place) == asked  # the very same numbers, all of them
+    assert commands(place) == asked  # exactly the same numbers, all of them
     best = found.best_trial.params
     flags = f"--total-timesteps 3 --learning-rate {best['learning-rate']!r} --width {best['width']}"
     assert f"solo train fake.py --env-id CartPole-v1 {flags}\n" in out

@@ -32,13 +32,13 @@ class Args(RunArgs):
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
     num_envs: int = 1  # environments stepped in parallel
-    learning_starts: int = 25_000  # environment steps of random actions before the first gradient step
+    learning_starts: int = 25_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 256  # transitions per gradient step
     utd_ratio: float = 1.0  # gradient steps of the critic per environment step (update-to-data ratio)
     learning_rate: float = 3e-4  # of both optimisers
-    gamma: float = 0.99  # discount factor
-    tau: float = 0.005  # share of the online networks that the target networks take over at each move
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    tau: float = 0.005  # share of the online networks that the target networks take over at each move, from 0 to 1
     policy_frequency: int = 2  # gradient steps of the critic per step of the actor and the target networks
     exploration_noise: float = 0.1  # standard deviation of the noise on actions
 
@@ -268,13 +268,14 @@ if __name__ == "__main__":
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
     most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
-    envs = run.open_envs(args.env_id, args.num_envs)  # in JAX if there are any of this kind, else in EnvPool
+    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="continuous")
     space = envs.single_action_space
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
 
     setup = Setup(args, envs, optax.adam(args.learning_rate), optax.adam(args.learning_rate))
     start = run.resume(lambda key: begin(key, setup), model="learner.actor", envs=("env_state", "obs"))
+    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
     train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 500 // args.num_envs))
 
     for iterations in run.loop(start, num_iterations, args.num_envs):

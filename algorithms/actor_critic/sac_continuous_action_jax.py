@@ -33,18 +33,18 @@ class Args(RunArgs):
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
     num_envs: int = 1  # environments stepped in parallel
-    learning_starts: int = 5_000  # environment steps of random actions before the first gradient step
+    learning_starts: int = 5_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 256  # transitions per gradient step
     utd_ratio: float = 1.0  # gradient steps of the critics per environment step (update-to-data ratio)
     policy_lr: float = 3e-4  # learning rate of the actor
-    q_lr: float = 1e-3  # learning rate of the critics and of the temperature
-    gamma: float = 0.99  # discount factor
-    tau: float = 0.005  # share of the critics that their targets take over at each move
-    policy_frequency: int = 2  # the actor learns at every so many steps of the critics, as many steps in a row
+    q_lr: float = 1e-3  # learning rate of the critics and of the temperature (the paper: 3e-4)
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    tau: float = 0.005  # share of the critics that their targets take over at each move, from 0 to 1
+    policy_frequency: int = 2  # every n gradient steps of the critics, the actor takes n (the paper: 1)
     target_network_frequency: int = 1  # gradient steps of the critics per move of their targets
     alpha: float = 0.2  # temperature, the weight of the entropy, with --no-autotune
-    autotune: bool = True  # learn the temperature: the entropy approaches minus the number of action dimensions
+    autotune: bool = True  # learn the temperature: the entropy approaches -action_dim (of actions in [-1, 1])
 
 
 class Setup(NamedTuple):
@@ -149,7 +149,7 @@ def init_params(key, obs_dim, action_dim):
 def sample_action(actor, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
     """Actions for standard normal noise, and their log-probabilities (appendix C)."""
     mean, log_std = jnp.split(mlp(actor, obs), 2, axis=1)
-    log_std = 3.5 * jnp.tanh(log_std) - 1.5  # in [-5, 2]
+    log_std = 3.5 * jnp.tanh(log_std) - 1.5  # in [-5, 2]; not in the paper, whose authors clip it
     x = mean + jnp.exp(log_std) * noise
     logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
     logprob = logprob - 2 * (math.log(2) - x - jax.nn.softplus(-2 * x))  # log(1 - tanh(x)^2), exact for every x
@@ -170,7 +170,7 @@ def q_pair(critic, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (ba
 
 
 def sac_critic_loss(critic, target_critic, actor, alpha, batch, noise, gamma):
-    """Twice Eq. 5, both critics added, and the metrics."""
+    """Twice Eq. 5, summed over both critics; their smaller target counts (section 6). And the metrics."""
     next_action, next_logprob = sample_action(actor, batch.next_obs, noise)
     next_value = jnp.minimum(*q_pair(target_critic, batch.next_obs, next_action)) - alpha * next_logprob  # Eq. 3
     target = batch.reward + gamma * (1 - batch.done) * next_value
@@ -242,7 +242,7 @@ def learn_sac(update, learner, learned, batch, noise, setup):
     learner = learner._replace(critic=critic, critic_optimizer_state=optimizer_state)
     of_critic = jax.tree.map(jnp.add, of_critic, (metrics, 1))
 
-    # "update policy weights", "adjust temperature"; in a row, to make up for the steps left out
+    # "update policy weights", "adjust temperature"; as many steps as the critics took since the last ones
     def actor_step(k, carry):
         learner, of_actor = carry
         inputs = learner.critic, jnp.exp(learner.log_alpha), batch, noise[1 + k]
@@ -314,13 +314,14 @@ if __name__ == "__main__":
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
     most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
-    envs = run.open_envs(args.env_id, args.num_envs)  # in JAX if there are any of this kind, else in EnvPool
+    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="continuous")
     space = envs.single_action_space
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
 
     setup = Setup(args, envs, optax.adam(args.policy_lr), optax.adam(args.q_lr), optax.adam(args.q_lr))
     start = run.resume(lambda key: begin(key, setup), model="learner.actor", envs=("env_state", "obs"))
+    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
     train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 500 // args.num_envs))
 
     for iterations in run.loop(start, num_iterations, args.num_envs):

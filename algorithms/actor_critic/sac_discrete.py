@@ -34,15 +34,15 @@ class Args(RunArgs):
     env_id: str = "CartPole-v1"  # Gymnasium id of the environment
     total_timesteps: int = 500_000  # environment steps, summed over environments
     num_envs: int = 1  # environments stepped in parallel
-    learning_starts: int = 5_000  # environment steps of random actions before the first gradient step
+    learning_starts: int = 5_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 64  # transitions per gradient step
     utd_ratio: float = 0.25  # gradient steps of the critics per environment step (update-to-data ratio)
     policy_lr: float = 3e-4  # learning rate of the actor
-    q_lr: float = 3e-4  # learning rate of the critics and of the temperature
-    gamma: float = 0.99  # discount factor
-    tau: float = 0.005  # share of the critics that their targets take over at each move
-    policy_frequency: int = 1  # the actor learns at every so many steps of the critics, as many steps in a row
+    q_lr: float = 3e-4  # learning rate of the critics and of the temperature (the paper: 3e-4)
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    tau: float = 0.005  # share of the critics that their targets take over at each move, from 0 to 1
+    policy_frequency: int = 1  # every n gradient steps of the critics, the actor takes n (the paper: 1)
     target_network_frequency: int = 1  # gradient steps of the critics per move of their targets
     alpha: float = 0.2  # temperature, the weight of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature: the entropy approaches the target entropy
@@ -75,10 +75,10 @@ class Replay:
             "done": np.zeros(capacity, np.float32),
             "next_obs": np.zeros((capacity, obs_dim), np.float32),
         }
-        self.capacity, self.inserted = capacity, 0  # `inserted` counts on
+        self.capacity, self.inserted = capacity, 0  # `inserted`: transitions ever inserted
 
     def add(self, batch):
-        """Insert a Batch of NumPy arrays (..., n, width) over the oldest transitions."""
+        """Write the transitions of a Batch of NumPy arrays, (..., width) each, over the oldest ones."""
         index = (self.inserted + np.arange(batch.reward.size)) % self.capacity
         for array, rows in zip(self.arrays.values(), batch, strict=True):
             array[index] = rows.reshape(len(index), *array.shape[1:])
@@ -182,7 +182,7 @@ def soft_update(target, online, tau):
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
-    run = Run(args)
+    run = Run(args)  # seeds Python, NumPy and torch
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
     most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
@@ -204,11 +204,11 @@ if __name__ == "__main__":
     replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)
     parts = {"actor": actor, "critic": critic, "target_critic": target_critic, "temperature": temperature}
     parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    start = run.resume(**parts, alpha_optimizer=alpha_optimizer, replay=replay, envs=envs)
+    start = run.resume(**parts, alpha_optimizer=alpha_optimizer, replay=replay, envs=envs)  # what a checkpoint holds
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
-        global_step = (iteration + 1) * args.num_envs
+        global_step = (iteration + 1) * args.num_envs  # at the end of this iteration
 
         # ---- 1. act: one step in every environment
         if global_step <= args.learning_starts:
@@ -234,7 +234,7 @@ if __name__ == "__main__":
             metrics = critic_step(target_critic, actor, alpha, batch, args.gamma)
             run.learned(metrics)
 
-            # "update policy weights", "adjust temperature"; in a row, to make up for the steps left out
+            # "update policy weights", "adjust temperature"; as many steps as the critics took since the last ones
             for _ in range(args.policy_frequency if update % args.policy_frequency == 0 else 0):
                 metrics = actor_step(critic, temperature().detach(), batch)
                 run.learned(metrics)
@@ -246,7 +246,7 @@ if __name__ == "__main__":
             if update % args.target_network_frequency == 0:
                 soft_update(target_critic, critic, args.tau)
 
-        # ---- 4. report: with the means of what was learned since the last row
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
         run.log(global_step, {"losses/alpha": temperature().detach()})
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)

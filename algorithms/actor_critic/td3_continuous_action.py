@@ -32,17 +32,17 @@ class Args(RunArgs):
     env_id: str = "Hopper-v5"  # Gymnasium id of the environment
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
     num_envs: int = 1  # environments stepped in parallel
-    learning_starts: int = 25_000  # environment steps of random actions before the first gradient step
+    learning_starts: int = 25_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 256  # transitions per gradient step
     utd_ratio: float = 1.0  # gradient steps of the critic per environment step (update-to-data ratio)
     learning_rate: float = 3e-4  # of both optimisers
-    gamma: float = 0.99  # discount factor
-    tau: float = 0.005  # share of the online networks that the target networks take over at each move
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    tau: float = 0.005  # share of the online networks that the target networks take over at each move, from 0 to 1
     policy_frequency: int = 2  # gradient steps of the critic per step of the actor and the target networks (d)
     exploration_noise: float = 0.1  # standard deviation of the noise on actions
     policy_noise: float = 0.2  # standard deviation of the noise on target actions
-    noise_clip: float = 0.5  # largest noise on target actions (c)
+    noise_clip: float = 0.5  # largest noise on target actions (c); inf: do not clip
 
 
 class Batch(NamedTuple):
@@ -89,10 +89,10 @@ class Replay:
             "done": np.zeros(capacity, np.float32),
             "next_obs": np.zeros((capacity, obs_dim), np.float32),
         }
-        self.capacity, self.inserted = capacity, 0  # `inserted` counts on
+        self.capacity, self.inserted = capacity, 0  # `inserted`: transitions ever inserted
 
     def add(self, batch):
-        """Insert a Batch of NumPy arrays (..., n, width) over the oldest transitions."""
+        """Write the transitions of a Batch of NumPy arrays, (..., width) each, over the oldest ones."""
         index = (self.inserted + np.arange(batch.reward.size)) % self.capacity
         for array, rows in zip(self.arrays.values(), batch, strict=True):
             array[index] = rows.reshape(len(index), *array.shape[1:])
@@ -182,7 +182,7 @@ def soft_update(target, online, tau):
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
-    run = Run(args)
+    run = Run(args)  # seeds Python, NumPy and torch
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
     most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
@@ -202,11 +202,11 @@ if __name__ == "__main__":
     replay = Replay(args.buffer_size, obs_dim, space)
     parts = {"actor": actor, "critic": critic, "target_actor": target_actor, "target_critic": target_critic}
     parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    start = run.resume(**parts, replay=replay, envs=envs)
+    start = run.resume(**parts, replay=replay, envs=envs)  # what a checkpoint holds
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
-        global_step = (iteration + 1) * args.num_envs
+        global_step = (iteration + 1) * args.num_envs  # at the end of this iteration
 
         # ---- 1. act: one step in every environment, "select action with exploration noise" (Algorithm 1)
         if global_step <= args.learning_starts:
@@ -240,7 +240,7 @@ if __name__ == "__main__":
                 soft_update(target_actor, actor, args.tau)
                 soft_update(target_critic, critic, args.tau)
 
-        # ---- 4. report: with the means of what was learned since the last row
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
         run.log(global_step, {})
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)

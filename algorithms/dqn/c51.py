@@ -35,18 +35,18 @@ class Args(RunArgs):
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 10_000  # transitions in the replay buffer
     batch_size: int = 128  # transitions per gradient step
-    learning_starts: int = 10_000  # environment steps before the first gradient step
+    learning_starts: int = 10_000  # environment steps before the first gradient step; 0: none
     train_frequency: int = 10  # environment steps per gradient step
     learning_rate: float = 2.5e-4  # of Adam
-    gamma: float = 0.99  # discount factor
+    gamma: float = 0.99  # discount factor, from 0 to 1
     target_network_frequency: int = 500  # environment steps between moves of the target network
-    tau: float = 1.0  # share of the Q-network that the target network takes over at a move: 1 is a copy
-    start_e: float = 1.0  # epsilon at the start: probability of a random action
-    end_e: float = 0.05  # epsilon at the end
-    exploration_fraction: float = 0.5  # share of total_timesteps in which epsilon falls linearly
+    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
+    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
+    end_e: float = 0.05  # epsilon at the end, from 0 to 1
+    exploration_fraction: float = 0.5  # share of total_timesteps in which epsilon falls linearly, from 0 to 1
     n_atoms: int = 101  # returns that a distribution knows: the atoms
-    v_min: float = -100.0  # the least of them
-    v_max: float = 100.0  # the largest of them
+    v_min: float = -100.0  # the least of them; may be negative
+    v_max: float = 100.0  # the largest of them; may be negative
 
 
 class Batch(NamedTuple):
@@ -75,10 +75,10 @@ class Replay:
             "done": np.zeros(capacity, np.float32),
             "next_obs": np.zeros((capacity, obs_dim), np.float32),
         }
-        self.capacity, self.inserted = capacity, 0  # `inserted` counts on
+        self.capacity, self.inserted = capacity, 0  # `inserted`: transitions ever inserted
 
     def add(self, batch):
-        """Insert a Batch of NumPy arrays (..., n, width) over the oldest transitions."""
+        """Write the transitions of a Batch of NumPy arrays, (..., width) each, over the oldest ones."""
         index = (self.inserted + np.arange(batch.reward.size)) % self.capacity
         for array, rows in zip(self.arrays.values(), batch, strict=True):
             array[index] = rows.reshape(len(index), *array.shape[1:])
@@ -105,11 +105,11 @@ class QNetwork(nn.Module):
         self.n_atoms = len(atoms)
         self.register_buffer("atoms", atoms)
 
-    def logprob(self, obs):  # (batch, obs_dim) -> (batch, num_actions, n_atoms)
-        return self.net(obs).unflatten(1, (-1, self.n_atoms)).log_softmax(2)
+    def logits(self, obs):  # (batch, obs_dim) -> (batch, num_actions, n_atoms)
+        return self.net(obs).unflatten(1, (-1, self.n_atoms))
 
     def forward(self, obs):  # (batch, obs_dim) -> (batch, num_actions): the means
-        return self.logprob(obs).exp() @ self.atoms
+        return self.logits(obs).softmax(2) @ self.atoms
 
     @torch.no_grad()
     def act(self, obs):  # NumPy (batch, *obs_shape) -> NumPy (batch,): the greedy actions
@@ -133,11 +133,11 @@ def c51_loss(q_network, target_network, batch, gamma):
     """Cross entropy of Alg. 1, and the metrics."""
     atoms, row = q_network.atoms, torch.arange(len(batch.action), device=batch.action.device)
     with torch.no_grad():
-        next_p = target_network.logprob(batch.next_obs).exp()
+        next_p = target_network.logits(batch.next_obs).softmax(2)
         next_p = next_p[row, (next_p @ atoms).argmax(1)]  # (batch_size, n_atoms), of the best action
         value = batch.reward[:, None] + gamma * (1 - batch.done[:, None]) * atoms
         target = project(next_p, value, atoms)
-    logprob = q_network.logprob(batch.obs)[row, batch.action]
+    logprob = q_network.logits(batch.obs)[row, batch.action].log_softmax(1)
     assert logprob.shape == target.shape == (len(batch.reward), len(atoms))
     loss = -(target * logprob).sum(1).mean()
     q = logprob.exp() @ atoms
@@ -154,7 +154,7 @@ def soft_update(target, online, tau):
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
-    run = Run(args)
+    run = Run(args)  # seeds Python, NumPy and torch
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -172,11 +172,12 @@ if __name__ == "__main__":
     q_network = QNetwork(obs_dim, num_actions, atoms).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate, eps=0.01 / args.batch_size)
+    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
     gradient_step = run.gradient_step(c51_loss, q_network, optimizer)
-    q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions)
+    q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the present weights
     replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)
     parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
-    start = run.resume(**parts, replay=replay, envs=envs)
+    start = run.resume(**parts, replay=replay, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one iteration
     shape = (num_steps, args.num_envs)
@@ -185,7 +186,7 @@ if __name__ == "__main__":
 
     next_obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
-        global_step = (iteration + 1) * batch_steps
+        global_step = (iteration + 1) * batch_steps  # at the end of this iteration
 
         # ---- 1. act: "with probability epsilon select a random action" (Alg. 1)
         progress = min(1.0, iteration / max(1.0, args.exploration_fraction * num_iterations))
@@ -214,7 +215,7 @@ if __name__ == "__main__":
         if global_step % args.target_network_frequency < batch_steps:
             soft_update(target_network, q_network, args.tau)
 
-        # ---- 4. report: with the means of what was learned since the last row
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
         run.log(global_step, {"charts/epsilon": epsilon})
         run.evaluate(global_step, q_network.act, make_env)
         run.save(global_step)

@@ -35,18 +35,18 @@ class Args(RunArgs):
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 10_000  # transitions in the replay buffer
     batch_size: int = 128  # transitions per gradient step
-    learning_starts: int = 10_000  # environment steps before the first gradient step
+    learning_starts: int = 10_000  # environment steps before the first gradient step; 0: none
     train_frequency: int = 10  # environment steps per gradient step
     learning_rate: float = 2.5e-4  # of Adam
-    gamma: float = 0.99  # discount factor
+    gamma: float = 0.99  # discount factor, from 0 to 1
     target_network_frequency: int = 500  # environment steps between moves of the target network
-    tau: float = 1.0  # share of the Q-network that the target network takes over at a move: 1 is a copy
-    start_e: float = 1.0  # epsilon at the start: probability of a random action
-    end_e: float = 0.05  # epsilon at the end
-    exploration_fraction: float = 0.5  # share of total_timesteps in which epsilon falls linearly
+    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
+    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
+    end_e: float = 0.05  # epsilon at the end, from 0 to 1
+    exploration_fraction: float = 0.5  # share of total_timesteps in which epsilon falls linearly, from 0 to 1
     n_atoms: int = 101  # returns that a distribution knows: the atoms
-    v_min: float = -100.0  # the least of them
-    v_max: float = 100.0  # the largest of them
+    v_min: float = -100.0  # the least of them; may be negative
+    v_max: float = 100.0  # the largest of them; may be negative
 
 
 class Setup(NamedTuple):
@@ -111,12 +111,12 @@ def init_params(key, obs_dim, num_actions, n_atoms):
     return init_mlp(key, obs_dim, 120, 84, num_actions * n_atoms)
 
 
-def logprob_of(params, obs, atoms):  # (batch, obs_dim) -> (batch, num_actions, n_atoms)
-    return jax.nn.log_softmax(mlp(params, obs).reshape(len(obs), -1, len(atoms)))
+def logits_of(params, obs, atoms):  # (batch, obs_dim) -> (batch, num_actions, n_atoms)
+    return mlp(params, obs).reshape(len(obs), -1, len(atoms))
 
 
 def act(params, obs, atoms):  # (batch, obs_dim) -> (batch,): the greedy actions
-    return (jnp.exp(logprob_of(params, obs, atoms)) @ atoms).argmax(1)
+    return (jax.nn.softmax(logits_of(params, obs, atoms)) @ atoms).argmax(1)
 
 
 def project(p, value, atoms):
@@ -133,11 +133,11 @@ def project(p, value, atoms):
 def c51_loss(params, target_params, batch, atoms, gamma):
     """Cross entropy of Alg. 1, and the metrics."""
     row = jnp.arange(len(batch.action))
-    next_p = jnp.exp(logprob_of(target_params, batch.next_obs, atoms))
+    next_p = jax.nn.softmax(logits_of(target_params, batch.next_obs, atoms))
     next_p = next_p[row, (next_p @ atoms).argmax(1)]  # (batch_size, n_atoms), of the best action
     value = batch.reward[:, None] + gamma * (1 - batch.done[:, None]) * atoms
     target = project(next_p, value, atoms)
-    logprob = logprob_of(params, batch.obs, atoms)[row, batch.action]
+    logprob = jax.nn.log_softmax(logits_of(params, batch.obs, atoms)[row, batch.action])
     assert logprob.shape == target.shape == (len(batch.reward), len(atoms))
     loss = -(target * logprob).sum(1).mean()
     q = jnp.exp(logprob) @ atoms
@@ -229,7 +229,7 @@ if __name__ == "__main__":
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
     run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
-    envs = run.open_envs(args.env_id, args.num_envs)  # in JAX if there are any of this kind, else in EnvPool
+    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="discrete")
 
     atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)
@@ -237,6 +237,7 @@ if __name__ == "__main__":
     setup = Setup(args, envs, optimizer, num_iterations, atoms)
     greedy = partial(act, atoms=atoms)
     start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
+    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
     train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 1000 // batch_steps))
 
     for iterations in run.loop(start, num_iterations, batch_steps):

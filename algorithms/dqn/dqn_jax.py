@@ -33,15 +33,15 @@ class Args(RunArgs):
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 10_000  # transitions in the replay buffer
     batch_size: int = 128  # transitions per gradient step
-    learning_starts: int = 10_000  # environment steps before the first gradient step
+    learning_starts: int = 10_000  # environment steps before the first gradient step; 0: none
     train_frequency: int = 10  # environment steps per gradient step
     learning_rate: float = 2.5e-4  # of Adam
-    gamma: float = 0.99  # discount factor
+    gamma: float = 0.99  # discount factor, from 0 to 1
     target_network_frequency: int = 500  # environment steps between moves of the target network
-    tau: float = 1.0  # share of the Q-network that the target network takes over at a move: 1 is a copy
-    start_e: float = 1.0  # epsilon at the start: probability of a random action
-    end_e: float = 0.05  # epsilon at the end
-    exploration_fraction: float = 0.5  # share of total_timesteps in which epsilon falls linearly
+    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
+    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
+    end_e: float = 0.05  # epsilon at the end, from 0 to 1
+    exploration_fraction: float = 0.5  # share of total_timesteps in which epsilon falls linearly, from 0 to 1
 
 
 class Setup(NamedTuple):
@@ -206,11 +206,12 @@ if __name__ == "__main__":
         args.target_network_frequency >= batch_steps,
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
-    envs = run.open_envs(args.env_id, args.num_envs)  # in JAX if there are any of this kind, else in EnvPool
+    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="discrete")
 
     setup = Setup(args, envs, optax.adam(args.learning_rate), num_iterations)
     start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
+    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
     train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 1000 // batch_steps))
 
     for iterations in run.loop(start, num_iterations, batch_steps):

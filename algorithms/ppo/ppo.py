@@ -34,16 +34,16 @@ class Args(RunArgs):
     num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 4  # epochs per rollout
     learning_rate: float = 2.5e-4  # of Adam
-    anneal_lr: bool = True  # anneal the learning rate linearly to 0
-    max_grad_norm: float = 0.5  # clip the global norm of the gradient
-    gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # lambda of GAE: 0 is TD(0), 1 is Monte Carlo
+    anneal_lr: bool = True  # anneal the learning rate linearly towards 0
+    max_grad_norm: float = 0.5  # clip the global norm of the gradient; inf: do not clip
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1
     norm_adv: bool = True  # normalise the advantages of each minibatch
     clip_coef: float = 0.2  # epsilon of Eq. 7
-    clip_vloss: bool = True  # clip the change of the value, too
-    vf_coef: float = 0.5  # c1 of Eq. 9
+    clip_vloss: bool = True  # also clip how far a value moves from the old one, by clip_coef; not in the paper
+    vf_coef: float = 0.5  # c1 of Eq. 9, whose L^VF is halved here, as in the authors' code
     ent_coef: float = 0.01  # c2 of Eq. 9
-    target_kl: float | None = None  # stop the epochs of a rollout once the KL divergence is above this
+    target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
 
 
 class Batch(NamedTuple):
@@ -70,7 +70,7 @@ def tanh_mlp(*sizes, gain):
         nn.init.orthogonal_(linear.weight, 2**0.5)
         nn.init.zeros_(linear.bias)
         layers += [linear, nn.Tanh()]
-    nn.init.orthogonal_(linear.weight, gain)
+    nn.init.orthogonal_(linear.weight, gain)  # the last layer again
     return nn.Sequential(*layers[:-1])
 
 
@@ -103,8 +103,8 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
     assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
     advantage, next_advantage = np.zeros_like(reward), np.zeros_like(next_value)
     for t in reversed(range(len(reward))):
-        next_value = (1 - done[t]) * next_value + final_value[t]
-        delta = reward[t] + gamma * next_value - value[t]  # Eq. 12
+        bootstrap = (1 - done[t]) * next_value + final_value[t]
+        delta = reward[t] + gamma * bootstrap - value[t]  # Eq. 12
         next_advantage = advantage[t] = delta + gamma * lam * (1 - done[t]) * next_advantage  # Eq. 11
         next_value = value[t]
     return advantage
@@ -124,7 +124,7 @@ def ppo_loss(agent, batch, args):
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     objective = torch.min(ratio * advantage, clipped_ratio * advantage).mean()
 
-    # L^VF; as in the authors' code its change can be clipped, too
+    # L^VF; with --clip-vloss the larger error of the value and of the old value moved by at most clip_coef
     error = (value - batch.returns) ** 2
     if args.clip_vloss:
         clipped_value = batch.value + (value - batch.value).clamp(-args.clip_coef, args.clip_coef)
@@ -147,7 +147,7 @@ def ppo_loss(agent, batch, args):
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
-    run = Run(args)
+    run = Run(args)  # seeds Python, NumPy and torch
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
@@ -164,9 +164,10 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    actor = run.fast(agent.actor)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions)
-    start = run.resume(agent=agent, optimizer=optimizer, envs=envs)
+    actor = run.fast(agent.actor)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the present weights
+    start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -176,7 +177,7 @@ if __name__ == "__main__":
 
     next_obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
-        global_step = (iteration + 1) * batch_size
+        global_step = (iteration + 1) * batch_size  # at the end of this iteration
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
 
@@ -184,7 +185,7 @@ if __name__ == "__main__":
         for step in range(args.num_steps):
             obs[step] = next_obs.reshape(args.num_envs, obs_dim)
             gumbel = np.random.gumbel(size=(args.num_envs, num_actions))
-            action[step] = (actor(obs[step]) + gumbel).argmax(1)  # a sample of the softmax of the logits
+            action[step] = (actor(obs[step]) + gumbel).argmax(1)  # Gumbel-max: a sample of the softmax of the logits
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
             for i in np.flatnonzero(timeout[step]):
@@ -217,7 +218,7 @@ if __name__ == "__main__":
             if args.target_kl is not None and torch.stack(kl).mean() > args.target_kl:
                 break
 
-        # ---- 4. report: with the means of what was learned
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
         explained_variance = 1 - advantage.var() / (rollout.returns.var() + 1e-8)
         learning_rate = optimizer.param_groups[0]["lr"]
         run.log(global_step, {"charts/learning_rate": learning_rate, "losses/explained_variance": explained_variance})

@@ -35,16 +35,16 @@ class Args(RunArgs):
     num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 4  # epochs per rollout
     learning_rate: float = 2.5e-4  # of Adam
-    anneal_lr: bool = True  # anneal the learning rate linearly to 0
-    max_grad_norm: float = 0.5  # clip the global norm of the gradient
-    gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # lambda of GAE: 0 is TD(0), 1 is Monte Carlo
+    anneal_lr: bool = True  # anneal the learning rate linearly towards 0
+    max_grad_norm: float = 0.5  # clip the global norm of the gradient; inf: do not clip
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1
     norm_adv: bool = True  # normalise the advantages of each minibatch
     clip_coef: float = 0.2  # epsilon of Eq. 7
-    clip_vloss: bool = True  # clip the change of the value, too
-    vf_coef: float = 0.5  # c1 of Eq. 9
+    clip_vloss: bool = True  # also clip how far a value moves from the old one, by clip_coef; not in the paper
+    vf_coef: float = 0.5  # c1 of Eq. 9, whose L^VF is halved here, as in the authors' code
     ent_coef: float = 0.01  # c2 of Eq. 9
-    target_kl: float | None = None  # stop the epochs of a rollout once the KL divergence is above this
+    target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
 
 
 class Setup(NamedTuple):
@@ -130,8 +130,8 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
     a time limit ended it, the value of its final observation, else 0.
     """
     assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
-    next_value = (1 - done) * jnp.concatenate([value[1:], next_value[None]]) + final_value
-    delta = reward + gamma * next_value - value  # Eq. 12
+    bootstrap = (1 - done) * jnp.concatenate([value[1:], next_value[None]]) + final_value
+    delta = reward + gamma * bootstrap - value  # Eq. 12
 
     def backwards(next_advantage, step):
         delta, done = step
@@ -155,7 +155,7 @@ def ppo_loss(params, batch, args):
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     objective = jnp.minimum(ratio * advantage, clipped_ratio * advantage).mean()
 
-    # L^VF; as in the authors' code its change can be clipped, too
+    # L^VF; with --clip-vloss the larger error of the value and of the old value moved by at most clip_coef
     error = (value - batch.returns) ** 2
     if args.clip_vloss:
         clipped_value = batch.value + (value - batch.value).clip(-args.clip_coef, args.clip_coef)
@@ -207,7 +207,7 @@ def iteration(training, setup):
     logprob, _, value = evaluate(params, obs, action)
     # a time limit is not the end of the task: the return goes on with the value of the final observation
     final_value = value_of(params, step.final_obs.reshape(batch_size, -1)).reshape(done.shape)
-    final_value = jnp.where(step.truncated, final_value, 0)
+    final_value = jnp.where(step.truncated & ~step.terminated, final_value, 0)
     next_value, values = value_of(params, next_obs), value.reshape(done.shape)
     advantage = gae(step.reward, values, done, final_value, next_value, args.gamma, args.gae_lambda)
     advantage = advantage.reshape(batch_size)
@@ -237,12 +237,13 @@ def iteration(training, setup):
     keys = jax.random.split(learn_key, args.update_epochs)
     ((params, optimizer_state), _), (metrics, done_epochs) = jax.lax.scan(epoch, carry, keys)
 
-    # ---- 4. report: with the means over all minibatches
-    metrics = {name: values.mean(where=done_epochs[:, None]) for name, values in metrics.items()}
-    metrics["charts/learning_rate"] = jnp.float32(learning_rate)
-    metrics["losses/explained_variance"] = 1 - advantage.var(ddof=1) / (rollout.returns.var(ddof=1) + 1e-8)
+    # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
+    sums = {name: values.sum(where=done_epochs[:, None]) for name, values in metrics.items()}
+    count = done_epochs.sum() * args.num_minibatches
+    explained_variance = 1 - advantage.var(ddof=1) / (rollout.returns.var(ddof=1) + 1e-8)
+    charts = {"charts/learning_rate": jnp.float32(learning_rate), "losses/explained_variance": explained_variance}
     training = Training(params, optimizer_state, env_state, next_obs, key, training.iteration + 1)
-    return training, (step.reward, done, metrics)
+    return training, (step.reward, done, sums, count, charts)
 
 
 if __name__ == "__main__":
@@ -258,19 +259,21 @@ if __name__ == "__main__":
         batch_size % args.num_minibatches == 0 and batch_size > args.num_minibatches,
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
-    envs = run.open_envs(args.env_id, args.num_envs)  # in JAX if there are any of this kind, else in EnvPool
+    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="discrete")
 
     optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
     setup = Setup(args, envs, optimizer, num_iterations)
     start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
+    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
     train = run.compile(lambda training: iteration(training, setup), chunk=16)
 
     for iterations in run.loop(start, num_iterations, batch_size):
         global_step = iterations.stop * batch_size
-        reward, done, metrics = train(iterations)  # (num_seeds, len(iterations), ...) each
+        reward, done, sums, count, charts = train(iterations)  # (num_seeds, len(iterations), ...) each
         run.episodes(global_step, reward, done)
-        run.log(global_step, {name: values.mean(1) for name, values in metrics.items()})
+        run.learned(sums, count)
+        run.log(global_step, {name: values[:, -1] for name, values in charts.items()})
         run.evaluate(global_step, act, make_env)
         run.save(global_step)
     run.close(act, make_env)

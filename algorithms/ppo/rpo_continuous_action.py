@@ -37,18 +37,18 @@ class Args(RunArgs):
     num_minibatches: int = 32  # minibatches per epoch
     update_epochs: int = 10  # epochs per rollout
     learning_rate: float = 3e-4  # of Adam
-    anneal_lr: bool = True  # anneal the learning rate linearly to 0
-    max_grad_norm: float = 0.5  # clip the global norm of the gradient
-    gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # lambda of GAE: 0 is TD(0), 1 is Monte Carlo
+    anneal_lr: bool = True  # anneal the learning rate linearly towards 0
+    max_grad_norm: float = 0.5  # clip the global norm of the gradient; inf: do not clip
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1
     norm_adv: bool = True  # normalise the advantages of each minibatch
     clip_coef: float = 0.2  # epsilon of Eq. 7
-    clip_vloss: bool = True  # clip the change of the value, too
-    vf_coef: float = 0.5  # c1 of Eq. 9
+    clip_vloss: bool = True  # also clip how far a value moves from the old one, by clip_coef; not in the paper
+    vf_coef: float = 0.5  # c1 of Eq. 9, whose L^VF is halved here, as in the authors' code
     ent_coef: float = 0.0  # c2 of Eq. 9
     std_init: float = 1.0  # standard deviation of the policy at the start, in the units of the actions
     rpo_alpha: float = 0.5  # bound of the uniform noise on the mean while it learns, in the units of the actions
-    target_kl: float | None = None  # stop the epochs of a rollout once the KL divergence is above this
+    target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
 
 
 class Batch(NamedTuple):
@@ -76,7 +76,7 @@ def tanh_mlp(*sizes, gain):
         nn.init.orthogonal_(linear.weight, 2**0.5)
         nn.init.zeros_(linear.bias)
         layers += [linear, nn.Tanh()]
-    nn.init.orthogonal_(linear.weight, gain)
+    nn.init.orthogonal_(linear.weight, gain)  # the last layer again
     return nn.Sequential(*layers[:-1])
 
 
@@ -148,8 +148,8 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
     assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
     advantage, next_advantage = np.zeros_like(reward), np.zeros_like(next_value)
     for t in reversed(range(len(reward))):
-        next_value = (1 - done[t]) * next_value + final_value[t]
-        delta = reward[t] + gamma * next_value - value[t]  # Eq. 12
+        bootstrap = (1 - done[t]) * next_value + final_value[t]
+        delta = reward[t] + gamma * bootstrap - value[t]  # Eq. 12
         next_advantage = advantage[t] = delta + gamma * lam * (1 - done[t]) * next_advantage  # Eq. 11
         next_value = value[t]
     return advantage
@@ -169,7 +169,7 @@ def ppo_loss(agent, batch, args):
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     objective = torch.min(ratio * advantage, clipped_ratio * advantage).mean()
 
-    # L^VF; as in the authors' code its change can be clipped, too
+    # L^VF; with --clip-vloss the larger error of the value and of the old value moved by at most clip_coef
     error = (value - batch.returns) ** 2
     if args.clip_vloss:
         clipped_value = batch.value + (value - batch.value).clamp(-args.clip_coef, args.clip_coef)
@@ -192,7 +192,7 @@ def ppo_loss(agent, batch, args):
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
-    run = Run(args)
+    run = Run(args)  # seeds Python, NumPy and torch
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
@@ -210,11 +210,12 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, action_dim, args.std_init).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    actor = run.fast(agent.actor)  # NumPy (batch, obs_dim) -> NumPy (batch, action_dim)
+    actor = run.fast(agent.actor)  # NumPy (batch, obs_dim) -> NumPy (batch, action_dim), with the present weights
     normalize = run.fast(agent.obs_normalizer)  # NumPy (batch, obs_dim) -> NumPy (batch, obs_dim)
     so_far = np.zeros(args.num_envs, np.float32)  # discounted rewards of the running episodes
-    start = run.resume(agent=agent, optimizer=optimizer, so_far=so_far, envs=envs)
+    start = run.resume(agent=agent, optimizer=optimizer, so_far=so_far, envs=envs)  # what a checkpoint holds
     so_far[run.restarted] = 0
 
     # ---- storage of one rollout
@@ -226,7 +227,7 @@ if __name__ == "__main__":
 
     next_obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
-        global_step = (iteration + 1) * batch_size
+        global_step = (iteration + 1) * batch_size  # at the end of this iteration
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
 
@@ -279,7 +280,7 @@ if __name__ == "__main__":
         # the statistics of observations change only now: learning saw the same observations as acting
         agent.obs_normalizer.update(torch.as_tensor(raw_obs, device=run.device).flatten(0, 1))
 
-        # ---- 4. report: with the means of what was learned
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
         explained_variance = 1 - advantage.var() / (rollout.returns.var() + 1e-8)
         learning_rate = optimizer.param_groups[0]["lr"]
         run.log(global_step, {"charts/learning_rate": learning_rate, "losses/explained_variance": explained_variance})

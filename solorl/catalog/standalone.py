@@ -15,16 +15,21 @@ from solorl.errors import UsageError
 from solorl.scripts import PACKAGE, header_fields, in_checkout
 
 STUB = Path(__file__).with_name("stub.py")
+READER = PACKAGE / "run" / "command_line.py"
 BANNER = "# ---- SoloRL's run library in short: the same seeds and environments, no run folder, no checkpoints\n"
 
 
 def stub_parts() -> tuple[list[str], str]:
-    """The stub's import lines and its definitions."""
-    text = read_source(STUB)
-    tree, lines = ast.parse(text), text.splitlines(keepends=True)
-    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    code = lines[imports[-1].end_lineno :]
-    return [lines[node.lineno - 1] for node in imports], "".join(code).strip("\n") + "\n"
+    """The import lines and the definitions of the reader of command lines and of the stub, which uses it."""
+    imports, codes = [], []
+    for path in (READER, STUB):
+        text = read_source(path)
+        lines = text.splitlines(keepends=True)
+        nodes = [node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        imports += [lines[node.lineno - 1] for node in nodes]
+        codes.append("".join(lines[nodes[-1].end_lineno :]).strip("\n") + "\n")
+    ours = "from solorl.run.command_line import"
+    return [line for line in dict.fromkeys(imports) if not line.startswith(ours)], "\n\n".join(codes)
 
 
 def library_import(path: Path) -> ast.ImportFrom:

@@ -5,25 +5,24 @@ The weights that a script learns with it are equal, bit for bit, to those it lea
 
 import argparse
 import copy
-import inspect
 import os
 import random
-import re
 import sys
 import time
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 
+from solorl.run.command_line import check_ranges, given_arguments
+
 
 @dataclass
 class RunArgs:
     """The arguments that every script shares."""
 
-    seed: int = 1  # seed of Python, NumPy, torch and the environments
+    seed: int = 1  # seed of Python, NumPy, torch and the environments, from 0 to 2147483647
     device: str = "auto"  # auto (CUDA where there is one, else the CPU) | cpu | cuda | cuda:1 | mps
     threads: int = 1  # CPU threads of torch; 1 is best for small networks or on a busy machine
     compile: bool = False  # compile the marked functions
@@ -32,19 +31,19 @@ class RunArgs:
 
 
 def parse(args_type):
-    """Read the command line; the comments after the fields are their help."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    classes = [RunArgs, args_type]
-    help_of = {k: v for x in classes for k, v in re.findall(r"^ +(\w+):.*?# (.*)$", inspect.getsource(x), re.MULTILINE)}
-    types = typing.get_type_hints(args_type)
-    for field in args_type.__dataclass_fields__.values():
-        hint = types[field.name]  # of `float | None` the first, of other compounds the type of the default
-        kinds = (hint, *typing.get_args(hint), type(field.default))
-        kind = next(kind for kind in kinds if isinstance(kind, type) and kind is not type(None))
-        how = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
-        text = help_of.get(field.name, "").replace("%", "%%") or None
-        parser.add_argument("--" + field.name.replace("_", "-"), default=field.default, help=text, **how)
-    return args_type(**vars(parser.parse_args()))
+    """Read the command line; the comments after the fields are their help, and say what a number can be."""
+    try:
+        args = args_type(**given_arguments(args_type, sys.argv[1:]))
+        check_ranges(args)
+    except argparse.ArgumentError as error:
+        quit_with(error)
+    return args
+
+
+def quit_with(sentence):
+    """Print the sentence on standard error and leave with exit code 2."""
+    print(f"error: {sentence}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 class Run:
@@ -70,8 +69,7 @@ class Run:
     def require(self, condition, sentence):
         """End with a sentence unless the condition holds."""
         if not condition:
-            print(f"error: {sentence}", file=sys.stderr)
-            raise SystemExit(2)
+            quit_with(sentence)
 
     def require_spaces(self, envs, obs, action):
         """End with a sentence unless the actions are "discrete" or "continuous" as named, the observations arrays."""
@@ -115,12 +113,8 @@ class Run:
         if time.time() - self.printed > 1:
             self.printed = time.time()
             mean = f"charts/episodic_return {np.mean(self.ended[-100:]):.1f}" if self.ended else ""
-            print(
-                f"step {global_step:,}",
-                mean,
-                *(f"{name} {float(x):.4g}" for name, x in (self.last | metrics).items()),
-                sep="  ",
-            )
+            numbers = [f"{name} {float(x):.4g}" for name, x in self.last.items()]
+            print(f"step {global_step:,}", mean, *numbers, sep="  ")
 
     def evaluate(self, global_step, policy, make_env):
         """Nothing: `close` evaluates."""

@@ -33,8 +33,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"solo play: --episodes must be at least 1, not {args.episodes}")
     if args.seed is not None and args.seed < 0:
         raise UsageError(f"solo play: --seed must be at least 0, not {args.seed}")
-    from solorl.run.load import not_trusted, play_script, script_of  # here, because they load the numerical libraries
-    from solorl.run.verbs import Play
+    from solorl.run.load import Play, not_trusted, play_script, script_of  # here: they load the numerical libraries
 
     copy, original = script_of(args.run_dir)
     if original is None and not args.trust_script:

@@ -16,7 +16,8 @@ from typing import Any
 from solorl.cli import Parser
 from solorl.cli.tables import aligned
 from solorl.errors import UsageError, did_you_mean
-from solorl.studies.bench import last_rows, read_json
+from solorl.files import read_json
+from solorl.metrics import last_rows
 from solorl.terminal import duration
 
 COLUMNS = ("env", "script", "seed", "status", "step", "evaluation", "size", "age", "folder")

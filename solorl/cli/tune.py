@@ -8,7 +8,7 @@ from typing import Any
 
 from solorl.cli import Parser
 from solorl.cli.bench import Lines, split, worker_count
-from solorl.envs.ids import check_env_id
+from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
 from solorl.studies.bench import Store
 from solorl.studies.engines import LocalEngine
@@ -84,7 +84,7 @@ def make_study(args: Any, extra: Flags) -> Study:
     script.check(flags)
     if script.ours:
         for env_id in args.env_ids:
-            check_env_id(env_id)
+            check_env_id_of(script.path, env_id)
     space = space_from_file(args.space, script) if args.space else space_from_script(script)
     for name in space:
         if f"--{name}" in flags:

@@ -119,6 +119,12 @@ def check_env_id(env_id: str) -> None:
             raise UsageError(f"{env_id} can no longer be made{hint}") from error
 
 
+def check_env_id_of(script: Path, env_id: str) -> None:
+    """Refuse an environment that the script cannot train on: EnvPool's ids where it imports `EnvPoolVectorEnv`."""
+    check = check_envpool_id if "EnvPoolVectorEnv" in script.read_text(errors="replace") else check_env_id
+    check(env_id)
+
+
 def check_envpool_id(env_id: str) -> None:
     """Refuse an environment that EnvPool has not, or where a package that it needs is not installed."""
     for package, extra in (("envpool", "envpool"), ("ale_py", "atari")):

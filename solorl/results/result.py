@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl.files import write_atomically
+from solorl.metrics import read_rows
 from solorl.run.arguments import RunArgs
 
 FORMAT = 1
@@ -441,25 +442,17 @@ def _json(path: Path, kind: type) -> Any:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; a last line that a kill cut short is left out."""
-    rows = []
+    """The rows of a metrics file; a last line that a kill cut short is left out. Raises ResultError."""
     try:
         if path.exists() and not path.is_file():
             raise ResultError(f"{path} cannot be read: it is no regular file")
-        lines = path.read_text(encoding="utf-8").split("\n")
+        return read_rows(path, strict=True)[0]
     except ResultError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, UnicodeError) as error:
         raise ResultError(f"{path} cannot be read: {_reason(error)}") from error
-    for number, line in enumerate(lines[:-1], 1):  # whatever comes after the last line end is no row
-        try:
-            row = json.loads(line) if line else {}
-        except (ValueError, RecursionError) as error:
-            raise ResultError(f"{path} is damaged in line {number}: {error}") from error
-        if not isinstance(row, dict):
-            raise ResultError(f"{path} is damaged in line {number}: it holds no JSON object")
-        rows += [row] if row else []
-    return rows
+    except ValueError as error:
+        raise ResultError(str(error)) from error
 
 
 def _portable(args: dict[str, Any]) -> dict[str, Any]:

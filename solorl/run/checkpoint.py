@@ -20,7 +20,7 @@ import numpy as np
 
 from solorl.errors import reason
 from solorl.files import sha256, sync_file
-from solorl.run import env_state as simulators
+from solorl.run import env_state
 
 KEEP = 2  # checkpoints that stay on the disk
 FILES = ("tensors.safetensors", "state.json")
@@ -103,8 +103,8 @@ def capture(part: Any) -> Any:
         return part.bit_generator.state
     if type(part).__name__ == "Generator" and hasattr(part, "get_state"):  # torch.Generator
         return part.get_state()
-    if simulators.is_vector_env(part):
-        return simulators.capture(part)
+    if env_state.is_vector_env(part):
+        return env_state.capture(part)
     raise TypeError(
         f"a checkpoint cannot hold a {type(part).__name__}; allowed are objects with state_dict and load_state_dict, "
         "NumPy arrays, torch tensors, random generators and vector environments"
@@ -133,8 +133,8 @@ def restore(part: Any, tree: Any) -> list[str]:
         part.detach().copy_(tree)
     elif isinstance(part, np.random.Generator):
         part.bit_generator.state = tree
-    elif simulators.is_vector_env(part):
-        return simulators.restore(part, tree)
+    elif env_state.is_vector_env(part):
+        return env_state.restore(part, tree)
     else:
         part.set_state(tree)
     return []

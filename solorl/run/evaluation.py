@@ -1,11 +1,11 @@
-"""Playing the greedy policy: on environments and seeds of its own, without moving the training."""
+"""Playing the greedy policy, on environments and seeds of its own, without moving the training."""
 
 import contextlib
 import inspect
-import json
+import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,12 @@ import gymnasium as gym
 import numpy as np
 
 from solorl.files import write_atomically
+from solorl.metrics import read_rows
 from solorl.run.checkpoint import random_states, set_random_states
+from solorl.run.device import CONFIRM, EVALUATE, env_seed
+from solorl.run.folder import RunFolder
+from solorl.run.meter import Diverged
+from solorl.terminal import warn
 
 # A NumPy batch of observations (n, *obs_shape) -> a NumPy batch of actions (n, ...). A policy with memory is a function
 # `act(obs, state, first) -> actions, state`: `state` is None before the first step, `first` (n,) says where an episode
@@ -161,6 +166,81 @@ def watch(env: gym.Env, policy: Policy, seeds: Sequence[int]) -> list[float]:
     return [float(play_episodes([env], policy, [seed])[0][0]) for seed in seeds]
 
 
+def film_to(folder: RunFolder, name: str, seed: int, policy: Policy, make_env: Callable[..., Any], env_id: str) -> Any:
+    """Film one episode into a file in `videos`; returns its path, or None, with a warning, where that fails."""
+    path = folder.path / "videos" / name
+    try:
+        folder.require()
+        env = open_game(make_env, env_id, "rgb_array")
+        try:
+            film(env, policy, seed, path)
+        finally:
+            env.close()
+    except Exception as error:  # no renderer, no codec, no space: a film is not worth a training
+        warn(f"no video: {type(error).__name__}: {error}")
+        return None
+    return path
+
+
+class Evaluator:
+    """Plays greedy policies on `--eval-episodes` environments with seeds of their own."""
+
+    def __init__(self, args: Any):
+        self.args = args
+        self.best = -math.inf  # mean return
+        self.last = (-1, 0.0, 0.0)  # step (-1: none yet), mean return and its standard deviation
+        self.improved = False  # whether the last one is better than all before it
+        self._confirmations = 0
+        self._envs: list[Any] = []
+
+    def play(self, stream: int, first: int, policy: Policy, make_env: Callable[..., Any]) -> Any:
+        """Returns and lengths of one episode in each environment, with the seeds from number `first` of a stream on."""
+        count = self.args.eval_episodes
+        if not self._envs:
+            self._envs = open_games(make_env, self.args.env_id, count)
+        return play_episodes(self._envs, policy, [env_seed(self.args.seed, stream, first + i) for i in range(count)])
+
+    def evaluate(self, step: int, policy: Policy, make_env: Callable[..., Any]) -> dict[str, float]:
+        """Play, note the score, and return its row of metrics. Raises Diverged where the mean return is not finite."""
+        returns, lengths = self.play(EVALUATE, 0, policy, make_env)
+        mean, std = float(returns.mean()), float(returns.std())
+        if not math.isfinite(mean):
+            raise Diverged("eval/episodic_return", mean)
+        self.last, self.improved = (step, mean, std), mean > self.best
+        self.best = max(self.best, mean)
+        return {
+            "eval/episodic_return": mean,
+            "eval/episodic_return_std": std,
+            "eval/episodic_length": float(lengths.mean()),
+        }
+
+    @property
+    def score(self) -> float | None:
+        """Mean return of the last evaluation; None before the first."""
+        return self.last[1] if self.last[0] >= 0 else None
+
+    def confirm(self, policy: Policy, make_env: Callable[..., Any]) -> float | None:
+        """Where the last evaluation has reached `--target-return`: the mean return on seeds never used before."""
+        if self.args.target_return is None or self.last[1] < self.args.target_return:
+            return None
+        first = self._confirmations * self.args.eval_episodes
+        self._confirmations += 1
+        return float(self.play(CONFIRM, first, policy, make_env)[0].mean())
+
+    def close(self) -> None:
+        """Close the environments."""
+        for env in self._envs:
+            env.close()
+
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        return {"best": self.best, "last_eval": list(self.last), "confirmations": self._confirmations}
+
+    def resume(self, saved: Mapping[str, Any]) -> None:
+        """Go on from these counters."""
+        self.best, self.last, self._confirmations = saved["best"], tuple(saved["last_eval"]), saved["confirmations"]
+
+
 def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
     """Draw training returns (grey, and their running mean) and evaluations (mean and standard deviation) from
     `metrics.jsonl` into a PNG; lines that cannot be read are left out."""
@@ -170,9 +250,8 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
     from matplotlib.figure import Figure
 
     rows = []
-    for line in metrics.read_text(errors="replace").splitlines() if metrics.exists() else ():
-        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError, OverflowError):
-            row = json.loads(line)
+    for row in read_rows(metrics)[0] if metrics.exists() else ():
+        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
             rows.append({name: float(row[name]) for name in DRAWN if name in row or name == "global_step"})
     train = [(row["global_step"], row["charts/episodic_return"]) for row in rows if "charts/episodic_return" in row]
     test = [

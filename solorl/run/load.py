@@ -15,6 +15,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,53 @@ from typing import Any
 import numpy as np
 
 from solorl.errors import UsageError, did_you_mean, missing_extra
-from solorl.run.evaluation import undisturbed
+from solorl.run.device import CONFIRM, env_seed
+from solorl.run.evaluation import Policy, film_to, open_game, open_games, play_episodes, undisturbed, watch
+from solorl.run.folder import RunFolder
 from solorl.run.safety import is_plain_name, refuse_links
-from solorl.run.verbs import Play, Run
 from solorl.scripts import script_paths
 
-JAX_SETTINGS = (  # that a script in JAX changes
-    "jax_default_device",
-    "jax_compilation_cache_dir",
-    "jax_persistent_cache_min_compile_time_secs",
-    "jax_enable_compilation_cache",
-)
+CACHE_SETTINGS = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "enable_compilation_cache")
+JAX_SETTINGS = [f"jax_{name}" for name in ("default_device", *CACHE_SETTINGS)]  # that a script in JAX changes
+
+
+@dataclass
+class Play:
+    """What `solo play` and `solorl.load` need of a run: no training, only the policy of a saved model."""
+
+    episodes: int = 10
+    video: bool = False
+    render: bool = False
+    seed: int | None = None
+    model: str = "model.safetensors"
+    take: Callable[[Any, Policy, Callable[..., Any]], None] | None = None  # gets args, policy, make_env; plays nothing
+
+    def __call__(self, args: Any, folder: RunFolder, policy: Policy, make_env: Callable[..., Any]) -> None:
+        """Hand over the loaded policy, or evaluate it; film or show it on request."""
+        if self.take is not None:
+            self.take(args, policy, make_env)
+            return
+        seed = args.seed if self.seed is None else self.seed
+        seeds = [env_seed(seed, CONFIRM, 2**19 + i) for i in range(self.episodes)]
+        with undisturbed():
+            if self.render:
+                env = open_game(make_env, args.env_id, "human")
+                returns = np.array(watch(env, policy, seeds))
+                env.close()
+            else:
+                returns, _ = play_episodes(open_games(make_env, args.env_id, len(seeds)), policy, seeds)
+            print(f"{args.env_id}: {returns.mean():.1f} ± {returns.std():.1f} over {len(seeds)} greedy episodes, "
+                  f"from {returns.min():.1f} to {returns.max():.1f}")  # fmt: skip
+            if self.video and (path := film_to(folder, "play.mp4", seeds[0], policy, make_env, args.env_id)):
+                print(f"video {path}")
+
+
+_PLAY: ContextVar[Play | None] = ContextVar("play", default=None)
+
+
+def play_wanted() -> Play | None:
+    """What the runs that are made now are for, while `play_script` runs their script; None: they train."""
+    return _PLAY.get()
 
 
 @dataclass(frozen=True)
@@ -89,11 +126,11 @@ def load(run_dir: str | os.PathLike[str], *, last: bool = False, trust_script: b
 def play_script(path: Path, run_dir: Path, play: Play, neighbours: bool) -> None:
     """Run a script as `solo play` needs it: it loads the model, its loop is empty, and `run.close` does what `play`
     says."""
-    before, Run.play = Run.play, play
+    before = _PLAY.set(play)
     try:
         run_script(path, ["--resume", str(run_dir)], neighbours)
     finally:
-        Run.play = before
+        _PLAY.reset(before)
 
 
 def run_script(path: Path, flags: Sequence[str], neighbours: bool = True) -> None:

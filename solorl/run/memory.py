@@ -12,13 +12,8 @@ from typing import Any
 from solorl.errors import quit_with, reason
 
 CONTAINER = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # what it may use
-SIGNS = (
-    "array is too big",
-    "Maximum allowed dimension",
-    "can't allocate memory",
-    "out of memory",
-    "RESOURCE_EXHAUSTED",
-)
+OF_NUMPY = ("array is too big", "Maximum allowed dimension")
+SIGNS = (*OF_NUMPY, "can't allocate memory", "out of memory", "RESOURCE_EXHAUSTED")
 STEPS = {"total_timesteps", "learning_starts", "eval_every", "save_every"}  # arguments that are no sizes
 _HOOK = sys.excepthook
 

@@ -12,9 +12,9 @@ in which floating-point numbers are added. So they are on other devices, where o
 import dataclasses
 import functools
 import json
-import math
 import os
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,19 +30,19 @@ from solorl.envs.open import open_envs
 from solorl.errors import UsageError, quit_with
 from solorl.files import write_atomically
 from solorl.machine import own_cores
-from solorl.run import checkpoint as state
-from solorl.run import memory, signals
+from solorl.run import checkpoint, memory, signals
 from solorl.run.arguments import RunArgs, check_unchanged, saved_arguments
+from solorl.run.device import device_words
+from solorl.run.folder import read_status
 from solorl.run.safety import is_plain_name
-from solorl.run.verbs import DIVERGED, UNSAVED, Run, read_status
-from solorl.terminal import Progress, paint, warn
+from solorl.run.summary import how_to_go_on
+from solorl.run.verbs import DIVERGED, UNSAVED, Run
+from solorl.terminal import Progress, paint, say, warn, wiped
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solorl" / "jax"  # of compiled code
 # Operations of microseconds: handing them to other threads costs more than it brings.
-ONE_THREAD: dict[str, str | bool] = {
-    "xla_cpu_multi_thread_eigen": False,
-    "xla_cpu_enable_concurrency_optimized_scheduler": False,
-}
+PARALLEL = ("xla_cpu_multi_thread_eigen", "xla_cpu_enable_concurrency_optimized_scheduler")
+ONE_THREAD: dict[str, str | bool] = dict.fromkeys(PARALLEL, False)
 WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they change nothing
     "compile": "these files are always compiled",
     "torch_deterministic": "these files do not use torch",
@@ -75,14 +75,14 @@ class _Part:
         """Name -> array."""
         return {name: np.asarray(leaf) for name, leaf in names_of(self.runs.training(self.index, self.field)).items()}
 
-    def learned(self) -> dict[str, np.ndarray]:
+    def must_be_finite(self) -> dict[str, np.ndarray]:
         """Name -> array of the whole training, without what belongs to the environments."""
         fields = self.runs._trainings[self.index]._fields
         trees = {field: self.runs.training(self.index, field) for field in fields if field not in OF_ENVIRONMENTS}
         return {name: np.asarray(leaf) for name, leaf in names_of(trees).items()}
 
     def load_state_dict(self, arrays: Mapping[str, Any]) -> None:
-        """Bring the training into the saved state; one sentence and exit code 2 where the arrays do not fit.
+        """Bring the training into the saved state; UsageError where the arrays do not fit.
 
         The arrays of a field named `replay`, rings of rows, may be longer than the saved ones if those have not begun
         to overwrite their rows.
@@ -91,104 +91,17 @@ class _Part:
         leaves = []
         for name, leaf in names_of(tree).items():
             if name.startswith("replay.") and name in arrays:
-                rows, saved = len(arrays[name]), self.runs.runs[self.index].saved_step
+                rows = len(arrays[name])
+                saved = self.runs.runs[self.index].checkpoints.resumed.get("step", 0)
                 if saved <= rows < len(leaf):
                     missing = [(0, len(leaf) - rows), *[(0, 0)] * (leaf.ndim - 1)]
                     arrays = {**arrays, name: np.pad(arrays[name], missing)}
             if name not in arrays or np.shape(arrays[name]) != leaf.shape:
-                quit_with(f"what was saved does not fit: {name} is missing or has another shape than {leaf.shape}")
+                what = f"{name} is missing or has another shape than {leaf.shape}"
+                raise UsageError(f"what was saved does not fit: {what}")
             leaves.append(jnp.asarray(np.asarray(arrays[name]), leaf.dtype))
         tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
         self.runs.put(self.index, self.field, tree)
-
-
-class _SeedRun(Run):
-    """The run of one seed; its model is a field of the training."""
-
-    model: _Part
-    quiet = False  # where there are several seeds, one speaks for all
-    sps = 0.0  # steps per second at the last row
-
-    def _device(self) -> Any:
-        return jnp.zeros(()).device  # that of new arrays
-
-    def _modules(self) -> dict[str, Any]:
-        return {self.model.field.rpartition(".")[2]: self.model}
-
-    def _learned_parts(self) -> dict[str, Any]:
-        return self.model.learned()
-
-    def _say(self, text: str, file: Any = None) -> None:
-        if not self.quiet or file is not None:
-            super()._say(text, file)
-
-    def _progress(self, sps: float) -> None:
-        self.sps = sps
-        if not self.quiet:
-            super()._progress(sps)
-
-    def start_clock(self) -> None:
-        """Training time counts from now on: compilation is part of the wait."""
-        self._resumed_at = time.perf_counter()
-
-    def at(self, iteration: int, is_last: bool) -> None:
-        """Say after which iteration the verbs are called."""
-        self._iteration, self._is_last = iteration, is_last
-
-    def begin_episodes(self) -> None:
-        """No episode is running."""
-        self._returns = self._lengths = None
-
-    def pause(self, seconds: float) -> None:
-        """Do not count these seconds as training time."""
-        self._plumbing += seconds
-
-    def stop_by(self, number: int) -> None:
-        """End after the next save, as after a signal."""
-        self._signal = number
-
-    def keep(self, step: int | None) -> None:
-        """Let the checkpoint of this step stay although there are two newer ones."""
-        self._keep = step
-
-    def go_on_from(self, step: int) -> None:
-        """Resume no checkpoint newer than that of this step."""
-        self._until = step
-
-    @property
-    def newest_step(self) -> int:
-        """Environment steps of the newest checkpoint; 0 before the first."""
-        return self._saved or 0
-
-    @property
-    def signalled(self) -> bool:
-        """Whether a signal has come."""
-        return bool(self._signal)
-
-    @property
-    def step(self) -> int:
-        """Environment steps so far."""
-        return self._step
-
-    @property
-    def saved_step(self) -> int:
-        """Environment steps of the checkpoint that is resumed; 0 without one."""
-        return self._tree["run"]["step"] if self._tree else 0
-
-    @property
-    def ending(self) -> str:
-        """Why the run ends; empty while it goes on."""
-        return self._ending
-
-    @property
-    def recent_return(self) -> float:
-        """Mean return of the last 100 episodes; NaN before the first."""
-        return float(np.mean(self._recent)) if self._recent else math.nan
-
-    @property
-    def last_evaluation(self) -> tuple[int, float]:
-        """Step (-1: none yet) and mean return of the last evaluation."""
-        return self._last_eval[:2]
 
 
 class Runs:
@@ -201,9 +114,10 @@ class Runs:
         self.threads = _start_xla(args.threads if args.resume else args.threads * self.num_seeds)
         _choose_device(args.device if args.cuda or args.device != "auto" else "cpu")
         _keep_compiled_code(self.threads)
-        self.runs = [_SeedRun(each) for each in self._arguments()]
-        for run in self.runs:
-            run.quiet = self.num_seeds > 1
+        device = jnp.zeros(()).device  # that of new arrays
+        self.runs = [Run(each, device=device, quiet=self.num_seeds > 1) for each in self._arguments()]
+        self.play = self.runs[0].play
+        self._model = ""  # the field of a training that `act` needs
         self.side_by_side = self.num_seeds > 1 and not _is_cpu(self.runs[0].device)  # vmap
         self._envs: Any = None
         self._trainings: list[Any] = []
@@ -249,24 +163,24 @@ class Runs:
         self._trainings = [jax.tree.map(lambda x: jnp.array(x, copy=True), start(key)) for key in keys]
         if self.args.resume and self.num_seeds > 1:
             self._choose_checkpoints()
-        starts = []
+        self._model, starts = model, []
         for i in self._active:
             run = self.runs[i]
-            run.model = _Part(self, i, model)
-            starts.append(run._fit(training=_Part(self, i)))
+            models = {model.rpartition(".")[2]: _Part(self, i, model)}
+            starts.append(run._fit({"training": _Part(self, i)}, models))
             if lost and starts[-1]:
                 fresh = start(jax.random.fold_in(keys[i], starts[-1]))
                 for field in lost:
                     self.put(i, field, getattr(fresh, field))
-                run.begin_episodes()
+                run.meter.begin_episodes()
         if len(set(starts)) > 1:
             quit_with(f"the seeds stand at different iterations ({starts}); resume each alone, by its own folder")
         active = [self.runs[i] for i in self._active]
-        for run in active if Run.play is None else ():  # nothing has been written before all fit
+        for run in active if not self.play else ():  # nothing has been written before all fit
             run._begin(starts[0])
         if lost and starts[0]:
             warn(f"the environments of {self.args.env_id} cannot be saved, so their running episodes start again")  # type: ignore[attr-defined]
-        if self.num_seeds > 1 and Run.play is None:
+        if self.num_seeds > 1 and not self.play:
             names = [run.dir.name for run in self.runs]
             for run in active:
                 write_atomically(run.dir / "together.json", json.dumps(names).encode())
@@ -275,7 +189,7 @@ class Runs:
                 self._say(f"resumed at step {self._common:,} (iteration {starts[0]})")
             elif self.args.resume:
                 self._say("not all seeds have a checkpoint yet: starting from the beginning")
-            self._say(self.runs[0]._device_words())
+            self._say(device_words(self.runs[0].device, self.threads))
         return starts[0]
 
     def training(self, index: int, field: str = "") -> Any:
@@ -297,7 +211,7 @@ class Runs:
         kept on the disk for later runs.
         """
         self._chunk = chunk
-        if Run.play is not None:
+        if self.play:
             return lambda iterations: None
         for name, reason in WITHOUT_EFFECT.items():
             if getattr(self.args, name) != getattr(RunArgs, name):
@@ -305,7 +219,7 @@ class Runs:
                 warn(f"--{'no-' if getattr(RunArgs, name) else ''}{flag} changes nothing here: {reason}")
         began = time.perf_counter()
         for run in self.runs:
-            run.start_clock()
+            run.meter.start()
         self._before = signals.listen(self._on_signal)  # XLA must not be interrupted
         if self.side_by_side:
             self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
@@ -318,7 +232,7 @@ class Runs:
     def loop(self, start: int, num_iterations: int, batch_size: int) -> Iterator[range]:
         """Chunks of iterations from `start` on, as ranges, so that evaluations and checkpoints are due at their ends.
         `batch_size` is the number of environment steps of one iteration. Ends early as `Run.loop` does."""
-        if Run.play is not None:
+        if self.play:
             return
         if self.num_seeds == 1 and start < num_iterations:
             (self.runs[0].dir / "together.json").unlink(missing_ok=True)  # from now on it is trained alone
@@ -329,7 +243,7 @@ class Runs:
                     due = (start * batch_size // every + 1) * every  # the next step at which one is due
                     end = min(end, -(-due // batch_size))
                 for i in self._active:
-                    self.runs[i].at(end - 1, end == num_iterations)
+                    self.runs[i].iteration, self.runs[i].is_last = end - 1, end == num_iterations
                 yield range(start, end)
                 if any(self.runs[i].ending == "signal" for i in self._active):
                     break
@@ -350,42 +264,34 @@ class Runs:
         """Count metrics of gradient steps into the means that the next row of `log` will have: their sums over the
         gradient steps of each iteration, and how many there were, all (num_seeds, iterations)."""
         for i in self._active:
-            self.runs[i]._add_learned({name: total[i].sum() for name, total in sums.items()}, int(count[i].sum()))
+            self.runs[i].meter.learned({name: total[i].sum() for name, total in sums.items()}, int(count[i].sum()))
 
     def log(self, global_step: int, metrics: Mapping[str, Any]) -> None:
         """Write a row of each seed, metrics are (num_seeds,); see `Run.log`. `charts/SPS` counts steps of a seed.
         A seed that diverges ends, the others go on; the exit code is 3 in the end."""
-        for i in list(self._active):
-            try:
-                self.runs[i].log(global_step, {name: value[i] for name, value in metrics.items()})
-            except SystemExit as end:
-                self._end(i, end.code)
+        self._each(lambda i, run: run.log(global_step, {name: value[i] for name, value in metrics.items()}))
         if self.num_seeds > 1 and self._line.is_due():
             self._progress(global_step)
 
     def evaluate(self, global_step: int, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
         """See `Run.evaluate`; the policy of a seed is `act(model, obs)`, compiled here, with the field `model`."""
         self._made = (act, make_env)
-        for i in list(self._active):
-            policy = self._policy(act, i)
-            try:
-                self._alone(i, lambda run, policy=policy: run.evaluate(global_step, policy, make_env))  # type: ignore[misc]
-            except SystemExit as end:
-                self._end(i, end.code)
+        self._each(self._alone(lambda i, run: run.evaluate(global_step, self._policy(act, i), make_env)))
         self._say_evaluations(f"step {global_step:>10,}", global_step)
 
     def save(self, global_step: int) -> None:
         """See `Run.save`. A seed that has reached `--target-return` is closed; the others go on."""
-        for i in list(self._active):
-            self.runs[i].keep(self._common)  # where another seed cannot write, as on a full disk
-            try:
-                self._alone(i, lambda run: run.save(global_step))
-                if self.runs[i].ending not in ("", "signal"):
-                    self.runs[i].close(self._policy(self._made[0], i), self._made[1])
-                    self._active.remove(i)
-            except SystemExit as end:
-                self._end(i, end.code)
-        if self._active and all(self.runs[i].newest_step == global_step for i in self._active):
+        alone = self._alone(lambda i, run: run.save(global_step))
+
+        def save(i: int, run: Run) -> None:
+            run.checkpoints.keep = self._common  # where another seed cannot write, as on a full disk
+            alone(i, run)
+            if run.ending not in ("", "signal"):
+                run.close(self._policy(self._made[0], i), self._made[1])
+                self._active.remove(i)
+
+        self._each(save)
+        if self._active and all(self.runs[i].checkpoints.newest == global_step for i in self._active):
             self._common = global_step
 
     def close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
@@ -393,7 +299,7 @@ class Runs:
         try:
             self._close(act, make_env)
         finally:
-            if not self.runs[0].signalled or signals.in_a_shell():
+            if not self.runs[0].signal or signals.in_a_shell():
                 signals.restore(self._before)
 
     def _close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
@@ -402,7 +308,7 @@ class Runs:
                 self.runs[i].close(self._policy(act, i), make_env)
             except SystemExit as end:
                 self._code = UNSAVED if self._code == UNSAVED else end.code
-        if Run.play is None:
+        if not self.play:
             self._say_evaluations("in the end:    ")
             if self._code != UNSAVED:
                 self._say_where()
@@ -421,15 +327,13 @@ class Runs:
         """Let the seeds go on from the newest step of which each has a whole checkpoint, whether the process was killed
         after some of them had saved or a checkpoint is damaged. Seeds that had ended before the others are left out."""
         folders = [run.dir / "checkpoint" for run in self.runs]
-        found = [[state.step_of(path) for path in state.checkpoints(folder)] for folder in folders]
-        newest, statuses = (
-            [max(steps, default=0) for steps in found],
-            [str(read_status(run.dir).get("status", "")) for run in self.runs],
-        )
+        found = [[checkpoint.step_of(path) for path in checkpoint.checkpoints(folder)] for folder in folders]
+        newest = [max(steps, default=0) for steps in found]
+        statuses = [str(read_status(run.dir).get("status", "")) for run in self.runs]
         self._active = _going_on(newest, statuses)
         if not self._active:
             quit_with(f"the seeds stand at different steps ({newest}); resume each alone, by its own folder")
-        self._common, notes = state.newest_common([folders[i] for i in self._active])
+        self._common, notes = checkpoint.newest_common([folders[i] for i in self._active])
         killed = any(_finality(statuses[i]) == 0 for i in self._active)
         saves = [len(found[i]) for i in self._active]
         first_save = killed and min(saves) == 0 and max(saves) <= 1  # it came only to some of them, if any
@@ -440,7 +344,7 @@ class Runs:
             warn(f"{note}; all seeds go on from the checkpoint before it")
         for i, run in enumerate(self.runs):
             if found[i]:  # a seed without a checkpoint may begin again only if it never had one
-                run.go_on_from(self._common or 0)
+                run.checkpoints.until = self._common or 0
             if i not in self._active:
                 self._say(f"seed {run.args.seed} stays as it is: {statuses[i]}, last saved at step {newest[i]:,}")
                 self._code = DIVERGED if statuses[i].startswith("diverged") else self._code
@@ -505,35 +409,47 @@ class Runs:
         if act not in self._acts:
             self._acts[act] = jax.jit(act)
         compiled = self._acts[act]
-        model = functools.cache(lambda: self.training(index, self.runs[index].model.field))  # only where it acts
+        model = functools.cache(lambda: self.training(index, self._model))  # only where it acts
         return lambda obs: np.asarray(compiled(model(), np.asarray(obs, np.float32).reshape(len(obs), -1)))
 
-    def _alone(self, index: int, verb: Callable[[_SeedRun], None]) -> None:
-        """Call a verb of one run; the time it takes is not training time of the others."""
-        began = time.perf_counter()
-        verb(self.runs[index])
-        for other in self._active:
-            if other != index:
-                self.runs[other].pause(time.perf_counter() - began)
+    def _each(self, verb: Callable[[int, Run], None]) -> None:
+        """Call a verb for each seed that goes on. One that diverges ends; the others go on, if there are any."""
+        for i in list(self._active):
+            try:
+                verb(i, self.runs[i])
+            except SystemExit as end:
+                self._end(i, end.code)
+
+    def _alone(self, verb: Callable[[int, Run], None]) -> Callable[[int, Run], None]:
+        """The verb of one seed; the time it takes is not training time of the others."""
+
+        def timed(index: int, run: Run) -> None:
+            began = time.perf_counter()
+            verb(index, run)
+            for other in self._active:
+                if other != index:
+                    self.runs[other].meter.pause(time.perf_counter() - began)
+
+        return timed
 
     def _on_signal(self, number: int, frame: Any) -> None:
         for run in self.runs[1:]:
-            if run.signalled:
+            if run.signal:
                 run._abandon("stopped" if run.trained else "failed")
-            run.stop_by(number)
+            run.signal = number
         self.runs[0].quiet = False  # it speaks for all
         self.runs[0]._on_signal(number, frame)
         self.runs[0].quiet = self.num_seeds > 1
 
     def _say(self, text: str) -> None:
-        Run._say(self.runs[0], text)
+        say(wiped(text, sys.stdout), sys.stdout)
 
     def _progress(self, global_step: int) -> None:
         """One line for several seeds: means over those that have a number."""
-        recent = [run.recent_return for run in self.runs if not math.isnan(run.recent_return)]
-        scores = [score for step, score in (run.last_evaluation for run in self.runs) if step >= 0]
-        episode, evaluation = (float(np.mean(values)) if values else None for values in (recent, scores))
-        rate = sum(self.runs[i].sps for i in self._active)
+        recent, scores = [run.meter.recent_return for run in self.runs], [run.evaluator.score for run in self.runs]
+        known = ([value for value in values if value is not None] for values in (recent, scores))
+        episode, evaluation = (float(np.mean(values)) if values else None for values in known)
+        rate = sum(self.runs[i].meter.sps for i in self._active)
         self._line.show(global_step, self.args.total_timesteps, episode, evaluation, rate, len(self._active))  # type: ignore[attr-defined]
 
     def _say_where(self) -> None:
@@ -541,17 +457,19 @@ class Runs:
         first, folders = self.runs[0], [run.dir for run in self.runs]
         stopped = [run for run in self.runs if run.ending == "signal"]
         if self.num_seeds > 1 and len(stopped) == self.num_seeds:
-            self._say(f"saved at step {first.step:,}; {first._how_to_go_on()} --num-seeds {self.num_seeds}")
+            self._say(
+                f"saved at step {first.step:,}; {how_to_go_on(first.script, first.dir)} --num-seeds {self.num_seeds}"
+            )
         elif self.num_seeds > 1 and stopped:  # the others have ended before
             for run in stopped:
-                self._say(f"saved at step {run.step:,}; {run._how_to_go_on()}")
+                self._say(f"saved at step {run.step:,}; {how_to_go_on(run.script, run.dir)}")
         elif self.num_seeds > 1:
             play = f"solo play {shlex.quote(str(folders[0]))}"
             self._say(f"curves and models in {folders[0]} to {folders[-1].name}; play one: {play}")
 
     def _say_evaluations(self, when: str, step: int | None = None) -> None:
         """One line for the evaluations of several seeds: those at `step`, or the last ones."""
-        found = [run.last_evaluation for run in self.runs]
+        found = [run.evaluator.last[:2] for run in self.runs]
         means = [mean for at, mean in found if (step is None and at >= 0) or at == step]
         if self.num_seeds > 1 and means:
             span = f"from {min(means):.1f} to {max(means):.1f}"

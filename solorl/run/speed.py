@@ -3,10 +3,16 @@
 `--no-fast` switches it off: then everything here is plain PyTorch.
 """
 
+import importlib.util
 import math
 import operator
+import os
+import shutil
+import sys
+import sysconfig
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,20 +20,12 @@ import torch
 import torch.fx
 import torch.nn as nn
 
+from solorl.errors import UsageError
+
+SAME = ("add", "sub", "mul", "truediv", "neg", "getitem", "matmul")  # in NumPy as in torch
 # What NumPy does instead of torch. Methods and functions of tensors have the same arguments as in torch.
 OPERATIONS: dict[Any, Callable[..., Any]] = {
-    **{
-        f: f
-        for f in (
-            operator.add,
-            operator.sub,
-            operator.mul,
-            operator.truediv,
-            operator.neg,
-            operator.getitem,
-            operator.matmul,
-        )
-    },
+    **{function: function for function in map(vars(operator).__getitem__, SAME)},
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
     "exp": np.exp,
@@ -152,7 +150,8 @@ class GradientStep:
     """`metrics = step(*inputs)`: one step of the optimiser down the gradient of `loss_of(module, *inputs)`.
 
     If `fast`, the parameters of `module` become views of one vector, and that vector is all that the optimiser sees:
-    clipping and stepping are single operations.
+    clipping and stepping are single operations; not so where the optimiser has several groups of parameters. All
+    parameters of `module` must take part in the loss.
     """
 
     def __init__(
@@ -161,10 +160,10 @@ class GradientStep:
         self.loss_of, self.module, self.optimizer, self.max_grad_norm = loss_of, module, optimizer, max_grad_norm
         self.gradients = compiled(gradients_of)
         self.vector: Any = None
-        if fast:
+        if fast and len(optimizer.param_groups) == 1:
             self.vector = nn.Parameter(nn.utils.parameters_to_vector(module.parameters()).detach())
             nn.utils.vector_to_parameters(self.vector.data, module.parameters())
-            (group,) = optimizer.param_groups
+            group = optimizer.param_groups[0]
             group["params"] = [self.vector]
             if "fused" in group:
                 group["fused"] = True
@@ -183,3 +182,35 @@ class GradientStep:
                 gradients *= (self.max_grad_norm / (gradients.norm() + 1e-6)).clamp(max=1)
         self.optimizer.step()
         return metrics
+
+
+def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """`torch.compile(function)`, on the CPU with calls in C++ and the products of `onednn`. UsageError where torch
+    cannot compile here."""
+    if hasattr(torch._dynamo.config, "trace_autograd_ops"):  # else torch.autograd.grad cuts the graph in two
+        torch._dynamo.config.trace_autograd_ops = True
+    options: dict[str, Any] = {}
+    if device.type == "cpu":
+        problem = compile_problem(Path(torch.__file__).parent)
+        if problem:
+            raise UsageError(f"--compile {problem}; train without --compile")
+        options["cpp_wrapper"] = True
+        if importlib.util.find_spec("torch._inductor.custom_graph_pass"):  # since torch 2.6
+            from solorl.run.onednn import ProductsByOneDNN, onednn_is_faster
+
+            if onednn_is_faster():
+                options["post_grad_custom_pre_pass"] = ProductsByOneDNN()
+    return torch.compile(function, dynamic=False, options=options)
+
+
+def compile_problem(folder: Path) -> str | None:
+    """Why torch, which is in `folder`, cannot compile for the CPU here."""
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    headers = sysconfig.get_path("include")
+    if " " in str(folder):
+        return f"fails where the path of torch has a space, as {folder} has"
+    if not shutil.which(compiler):
+        return f"needs a C++ compiler, but there is no {compiler} (Debian: apt install g++)"
+    if not Path(headers, "Python.h").is_file():
+        return f"needs the headers of Python, but {headers} lacks Python.h (Debian: apt install python3-dev)"
+    return None

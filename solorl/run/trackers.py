@@ -4,14 +4,18 @@ A row is a dict of floats with `global_step` (environment steps) and `wall_time`
 before a resume included). No tracker can stop a training: one that fails gives one warning and is left alone.
 """
 
+import importlib.util
 import json
 import math
 import os
 import sys
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from solorl.errors import UsageError, needs_extra
+from solorl.run.arguments import RunArgs
 from solorl.terminal import warn
 
 
@@ -156,3 +160,19 @@ class Safe:
         """Close the tracker."""
         if self._tracker is not None:
             self._try(self._tracker.close)
+
+
+def check_wandb() -> None:
+    """UsageError where `--track` cannot work; a folder named `wandb` is not the package."""
+    spec = importlib.util.find_spec("wandb")
+    if spec is None or spec.origin is None:
+        raise UsageError(f"{needs_extra('--track', 'wandb')}; --no-track trains without")
+
+
+def trackers_of(args: RunArgs, folder: Path, purge_step: int | None) -> list[Safe]:
+    """TensorBoard, which forgets its events from `purge_step` on, and Weights & Biases with `--track`."""
+    found = [Safe("TensorBoard", lambda: TensorBoard(folder, purge_step))]
+    if args.track:
+        project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
+        found.append(Safe("Weights & Biases", lambda: WandB(project, entity, folder.name, config, folder)))
+    return found

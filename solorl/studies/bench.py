@@ -20,23 +20,22 @@ import platform
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from solorl.files import write_atomically
+from solorl.files import read_json, write_atomically
 from solorl.machine import command_line, is_alive, own_handle, process_start
+from solorl.metrics import last_rows
 from solorl.results import result as results
 from solorl.results.read import collect
 from solorl.results.tensorboard import read_tensorboard
-from solorl.run import signals
 from solorl.run.checkpoint import FILES, checkpoints
 from solorl.studies.engines import UNKNOWN, Engine, Job
 from solorl.studies.plan import Plan, Task, sha256
+from solorl.studies.pool import Ended, Pool
 
-GRACE = 120.0  # seconds that an interrupted training has to save and end before it is killed
-TICK = 0.02  # seconds between two looks at the processes
 LOOK_AGAIN = 1.0  # seconds between two looks at a task that another process has
 TAIL = 12  # last lines shown of a failed training
 
@@ -188,8 +187,9 @@ class Store:
         more = ("--resume", str(found.run_dir)) if self.resumable(task, found) else ("--runs-dir", str(work))
         return Job(task.argv(*more, seeds=len(tasks)), output)
 
-    def start(self, tasks: list[Task], engine: Engine) -> str:
-        """Submit the process of these tasks; everything is noted before and after, so that a kill finds it."""
+    def start(self, tasks: list[Task], start: Callable[[Job], str]) -> str:
+        """Start the process of these tasks with `start`, job -> handle; everything is noted before and after, so that a
+        kill finds it."""
         found = self.find(tasks[0])
         job = self.job(tasks, found)
         job.output.parent.mkdir(parents=True, exist_ok=True)
@@ -204,7 +204,7 @@ class Store:
         common |= {"resumed": resumed, "resumed_at": newest_step(found.run_dir) if resumed else None}
         for task in tasks:
             self.note(task, **common, handle="", reason="")
-        handle = engine.submit(job)
+        handle = start(job)
         with contextlib.suppress(OSError):  # it runs now, also where the disk is full
             for task in tasks:
                 self.note(task, handle=handle)
@@ -224,7 +224,13 @@ class Store:
     def tail(self, task: Task) -> list[str]:
         """The last lines that the last attempt of a task printed."""
         path = self.folder / str(self.record(task).get("work", task.id)) / "output.txt"
-        lines = _end_of(path, 8000).split("==== attempt ")[-1].splitlines()[1:]
+        try:
+            with open(path, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 8000))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return []
+        lines = text.split("==== attempt ")[-1].splitlines()[1:]
         return [line.rstrip() for line in lines if line.strip()][-TAIL:]
 
 
@@ -282,15 +288,6 @@ def _args(run_dir: Path) -> dict[str, Any]:
     return args if isinstance(args, dict) else {}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is none that can be read."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def _create(path: Path, text: str) -> None:
     """Create a file that must not exist; OSError, and no file, where that fails."""
     with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY), "w") as file:
@@ -300,26 +297,6 @@ def _create(path: Path, text: str) -> None:
         except OSError:
             path.unlink(missing_ok=True)
             raise
-
-
-def _end_of(path: Path, size: int) -> str:
-    """The last `size` bytes of a text file; empty where there is none."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def last_rows(path: Path, size: int = 60_000) -> list[dict[str, Any]]:
-    """The whole rows in the last `size` bytes of a metrics.jsonl."""
-    rows = []
-    for line in _end_of(path, size).splitlines(keepends=True):
-        with contextlib.suppress(ValueError):
-            row = json.loads(line) if line.endswith("\n") else None
-            rows += [row] if isinstance(row, dict) else []
-    return rows
 
 
 def following(task: Task, others: Iterable[Task]) -> list[Task]:
@@ -347,9 +324,10 @@ class Runner:
     """Brings every task of a plan to its end and into the results folder, as many at once as the engine has slots."""
 
     def __init__(self, plan: Plan, store: Store, engine: Engine, folder: Path, view: View):
-        self.plan, self.store, self.engine, self.folder, self.view = plan, store, engine, folder, view
+        self.plan, self.store, self.folder, self.view = plan, store, folder, view
+        self.pool = Pool[list[Task]](engine, self._say_ending)
         self.queue = deque(plan.tasks)
-        self.running: dict[str, list[Task]] = {}
+        self.running = self.pool.running
         self.elsewhere: dict[str, Task] = {}  # tasks that another command takes care of
         self.skipped: list[Task] = []  # finished before this command
         self.finished: list[Task] = []
@@ -358,44 +336,23 @@ class Runner:
         self.tables: set[str] = set()  # ids of finished tasks whose table lies in the results folder
         self.bare: dict[str, Path] = {}  # task id -> where a finished task should have left something, but did not
         self.began = time.time()
-        self._adopted: set[str] = set()
-        self._signal, self._forced, self._asked_at = 0, False, 0.0
         self._looked = 0.0
         self._seconds: dict[tuple[str, str, str], list[float]] = {}  # of finished tasks by script, variant, environment
 
     def run(self) -> int:
         """The exit code: 0 when everything is finished and collected, 1 when not, 128 + signal when interrupted."""
-        with signals.handled(self._on_signal, signals.listened()):
-            while self.running or (not self._signal and (self.queue or self.elsewhere)):
-                self._reap()
-                if self._signal:
-                    self._end_all()
-                else:
+        with self.pool.listening():
+            while self.running or (not self.pool.signal and (self.queue or self.elsewhere)):
+                for ended in self.pool.ended():
+                    self._settle(ended)
+                if not self.pool.signal:
                     self._fill()
                 self.view.refresh(self)
-                time.sleep(TICK)
-        if self._signal:
-            return 128 + self._signal
-        return 1 if self.failed or self.uncollected else 0
-
-    # ------------------------------------------------------------------ interruption
-    def _on_signal(self, number: int, frame: Any) -> None:
-        self._forced, self._signal = bool(self._signal), number
-
-    def _end_all(self) -> None:
-        """First signal: every training saves and ends. Second one, or after GRACE seconds: it is killed."""
-        if not self._asked_at:
-            self._asked_at = time.monotonic()
-            self._say_ending()
-            for handle in self.running:
-                self.engine.cancel(handle)
-        if self._forced or time.monotonic() - self._asked_at > GRACE:
-            for handle in self.running:
-                self.engine.cancel(handle, force=True)
+        return self.pool.exit_code or int(bool(self.failed or self.uncollected))
 
     def _say_ending(self) -> None:
         if self.running:
-            name, count = _signal_name(self._signal), len(self.running)
+            name, count = _signal_name(self.pool.signal), len(self.running)
             self.view.say(f"{name}: {count} running {_plural('training', count)} save and end; once more kills them")
 
     # ------------------------------------------------------------------ the loop
@@ -404,7 +361,7 @@ class Runner:
         if self.elsewhere and not self.queue and time.monotonic() - self._looked > LOOK_AGAIN:
             self._looked = time.monotonic()
             self.queue.extend(self.elsewhere.values())
-        while self.queue and len(self.running) < self.engine.slots and not self._signal:
+        while self.queue and self.pool.free and not self.pool.signal:
             self._take(self.queue.popleft())
             self.view.refresh(self)
 
@@ -438,8 +395,8 @@ class Runner:
             self._collect(task, found)
         elif found.state == "failed" and found.record.get("ended", 0.0) >= self.began:
             self._fail(task, f"{found.reason} (run by another command)")
-        elif handle := next(filter(self.engine.adopt, self.store.survivors(task, found)), ""):
-            self._adopt(task, found, handle)
+        elif handle := self.pool.adopt(self.store.survivors(task, found), [task]):
+            self._wait_for(task, found, handle)
         elif sha256(task.script.path) != task.script.sha256:
             self._fail(task, f"{task.script.path.name} has changed since this command began; the same command runs it")
         else:
@@ -452,26 +409,23 @@ class Runner:
             self.view.say(f"lost       {task}: its run folder and its table are gone, so it runs again")
         return lost
 
-    def _adopt(self, task: Task, found: Found, handle: str) -> None:
-        self.running[handle] = [task]
-        self._adopted.add(handle)
+    def _wait_for(self, task: Task, found: Found, handle: str) -> None:
         if found.status:
             self.view.say(f"waiting    {task}: it still runs for a command that was killed")
         else:
             self.view.say(f"ending     {task}: it still runs for a command that was killed, and starts again")
-            self.engine.cancel(handle, force=True)
+            self.pool.cancel(handle, force=True)
 
     def _start(self, task: Task, found: Found) -> None:
         resumed = self.store.resumable(task, found)
         tasks = [task] if resumed else [task, *self._neighbours(task)]
         try:
-            handle = self.store.start(tasks, self.engine)
+            self.store.start(tasks, lambda job: self.pool.start(job, tasks))
         except OSError:
             for other in tasks[1:]:
                 self.queue.append(other)
                 self.store.unlock(other)
             raise
-        self.running[handle] = tasks
         seeds = f" to {tasks[-1].seed}" if len(tasks) > 1 else ""
         again = f" from the beginning: {why}" if (why := self.store.why_not_resumed(task, found)) else ""
         self.view.say(f"{'resumed' if resumed else 'started':<10} {task}{seeds}{again}")
@@ -480,7 +434,7 @@ class Runner:
         """The queued tasks with the seeds after this one that the same process can train, so many that there are some
         for every free slot; takes their locks. Not those after a half-done one, which goes on in its own process."""
         others, taken = following(task, self.queue), []
-        share = math.ceil((len(others) + 1) / (self.engine.slots - len(self.running)))
+        share = math.ceil((len(others) + 1) / self.pool.free)
         for other in others[: share - 1]:
             if not self.store.is_fresh(other, self.store.find(other)) or self.store.lock(other):
                 break
@@ -488,22 +442,17 @@ class Runner:
             taken.append(other)
         return taken
 
-    def _reap(self) -> None:
-        """Note every process that has ended."""
-        for handle, tasks in list(self.running.items()):
-            code = self.engine.poll(handle)
-            if code is None:
-                continue
-            del self.running[handle]
-            for task in tasks:
-                try:
-                    found = self.store.settle(task, code, bool(self._signal), len(tasks))
-                    self._report(task, found, handle)
-                except OSError as error:
-                    self._fail(task, f"{error.filename or self.store.folder}: {error.strerror}")
-                self.store.unlock(task)
+    def _settle(self, ended: Ended[list[Task]]) -> None:
+        """Note how each task of a process ended."""
+        for task in ended.work:
+            try:
+                found = self.store.settle(task, ended.code, bool(self.pool.signal), len(ended.work))
+                self._report(task, found, ended.adopted)
+            except OSError as error:
+                self._fail(task, f"{error.filename or self.store.folder}: {error.strerror}")
+            self.store.unlock(task)
 
-    def _report(self, task: Task, found: Found, handle: str) -> None:
+    def _report(self, task: Task, found: Found, adopted: bool) -> None:
         if found.state == "finished":
             self.finished.append(task)
             self._remember(task, found)
@@ -511,9 +460,9 @@ class Runner:
             evaluation = f", evaluation {score:.1f}" if isinstance(score, (int, float)) else ""
             self.view.say(f"finished   {task} in {found.record['seconds']:.1f} s{evaluation}  ({self.summary()})")
             self._collect(task, found)
-        elif handle in self._adopted and not self._signal:
+        elif adopted and not self.pool.signal:
             self.queue.appendleft(task)  # it outlived its command but did not finish: start or resume it here
-        elif self._signal:
+        elif self.pool.signal:
             again = "resumes it" if self.store.resumable(task, found) else "starts it again"
             self.view.say(f"stopped    {task}: the same command {again}")
         else:
@@ -594,7 +543,7 @@ class Runner:
             for task, elapsed, share in running
         ]
         waiting = [known.get(_kind(task), mean) for task in self.queue]
-        return max([sum(rests + waiting) / self.engine.slots, *rests])
+        return max([sum(rests + waiting) / self.pool.workers, *rests])
 
 
 def collected(task: Task, run_dir: Path, folder: Path) -> Path:

@@ -1,6 +1,6 @@
 """Where trainings run. An engine starts processes, tells when they end, and can take over those of an earlier command.
 
-`solo bench` and `solo tune` know only the four methods of `Engine`; `LocalEngine` runs everything on this machine.
+A `Pool` knows only the four methods of `Engine`; `LocalEngine` runs everything on this machine.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class Job:
 
 
 class Engine(Protocol):
-    """What `solo bench` asks of a machine, a cluster or a cloud. A handle is text that a later process can use."""
+    """What a `Pool` needs of a machine, a cluster or a cloud. A handle is text that a later process can use."""
 
     slots: int  # jobs that may run at once
 

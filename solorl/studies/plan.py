@@ -21,7 +21,7 @@ from reprlib import repr as shown  # cuts what is long
 from typing import Any
 
 from solorl.catalog.header import find_path, parse_source
-from solorl.envs.ids import check_env_id
+from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
 from solorl.results.result import Result
 from solorl.run.arguments import RunArgs
@@ -245,7 +245,7 @@ def make_tasks(
                 merged = merge(flags, (env_flags or {}).get(env_id, {}))
                 script.check(merged)
                 if script.ours and not python:  # another Python has environments of its own
-                    check_env_id(env_id)
+                    check_env_id_of(script.path, env_id)
                 found += [Task(script, env_id, seed, merged, name, python) for seed in seeds]
     return found
 

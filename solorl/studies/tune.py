@@ -31,10 +31,11 @@ from typing import Any
 from solorl.catalog.header import parse_source, read_source
 from solorl.errors import UsageError
 from solorl.machine import is_alive, own_handle
-from solorl.run import signals
-from solorl.studies.bench import GRACE, TICK, Found, Store, View
+from solorl.metrics import read_rows
+from solorl.studies.bench import Found, Store, View
 from solorl.studies.engines import Engine
 from solorl.studies.plan import Flags, Script, Task, args_fields, as_flag, merge, read_toml
+from solorl.studies.pool import Ended, Pool
 
 SEED_STEPS = 10_000  # pruning steps of one seed: its evaluations 1, 2, ...; the last step is the score so far
 LOOK = 1.0  # seconds between two looks at the learning curves
@@ -202,22 +203,13 @@ class Curve:
 
     def read(self, run_dir: Path | None) -> list[float]:
         """All values so far; reads only what is new."""
-        path = run_dir / "metrics.jsonl" if run_dir else Path()
-        try:
-            with open(path, "rb") as file:
-                file.seek(0, 2)
-                if path != self._path or file.tell() < self._offset:
-                    self._path, self._offset, self.values = path, 0, []
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return self.values
-        data = data[: data.rfind(b"\n") + 1]
-        self._offset += len(data)
-        wanted = json.dumps(self.metric).encode() + b":"
-        for line in data.splitlines():
-            if wanted in line:
-                self.values.append(float(json.loads(line)[self.metric]))
+        path = run_dir / "metrics.jsonl" if run_dir else self._path
+        with contextlib.suppress(OSError):
+            size = path.stat().st_size
+            if path != self._path or size < self._offset:
+                self._path, self._offset, self.values = path, 0, []
+            rows, self._offset = read_rows(path, self._offset, self.metric)
+            self.values += [float(row[self.metric]) for row in rows]
         return self.values
 
 
@@ -243,39 +235,30 @@ class Tuner:
     """Asks Optuna for trials and runs them, several at once, until the study has as many as it should."""
 
     def __init__(self, study: Study, found: Any, store: Store, engine: Engine, trials: int, view: View):
-        self.study, self.found, self.store, self.engine, self.view = study, found, store, engine, view
+        self.study, self.found, self.store, self.view = study, found, store, view
+        self.pool = Pool[tuple[Trial, Task]](engine, self._interrupt)
         self.wanted = trials
         self.trials: list[Trial] = []
-        self.running: dict[str, tuple[Trial, Task]] = {}
-        self._adopted: set[str] = set()
-        self._signal, self._forced, self._asked_at, self._looked = 0, False, 0.0, 0.0
-        self._cancelled: dict[str, float] = {}  # handle -> when it was told to end
+        self._looked = 0.0
 
     def run(self) -> int:
         """0 when the study has all its trials and a best one, 1 when all failed, 128 + signal when interrupted."""
-        with signals.handled(self._on_signal, signals.listened()):
+        with self.pool.listening():
             self._reclaim()
             while self._turn():
-                time.sleep(TICK)
-        if self._signal:
-            return 128 + self._signal
-        return 0 if completed(self.found) else 1
+                pass
+        return self.pool.exit_code or int(not completed(self.found))
 
     def _turn(self) -> bool:
         """One look at everything; False when nothing is left to do."""
-        self._reap()
-        if self._signal:
-            self._interrupt()
-        else:
+        for ended in self.pool.ended():
+            self._settle(ended)
+        if not self.pool.signal:
             self._fill()
             self._prune()
-        self._insist()
         for trial in [trial for trial in self.trials if trial.end and not self._is_running(trial)]:
             self._close(trial)
         return bool(self.trials)
-
-    def _on_signal(self, number: int, frame: Any) -> None:
-        self._forced, self._signal = bool(self._signal), number
 
     # ------------------------------------------------------------------ trials
     def _reclaim(self) -> None:
@@ -298,7 +281,7 @@ class Tuner:
 
     def _ask(self) -> Trial | None:
         """The next trial, or None where the study has enough."""
-        if sum(not trial.end for trial in self.trials) >= self.engine.slots or len(counted(self.found)) >= self.wanted:
+        if sum(not trial.end for trial in self.trials) >= self.pool.workers or len(counted(self.found)) >= self.wanted:
             return None
         asked = self.found.ask()
         asked.set_user_attr("owner", {"handle": own_handle(), "host": _host()})
@@ -311,7 +294,7 @@ class Tuner:
         return trial
 
     def _is_running(self, trial: Trial) -> bool:
-        return any(one is trial for one, _ in self.running.values())
+        return any(one is trial for one, _ in self.pool.running.values())
 
     def _close(self, trial: Trial) -> None:
         """Tell Optuna how a trial ended, and say so."""
@@ -335,7 +318,7 @@ class Tuner:
     # ------------------------------------------------------------------ runs
     def _fill(self) -> None:
         """Give every free slot a run: of the oldest trial that has one, else of a new trial."""
-        while len(self.running) < self.engine.slots:
+        while self.pool.free:
             candidates = [(trial, task) for trial in self.trials if not trial.end for task in trial.waiting]
             if any(self._begin(trial, task) for trial, task in candidates):
                 continue
@@ -357,38 +340,30 @@ class Tuner:
             self.store.unlock(task)
             return True
         try:
-            handle = next(filter(self.engine.adopt, self.store.survivors(task, found)), "")
-            if handle:
-                self._adopted.add(handle)
-            else:
-                handle = self.store.start([task], self.engine)
+            if not self.pool.adopt(self.store.survivors(task, found), (trial, task)):
+                self.store.start([task], lambda job: self.pool.start(job, (trial, task)))
         except OSError as error:
             self.store.unlock(task)
             self._end(trial, "failed", f"{task}: {error.filename or self.store.folder}: {error.strerror}")
             return True
-        self.running[handle] = (trial, task)
         trial.curves[task.env_id] = Curve(self.study.metric)
         return True
 
-    def _reap(self) -> None:
-        """Score every run that has ended."""
-        for handle, (trial, task) in list(self.running.items()):
-            code = self.engine.poll(handle)
-            if code is None:
-                continue
-            del self.running[handle]
-            try:
-                found = self.store.settle(task, code, handle in self._cancelled)
-            except OSError as error:
-                found = Found("failed", f"{error.filename or self.store.folder}: {error.strerror}")
-            self.store.unlock(task)
-            if found.state == "finished" and not trial.end:
-                self._score(trial, task, found)
-            elif handle in self._adopted and not trial.end:
-                trial.waiting.append(task)
-            elif not trial.end:
-                last = self.store.tail(task)[-1:]
-                self._end(trial, "failed", ": ".join([str(task), found.reason, *last]))
+    def _settle(self, ended: Ended[tuple[Trial, Task]]) -> None:
+        """Note how a run ended, and score it where it has finished."""
+        trial, task = ended.work
+        try:
+            found = self.store.settle(task, ended.code, ended.cancelled)
+        except OSError as error:
+            found = Found("failed", f"{error.filename or self.store.folder}: {error.strerror}")
+        self.store.unlock(task)
+        if found.state == "finished" and not trial.end:
+            self._score(trial, task, found)
+        elif ended.adopted and not trial.end:
+            trial.waiting.append(task)
+        elif not trial.end:
+            last = self.store.tail(task)[-1:]
+            self._end(trial, "failed", ": ".join([str(task), found.reason, *last]))
 
     def _score(self, trial: Trial, task: Task, found: Found) -> None:
         """Take the score of a finished run; the last one of a seed brings the next seed, or the trial's end."""
@@ -422,7 +397,7 @@ class Tuner:
             return
         self._looked = time.monotonic()
         for trial in [trial for trial in self.trials if not trial.end]:
-            for task in [task for one, task in self.running.values() if one is trial]:
+            for task in [task for one, task in self.pool.running.values() if one is trial]:
                 trial.curves[task.env_id].read(self.store.find(task).run_dir)
             for mean in self._report_curves(trial):
                 if trial.asked.should_prune():
@@ -444,23 +419,15 @@ class Tuner:
     def _end(self, trial: Trial, end: str, reason: str) -> None:
         """Start nothing more of a trial and ask its processes to end."""
         trial.end, trial.reason, trial.waiting = end, reason, []
-        for handle in [handle for handle, (one, _) in self.running.items() if one is trial]:
-            self.engine.cancel(handle)
-            self._cancelled.setdefault(handle, time.monotonic())
+        for handle, (one, _) in self.pool.running.items():
+            if one is trial:
+                self.pool.cancel(handle)
 
     def _interrupt(self) -> None:
         """All running trials save and end; their parameters wait for the next command."""
-        if not self._asked_at:
-            self._asked_at = time.monotonic()
-            self.view.say(f"interrupted: {len(self.running)} runs save and end; once more kills them")
+        self.view.say(f"interrupted: {len(self.pool.running)} runs save and end; once more kills them")
         for trial in [trial for trial in self.trials if not trial.end]:
             self._end(trial, "interrupted", "")
-
-    def _insist(self) -> None:
-        """Kill what was told to end and does not."""
-        for handle, asked in self._cancelled.items():
-            if handle in self.running and (self._forced or time.monotonic() - asked > GRACE):
-                self.engine.cancel(handle, force=True)
 
 
 # ---------------------------------------------------------------------- the journal file

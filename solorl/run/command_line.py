@@ -1,0 +1,144 @@
+"""The reader of command lines: a field of a dataclass is a flag, the comment after it its help and its range.
+
+It needs the standard library only, for `solo copy --standalone` puts this text into the copy, which therefore shows the
+same help and refuses the same input. What it refuses it raises as argparse.ArgumentError, whose text is one sentence.
+
+The last part of a field's comment, after a comma or a semicolon, may say in one of four phrases what a number can be:
+
+    from 0 to 1       any two numbers, both included
+    0: WHAT IT DOES   an integer with a positive default may also be 0
+    inf: ...          a number may also be infinite
+    may be negative   a number may also be less than 0
+
+Without a phrase an integer with a positive default is a size and must be at least 1; every other number must be finite,
+and not negative unless its default is. Integers must be smaller than 2**63.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import functools
+import inspect
+import math
+import re
+import sys
+import textwrap
+import types
+import typing
+from pathlib import Path
+
+# The phrases; the space that `solo tune` searches may follow them.
+RANGE = re.compile(
+    r"(?:^|[,;] )(from (-?\d+(?:\.\d+)?) to (-?\d+(?:\.\d+)?)|0: [^;]+?|inf: [^;]+?|may be negative)"
+    r"(?: \[tune: [^\]]+\])?$"
+)
+
+
+def given_arguments(args_type: type, argv: list[str]) -> dict[str, typing.Any]:
+    """Field -> value for the flags of a command line. `--help` prints the help and ends the program.
+
+    ArgumentError for an unknown flag, a missing value, and a value that is not of the field's type.
+    """
+    if "--help" in argv or "-h" in argv:
+        print(help_text(args_type))
+        raise SystemExit(0)
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
+    )
+    parser._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)")  # for argparse, -1e3 would be a flag
+    flags, hints = [], typing.get_type_hints(args_type)
+    for field in dataclasses.fields(args_type):
+        flag, hint = "--" + field.name.replace("_", "-"), hints[field.name]
+        flags += [flag, f"--no-{flag[2:]}"] if hint is bool else [flag]
+        if hint is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(flag, type=functools.partial(value_of, flag, hint))
+    words = [re.sub(r"^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
+    try:
+        found, unknown = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        if error.argument_name is None:  # of value_of
+            raise
+        needs = "takes no value" if "/" in error.argument_name else "needs a value"
+        raise argparse.ArgumentError(None, f"{error.argument_name.replace('/', ' or ')} {needs}") from None
+    for word in unknown:
+        if not word.startswith("-"):
+            raise argparse.ArgumentError(None, f"{word!r:.80} does not follow a flag that takes a value")
+        name = word.partition("=")[0]
+        near = difflib.get_close_matches(name, flags, n=1)
+        nearest = f"; did you mean {near[0]}?" if near else ""
+        raise argparse.ArgumentError(None, f"unknown option {name}{nearest} (--help lists all)")
+    return vars(found)
+
+
+def value_of(flag: str, hint: typing.Any, text: str) -> typing.Any:
+    """The value of type `hint` that a text stands for; ArgumentError where it stands for none."""
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if text == "None" and type(None) in kinds:
+        return None
+    kind = kinds[0]
+    if kind not in (int, float, str):
+        raise argparse.ArgumentError(None, f"{flag} is of type {hint}, which only the file itself can set")
+    try:
+        return kind(text)
+    except ValueError:
+        name = {int: "an int", float: "a float"}[kind]
+        raise argparse.ArgumentError(None, f"{flag} is {text!r:.80}, not {name}") from None
+
+
+def check_ranges(args: typing.Any) -> None:
+    """ArgumentError for a number outside its range, as the comment of its field says it (see the top)."""
+    comments = comments_of(type(args))
+    for field in dataclasses.fields(args):
+        value, default = getattr(args, field.name), field.default
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        match = RANGE.search(comments.get(field.name, ""))
+        phrase = match[1] if match else ""
+        signed = phrase == "may be negative" or (isinstance(default, (int, float)) and default < 0)
+        size = isinstance(default, int) and default > 0 and not phrase.startswith("0:")
+        low, high = "-inf" if signed else "1" if size else "0", "inf"
+        if match and match[2]:
+            low, high = match[2], match[3]
+        flag, wrong = "--" + field.name.replace("_", "-"), ""
+        if isinstance(value, int) and value >= 2**63:
+            raise argparse.ArgumentError(None, f"{flag} is too large: it must be smaller than 2**63")
+        if math.isnan(value) or (math.isinf(value) and not phrase.startswith("inf:")):
+            wrong = "a finite number"
+        elif value < float(low):
+            wrong = f"at least {low}"
+        elif value > float(high):
+            wrong = f"at most {high}"
+        if wrong:
+            raise argparse.ArgumentError(None, f"{flag} is {value}, but must be {wrong}")
+
+
+def help_text(args_type: type) -> str:
+    """What `--help` prints: the script's header, its own options, then those every script has; each with its
+    default and the comment after its field."""
+    own: list[str] = []
+    shared: list[str] = []
+    comments, base = comments_of(args_type), args_type.__mro__[-2]  # RunArgs
+    for field in dataclasses.fields(args_type):
+        flag = "--" + field.name.replace("_", "-")
+        flag += f", --no-{flag[2:]}" if isinstance(field.default, bool) else ""
+        default = "" if field.default in (None, "") else f" [{field.default}]"
+        text = textwrap.fill(comments.get(field.name, "") + default, 88, subsequent_indent=" " * 32)
+        lead = f"  {flag:<28}  " if len(flag) <= 28 else f"  {flag}\n{'':32}"
+        (shared if hasattr(base, field.name) else own).append(lead + text)
+    header = (sys.modules[args_type.__module__].__doc__ or "").strip()
+    script = Path(inspect.getfile(args_type)).stem
+    return "\n".join([header, "", f"options of {script}:", *own, "", "options of every run:", *shared])
+
+
+def comments_of(args_type: type) -> dict[str, str]:
+    """The comment on the line of each field; ArgumentError where the source cannot be read."""
+    try:
+        sources = [inspect.getsource(kind) for kind in reversed(args_type.__mro__[:-1])]
+    except (OSError, TypeError):
+        sentence = f"the source of {args_type.__name__}, which has the ranges of the arguments, cannot be read"
+        raise argparse.ArgumentError(None, sentence) from None
+    lines = "\n".join(sources).splitlines()
+    matches = (re.match(r"    (\w+): .*?  # (.*)", line) for line in lines)
+    return {match[1]: match[2] for match in matches if match}

@@ -1,0 +1,183 @@
+"""The run folder: who may write there, its script, config.json, status.json and rows, and what could not be written."""
+
+import errno
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from solorl.errors import UsageError
+from solorl.files import read_json, remove_leftovers, sha256, write_atomically
+from solorl.machine import cpu_model, git_state
+from solorl.run.arguments import RunArgs
+from solorl.run.device import device_name
+from solorl.run.trackers import MetricsFile
+from solorl.terminal import warn
+
+PACKAGES = ("solorl", "gymnasium", "numpy", "torch", "jax", "mujoco", "ale-py", "envpool", "Box2D")
+
+
+def new_path(args: RunArgs, script: Path) -> Path:
+    """Where the folder of a run that starts now will be."""
+    env_id = str(getattr(args, "env_id", "run")).replace("/", "_").replace(":", "_")
+    name = f"{env_id}__{(args.exp_name or script.stem).replace('/', '_')}__{args.seed}"
+    return Path(args.runs_dir) / f"{name}__{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """What status.json says; empty where it cannot be read."""
+    return read_json(folder / "status.json")
+
+
+def config_of(args: RunArgs, script: Path, device: Any) -> dict[str, Any]:
+    """The circumstances of a run: its arguments, command, versions, git commit and machine."""
+    versions = {}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return {
+        "format": 1,
+        "script": script.name,
+        "script_path": str(script.absolute()),
+        "script_sha256": sha256(script),
+        "args": asdict(args),
+        "command": [script.name, *sys.argv[1:]],
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "git": git_state(script.parent),
+        "python": platform.python_version(),
+        "versions": versions,
+        "machine": {
+            "system": platform.platform(terse=True),
+            "cpu": cpu_model(),
+            "cores": os.cpu_count(),
+            "device": device_name(device),
+        },
+    }
+
+
+class RunFolder:
+    """The folder of one run. Nothing is written before `open`."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.status = ""
+        self.problems: dict[str, str] = {}  # what the run has to leave here -> why it could not be written, or ""
+        self.metrics: MetricsFile
+        self._lock: Any = None  # an open file, while this process trains here
+
+    def lock(self) -> None:
+        """Keep other processes from training here until `unlock`. UsageError where one does so already."""
+        try:
+            self._lock = open(self.path / ".lock", "a")  # noqa: SIM115
+        except OSError as error:
+            raise UsageError(f"the run folder {self.path} cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"another process is training in {self.path}; it must end first") from None
+        except OSError as error:  # a file system without locks
+            warn(f"{self.path} cannot be locked ({error.strerror}): let no other process train there")
+
+    def unlock(self) -> None:
+        """Let other processes train here."""
+        if self._lock:
+            self._lock.close()
+
+    def make(self) -> None:
+        """Make the folder, with a counter after its name where that exists already, and lock it. UsageError."""
+        for i in range(1, 10_000):
+            path = self.path if i == 1 else self.path.with_name(f"{self.path.name}-{i}")
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise UsageError(f"the run folder {self.path} cannot be written: {error.strerror}") from None
+            self.path = path
+            return self.lock()
+        raise UsageError(f"{self.path} and 10,000 like it exist")
+
+    def open(self, args: RunArgs, script: Path, device: Any, saved: dict[str, Any]) -> None:
+        """Write the script and its circumstances, unless they are there, and cut the rows back to those of the
+        checkpoint whose counters are `saved` (empty: to none). UsageError where that cannot be done."""
+        try:
+            remove_leftovers(self.path)
+            (self.path / "checkpoint").mkdir(exist_ok=True)
+            if not args.resume:
+                shutil.copyfile(script, self.path / script.name)
+                self._write_config(config_of(args, script, device))
+            (self.path / "stop").unlink(missing_ok=True)
+            self.metrics = MetricsFile(self.path / "metrics.jsonl")
+            self.metrics.truncate(saved.get("metrics_bytes", 0))
+        except OSError as error:
+            raise UsageError(f"the run folder {self.path} cannot be written: {error.strerror}") from None
+        if args.resume:
+            self._record_changes(args, script, saved.get("step", 0))
+
+    def _write_config(self, config: dict[str, Any]) -> None:
+        write_atomically(self.path / "config.json", json.dumps(config, indent=2).encode())
+
+    def _record_changes(self, args: RunArgs, script: Path, step: int) -> None:
+        """What the command line of a resumed run changes is the run's from now on: the next `--resume` has it, too."""
+        config = json.loads((self.path / "config.json").read_text())
+        if config.get("script_sha256") != sha256(script):
+            warn(f"{script.name} has changed since the run in {self.path} was started")
+        changed = {
+            name: [config["args"].get(name), value]
+            for name, value in asdict(args).items()
+            if name not in ("resume", "resume_changed") and value != config["args"].get(name)
+        }
+        if changed:
+            config.setdefault("changes", []).append({"step": step, "args": changed})
+            config["args"] |= {name: value for name, (_, value) in changed.items()}
+            self._write_config(config)
+
+    def require(self) -> None:
+        """OSError where the folder has been moved or removed: no part of it must be made again."""
+        if not self.path.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "the run folder is gone")
+
+    @contextmanager
+    def writing(self, name: str, what: str = "", kept: bool = False) -> Iterator[None]:
+        """What is written inside is `name`, which the run has to leave here. Where that fails, a warning calls it
+        `what`, says whether an earlier one is `kept`, and `problems` has the reason."""
+        try:
+            yield
+            self.problems[name] = ""
+        except OSError as error:
+            self.problems[name] = str(error.strerror)
+            note = "; the one before it is kept" if kept else ""
+            warn(f"{what or name} could not be written ({error.strerror}){note}")
+
+    def write_status(self, status: str, facts: dict[str, Any]) -> None:
+        """Write status.json."""
+        self.status = status
+        with self.writing("status.json"):
+            write_atomically(self.path / "status.json", json.dumps({"status": status, **facts}).encode())
+
+    def write_rows(self, rows: list[dict[str, float]]) -> None:
+        """Append to metrics.jsonl."""
+        self.metrics.write(rows)
+        self.problems["metrics.jsonl"] = str(self.metrics.problem.strerror) if self.metrics.problem else ""
+
+    def stop_asked(self) -> bool:
+        """Whether somebody has made a file named `stop` here, which is deleted."""
+        stop = self.path / "stop"
+        if not stop.exists():
+            return False
+        stop.unlink(missing_ok=True)
+        return True
+
+    def missing(self) -> dict[str, str]:
+        """What the run had to leave here and is not here -> why."""
+        found = {name: why or "it is gone" for name, why in self.problems.items()}
+        return {name: why for name, why in found.items() if self.problems[name] or not (self.path / name).exists()}

@@ -1,0 +1,159 @@
+"""What a training counts: returns of episodes, means of what was learned, rows of metrics, seconds, and what is due."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+EPISODE = ("charts/episodic_return", "charts/episodic_length")
+
+
+class Diverged(Exception):
+    """A number of a training is NaN or infinite: `name` says which one, `value` what it is."""
+
+    def __init__(self, name: str, value: float):
+        super().__init__(f"{name} is {value}")
+        self.name, self.value = name, value
+
+
+def check_finite(values: Mapping[str, float]) -> None:
+    """Diverged for the first value that is NaN or infinite."""
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise Diverged(name, value)
+
+
+class Meter:
+    """The counters of one training. It writes nothing: `take_rows` hands over what is to be written."""
+
+    def __init__(self) -> None:
+        self.returns: np.ndarray | None = None  # of the running episodes, (num_envs,)
+        self.lengths: np.ndarray | None = None
+        self.rows: list[dict[str, float]] = []  # that wait to be written
+        self.sps = 0.0  # steps per second at the last row of metrics
+        self._recent: deque[float] = deque(maxlen=100)  # returns
+        self._means: dict[str, tuple[Any, int]] = {}  # of each metric since the last row: sum, number of gradient steps
+        self._due: dict[str, int] = {}  # step of the last call per verb
+        self._elapsed, self._resumed_at = 0.0, time.perf_counter()  # seconds of earlier sessions, start of this one
+        self._paused = 0.0  # seconds spent on evaluation and saving since the last row
+        self._last_row = (0, 0.0)  # its step and wall time
+
+    # ------------------------------------------------------------------ time
+    def start(self) -> None:
+        """Training time counts from now on."""
+        self._resumed_at = time.perf_counter()
+
+    def wall_time(self) -> float:
+        """Seconds of training so far, earlier sessions included."""
+        return self._elapsed + time.perf_counter() - self._resumed_at
+
+    def pause(self, seconds: float) -> None:
+        """Do not count these seconds in the steps per second."""
+        self._paused += seconds
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside does not count in the steps per second."""
+        began = time.perf_counter()
+        yield
+        self.pause(time.perf_counter() - began)
+
+    def is_due(self, verb: str, every: int, step: int) -> bool:
+        """Whether a multiple of `every` steps (0: never) lies between the last call for this verb and `step`."""
+        before, self._due[verb] = self._due.get(verb, 0), step
+        return every > 0 and step // every > before // every
+
+    # ------------------------------------------------------------------ what happens
+    def episodes(self, global_step: int, reward: Any, done: Any) -> None:
+        """Count rewards and ends of episodes, both (num_envs,) or (steps, num_envs), of which the last row is that of
+        `global_step`; every episode that ends gives a row."""
+        reward, done = np.atleast_2d(reward), np.atleast_2d(done)
+        steps, num_envs = reward.shape
+        if self.returns is None or self.lengths is None:
+            self.returns, self.lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
+        begin = 0
+        for t in map(int, np.flatnonzero(done.any(axis=1))) if done.any() else ():
+            self.returns += reward[begin : t + 1].sum(0, dtype=np.float64)
+            self.lengths += t + 1 - begin
+            begin = t + 1
+            for i in np.flatnonzero(done[t]):
+                episode = (float(self.returns[i]), float(self.lengths[i]))
+                self._recent.append(episode[0])
+                self.add_row(global_step - (steps - 1 - t) * num_envs, dict(zip(EPISODE, episode, strict=True)))
+                self.returns[i], self.lengths[i] = 0.0, 0
+        self.returns += reward[begin:].sum(0, dtype=np.float64)
+        self.lengths += steps - begin
+
+    def begin_episodes(self, indices: list[int] | None = None) -> None:
+        """The episodes of these environments (default: of all) begin again."""
+        if indices is None:
+            self.returns = self.lengths = None
+        elif self.returns is not None and self.lengths is not None:
+            self.returns[indices] = self.lengths[indices] = 0
+
+    def check_returns(self) -> None:
+        """Diverged where the return of a running episode is NaN or infinite."""
+        for value in () if self.returns is None else self.returns:
+            check_finite({EPISODE[0]: float(value)})
+
+    @property
+    def recent_return(self) -> float | None:
+        """Mean return of the last 100 episodes; None before the first."""
+        return float(np.mean(self._recent)) if self._recent else None
+
+    def learned(self, sums: Mapping[str, Any], number: int = 1) -> None:
+        """Count metrics into the means of the next row: `sums` over `number` gradient steps."""
+        for name, value in sums.items() if number else ():
+            total, count = self._means.get(name, (0.0, 0))
+            self._means[name] = (total + value, count + number)
+
+    # ------------------------------------------------------------------ rows
+    def add_row(self, step: int, values: Mapping[str, float]) -> None:
+        """Note a row, with the time."""
+        self.rows.append({"global_step": step, "wall_time": round(self.wall_time(), 3), **values})
+
+    def take_rows(self) -> list[dict[str, float]]:
+        """The rows that wait; none waits any more."""
+        rows, self.rows = self.rows, []
+        return rows
+
+    def report(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Add the row of `step`: metrics, the means of what was learned, and the steps per second. Returns it with the
+        means of the episodes that have ended since the last one. Raises Diverged, and then adds no row."""
+        means = {name: total / count for name, (total, count) in self._means.items()}
+        self._means = {}
+        values = {name: float(value) for name, value in (*metrics.items(), *means.items())}
+        check_finite(values)
+        for row in self.rows:
+            check_finite({EPISODE[0]: row[EPISODE[0]]})
+        now = self.wall_time()
+        seconds = max(1e-9, now - self._last_row[1] - self._paused)
+        self.sps = values["charts/SPS"] = round((step - self._last_row[0]) / seconds)
+        self._last_row, self._paused = (step, now), 0.0
+        ended = {name: float(np.mean([row[name] for row in self.rows])) for name in EPISODE if self.rows}
+        self.add_row(step, values)
+        return values | ended
+
+    # ------------------------------------------------------------------ resuming
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        return {
+            "due": self._due,
+            "wall_time": self.wall_time(),
+            "returns": self.returns,
+            "lengths": self.lengths,
+            "recent": list(self._recent),
+            "learned": {name: list(pair) for name, pair in self._means.items()},
+        }
+
+    def resume(self, saved: Mapping[str, Any]) -> None:
+        """Go on from these counters, and from the step in them."""
+        self._due, self._elapsed = dict(saved["due"]), saved["wall_time"]
+        self.returns, self.lengths = saved["returns"], saved["lengths"]
+        self._recent.extend(saved["recent"])
+        self._means = {name: tuple(pair) for name, pair in saved["learned"].items()}
+        self._last_row = (saved["step"], self._elapsed)

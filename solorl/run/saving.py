@@ -1,0 +1,203 @@
+"""What a checkpoint of a run holds, and its models: brought back, looked through for NaN, and written."""
+
+import math
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from solorl.errors import UsageError, fitting
+from solorl.files import write_atomically
+from solorl.run import checkpoint, env_state
+from solorl.run.evaluation import undisturbed
+from solorl.run.folder import read_status
+from solorl.run.meter import Diverged
+from solorl.run.replay import ReplayLog, is_replay
+from solorl.run.safety import check_checkpoint, check_running_episodes
+from solorl.terminal import warn
+
+
+class Checkpoints:
+    """The parts of one training, which its checkpoints and models hold.
+
+    A part is what `checkpoint.capture` takes, or a replay buffer. One with a method `must_be_finite()` names
+    itself what of it must be so. `models` are the parts that a model file holds; None: all modules of torch.
+    """
+
+    def __init__(self, run_dir: Path):
+        self.run_dir = run_dir
+        self.parts: dict[str, Any] = {}
+        self.models: dict[str, Any] | None = None
+        self.replays: dict[str, Any] = {}
+        self.newest: int | None = None  # step of the newest checkpoint
+        self.keep: int | None = None  # step of a checkpoint that stays although there are two newer ones
+        self.until = math.inf  # step of the newest checkpoint that may be resumed
+        self.resumed: dict[str, Any] = {}  # counters of the checkpoint that is resumed; empty: none is
+        self._random: dict[str, Any] = {}  # its states of the random generators
+        self._logs: dict[str, ReplayLog] = {}
+
+    @property
+    def folder(self) -> Path:
+        """Where the checkpoints are."""
+        return self.run_dir / "checkpoint"
+
+    def are_there(self) -> bool:
+        """Whether there is a checkpoint on the disk, whole or damaged."""
+        return bool(checkpoint.checkpoints(self.folder))
+
+    def name(self, parts: Mapping[str, Any], models: Mapping[str, Any] | None = None) -> None:
+        """Say what a checkpoint must hold; environments begin to note how they came about."""
+        self.replays = {name: part for name, part in parts.items() if is_replay(part)}
+        self._logs = {name: ReplayLog(self.run_dir / "replay" / name) for name in self.replays}
+        self.models = None if models is None else dict(models)
+        self.update(parts)
+        for part in self.parts.values():
+            if env_state.is_vector_env(part):
+                env_state.record(part)
+
+    def update(self, parts: Mapping[str, Any]) -> None:
+        """Other objects take the place of some parts."""
+        self.parts |= {name: part for name, part in parts.items() if name not in self.replays}
+
+    def open(self, run_dir: Path) -> None:
+        """Write there from now on; checkpoints newer than the one that is resumed are deleted."""
+        self.run_dir = run_dir
+        for name, log in self._logs.items():
+            log.folder = run_dir / "replay" / name
+        checkpoint.delete_newer(self.folder, self.resumed.get("step", 0))
+
+    # ------------------------------------------------------------------ bringing back
+    def resume(self, num_envs: int | None) -> list[int]:
+        """Bring all parts into the state of the newest whole checkpoint, if there is one; `resumed` has its counters.
+        Returns the environments whose episodes begin again. UsageError where that cannot be done. Writes nothing."""
+        tree = self._load()
+        if tree is None:
+            return []
+        where = f"the checkpoint in {self.run_dir}"
+        with fitting(where), undisturbed():
+            check_checkpoint(tree)
+            checkpoint.set_random_states(tree["random"])
+        self.resumed, self._random = tree["run"], tree["random"]
+        for name, part in self.parts.items():
+            if name not in tree["parts"]:
+                raise UsageError(f"{where} has no part named {name}")
+            with fitting(f"the part {name} of the checkpoint"):
+                notes = checkpoint.restore(part, tree["parts"].pop(name))  # a restored part is not kept in memory
+            for note in notes:
+                warn(note)
+        with fitting(where):
+            check_running_episodes(self.resumed, num_envs)
+        self._resume_replays(tree["replay"])
+        self.newest = self.resumed["step"]
+        return [i for envs in filter(env_state.is_vector_env, self.parts.values()) for i in env_state.restarted(envs)]
+
+    def _load(self) -> dict[str, Any] | None:
+        """The newest whole checkpoint, None where there is none yet. UsageError where all are damaged or gone."""
+        tree, notes = checkpoint.load_checkpoint(self.folder, self.until)
+        if notes and tree is None:
+            raise UsageError(f"no checkpoint in {self.run_dir} is whole ({'; '.join(notes)}); the run is left as it is")
+        if tree is None and self.until != 0 and (sign := self._had_one()):
+            raise UsageError(
+                f"{self.run_dir} has lost its checkpoint ({sign}) and is left as it is; start a new run instead"
+            )
+        for note in notes:
+            warn(f"{note}; going on from the checkpoint before it")
+        return tree
+
+    def _had_one(self) -> str:
+        """What shows that the run in this folder, which has no checkpoint, was not killed before its first one; else
+        an empty string: what such a run has left, the same seed makes again."""
+        record = read_status(self.run_dir)
+        if record.get("checkpoint") is not None:
+            return f"it had one of step {record['checkpoint']}"
+        if record.get("status", "running") not in ("running", "failed"):
+            return f"its status is {record['status']}"
+        known = "checkpoint" in record  # folders of version 0.1 do not say
+        models = ["model_last.safetensors"] if known else ["model_last.safetensors", "model.safetensors"]
+        return next((f"there is a {name}" for name in models if (self.run_dir / name).exists()), "")
+
+    def _resume_replays(self, saved: Mapping[str, Any]) -> None:
+        for name, part in self.replays.items():
+            if name not in saved:
+                warn(f"the part {name} was not saved (--save-replay does it): it starts empty, so this run will differ")
+                continue
+            try:
+                self._logs[name].load(part, saved[name])
+            except checkpoint.CheckpointError as error:
+                warn(f"{error}: the part {name} starts empty, so this run will differ")
+
+    def resume_random(self) -> None:
+        """Bring the global random generators into the state of the checkpoint that is resumed, if there is one."""
+        if self._random:
+            checkpoint.set_random_states(self._random)
+
+    # ------------------------------------------------------------------ writing
+    def check_finite(self) -> None:
+        """Diverged where something that was learned is NaN or infinite: all parts but environments and replay buffers
+        are looked through."""
+        for name, part in self.parts.items():
+            if env_state.is_vector_env(part):
+                continue
+            own = getattr(part, "must_be_finite", None)
+            trees = own() if own else {name: checkpoint.capture(part)}
+            for each, tree in trees.items():
+                if found := checkpoint.not_finite(tree, each):
+                    raise Diverged(*found)
+
+    def save(self, step: int, counters: Mapping[str, Any], with_replays: bool) -> None:
+        """Write the checkpoint of `step`. Raises OSError."""
+        tree = {
+            "run": counters,
+            "random": checkpoint.random_states(),
+            "parts": {name: checkpoint.capture(part) for name, part in self.parts.items()},
+            "replay": {name: log.append(self.replays[name]) for name, log in self._logs.items() if with_replays},
+        }
+        checkpoint.save_checkpoint(self.folder, step, tree, self.keep)
+        for log in self._logs.values():
+            log.forget()
+        self.newest = step
+
+    def save_crash(self, step: int) -> Path:
+        """Write a snapshot of a training that has diverged; returns its folder. Raises OSError."""
+        where = self.run_dir / "crash"
+        shutil.rmtree(where, ignore_errors=True)
+        parts = {name: checkpoint.capture(part) for name, part in self.parts.items()}
+        checkpoint.write_state(where, {"parts": parts, "random": checkpoint.random_states(), "step": step})
+        return where
+
+    # ------------------------------------------------------------------ models
+    def _models(self) -> dict[str, Any]:
+        if self.models is not None:
+            return self.models
+        return {name: part for name, part in self.parts.items() if hasattr(part, "named_parameters")}
+
+    def save_model(self, name: str, about: Mapping[str, str]) -> None:
+        """Write the models into one file, keys prefixed by the part's name, with metadata. Raises OSError."""
+        arrays: dict[str, np.ndarray] = {}
+        for part, model in self._models().items():
+            for key, tensor in model.state_dict().items():
+                checkpoint.encode(tensor, arrays, f"{part}.{key}")
+        write_atomically(self.run_dir / name, b"".join(checkpoint.safetensors_pieces(arrays, about)))
+
+    def load_model(self, name: str) -> None:
+        """Bring the models into the state of such a file. UsageError where it cannot be read or does not fit."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        path = self.run_dir / name
+        try:
+            arrays = load_file(path)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:  # the last: types NumPy has not
+            when = "with its first evaluation" if name == "model.safetensors" else "at its end"
+            raise UsageError(f"{path} cannot be read ({error}); the run writes it {when}") from None
+        torch = sys.modules.get("torch")
+        for part, model in self._models().items():
+            prefix = f"{part}."
+            mine: dict[str, Any] = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+            if torch and isinstance(model, torch.nn.Module):
+                mine = {k: torch.from_numpy(v) for k, v in mine.items()}
+            with fitting(f"the model {path}"):
+                model.load_state_dict(mine)

@@ -1,0 +1,43 @@
+"""What is said when a run ends: where everything is, and the commands to go on and to play."""
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from solorl.scripts import as_typed
+from solorl.terminal import duration, paint
+
+
+def how_to_go_on(script: Path, run_dir: Path) -> str:
+    """The command that resumes a run, as it can be typed here."""
+    return f"go on with: {_solo()} train {as_typed(script)} --resume {shlex.quote(_near(run_dir))}"
+
+
+def summary(run_dir: Path, step: int, seconds: float, evaluation: str, save_model: bool) -> list[str]:
+    """Lines that say how the training went and where its curve, video and model are."""
+    videos = sorted((run_dir / "videos").glob("*.mp4"), key=lambda path: path.stat().st_mtime)
+    curve, model = run_dir / "learning_curve.png", run_dir / "model.safetensors"
+    facts = {
+        "trained": f"{step:,} steps in {duration(seconds)}",
+        "evaluation": evaluation,
+        "curve": curve if curve.exists() else "none",
+        "video": videos[-1] if videos else "none (--capture-video)",
+        "model": model if model.exists() else "none" if save_model else "none (--save-model)",
+    }
+    if model.exists():
+        facts["play it"] = f"{_solo()} play {shlex.quote(str(run_dir))}"
+    return ["", *(f"{paint(f'{name:<11}', 'bold')} {value}" for name, value in facts.items())]
+
+
+def _near(path: Path) -> str:
+    """The path as one would type it here: relative where it lies below the current folder."""
+    return str(path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path)
+
+
+def _solo() -> str:
+    """The command `solo` as it can be typed here, be it on the PATH or only next to the running Python."""
+    own = Path(sys.executable).parent / "solo"
+    if shutil.which("solo") or not own.exists():
+        return "solo"
+    return shlex.quote(_near(own))

@@ -1,0 +1,234 @@
+"""The parts of a run, each without a run: folder, meter, checkpoints, evaluator."""
+
+import errno
+import json
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import refused, rows, script
+
+from solorl import Run
+from solorl.errors import UsageError
+from solorl.run.arguments import RunArgs
+from solorl.run.device import CONFIRM, TRAIN, env_seed
+from solorl.run.evaluation import Evaluator
+from solorl.run.folder import RunFolder, new_path
+from solorl.run.meter import Diverged, Meter
+from solorl.run.saving import Checkpoints
+
+
+def new_folder(path):
+    """A folder as a run opens it."""
+    folder = RunFolder(path)
+    folder.make()
+    folder.open(RunArgs(), script("ppo"), "cpu", {})
+    return folder
+
+
+# ---------------------------------------------------------------------- the folder
+def test_a_folder_of_the_same_second_gets_a_number(tmp_path):
+    first, second = new_folder(tmp_path / "a"), new_folder(tmp_path / "a")
+    assert (first.path.name, second.path.name) == ("a", "a-2")
+    config = json.loads((second.path / "config.json").read_text())
+    assert config["script"] == "ppo.py" and config["args"]["seed"] == 1 and (second.path / "ppo.py").is_file()
+
+
+def test_a_folder_that_is_locked_or_cannot_be_made_is_refused(tmp_path):
+    folder = new_folder(tmp_path / "a")
+    with pytest.raises(UsageError, match=f"another process is training in {folder.path}; it must end first"):
+        RunFolder(folder.path).lock()
+    folder.unlock()
+    again = RunFolder(folder.path)
+    again.lock()
+    again.unlock()
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file/a cannot be written: Not a directory"):
+        RunFolder(tmp_path / "file" / "a").make()
+    with pytest.raises(UsageError, match="gone cannot be written: No such file"):
+        RunFolder(tmp_path / "gone").lock()
+
+
+def test_what_could_not_be_written_is_missing_until_it_is(tmp_path, capsys):
+    folder = new_folder(tmp_path / "a")
+    folder.write_status("running", {"global_step": 3})
+    folder.write_rows([{"global_step": 1, "x": 2.0}])
+    assert folder.missing() == {} and rows(folder.path) == [{"global_step": 1, "x": 2.0}]
+    with folder.writing("model.safetensors", kept=True):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    sentence = "model.safetensors could not be written (No space left on device); the one before it is kept\n"
+    assert capsys.readouterr().err == f"warning: {sentence}"
+    assert folder.missing() == {"model.safetensors": "No space left on device"}
+    with folder.writing("model.safetensors"):
+        (folder.path / "model.safetensors").touch()
+    assert folder.missing() == {}
+    (folder.path / "status.json").unlink()
+    assert folder.missing() == {"status.json": "it is gone"}
+
+
+def test_a_file_named_stop_is_seen_once(tmp_path):
+    folder = new_folder(tmp_path / "a")
+    assert not folder.stop_asked()
+    (folder.path / "stop").touch()
+    assert folder.stop_asked() and not folder.stop_asked()
+
+
+def test_two_runs_of_the_same_second_have_their_own_replay(tmp_path):
+    """The second learns its name when it makes its folder."""
+    both = []
+    for _ in range(2):
+        folder = RunFolder(new_path(RunArgs(runs_dir=str(tmp_path), exp_name="same"), script("dqn")).with_name("same"))
+        checkpoints = Checkpoints(folder.path)
+        replay = type("Replay", (), {"arrays": {"obs": np.zeros((4, 1))}, "inserted": 2})()
+        checkpoints.name({"replay": replay})
+        folder.make()
+        checkpoints.open(folder.path)
+        (folder.path / "checkpoint").mkdir()
+        checkpoints.save(2, {}, with_replays=True)
+        both.append(folder.path)
+    assert [path.name for path in both] == ["same", "same-2"]
+    assert [len(list((path / "replay" / "replay").glob("*"))) for path in both] == [1, 1]
+
+
+# ---------------------------------------------------------------------- the meter
+def test_rows_have_means_since_the_last_row_and_name_what_is_not_finite():
+    meter = Meter()
+    meter.learned({"losses/x": 1.0})
+    meter.learned({"losses/x": 5.0}, number=2)
+    meter.episodes(4, np.array([[1.0, 2.0], [1.0, 2.0]]), np.array([[False, False], [True, False]]))
+    values = meter.report(4, {"charts/learning_rate": 0.5})
+    assert values["losses/x"] == 2.0 and values["charts/episodic_return"] == 2.0 == values["charts/episodic_length"]
+    episode, row = meter.take_rows()
+    assert episode["global_step"] == 4 == row["global_step"] and "charts/episodic_return" not in row
+    assert "losses/x" not in meter.report(8, {}) and len(meter.take_rows()) == 1
+    meter.episodes(10, np.array([np.nan, 0.0]), np.array([False, False]))
+    with pytest.raises(Diverged, match="charts/episodic_return is nan"):
+        meter.check_returns()
+    with pytest.raises(Diverged, match="losses/y is inf") as error:
+        meter.report(12, {"losses/y": torch.tensor(float("inf"))})
+    assert (error.value.name, error.value.value) == ("losses/y", float("inf")) and meter.rows == []
+
+
+def test_a_meter_goes_on_where_it_was():
+    meter, again = Meter(), Meter()
+    meter.episodes(2, np.array([1.0, 3.0]), np.array([True, False]))
+    meter.learned({"losses/x": 4.0}, 2)
+    assert meter.is_due("log", 4, 5) and not meter.is_due("log", 4, 7) and not meter.is_due("save", 0, 100)
+    again.resume({**meter.counters(), "step": 7})
+    assert not again.is_due("log", 4, 7) and again.is_due("log", 4, 8)
+    assert again.recent_return == 1.0 and again.returns.tolist() == [0.0, 3.0]
+    assert again.report(8, {})["losses/x"] == 2.0 and again.wall_time() >= meter.counters()["wall_time"] * 0.5
+    again.begin_episodes([1])
+    assert again.returns.tolist() == [0.0, 0.0] and again.lengths.tolist() == [0, 0]
+
+
+# ---------------------------------------------------------------------- checkpoints
+def test_parts_come_back_and_what_is_not_finite_is_named(tmp_path):
+    layer, rng = torch.nn.Linear(2, 1), np.random.default_rng(1)
+    saved = Checkpoints(tmp_path)
+    saved.folder.mkdir()
+    saved.name({"layer": layer, "rng": rng})
+    saved.check_finite()
+    counters = Meter().counters() | Evaluator(RunArgs()).counters() | {"iteration": 2, "step": 9, "metrics_bytes": 0}
+    saved.save(9, counters, with_replays=False)
+    saved.save_model("model.safetensors", {"step": "9"})
+    wanted = (layer.weight.detach().clone(), rng.random())
+
+    layer.weight.data.fill_(float("nan"))
+    with pytest.raises(Diverged, match=r"layer\.weight is nan"):
+        saved.check_finite()
+    again = Checkpoints(tmp_path)
+    again.name({"layer": layer, "rng": rng})
+    assert again.resume(None) == [] and again.resumed["iteration"] == 2 and again.newest == 9
+    assert torch.equal(layer.weight, wanted[0]) and rng.random() == wanted[1]
+    layer.weight.data.zero_()
+    again.load_model("model.safetensors")
+    assert torch.equal(layer.weight, wanted[0])
+
+
+def test_what_does_not_fit_is_a_sentence(tmp_path):
+    saved = Checkpoints(tmp_path)
+    saved.folder.mkdir()
+    assert saved.resume(None) == [] and saved.resumed == {}  # killed before its first checkpoint
+    saved.name({"layer": torch.nn.Linear(2, 1)})
+    saved.save_model("model.safetensors", {})
+    saved.name({"layer": torch.nn.Linear(3, 1)})
+    with pytest.raises(UsageError, match=r"the model .*model.safetensors does not fit: .*size mismatch"):
+        saved.load_model("model.safetensors")
+    with pytest.raises(UsageError, match=r"model_last.safetensors cannot be read .*; the run writes it at its end"):
+        saved.load_model("model_last.safetensors")
+    (tmp_path / "status.json").write_text('{"status": "finished", "checkpoint": 9}')
+    with pytest.raises(UsageError, match=r"has lost its checkpoint \(it had one of step 9\) and is left as it is"):
+        saved.resume(None)
+
+
+# ---------------------------------------------------------------------- the evaluator
+def test_an_evaluator_knows_its_best_and_confirms_on_fresh_seeds(monkeypatch):
+    seeds = []
+
+    class Counting(gym.Env):
+        observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            seeds.append(seed)
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(1, np.float32), float(action), True, False, {}
+
+    args = SimpleNamespace(seed=1, env_id="Counting", eval_episodes=3, target_return=1.0)
+    evaluator, make_env = Evaluator(args), lambda env_id: Counting()
+    good, bad = (lambda obs: np.ones(len(obs), int)), (lambda obs: np.zeros(len(obs), int))
+    assert evaluator.score is None and evaluator.confirm(good, make_env) is None
+    assert evaluator.evaluate(5, good, make_env) == {
+        "eval/episodic_return": 1.0, "eval/episodic_return_std": 0.0, "eval/episodic_length": 1.0
+    }  # fmt: skip
+    assert evaluator.improved and (evaluator.best, evaluator.last) == (1.0, (5, 1.0, 0.0))
+    assert evaluator.confirm(bad, make_env) == 0.0 and evaluator.confirm(good, make_env) == 1.0
+    assert len(set(seeds)) == 9 and set(seeds[3:]) == {env_seed(1, CONFIRM, i) for i in range(6)}
+    evaluator.evaluate(6, bad, make_env)
+    assert not evaluator.improved and evaluator.best == 1.0 and evaluator.confirm(good, make_env) is None
+    again = Evaluator(args)
+    again.resume(evaluator.counters())
+    assert again.best == 1.0 and again.score == 0.0
+    with pytest.raises(Diverged, match="eval/episodic_return is nan"):
+        monkeypatch.setattr(Counting, "step", lambda self, action: (np.zeros(1), np.nan, True, False, {}))
+        evaluator.evaluate(7, good, make_env)
+
+
+# ---------------------------------------------------------------------- ranks
+def test_several_processes_for_one_run_are_refused(monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    assert (Run(RunArgs()).rank, Run(RunArgs()).world_size) == (0, 1)
+    cases = {
+        ("0", "1"): "",
+        ("1", "2"): "WORLD_SIZE is 2, but one process trains a run; start it without torchrun",
+        ("2", "2"): "RANK and WORLD_SIZE must be numbers, RANK the smaller one, not '2' and '2'",
+        ("", "1"): "RANK and WORLD_SIZE must be numbers, RANK the smaller one, not '' and '1'",
+        ("0", "two"): "RANK and WORLD_SIZE must be numbers, RANK the smaller one, not '0' and 'two'",
+    }
+    for (rank, world_size), sentence in cases.items():
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+        if not sentence:
+            assert Run(RunArgs()).rank == 0
+            continue
+        with pytest.raises(SystemExit) as end:
+            Run(RunArgs())
+        refused((end.value.code, *capsys.readouterr()), sentence)
+
+
+@pytest.mark.parametrize("flags", [[], ["--env-id", "probes:Broken-v0"]])
+def test_another_rank_is_silent_and_writes_nothing(flags, train, tmp_path, monkeypatch):
+    """With its own environments, also where it diverges."""
+    monkeypatch.setattr("solorl.run.verbs.ranks", lambda: (1, 2))
+    tiny = "--num-envs 2 --num-steps 32 --total-timesteps 192 --eval-episodes 1 --eval-every 64 --save-every 64".split()
+    v = train("ppo", *tiny, *flags, "--capture-video", code=3 if flags else 0)
+    assert train.out == "" and list(tmp_path.iterdir()) == []
+    if not flags:
+        first = [gym.make("CartPole-v1").reset(seed=env_seed(1, TRAIN, i, rank=1))[0] for i in range(2)]
+        envs = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+        np.testing.assert_array_equal(v["run"].reset(envs), np.array(first, np.float32))
+        assert v["run"].step == 192 and v["run"].meter.recent_return > 0
