@@ -6,9 +6,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, rows
+from conftest import comparable, definitions, documented_keys, rows
 from test_c51 import projected
 from test_frame_replay import CPU, DQN, histories, images, numbers_on
+
+from solorl.run.speed import GradientStep
 
 RAINBOW = definitions("rainbow_atari")
 SMALL = (
@@ -267,7 +269,7 @@ def test_streams_meet_as_in_the_paper():
         a = net.advantage[1](net.advantage[0](x, noise[2]).relu(), noise[3]).reshape(5, 3, 7)
         logit = torch.stack([v + a[:, i] - (a[:, 0] + a[:, 1] + a[:, 2]) / 3 for i in range(3)], 1)
         p = logit.exp() / logit.exp().sum(2, keepdim=True)
-        torch.testing.assert_close(net.logprob(obs, noise).exp(), p, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(net.logits(obs, noise).softmax(2), p, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(net(obs, noise), (p * net.atoms).sum(2), rtol=1e-4, atol=1e-5)
 
 
@@ -317,7 +319,7 @@ def test_loss_by_hand():
     z = net.atoms.double().numpy()
     with torch.no_grad():
         p, chosen, judged = (
-            each.logprob(x, e).exp().double().numpy()
+            each.logits(x, e).softmax(2).double().numpy()
             for each, x, e in ((net, obs, noise[0]), (net, next_obs, noise[1]), (target_net, next_obs, noise[2]))
         )
     losses, divergences, taken = [], [], []
@@ -338,23 +340,23 @@ def test_loss_by_hand():
 
 # ---------------------------------------------------------------------- the loop
 def test_priorities_are_the_divergences_to_the_power_alpha(train, monkeypatch):
-    """And beta rises to 1."""
+    """And beta rises to 1; the page names what is logged."""
     seen = []
 
     def note(self, *inputs):
-        seen.append((inputs[2], metrics := step(self, *inputs), metrics["divergence"].clone()))
+        metrics = step(self, *inputs)
+        seen.append(metrics["divergence"].clone())
         return metrics
-
-    from solorl.run.speed import GradientStep
 
     step = GradientStep.__call__
     monkeypatch.setattr(GradientStep, "__call__", note)
     v = train("rainbow_atari", *SMALL, "--total-timesteps", "44", "--prioritized-replay-alpha", "0.7")
-    (_, _, divergence), leaf = seen[0], v["place"]
-    replay = v["replay"]
+    (divergence,), leaf, replay = seen, v["place"], v["replay"]
     np.testing.assert_allclose(replay.tree.sum[replay.tree.size + leaf], (divergence.numpy() + 1e-6) ** 0.7, rtol=1e-5)
-    assert len(seen) == 1 and v["beta"] == 1.0
+    assert v["beta"] == 1.0
     assert rows(v["run"].dir, "charts/beta")[0]["charts/beta"] == pytest.approx(0.4 + 0.6 / 11)
+    logged = {key for row in rows(v["run"].dir) for key in row} - {"global_step", "wall_time"}
+    assert logged == documented_keys("rainbow_atari") - {"charts/epsilon"}
 
 
 @pytest.mark.slow

@@ -38,18 +38,18 @@ class Args(RunArgs):
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each
     batch_size: int = 32  # transitions per gradient step
-    learning_starts: int = 80_000  # environment steps before the first gradient step
+    learning_starts: int = 80_000  # environment steps before the first gradient step; 0: none
     train_frequency: int = 4  # environment steps per gradient step
     learning_rate: float = 2.5e-4  # of Adam
-    gamma: float = 0.99  # discount factor
+    gamma: float = 0.99  # discount factor, from 0 to 1
     target_network_frequency: int = 10_000  # environment steps between moves of the target network
-    tau: float = 1.0  # share of the Q-network that the target network takes over at a move: 1 is a copy
-    start_e: float = 1.0  # epsilon at the start: probability of a random action
-    end_e: float = 0.01  # epsilon at the end
-    exploration_fraction: float = 0.1  # share of total_timesteps in which epsilon falls linearly
+    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
+    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
+    end_e: float = 0.01  # epsilon at the end, from 0 to 1
+    exploration_fraction: float = 0.1  # share of total_timesteps in which epsilon falls linearly, from 0 to 1
     n_atoms: int = 51  # returns that a distribution knows: the atoms
-    v_min: float = -10.0  # the least of them
-    v_max: float = 10.0  # the largest of them
+    v_min: float = -10.0  # the least of them; may be negative
+    v_max: float = 10.0  # the largest of them; may be negative
     eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
 
 
@@ -180,11 +180,11 @@ class QNetwork(nn.Module):
         self.n_atoms = len(atoms)
         self.register_buffer("atoms", atoms)
 
-    def logprob(self, obs):  # (batch, 4, 84, 84) -> (batch, num_actions, n_atoms)
-        return self.head(self.network(obs)).unflatten(1, (-1, self.n_atoms)).log_softmax(2)
+    def logits(self, obs):  # (batch, 4, 84, 84) -> (batch, num_actions, n_atoms)
+        return self.head(self.network(obs)).unflatten(1, (-1, self.n_atoms))
 
     def forward(self, obs):  # (batch, 4, 84, 84) -> (batch, num_actions): the means
-        return self.logprob(obs).exp() @ self.atoms
+        return self.logits(obs).softmax(2) @ self.atoms
 
     @torch.no_grad()
     def act(self, obs):  # NumPy (batch, 4, 84, 84) -> NumPy (batch,): the greedy actions
@@ -207,11 +207,11 @@ def c51_loss(q_network, target_network, batch, gamma):
     """Cross entropy of Alg. 1, and the metrics."""
     atoms, row = q_network.atoms, torch.arange(len(batch.action), device=batch.action.device)
     with torch.no_grad():
-        next_p = target_network.logprob(batch.next_obs).exp()
+        next_p = target_network.logits(batch.next_obs).softmax(2)
         next_p = next_p[row, (next_p @ atoms).argmax(1)]  # (batch_size, n_atoms), of the best action
         value = batch.reward[:, None] + gamma * (1 - batch.done[:, None]) * atoms
         target = project(next_p, value, atoms)
-    logprob = q_network.logprob(batch.obs)[row, batch.action]
+    logprob = q_network.logits(batch.obs)[row, batch.action].log_softmax(1)
     assert logprob.shape == target.shape == (len(batch.reward), len(atoms))
     loss = -(target * logprob).sum(1).mean()
     q = logprob.exp() @ atoms
@@ -228,7 +228,7 @@ def soft_update(target, online, tau):
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
-    run = Run(args)
+    run = Run(args)  # seeds Python, NumPy and torch
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -254,8 +254,9 @@ if __name__ == "__main__":
     q_network = QNetwork(num_actions, atoms).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate, eps=0.01 / args.batch_size)
+    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
     gradient_step = run.gradient_step(c51_loss, q_network, optimizer)
-    q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions)
+    q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions), with the present weights
     replay, lives = FrameReplay(args.buffer_size, args.num_envs), np.zeros(args.num_envs, np.int64)
     parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
     start = run.resume(**parts, replay=replay, envs=envs, lives=lives)
@@ -268,7 +269,7 @@ if __name__ == "__main__":
     if replay.inserted == 0:
         replay.begin(np.arange(args.num_envs), obs[:, -1])
     for iteration in run.loop(start, num_iterations):
-        global_step = (iteration + 1) * batch_steps
+        global_step = (iteration + 1) * batch_steps  # at the end of this iteration
 
         # ---- 1. act: "with probability epsilon select a random action" (Alg. 1)
         progress = min(1.0, iteration / max(1.0, args.exploration_fraction * num_iterations))
@@ -300,7 +301,7 @@ if __name__ == "__main__":
         if global_step % args.target_network_frequency < batch_steps:
             soft_update(target_network, q_network, args.tau)
 
-        # ---- 4. report: with the means of what was learned since the last row
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
         run.log(global_step, {"charts/epsilon": epsilon})
         run.evaluate(global_step, q_network.act, make_env)
         run.save(global_step)

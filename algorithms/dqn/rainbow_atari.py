@@ -43,15 +43,15 @@ class Args(RunArgs):
     learning_starts: int = 80_000  # environment steps before the first gradient step
     train_frequency: int = 4  # environment steps per gradient step
     learning_rate: float = 6.25e-5  # of Adam
-    gamma: float = 0.99  # discount factor
+    gamma: float = 0.99  # discount factor, from 0 to 1
     target_network_frequency: int = 8000  # environment steps between moves of the target network
-    tau: float = 1.0  # share of the Q-network that the target network takes over at a move: 1 is a copy
+    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
     n_step: int = 3  # steps of a return before it bootstraps
-    prioritized_replay_alpha: float = 0.5  # exponent of the priorities: 0 draws uniformly
-    prioritized_replay_beta: float = 0.4  # exponent of the weights at the start; it rises linearly to 1
+    prioritized_replay_alpha: float = 0.5  # exponent of the priorities (0: drawn uniformly), from 0 to 1
+    prioritized_replay_beta: float = 0.4  # exponent of the weights at the start; it rises to 1; from 0 to 1
     n_atoms: int = 51  # returns that a distribution knows: the atoms
-    v_min: float = -10.0  # the least of them
-    v_max: float = 10.0  # the largest of them
+    v_min: float = -10.0  # the least of them; may be negative
+    v_max: float = 10.0  # the largest of them; may be negative
     eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
 
 
@@ -309,15 +309,15 @@ class QNetwork(nn.Module):
         """Fresh noise of all layers, for n rows or, with n = 1, the same for all rows of a batch."""
         return [layer.noise(n) for layer in (*self.value, *self.advantage)]
 
-    def logprob(self, obs, noise=None):  # (batch, 4, 84, 84) -> (batch, num_actions, n_atoms)
+    def logits(self, obs, noise=None):  # (batch, 4, 84, 84) -> (batch, num_actions, n_atoms)
         v1, v2, a1, a2 = noise or [None] * 4
         x = self.torso(obs)
         value = self.value[1](self.value[0](x, v1).relu(), v2).unflatten(1, (1, self.n_atoms))
         advantage = self.advantage[1](self.advantage[0](x, a1).relu(), a2).unflatten(1, (-1, self.n_atoms))
-        return (value + advantage - advantage.mean(1, keepdim=True)).log_softmax(2)
+        return value + advantage - advantage.mean(1, keepdim=True)
 
     def forward(self, obs, noise=None):  # (batch, 4, 84, 84) -> (batch, num_actions): the means
-        return self.logprob(obs, noise).exp() @ self.atoms
+        return self.logits(obs, noise).softmax(2) @ self.atoms
 
     @torch.no_grad()
     def act(self, obs, noise=None):  # NumPy (batch, 4, 84, 84) -> NumPy (batch,): the greedy actions
@@ -342,9 +342,9 @@ def rainbow_loss(q_network, target_network, batch, discount, weight, noise):
     atoms, row = q_network.atoms, torch.arange(len(batch.action), device=batch.action.device)
     with torch.no_grad():
         next_action = q_network(batch.next_obs, noise[1]).argmax(1)  # chosen by one network, judged by the other
-        next_p = target_network.logprob(batch.next_obs, noise[2]).exp()[row, next_action]  # (batch_size, n_atoms)
+        next_p = target_network.logits(batch.next_obs, noise[2])[row, next_action].softmax(1)  # (batch_size, n_atoms)
         target = project(next_p, batch.reward[:, None] + (discount * (1 - batch.done))[:, None] * atoms, atoms)
-    logprob = q_network.logprob(batch.obs, noise[0])[row, batch.action]
+    logprob = q_network.logits(batch.obs, noise[0])[row, batch.action].log_softmax(1)
     assert logprob.shape == target.shape == (len(weight), len(atoms)) and weight.shape == discount.shape
     cross_entropy = -(target * logprob).sum(1)
     loss = (weight * cross_entropy).mean()
@@ -362,7 +362,7 @@ def soft_update(target, online, tau):
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
-    run = Run(args)
+    run = Run(args)  # seeds Python, NumPy and torch
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -389,10 +389,11 @@ if __name__ == "__main__":
     q_network = QNetwork(num_actions, atoms).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate, eps=1.5e-4)
+    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
     gradient_step = run.gradient_step(rainbow_loss, q_network, optimizer)
     replay, lives = PrioritizedReplay(args.buffer_size, args.num_envs, args.n_step), np.zeros(args.num_envs, np.int64)
     parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
-    start = run.resume(**parts, replay=replay.frames, envs=envs, lives=lives)
+    start = run.resume(**parts, replay=replay.frames, envs=envs, lives=lives)  # what a checkpoint holds
 
     # ---- storage of one iteration
     shape = (num_steps, args.num_envs)
@@ -402,7 +403,7 @@ if __name__ == "__main__":
     if replay.frames.inserted == 0:
         replay.begin(np.arange(args.num_envs), obs[:, -1])
     for iteration in run.loop(start, num_iterations):
-        global_step = (iteration + 1) * batch_steps
+        global_step = (iteration + 1) * batch_steps  # at the end of this iteration
 
         # ---- 1. act: greedily, with fresh noise at each step, of its own for each environment
         for step in range(num_steps):
@@ -433,7 +434,7 @@ if __name__ == "__main__":
         if global_step % args.target_network_frequency < batch_steps:
             soft_update(target_network, q_network, args.tau)
 
-        # ---- 4. report: with the means of what was learned since the last row
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
         run.log(global_step, {"charts/beta": beta})
         run.evaluate(global_step, q_network.act, make_env)
         run.save(global_step)
