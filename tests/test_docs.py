@@ -258,7 +258,7 @@ def test_inline_dependencies_name_what_a_script_imports():
         text = path.read_text()
         block = re.match(r"# /// script\n((?:# .*\n)+?)# ///", text)
         meta = tomllib.loads("".join(line[2:] + "\n" for line in block[1].splitlines()))
-        names = {re.match(r"[\w-]+", dependency)[0].lower() for dependency in meta["dependencies"]}
+        names = {re.match(r"[\w-]+", dependency)[0].lower().replace("-", "_") for dependency in meta["dependencies"]}
         imported = set()
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Import):

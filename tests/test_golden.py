@@ -20,6 +20,7 @@ from solorl.machine import cpu_model
 FOLDER = Path(__file__).with_name("golden")
 ROWS = 8  # of each script
 PIXELS = "--num-envs 2 --num-steps 64 --num-minibatches 2 --total-timesteps 384 --learning-rate 0.001"
+CATCH = "--env-id pixel_probe:Catch-v0 --total-timesteps 120 --learning-starts 60 --batch-size 8"
 FLAGS = {
     "ppo": "--env-id CartPole-v1 --total-timesteps 1536",
     "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
@@ -34,6 +35,9 @@ FLAGS = {
     "dueling_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "d3qn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "ez_greedy_dqn": "--env-id MountainCar-v0 --total-timesteps 3000 --learning-starts 500",
+    "dqn_atari": f"{CATCH} --buffer-size 1000",
+    "c51_atari": f"{CATCH} --buffer-size 150 --target-network-frequency 100",
+    "rainbow_atari": f"{CATCH} --buffer-size 150 --target-network-frequency 100",
     "ddpg_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "td3_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "sac_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",

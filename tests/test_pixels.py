@@ -8,6 +8,9 @@ PPO = "--num-envs 8 --num-steps 32 --learning-rate 0.001 --no-anneal-lr --gamma 
 DQN = "--num-envs 1 --learning-starts 500 --buffer-size 20000 --train-frequency 4 --learning-rate 0.0005 --gamma 0.9 "
 DQN += "--target-network-frequency 200 --exploration-fraction 0.3 --end-e 0.05 --eval-every 0 --save-every 0"
 PQN = PPO + " --num-steps 16 --learning-rate 0.0005 --q-lambda 0.95 --exploration-fraction 0.4 --end-e 0.05"
+ATOMS = " --v-min -1 --v-max 1"
+RAINBOW = "--num-envs 1 --learning-starts 500 --buffer-size 20000 --train-frequency 4 --learning-rate 0.0005 "
+RAINBOW += "--gamma 0.9 --target-network-frequency 200 --eval-every 0 --save-every 0"
 LEARNS = {  # script -> flags with which it learns Catch in minutes; environment steps
     "ppo_atari": (PPO, 30_000),
     "ppo_atari_envpool": (PPO, 15_000),
@@ -15,6 +18,8 @@ LEARNS = {  # script -> flags with which it learns Catch in minutes; environment
     "dqn_atari": (DQN, 20_000),
     "pqn_atari_envpool": (PQN, 30_000),
     "pqn_atari_envpool_lstm": (PQN, 30_000),
+    "c51_atari": (DQN + ATOMS, 20_000),
+    "rainbow_atari": (RAINBOW + ATOMS, 12_000),
 }
 
 

@@ -213,6 +213,10 @@ if __name__ == "__main__":
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
     run.require(
+        args.buffer_size >= 10 * args.num_envs,
+        f"--buffer-size must be at least {10 * args.num_envs}, the images of a transition in every environment",
+    )
+    run.require(
         "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
         f"{args.env_id} is no Atari game; dqn.py takes vector observations",
     )

@@ -1,0 +1,310 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["solorl[atari]>=0.1", "ale-py>=0.11", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# ///
+"""Categorical DQN (C51) on Atari: learns the distribution of the return; discrete actions, images.
+
+Paper     Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887 ("Alg. 1", "Eq. 7" of the loss); loop:
+          Alg. 1 of Mnih et al. 2015, https://www.nature.com/articles/nature14236
+Run       solo train c51_atari --env-id ALE/Pong-v5
+Spaces    image -> discrete
+Differs   from c51.py, dqn_atari.py: the merge of both, with 51 atoms between -10 and 10 and the settings of C51 on
+          Atari: learning rate, moves of the target network
+Not for   vector observations: c51.py; continuous actions: ddpg_continuous_action.py
+Details   algorithms/dqn/README.md
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import ale_py
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, ResizeObservation, TimeLimit
+
+from solorl import Run, RunArgs, parse
+
+gym.register_envs(ale_py)
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
+    total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
+    num_envs: int = 1  # environments stepped in parallel
+    buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each
+    batch_size: int = 32  # transitions per gradient step
+    learning_starts: int = 80_000  # environment steps before the first gradient step; 0: none
+    train_frequency: int = 4  # environment steps per gradient step
+    learning_rate: float = 2.5e-4  # of Adam
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    target_network_frequency: int = 10_000  # environment steps between moves of the target network
+    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
+    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
+    end_e: float = 0.01  # epsilon at the end, from 0 to 1
+    exploration_fraction: float = 0.1  # share of total_timesteps in which epsilon falls linearly, from 0 to 1
+    n_atoms: int = 51  # returns that a distribution knows: the atoms
+    v_min: float = -10.0  # the least of them; may be negative
+    v_max: float = 10.0  # the largest of them; may be negative
+    eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
+
+
+class Batch(NamedTuple):
+    """Transitions."""
+
+    obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
+    action: torch.Tensor  # (batch_size,)
+    reward: torch.Tensor  # (batch_size,)
+    done: torch.Tensor  # (batch_size,), 0 at a time limit: that is not the end of the task
+    next_obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
+
+
+class RandomNoops(gym.Wrapper):
+    """Begins each game with 1 to 30 frames of doing nothing, so that games differ."""
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        for _ in range(self.unwrapped.np_random.integers(1, 31)):
+            obs, _, _, _, info = self.env.step(0)
+        return obs, info
+
+
+class PressFire(gym.Wrapper):
+    """Presses FIRE at the start of a game and after a lost life, where the game waits for it."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.fire, self.lives, self.life_lost = env.unwrapped.get_action_meanings()[1] == "FIRE", 0, False
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        if self.fire:
+            obs, _, _, _, info = self.env.step(1)
+        self.lives, self.life_lost = info["lives"], False
+        return obs, info
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(1 if self.fire and self.life_lost else action)
+        self.life_lost, self.lives = info["lives"] < self.lives, info["lives"]
+        return obs, reward, terminated, truncated, info
+
+
+def make_env(env_id, **kwargs):
+    """One whole game, for training and for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
+    env = gym.make(env_id, obs_type="grayscale", frameskip=1, max_num_frames_per_episode=0, **kwargs)
+    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # the larger of the last two images: objects flicker
+    env = ResizeObservation(PressFire(env), (84, 84))
+    return TimeLimit(FrameStackObservation(env, 4), 27_000)
+
+
+class FrameReplay:
+    """The last `capacity` images, in host memory. Each is stored once; stacks are put together when they are sampled.
+
+    A row is what one step led to: the image, and the step's action, reward and done. `back` tells how many rows before
+    it the previous image of its game lies; it is 0 for the first image of a game, to which no step led. Rows are
+    numbered from 0 on; row i lies at index i % capacity.
+    """
+
+    def __init__(self, capacity, num_envs):
+        self.arrays = {
+            "image": np.zeros((capacity, 84, 84), np.uint8),
+            "action": np.zeros(capacity, np.int64),
+            "reward": np.zeros(capacity, np.float32),
+            "done": np.zeros(capacity, np.float32),
+            "back": np.zeros(capacity, np.int32),
+        }
+        self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
+        self.state = {"age": np.zeros(num_envs, np.int64)}  # rows since each game's newest one, itself included
+
+    def begin(self, games, image):
+        """Insert the first images (n, 84, 84) of new games in the environments `games` (n,)."""
+        self._insert(games, image, 0, 0, 0, 0)
+
+    def add(self, image, action, reward, done):
+        """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
+        games = np.arange(len(image))
+        self._insert(games, image, action, reward, done, self.state["age"] + games)
+
+    def _insert(self, games, *columns):
+        index = (self.inserted + np.arange(len(games))) % self.capacity
+        for array, rows in zip(self.arrays.values(), columns, strict=True):
+            array[index] = rows
+        self.inserted += len(games)
+        self.state["age"] += len(games)
+        self.state["age"][games] = len(games) - np.arange(len(games))
+
+    def history(self, row):
+        """Indices (n, 5) of the images up to and with each row's, the first one of a game repeated; and which rows (n,)
+        can be sampled: a step has led to them, and none of these images has been overwritten."""
+        rows = [row]
+        for _ in range(4):
+            rows.append(rows[-1] - self.arrays["back"][rows[-1] % self.capacity])
+        whole = (rows[1] < row) & (rows[-1] >= self.inserted - self.capacity)
+        return np.stack(rows[::-1], 1) % self.capacity, whole
+
+    def sample(self, batch_size, device):
+        """A Batch of transitions drawn uniformly with replacement."""
+        oldest = max(0, self.inserted - self.capacity)
+        row = np.random.randint(oldest, self.inserted, batch_size)
+        while not (whole := self.history(row)[1]).all():
+            row[~whole] = np.random.randint(oldest, self.inserted, np.sum(~whole))
+        image = torch.from_numpy(self.arrays["image"][self.history(row)[0]]).to(device)  # (batch_size, 5, 84, 84)
+        columns = (self.arrays[name][row % self.capacity] for name in ("action", "reward", "done"))
+        return Batch(image[:, :4], *(torch.from_numpy(column).to(device) for column in columns), image[:, 1:])
+
+
+class Scaled(nn.Module):
+    """Bytes to numbers from 0 to 1; channels last in memory, for that is faster in convolutions."""
+
+    def forward(self, x):
+        return x.to(torch.float32, memory_format=torch.channels_last) / 255
+
+
+def nature_cnn():
+    """The convolutional network of Mnih et al. 2015, (batch, 4, 84, 84) bytes -> (batch, 512)."""
+    convolutions = [nn.Conv2d(4, 32, 8, stride=4), nn.Conv2d(32, 64, 4, stride=2), nn.Conv2d(64, 64, 3)]
+    layers = [layer for convolution in convolutions for layer in (convolution, nn.ReLU())]
+    return nn.Sequential(Scaled(), *layers, nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU())
+
+
+class QNetwork(nn.Module):
+    """The distributions of the returns of all actions."""
+
+    def __init__(self, num_actions, atoms):
+        super().__init__()
+        self.network, self.head = nature_cnn(), nn.Linear(512, num_actions * len(atoms))
+        self.n_atoms = len(atoms)
+        self.register_buffer("atoms", atoms)
+
+    def logits(self, obs):  # (batch, 4, 84, 84) -> (batch, num_actions, n_atoms)
+        return self.head(self.network(obs)).unflatten(1, (-1, self.n_atoms))
+
+    def forward(self, obs):  # (batch, 4, 84, 84) -> (batch, num_actions): the means
+        return self.logits(obs).softmax(2) @ self.atoms
+
+    @torch.no_grad()
+    def act(self, obs):  # NumPy (batch, 4, 84, 84) -> NumPy (batch,): the greedy actions
+        return self(torch.as_tensor(obs, device=self.head.weight.device)).argmax(1).cpu().numpy()
+
+
+def project(p, value, atoms):
+    """The distribution on the atoms (n_atoms,) that stands for probabilities p of values, both (batch, n_atoms): each
+    value, clipped to their range, gives its probability to the two atoms next to it, more to the closer one (Eq. 7)."""
+    last = len(atoms) - 1
+    b = ((value - atoms[0]) / (atoms[last] - atoms[0]) * last).clamp(0, last)  # position among the atoms
+    lower = b.long()
+    to_upper = p * (b - lower)  # nothing where the value is an atom: the lower one gets all
+    target = torch.zeros(len(p), last + 2, device=p.device)  # with a column after the last atom, which gets nothing
+    target.scatter_add_(1, lower, p - to_upper).scatter_add_(1, lower + 1, to_upper)
+    return target[:, :-1]
+
+
+def c51_loss(q_network, target_network, batch, gamma):
+    """Cross entropy of Alg. 1, and the metrics."""
+    atoms, row = q_network.atoms, torch.arange(len(batch.action), device=batch.action.device)
+    with torch.no_grad():
+        next_p = target_network.logits(batch.next_obs).softmax(2)
+        next_p = next_p[row, (next_p @ atoms).argmax(1)]  # (batch_size, n_atoms), of the best action
+        value = batch.reward[:, None] + gamma * (1 - batch.done[:, None]) * atoms
+        target = project(next_p, value, atoms)
+    logprob = q_network.logits(batch.obs)[row, batch.action].log_softmax(1)
+    assert logprob.shape == target.shape == (len(batch.reward), len(atoms))
+    loss = -(target * logprob).sum(1).mean()
+    q = logprob.exp() @ atoms
+    return loss, {"losses/td_loss": loss, "losses/q_values": q.mean()}
+
+
+def soft_update(target, online, tau):
+    """Move the parameters of `target` by the share `tau` towards those of `online`."""
+    with torch.no_grad():
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
+
+
+if __name__ == "__main__":
+    # ---- setup
+    args = parse(Args)
+    run = Run(args)  # seeds Python, NumPy and torch
+    num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
+    batch_steps = args.num_envs * num_steps
+    num_iterations = args.total_timesteps // batch_steps
+    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
+    run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
+    run.require(
+        args.target_network_frequency >= batch_steps,
+        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
+    )
+    run.require(
+        args.buffer_size >= 10 * args.num_envs,
+        f"--buffer-size must be at least {10 * args.num_envs}, the images of a transition in every environment",
+    )
+    run.require(
+        "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
+        f"{args.env_id} is no Atari game; c51.py takes vector observations",
+    )
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="image", action="discrete")
+    num_actions = int(envs.single_action_space.n)
+
+    atoms = torch.linspace(args.v_min, args.v_max, args.n_atoms)
+    q_network = QNetwork(num_actions, atoms).to(run.device)
+    target_network = copy.deepcopy(q_network)
+    optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate, eps=0.01 / args.batch_size)
+    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
+    gradient_step = run.gradient_step(c51_loss, q_network, optimizer)
+    q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions), with the present weights
+    replay, lives = FrameReplay(args.buffer_size, args.num_envs), np.zeros(args.num_envs, np.int64)
+    parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
+    start = run.resume(**parts, replay=replay, envs=envs, lives=lives)  # what a checkpoint holds
+
+    # ---- storage of one iteration
+    shape = (num_steps, args.num_envs)
+    reward, over = np.zeros(shape, np.float32), np.zeros(shape, bool)
+
+    obs = run.reset(envs)  # (num_envs, 4, 84, 84)
+    if replay.inserted == 0:
+        replay.begin(np.arange(args.num_envs), obs[:, -1])
+    for iteration in run.loop(start, num_iterations):
+        global_step = (iteration + 1) * batch_steps  # at the end of this iteration
+
+        # ---- 1. act: "with probability epsilon select a random action" (Alg. 1)
+        progress = min(1.0, iteration / max(1.0, args.exploration_fraction * num_iterations))
+        epsilon = args.start_e + (args.end_e - args.start_e) * progress
+        action = np.random.randint(num_actions, size=shape)
+        greedy = np.random.random(shape) >= epsilon
+        for step in range(num_steps):
+            if greedy[step].any():
+                action[step] = np.where(greedy[step], q_values(obs).argmax(1), action[step])
+            obs, reward[step], terminated, truncated, infos = envs.step(action[step])
+            over[step] = terminated | truncated
+
+            # ---- 2. store: a lost life ends the return, but not the game; a time limit ends the game, but not the task
+            done = terminated | (infos["lives"] < lives)
+            lives[:] = infos["lives"]
+            image = obs[:, -1].copy()
+            for i in np.flatnonzero(over[step]):  # obs is the next game's
+                image[i] = infos["final_obs"][i][-1]
+            replay.add(image, action[step], np.sign(reward[step]), done)
+            replay.begin(np.flatnonzero(over[step]), obs[over[step], -1])
+        run.episodes(global_step, reward, over)
+
+        # ---- 3. learn: a gradient step for every train_frequency environment steps after learning_starts
+        begin = max(global_step - batch_steps, args.learning_starts)
+        updates = range(begin // args.train_frequency, global_step // args.train_frequency)
+        for _ in updates if replay.inserted >= args.learning_starts else ():
+            metrics = gradient_step(target_network, replay.sample(args.batch_size, run.device), args.gamma)
+            run.learned(metrics)
+        if global_step % args.target_network_frequency < batch_steps:
+            soft_update(target_network, q_network, args.tau)
+
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
+        run.log(global_step, {"charts/epsilon": epsilon})
+        run.evaluate(global_step, q_network.act, make_env)
+        run.save(global_step)
+
+    envs.close()
+    run.close(q_network.act, make_env)

@@ -1,0 +1,443 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["solorl[atari]>=0.1", "ale-py>=0.11", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# ///
+"""Rainbow on Atari: DQN with six improvements; discrete actions, images.
+
+Paper     Hessel et al. 2018, https://arxiv.org/abs/1710.02298; of its parts "Schaul": Schaul et al. 2016,
+          https://arxiv.org/abs/1511.05952, and "Fortunato": Fortunato et al. 2018, https://arxiv.org/abs/1706.10295;
+          "Alg. 1", "Eq. 7" of the loss: Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887
+Run       solo train rainbow_atari --env-id ALE/Pong-v5
+Spaces    image -> discrete
+Differs   from c51_atari.py: the online network chooses the target's next action (double); streams for the value and the
+          advantages (dueling); returns of n_step steps; transitions drawn by priority, their losses weighted; noise in
+          the weights of all linear layers in place of random actions
+Not for   vector observations: c51.py; continuous actions: ddpg_continuous_action.py
+Details   algorithms/dqn/README.md
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import ale_py
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, ResizeObservation, TimeLimit
+
+from solorl import Run, RunArgs, parse
+
+gym.register_envs(ale_py)
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
+    total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
+    num_envs: int = 1  # environments stepped in parallel
+    buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each
+    batch_size: int = 32  # transitions per gradient step
+    learning_starts: int = 80_000  # environment steps before the first gradient step; 0: none
+    train_frequency: int = 4  # environment steps per gradient step
+    learning_rate: float = 6.25e-5  # of Adam
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    target_network_frequency: int = 8000  # environment steps between moves of the target network
+    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
+    n_step: int = 3  # steps of a return before it bootstraps
+    prioritized_replay_alpha: float = 0.5  # exponent of the priorities (0: drawn uniformly), from 0 to 1
+    prioritized_replay_beta: float = 0.4  # exponent of the weights at the start; it rises to 1; from 0 to 1
+    n_atoms: int = 51  # returns that a distribution knows: the atoms
+    v_min: float = -10.0  # the least of them; may be negative
+    v_max: float = 10.0  # the largest of them; may be negative
+    eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
+
+
+class Batch(NamedTuple):
+    """Transitions of up to n_step steps."""
+
+    obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
+    action: torch.Tensor  # (batch_size,)
+    reward: torch.Tensor  # (batch_size,), the discounted sum of the steps
+    done: torch.Tensor  # (batch_size,), of the last step; 0 at a time limit: that is not the end of the task
+    next_obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
+
+
+class RandomNoops(gym.Wrapper):
+    """Begins each game with 1 to 30 frames of doing nothing, so that games differ."""
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        for _ in range(self.unwrapped.np_random.integers(1, 31)):
+            obs, _, _, _, info = self.env.step(0)
+        return obs, info
+
+
+class PressFire(gym.Wrapper):
+    """Presses FIRE at the start of a game and after a lost life, where the game waits for it."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.fire, self.lives, self.life_lost = env.unwrapped.get_action_meanings()[1] == "FIRE", 0, False
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        if self.fire:
+            obs, _, _, _, info = self.env.step(1)
+        self.lives, self.life_lost = info["lives"], False
+        return obs, info
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(1 if self.fire and self.life_lost else action)
+        self.life_lost, self.lives = info["lives"] < self.lives, info["lives"]
+        return obs, reward, terminated, truncated, info
+
+
+def make_env(env_id, **kwargs):
+    """One whole game, for training and for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
+    env = gym.make(env_id, obs_type="grayscale", frameskip=1, max_num_frames_per_episode=0, **kwargs)
+    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # the larger of the last two images: objects flicker
+    env = ResizeObservation(PressFire(env), (84, 84))
+    return TimeLimit(FrameStackObservation(env, 4), 27_000)
+
+
+class FrameReplay:
+    """The last `capacity` images, in host memory. Each is stored once; stacks are put together when they are sampled.
+
+    A row is what one step led to: the image, and the step's action, reward and done. `back` tells how many rows before
+    it the previous image of its game lies; it is 0 for the first image of a game, to which no step led. Rows are
+    numbered from 0 on; row i lies at index i % capacity.
+    """
+
+    def __init__(self, capacity, num_envs):
+        self.arrays = {
+            "image": np.zeros((capacity, 84, 84), np.uint8),
+            "action": np.zeros(capacity, np.int64),
+            "reward": np.zeros(capacity, np.float32),
+            "done": np.zeros(capacity, np.float32),
+            "back": np.zeros(capacity, np.int32),
+        }
+        self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
+        self.state = {"age": np.zeros(num_envs, np.int64)}  # rows since each game's newest one, itself included
+
+    def begin(self, games, image):
+        """Insert the first images (n, 84, 84) of new games in the environments `games` (n,)."""
+        self._insert(games, image, 0, 0, 0, 0)
+
+    def add(self, image, action, reward, done):
+        """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
+        games = np.arange(len(image))
+        self._insert(games, image, action, reward, done, self.state["age"] + games)
+
+    def _insert(self, games, *columns):
+        index = (self.inserted + np.arange(len(games))) % self.capacity
+        for array, rows in zip(self.arrays.values(), columns, strict=True):
+            array[index] = rows
+        self.inserted += len(games)
+        self.state["age"] += len(games)
+        self.state["age"][games] = len(games) - np.arange(len(games))
+
+    def history(self, row):
+        """Indices (n, 5) of the images up to and with each row's, the first one of a game repeated; and which rows (n,)
+        can be sampled: a step has led to them, and none of these images has been overwritten."""
+        rows = [row]
+        for _ in range(4):
+            rows.append(rows[-1] - self.arrays["back"][rows[-1] % self.capacity])
+        whole = (rows[1] < row) & (rows[-1] >= self.inserted - self.capacity)
+        return np.stack(rows[::-1], 1) % self.capacity, whole
+
+    def sample(self, batch_size, device):
+        """A Batch of transitions drawn uniformly with replacement."""
+        oldest = max(0, self.inserted - self.capacity)
+        row = np.random.randint(oldest, self.inserted, batch_size)
+        while not (whole := self.history(row)[1]).all():
+            row[~whole] = np.random.randint(oldest, self.inserted, np.sum(~whole))
+        image = torch.from_numpy(self.arrays["image"][self.history(row)[0]]).to(device)  # (batch_size, 5, 84, 84)
+        columns = (self.arrays[name][row % self.capacity] for name in ("action", "reward", "done"))
+        return Batch(image[:, :4], *(torch.from_numpy(column).to(device) for column in columns), image[:, 1:])
+
+
+class SumTree:
+    """The priorities of `capacity` leaves in a binary tree: each node knows the sum of its leaves' priorities, and the
+    least of them that is not 0. The root is node 1, the children of node i are 2 i and 2 i + 1."""
+
+    def __init__(self, capacity):
+        self.size = 2 ** (capacity - 1).bit_length()  # leaf i is node size + i
+        self.sum, self.least = np.zeros(2 * self.size), np.full(2 * self.size, np.inf)
+
+    def set(self, leaf, priority):
+        """Give leaves (n,) their priorities (n,)."""
+        node = leaf + self.size
+        self.sum[node] = priority
+        self.least[node] = np.where(self.sum[node] > 0, self.sum[node], np.inf)
+        for _ in range(self.size.bit_length() - 1):
+            node = node // 2
+            self.sum[node] = self.sum[2 * node] + self.sum[2 * node + 1]
+            self.least[node] = np.minimum(self.least[2 * node], self.least[2 * node + 1])
+
+    def draw(self, n):
+        """Leaves (n,) in proportion to their priorities, one from each n-th part of the sum (Schaul, B.2.1)."""
+        value = (np.arange(n) + np.random.random(n)) / n * self.sum[1]
+        node = np.ones(n, np.int64)
+        while node[0] < self.size:
+            left = self.sum[2 * node]
+            right = (value >= left) & (self.sum[2 * node + 1] > 0)  # sums are rounded: never to a side without priority
+            value, node = value - right * left, 2 * node + right
+        return node - self.size
+
+
+class PrioritizedReplay:
+    """Transitions of up to `n_step` steps in a FrameReplay, drawn in proportion to their priorities (Schaul, Alg. 1).
+
+    A transition lies where the row of its first step lies. It has a priority from the step on that makes it complete,
+    its last one or an end, until the first image of its stack is overwritten. All other rows have the priority 0.
+    """
+
+    def __init__(self, capacity, num_envs, n_step):
+        self.frames, self.tree = FrameReplay(capacity, num_envs), SumTree(capacity)
+        self.arrays, self.capacity, self.n_step = self.frames.arrays, capacity, n_step
+        self.ahead = np.zeros(capacity, np.int32)  # rows to the next one of the same game, 0 if there is none
+        self.largest = np.ones(1)  # priority so far
+        # what a checkpoint holds with the frames
+        self.frames.state.update(ahead=self.ahead, largest=self.largest, sum=self.tree.sum, least=self.tree.least)
+
+    def begin(self, games, image):
+        """See FrameReplay. All returns of the games before are complete: a time limit ends them, too."""
+        self._complete(self.frames.inserted - self.frames.state["age"][games], True)
+        self._make_room(len(games))
+        self.frames.begin(games, image)
+
+    def add(self, image, action, reward, done):
+        """See FrameReplay."""
+        self._make_room(len(image))
+        self.frames.add(image, action, reward, done)
+        row = self.frames.inserted - len(image) + np.arange(len(image))
+        back = self.arrays["back"][row % self.capacity]
+        self.ahead[(row - back) % self.capacity] = back
+        self._complete(row, done)
+
+    def _make_room(self, count):
+        """Take the priorities of the rows that the next `count` rows overwrite, and of the 4 after each in its game,
+        whose stacks have its image."""
+        first = self.frames.inserted - self.capacity
+        lost = [np.arange(max(0, first), max(0, first + count))]
+        for _ in range(4):
+            lost.append(lost[-1] + self.ahead[lost[-1] % self.capacity])
+        self.tree.set(np.concatenate(lost) % self.capacity, 0)
+        self.ahead[(self.frames.inserted + np.arange(count)) % self.capacity] = 0
+
+    def _complete(self, row, ends):
+        """The newest rows (n,) of games, and which of them end all returns: what is complete now gets the largest
+        priority so far (Schaul, Alg. 1), also the returns of fewer steps that begin shortly before an end."""
+        rows, due = [row], np.broadcast_to(ends, (self.n_step, len(row))).astype(bool)
+        for _ in range(self.n_step - 1):
+            rows.append(rows[-1] - self.arrays["back"][rows[-1] % self.capacity])
+        due[-1] = True
+        row = np.stack(rows)[due]
+        new = self.frames.history(row)[1] & (self.tree.sum[self.tree.size + row % self.capacity] == 0)
+        self.tree.set(row[new] % self.capacity, self.largest)
+
+    def sample(self, batch_size, gamma, beta, device):
+        """A Batch; the discounts (batch_size,) of its next_obs; its weights (batch_size,), which correct for the
+        priorities and are at most 1, that of the transition in the buffer with the least; and its places."""
+        place = last = self.tree.draw(batch_size)
+        reward, discount = self.arrays["reward"][place], np.full(batch_size, gamma, np.float32)
+        for _ in range(self.n_step - 1):
+            ahead = self.ahead[last] * (self.arrays["done"][last] == 0)
+            last = (last + ahead) % self.capacity
+            reward += np.where(ahead > 0, discount * self.arrays["reward"][last], 0)
+            discount = np.where(ahead > 0, gamma * discount, discount)
+        stacks = np.hstack([self.frames.history(place)[0][:, :4], self.frames.history(last)[0][:, 1:]])
+        image = torch.from_numpy(self.arrays["image"][stacks]).to(device)  # (batch_size, 8, 84, 84)
+        weight = (self.tree.sum[self.tree.size + place] / self.tree.least[1]) ** -beta  # Schaul, 3.4
+        columns = (self.arrays["action"][place], reward, self.arrays["done"][last], discount, weight.astype(np.float32))
+        action, reward, done, discount, weight = (torch.from_numpy(column).to(device) for column in columns)
+        return Batch(image[:, :4], action, reward, done, image[:, 4:]), discount, weight, place
+
+    def update(self, place, priority):
+        """Give the transitions at these places (batch_size,) their priorities (batch_size,)."""
+        self.tree.set(place, priority)
+        self.largest[:] = max(self.largest[0], priority.max())
+
+
+class Scaled(nn.Module):
+    """Bytes to numbers from 0 to 1; channels last in memory, for that is faster in convolutions."""
+
+    def forward(self, x):
+        return x.to(torch.float32, memory_format=torch.channels_last) / 255
+
+
+def nature_cnn():
+    """The convolutional network of Mnih et al. 2015, (batch, 4, 84, 84) bytes -> (batch, 512)."""
+    convolutions = [nn.Conv2d(4, 32, 8, stride=4), nn.Conv2d(32, 64, 4, stride=2), nn.Conv2d(64, 64, 3)]
+    layers = [layer for convolution in convolutions for layer in (convolution, nn.ReLU())]
+    return nn.Sequential(Scaled(), *layers, nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU())
+
+
+class NoisyLinear(nn.Module):
+    """A linear layer with factorised Gaussian noise in its weights and biases (Fortunato, 3 (b) and 3.2)."""
+
+    def __init__(self, fan_in, fan_out):
+        super().__init__()
+        self.mean, self.sigma = nn.Linear(fan_in, fan_out), nn.Linear(fan_in, fan_out)  # torch draws as the paper does
+        for p in self.sigma.parameters():
+            nn.init.constant_(p, 0.5 * fan_in**-0.5)
+
+    def noise(self, n):  # -> (n, fan_in), (n, fan_out): fresh noise for n rows, the signed roots of normal numbers
+        normal = (torch.randn(n, size, device=self.mean.weight.device) for size in self.mean.weight.T.shape)
+        return [x.sign() * x.abs().sqrt() for x in normal]
+
+    def forward(self, x, noise):  # (batch, fan_in), noise of 1 row or of `batch` rows or None -> (batch, fan_out)
+        # a weight's noise is the product of its input's and its output's
+        return self.mean(x) if noise is None else self.mean(x) + noise[1] * self.sigma(noise[0] * x)
+
+
+class QNetwork(nn.Module):
+    """The distributions of the returns of all actions, from streams for the value and for the advantages."""
+
+    def __init__(self, num_actions, atoms):
+        super().__init__()
+        self.torso = nature_cnn()[:-2]  # without its linear layer: each stream has a noisy one
+        self.value = nn.ModuleList([NoisyLinear(64 * 7 * 7, 512), NoisyLinear(512, len(atoms))])
+        self.advantage = nn.ModuleList([NoisyLinear(64 * 7 * 7, 512), NoisyLinear(512, num_actions * len(atoms))])
+        self.n_atoms = len(atoms)
+        self.register_buffer("atoms", atoms)
+
+    def noise(self, n):
+        """Fresh noise of all layers, for n rows or, with n = 1, the same for all rows of a batch."""
+        return [layer.noise(n) for layer in (*self.value, *self.advantage)]
+
+    def logits(self, obs, noise=None):  # (batch, 4, 84, 84) -> (batch, num_actions, n_atoms)
+        v1, v2, a1, a2 = noise or [None] * 4
+        x = self.torso(obs)
+        value = self.value[1](self.value[0](x, v1).relu(), v2).unflatten(1, (1, self.n_atoms))
+        advantage = self.advantage[1](self.advantage[0](x, a1).relu(), a2).unflatten(1, (-1, self.n_atoms))
+        return value + advantage - advantage.mean(1, keepdim=True)
+
+    def forward(self, obs, noise=None):  # (batch, 4, 84, 84) -> (batch, num_actions): the means
+        return self.logits(obs, noise).softmax(2) @ self.atoms
+
+    @torch.no_grad()
+    def act(self, obs, noise=None):  # NumPy (batch, 4, 84, 84) -> NumPy (batch,): the greedy actions
+        return self(torch.as_tensor(obs, device=self.atoms.device), noise).argmax(1).cpu().numpy()
+
+
+def project(p, value, atoms):
+    """The distribution on the atoms (n_atoms,) that stands for probabilities p of values, both (batch, n_atoms): each
+    value, clipped to their range, gives its probability to the two atoms next to it, more to the closer one (Eq. 7)."""
+    last = len(atoms) - 1
+    b = ((value - atoms[0]) / (atoms[last] - atoms[0]) * last).clamp(0, last)  # position among the atoms
+    lower = b.long()
+    to_upper = p * (b - lower)  # nothing where the value is an atom: the lower one gets all
+    target = torch.zeros(len(p), last + 2, device=p.device)  # with a column after the last atom, which gets nothing
+    target.scatter_add_(1, lower, p - to_upper).scatter_add_(1, lower + 1, to_upper)
+    return target[:, :-1]
+
+
+def rainbow_loss(q_network, target_network, batch, discount, weight, noise):
+    """Weighted cross entropy with the target of double Q-learning; the metrics, and the divergences (batch_size,) from
+    the target, which are the priorities. `noise`: of the values, the choice and the target (Fortunato, 3.1)."""
+    atoms, row = q_network.atoms, torch.arange(len(batch.action), device=batch.action.device)
+    with torch.no_grad():
+        next_action = q_network(batch.next_obs, noise[1]).argmax(1)  # chosen by one network, judged by the other
+        next_p = target_network.logits(batch.next_obs, noise[2])[row, next_action].softmax(1)  # (batch_size, n_atoms)
+        target = project(next_p, batch.reward[:, None] + (discount * (1 - batch.done))[:, None] * atoms, atoms)
+    logprob = q_network.logits(batch.obs, noise[0])[row, batch.action].log_softmax(1)
+    assert logprob.shape == target.shape == (len(weight), len(atoms)) and weight.shape == discount.shape
+    cross_entropy = -(target * logprob).sum(1)
+    loss = (weight * cross_entropy).mean()
+    divergence = cross_entropy + torch.xlogy(target, target).sum(1)  # Kullback-Leibler
+    return loss, {"losses/td_loss": loss, "losses/q_values": (logprob.exp() @ atoms).mean(), "divergence": divergence}
+
+
+def soft_update(target, online, tau):
+    """Move the parameters of `target` by the share `tau` towards those of `online`."""
+    with torch.no_grad():
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
+
+
+if __name__ == "__main__":
+    # ---- setup
+    args = parse(Args)
+    run = Run(args)  # seeds Python, NumPy and torch
+    num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
+    batch_steps = args.num_envs * num_steps
+    num_iterations = args.total_timesteps // batch_steps
+    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
+    run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
+    run.require(
+        args.target_network_frequency >= batch_steps,
+        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
+    )
+    least = 2 * (args.n_step + 5) * args.num_envs  # rows with a whole transition of every environment
+    run.require(
+        min(args.buffer_size, args.learning_starts) >= least,
+        f"--buffer-size and --learning-starts must be at least {least} with --n-step {args.n_step}",
+    )
+    run.require(
+        "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
+        f"{args.env_id} is no Atari game; c51.py takes vector observations",
+    )
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="image", action="discrete")
+    num_actions = int(envs.single_action_space.n)
+
+    atoms = torch.linspace(args.v_min, args.v_max, args.n_atoms)
+    q_network = QNetwork(num_actions, atoms).to(run.device)
+    target_network = copy.deepcopy(q_network)
+    optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate, eps=1.5e-4)
+    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
+    gradient_step = run.gradient_step(rainbow_loss, q_network, optimizer)
+    replay, lives = PrioritizedReplay(args.buffer_size, args.num_envs, args.n_step), np.zeros(args.num_envs, np.int64)
+    parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
+    start = run.resume(**parts, replay=replay.frames, envs=envs, lives=lives)  # what a checkpoint holds
+
+    # ---- storage of one iteration
+    shape = (num_steps, args.num_envs)
+    action, reward, over = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape, bool)
+
+    obs = run.reset(envs)  # (num_envs, 4, 84, 84)
+    if replay.frames.inserted == 0:
+        replay.begin(np.arange(args.num_envs), obs[:, -1])
+    for iteration in run.loop(start, num_iterations):
+        global_step = (iteration + 1) * batch_steps  # at the end of this iteration
+
+        # ---- 1. act: greedily, with fresh noise at each step, of its own for each environment
+        for step in range(num_steps):
+            action[step] = q_network.act(obs, q_network.noise(args.num_envs))
+            obs, reward[step], terminated, truncated, infos = envs.step(action[step])
+            over[step] = terminated | truncated
+
+            # ---- 2. store: a lost life ends the return, but not the game; a time limit ends the game, but not the task
+            done = terminated | (infos["lives"] < lives)
+            lives[:] = infos["lives"]
+            image = obs[:, -1].copy()
+            for i in np.flatnonzero(over[step]):  # obs is the next game's
+                image[i] = infos["final_obs"][i][-1]
+            replay.add(image, action[step], np.sign(reward[step]), done)
+            replay.begin(np.flatnonzero(over[step]), obs[over[step], -1])
+        run.episodes(global_step, reward, over)
+
+        # ---- 3. learn: a gradient step for every train_frequency environment steps after learning_starts
+        begin = max(global_step - batch_steps, args.learning_starts)
+        updates = range(begin // args.train_frequency, global_step // args.train_frequency)
+        beta = 1 - (1 - args.prioritized_replay_beta) * (1 - (iteration + 1) / num_iterations)
+        for _ in updates if replay.frames.inserted >= args.learning_starts else ():
+            batch, discount, weight, place = replay.sample(args.batch_size, args.gamma, beta, run.device)
+            metrics = gradient_step(target_network, batch, discount, weight, [q_network.noise(1) for _ in range(3)])
+            divergence = metrics.pop("divergence").double().clamp(min=0).cpu().numpy() + 1e-6
+            replay.update(place, divergence**args.prioritized_replay_alpha)
+            run.learned(metrics)
+        if global_step % args.target_network_frequency < batch_steps:
+            soft_update(target_network, q_network, args.tau)
+
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
+        run.log(global_step, {"charts/beta": beta})
+        run.evaluate(global_step, q_network.act, make_env)
+        run.save(global_step)
+
+    envs.close()
+    run.close(q_network.act, make_env)
