@@ -392,7 +392,7 @@ def test_the_smallest_sizes_work(train):
 
 
 def test_frames_are_stored_as_by_its_parents():
-    """The very same class, with its own uniform sampling."""
+    """The same class, with its own uniform sampling."""
     *_, (replay, naive) = histories(10, RAINBOW["FrameReplay"])
     *_, (same, _) = histories(10, DQN["FrameReplay"])
     assert all(np.array_equal(replay.arrays[key], same.arrays[key]) for key in same.arrays) and naive.kept()
