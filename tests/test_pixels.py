@@ -7,10 +7,13 @@ from pixel_probe import use_fake_envpool
 PPO = "--num-envs 8 --num-steps 32 --learning-rate 0.001 --no-anneal-lr --gamma 0.9 --eval-every 0 --save-every 0"
 DQN = "--num-envs 1 --learning-starts 500 --buffer-size 20000 --train-frequency 4 --learning-rate 0.0005 --gamma 0.9 "
 DQN += "--target-network-frequency 200 --exploration-fraction 0.3 --end-e 0.05 --eval-every 0 --save-every 0"
+SAC = "--num-envs 1 --learning-starts 1000 --buffer-size 20000 --batch-size 32 --policy-lr 0.0005 --q-lr 0.0005 "
+SAC += "--gamma 0.9 --target-network-frequency 30 --no-autotune --alpha 0.05 --eval-every 0 --save-every 0"
 LEARNS = {  # script -> flags with which it learns Catch in minutes; environment steps
     "ppo_atari": (PPO, 30_000),
     "ppo_atari_envpool": (PPO, 15_000),
     "dqn_atari": (DQN, 20_000),
+    "sac_atari": (SAC, 15_000),
 }
 
 
