@@ -26,7 +26,8 @@ CASES = {
     "--env-id Pusher-v4": "Pusher-v4 can no longer be made; take Pusher-v5",
     "--env-id Pendulum-v1": "Pendulum-v1 has continuous actions, but ppo.py takes discrete actions; "
     "use ppo_continuous_action.py",
-    "--env-id probes:Pixels-v0": "probes:Pixels-v0 has image observations, but ppo.py takes vector observations",
+    "--env-id probes:Pixels-v0": "probes:Pixels-v0 has image observations, but ppo.py takes vector observations; "
+    "use ppo_atari.py",
     "--env-id probes:Entries-v0": "probes:Entries-v0 has dict observations, but ppo.py takes vector observations",
     "--total-timesteps 511": "--total-timesteps 511 is less than one batch of 512 steps",
     "--num-minibatches 3": "--num-minibatches 3 must divide the batch of 512 steps",

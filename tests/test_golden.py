@@ -45,6 +45,8 @@ FLAGS = {
     "pqn": "--env-id CartPole-v1 --total-timesteps 1536",
     "pqn_atari_envpool": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
     "pqn_atari_envpool_lstm": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
+    "sac_atari": "--env-id pixel_probe:Catch-v0 --total-timesteps 200 --learning-starts 180 --batch-size 4 "
+    "--buffer-size 150",
     "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "ppo_continuous_action_jax": "--num-steps 256 --total-timesteps 768",
     "ddpg_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",

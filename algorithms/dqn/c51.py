@@ -10,7 +10,7 @@ Run       solo train c51 --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from dqn.py: the network gives a distribution over n_atoms returns between v_min and v_max for each action;
           cross entropy with the projected target distribution; larger epsilon of Adam
-Not for   image observations; continuous actions: ddpg_continuous_action.py
+Not for   image observations: c51_atari.py; continuous actions: ddpg_continuous_action.py
 Details   algorithms/dqn/README.md
 """
 

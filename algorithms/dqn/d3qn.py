@@ -10,7 +10,7 @@ Paper     Wang et al. 2016, https://arxiv.org/abs/1511.06581 ("Eq. n" below); ta
 Run       solo train d3qn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from dueling_dqn.py, double_dqn.py: both
-Not for   image observations; continuous actions: ddpg_continuous_action.py
+Not for   image observations: dqn_atari.py; continuous actions: ddpg_continuous_action.py
 Details   algorithms/dqn/README.md
 """
 

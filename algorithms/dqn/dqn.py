@@ -8,7 +8,7 @@ Paper     Mnih et al. 2015, https://www.nature.com/articles/nature14236 ("Alg. 1
 Run       solo train dqn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   root of its family
-Not for   image observations; continuous actions: ddpg_continuous_action.py
+Not for   image observations: dqn_atari.py; continuous actions: ddpg_continuous_action.py
 Details   algorithms/dqn/README.md
 """
 

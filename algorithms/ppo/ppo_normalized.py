@@ -8,7 +8,7 @@ Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below)
 Run       solo train ppo_normalized --env-id MountainCar-v0
 Spaces    vector -> discrete
 Differs   from ppo.py: observations and rewards are normalised by the statistics of all that was seen before
-Not for   continuous actions: ppo_continuous_action.py; image observations
+Not for   continuous actions: ppo_continuous_action.py; image observations: ppo_atari.py
 Details   algorithms/ppo/README.md
 """
 

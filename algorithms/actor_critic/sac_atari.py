@@ -1,0 +1,356 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["solorl[atari]>=0.1", "ale-py>=0.11", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# ///
+"""Soft actor-critic (SAC) on Atari: discrete actions, images.
+
+Paper     Christodoulou 2019, https://arxiv.org/abs/1910.07207 ("Eq. n" below); alpha_loss: Eq. 18 of
+          Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905
+Run       solo train sac_atari --env-id ALE/Pong-v5
+Spaces    image -> discrete
+Differs   from sac_discrete.py: convolutional networks; targets are copies, made seldom; from dqn_atari.py of the family
+          dqn come the wrappers of Atari games, the replay buffer that stores each image once, clipped rewards, and that
+          a lost life ends the return, but not the game
+Not for   vector observations: sac_discrete.py; continuous actions: sac_continuous_action.py
+Details   algorithms/actor_critic/README.md
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import ale_py
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, ResizeObservation, TimeLimit
+
+from solorl import Run, RunArgs, parse
+
+gym.register_envs(ale_py)
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
+    total_timesteps: int = 5_000_000  # environment steps of 4 frames, summed over environments
+    num_envs: int = 1  # environments stepped in parallel
+    learning_starts: int = 20_000  # environment steps of random actions before the first gradient step; 0: none
+    buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each
+    batch_size: int = 64  # transitions per gradient step
+    utd_ratio: float = 0.25  # gradient steps of the critics per environment step (update-to-data ratio)
+    policy_lr: float = 3e-4  # learning rate of the actor
+    q_lr: float = 3e-4  # learning rate of the critics and of the temperature (the paper: 3e-4)
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    tau: float = 1.0  # share of the critics that their targets take over at each move (1: a copy), from 0 to 1
+    policy_frequency: int = 1  # every n gradient steps of the critics, the actor takes n (the paper: 1)
+    target_network_frequency: int = 2_000  # gradient steps of the critics per move of their targets
+    alpha: float = 0.2  # temperature, the weight of the entropy, with --no-autotune
+    autotune: bool = True  # learn the temperature: the entropy approaches the target entropy
+    target_entropy_scale: float = 0.89  # target entropy, in entropies of the uniform policy
+    eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
+
+
+class Batch(NamedTuple):
+    """Transitions."""
+
+    obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
+    action: torch.Tensor  # (batch_size,)
+    reward: torch.Tensor  # (batch_size,)
+    done: torch.Tensor  # (batch_size,), 0 at a time limit: that is not the end of the task
+    next_obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
+
+
+class RandomNoops(gym.Wrapper):
+    """Begins each game with 1 to 30 frames of doing nothing, so that games differ."""
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        for _ in range(self.unwrapped.np_random.integers(1, 31)):
+            obs, _, _, _, info = self.env.step(0)
+        return obs, info
+
+
+class PressFire(gym.Wrapper):
+    """Presses FIRE at the start of a game and after a lost life, where the game waits for it."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.fire, self.lives, self.life_lost = env.unwrapped.get_action_meanings()[1] == "FIRE", 0, False
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        if self.fire:
+            obs, _, _, _, info = self.env.step(1)
+        self.lives, self.life_lost = info["lives"], False
+        return obs, info
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(1 if self.fire and self.life_lost else action)
+        self.life_lost, self.lives = info["lives"] < self.lives, info["lives"]
+        return obs, reward, terminated, truncated, info
+
+
+def make_env(env_id, **kwargs):
+    """One whole game, for training and for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
+    env = gym.make(env_id, obs_type="grayscale", frameskip=1, max_num_frames_per_episode=0, **kwargs)
+    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # the larger of the last two images: objects flicker
+    env = ResizeObservation(PressFire(env), (84, 84))
+    return TimeLimit(FrameStackObservation(env, 4), 27_000)
+
+
+class FrameReplay:
+    """The last `capacity` images, in host memory. Each is stored once; stacks are put together when they are sampled.
+
+    A row is what one step led to: the image, and the step's action, reward and done. `back` tells how many rows before
+    it the previous image of its game lies; it is 0 for the first image of a game, to which no step led. Rows are
+    numbered from 0 on; row i lies at index i % capacity.
+    """
+
+    def __init__(self, capacity, num_envs):
+        self.arrays = {
+            "image": np.zeros((capacity, 84, 84), np.uint8),
+            "action": np.zeros(capacity, np.int64),
+            "reward": np.zeros(capacity, np.float32),
+            "done": np.zeros(capacity, np.float32),
+            "back": np.zeros(capacity, np.int32),
+        }
+        self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
+        self.state = {"age": np.zeros(num_envs, np.int64)}  # rows since each game's newest one, itself included
+
+    def begin(self, games, image):
+        """Insert the first images (n, 84, 84) of new games in the environments `games` (n,)."""
+        self._insert(games, image, 0, 0, 0, 0)
+
+    def add(self, image, action, reward, done):
+        """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
+        games = np.arange(len(image))
+        self._insert(games, image, action, reward, done, self.state["age"] + games)
+
+    def _insert(self, games, *columns):
+        index = (self.inserted + np.arange(len(games))) % self.capacity
+        for array, rows in zip(self.arrays.values(), columns, strict=True):
+            array[index] = rows
+        self.inserted += len(games)
+        self.state["age"] += len(games)
+        self.state["age"][games] = len(games) - np.arange(len(games))
+
+    def history(self, row):
+        """Indices (n, 5) of the images up to and with each row's, the first one of a game repeated; and which rows (n,)
+        can be sampled: a step has led to them, and none of these images has been overwritten."""
+        rows = [row]
+        for _ in range(4):
+            rows.append(rows[-1] - self.arrays["back"][rows[-1] % self.capacity])
+        whole = (rows[1] < row) & (rows[-1] >= self.inserted - self.capacity)
+        return np.stack(rows[::-1], 1) % self.capacity, whole
+
+    def sample(self, batch_size, device):
+        """A Batch of transitions drawn uniformly with replacement."""
+        oldest = max(0, self.inserted - self.capacity)
+        row = np.random.randint(oldest, self.inserted, batch_size)
+        while not (whole := self.history(row)[1]).all():
+            row[~whole] = np.random.randint(oldest, self.inserted, np.sum(~whole))
+        image = torch.from_numpy(self.arrays["image"][self.history(row)[0]]).to(device)  # (batch_size, 5, 84, 84)
+        columns = (self.arrays[name][row % self.capacity] for name in ("action", "reward", "done"))
+        return Batch(image[:, :4], *(torch.from_numpy(column).to(device) for column in columns), image[:, 1:])
+
+
+class Scaled(nn.Module):
+    """Bytes to numbers from 0 to 1; channels last in memory, for that is faster in convolutions."""
+
+    def forward(self, x):
+        return x.to(torch.float32, memory_format=torch.channels_last) / 255
+
+
+def nature_cnn():
+    """The convolutional network of Mnih et al. 2015, (batch, 4, 84, 84) bytes -> (batch, 512)."""
+    convolutions = [nn.Conv2d(4, 32, 8, stride=4), nn.Conv2d(32, 64, 4, stride=2), nn.Conv2d(64, 64, 3)]
+    layers = [layer for convolution in convolutions for layer in (convolution, nn.ReLU())]
+    return nn.Sequential(Scaled(), *layers, nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU())
+
+
+def nature_net(num_outputs):
+    """`nature_cnn` and a linear layer, (batch, 4, 84, 84) bytes -> (batch, num_outputs), with He et al.'s weights."""
+    net = nn.Sequential(*nature_cnn(), nn.Linear(512, num_outputs))
+    for layer in net:
+        if hasattr(layer, "weight"):
+            nn.init.kaiming_normal_(layer.weight)
+            nn.init.zeros_(layer.bias)
+    return net
+
+
+class Actor(nn.Module):
+    """A categorical policy."""
+
+    def __init__(self, num_actions):
+        super().__init__()
+        self.net = nature_net(num_actions)
+
+    def forward(self, obs):  # (batch, 4, 84, 84) -> (batch, num_actions): the log-probabilities of all actions
+        return self.net(obs).log_softmax(1)
+
+    @torch.no_grad()
+    def act(self, obs, noise=0.0):  # NumPy (batch, 4, 84, 84) -> NumPy (batch,)
+        """The most likely actions; with Gumbel noise (batch, num_actions), samples of the policy."""
+        obs = torch.as_tensor(obs, device=self.net[-1].weight.device)
+        noise = torch.as_tensor(noise, dtype=torch.float32, device=obs.device)
+        return (self(obs) + noise).argmax(1).cpu().numpy()
+
+
+class Critic(nn.Module):
+    """Two estimates of the values of all actions."""
+
+    def __init__(self, num_actions):
+        super().__init__()
+        self.q1, self.q2 = (nature_net(num_actions) for _ in range(2))
+
+    def forward(self, obs):  # (batch, 4, 84, 84) -> (batch, num_actions), (batch, num_actions)
+        return self.q1(obs), self.q2(obs)
+
+
+class Temperature(nn.Module):
+    """alpha, the weight of the entropy."""
+
+    def __init__(self, alpha):
+        super().__init__()
+        self.log_alpha = nn.Parameter(torch.tensor(max(alpha, 1e-30)).log())  # 0 has no logarithm
+
+    def forward(self):
+        return self.log_alpha.exp()
+
+
+def discrete_critic_loss(critic, target_critic, actor, alpha, batch, gamma):
+    """The mean squared errors of both critics, added, and the metrics."""
+    with torch.no_grad():
+        next_logprob = actor(batch.next_obs)
+        next_q = torch.min(*target_critic(batch.next_obs)) - alpha * next_logprob
+        next_value = (next_logprob.exp() * next_q).sum(1)  # Eq. 10
+        target = batch.reward + gamma * (1 - batch.done) * next_value
+    q1, q2 = (q.gather(1, batch.action[:, None]).squeeze(1) for q in critic(batch.obs))
+    assert q1.shape == q2.shape == target.shape == batch.reward.shape
+    loss1, loss2 = F.mse_loss(q1, target), F.mse_loss(q2, target)
+    metrics = {
+        "losses/qf1_values": q1.mean(),
+        "losses/qf2_values": q2.mean(),
+        "losses/qf1_loss": loss1,
+        "losses/qf2_loss": loss2,
+        "losses/qf_loss": (loss1 + loss2) / 2,
+    }
+    return loss1 + loss2, metrics
+
+
+def discrete_actor_loss(actor, critic, alpha, batch):
+    """Eq. 12, and the metrics with the entropy of the policy."""
+    logprob = actor(batch.obs)
+    with torch.no_grad():
+        q = torch.min(*critic(batch.obs))
+    assert logprob.shape == q.shape
+    loss = (logprob.exp() * (alpha * logprob - q)).sum(1).mean()
+    return loss, {"losses/actor_loss": loss, "losses/entropy": -(logprob.exp() * logprob).sum(1).mean()}
+
+
+def alpha_loss(temperature, entropy, target_entropy):
+    """Eq. 18, and the metrics."""
+    loss = temperature() * (entropy - target_entropy)
+    return loss, {"losses/alpha_loss": loss}
+
+
+def soft_update(target, online, tau):
+    """Move the parameters of `target` by the share `tau` towards those of `online`."""
+    with torch.no_grad():
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
+
+
+if __name__ == "__main__":
+    # ---- setup
+    args = parse(Args)
+    run = Run(args)  # seeds Python, NumPy and torch
+    num_iterations = args.total_timesteps // args.num_envs
+    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
+    most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
+    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
+    run.require(
+        args.buffer_size >= 10 * args.num_envs,
+        f"--buffer-size must be at least {10 * args.num_envs}, the images of a transition in every environment",
+    )
+    run.require(
+        "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
+        f"{args.env_id} is no Atari game; sac_discrete.py takes vector observations",
+    )
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="image", action="discrete")
+    num_actions = int(envs.single_action_space.n)
+    target_entropy = args.target_entropy_scale * math.log(num_actions)
+
+    actor, critic = Actor(num_actions).to(run.device), Critic(num_actions).to(run.device)
+    target_critic = copy.deepcopy(critic)
+    temperature = Temperature(1.0 if args.autotune else args.alpha).to(run.device)
+    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr, eps=1e-4)
+    critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr, eps=1e-4)
+    alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr, eps=1e-4)
+    critic_step = run.gradient_step(discrete_critic_loss, critic, critic_optimizer)
+    actor_step = run.gradient_step(discrete_actor_loss, actor, actor_optimizer)
+    alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
+    replay, lives = FrameReplay(args.buffer_size, args.num_envs), np.zeros(args.num_envs, np.int64)
+    parts = {"actor": actor, "critic": critic, "target_critic": target_critic, "temperature": temperature}
+    parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
+    parts |= {"alpha_optimizer": alpha_optimizer}
+    start = run.resume(**parts, replay=replay, envs=envs, lives=lives)  # what a checkpoint holds
+
+    obs = run.reset(envs)  # (num_envs, 4, 84, 84)
+    if replay.inserted == 0:
+        replay.begin(np.arange(args.num_envs), obs[:, -1])
+    for iteration in run.loop(start, num_iterations):
+        global_step = (iteration + 1) * args.num_envs  # at the end of this iteration
+
+        # ---- 1. act: one step in every environment
+        if global_step <= args.learning_starts:
+            action = envs.action_space.sample()
+        else:
+            action = actor.act(obs, np.random.gumbel(size=(args.num_envs, num_actions)))
+        obs, reward, terminated, truncated, infos = envs.step(action)
+        over = terminated | truncated
+        run.episodes(global_step, reward, over)
+
+        # ---- 2. store: a lost life ends the return, but not the game; a time limit ends the game, but not the task
+        done = terminated | (infos["lives"] < lives)
+        lives[:] = infos["lives"]
+        image = obs[:, -1].copy()
+        for i in np.flatnonzero(over):  # obs is the next game's
+            image[i] = infos["final_obs"][i][-1]
+        replay.add(image, action, np.sign(reward), done)
+        replay.begin(np.flatnonzero(over), obs[over, -1])
+
+        # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
+        steps = (global_step - args.num_envs - args.learning_starts, global_step - args.learning_starts)
+        updates = range(*(int(args.utd_ratio * max(0, step)) for step in steps))
+        for update in updates if replay.inserted >= max(args.batch_size, args.learning_starts) else ():
+            # "update the Q-function parameters" (Algorithm 1)
+            batch, alpha = replay.sample(args.batch_size, run.device), temperature().detach()
+            metrics = critic_step(target_critic, actor, alpha, batch, args.gamma)
+            run.learned(metrics)
+
+            # "update policy weights", "adjust temperature"; as many steps as the critics took since the last ones
+            for _ in range(args.policy_frequency if update % args.policy_frequency == 0 else 0):
+                metrics = actor_step(critic, temperature().detach(), batch)
+                run.learned(metrics)
+                if args.autotune:
+                    metrics = alpha_step(metrics["losses/entropy"], target_entropy)
+                    run.learned(metrics)
+
+            # "update target network weights"
+            if update % args.target_network_frequency == 0:
+                soft_update(target_critic, critic, args.tau)
+
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
+        run.log(global_step, {"losses/alpha": temperature().detach()})
+        run.evaluate(global_step, actor.act, make_env)
+        run.save(global_step)
+
+    envs.close()
+    run.close(actor.act, make_env)

@@ -1,0 +1,41 @@
+"""The files for images refuse vectors, and the files for vectors images: one sentence that names the file to use."""
+
+import pytest
+
+from solorl.catalog import header
+
+FILES = {each.name: each for each in header.scripts() if each.framework == "torch"}
+PIXELS = [name for name, each in FILES.items() if each.spaces.startswith("image ->")]
+VECTORS = [name for name, each in FILES.items() if each.spaces == "vector -> discrete"]
+
+
+def refused(train, tmp_path, name, env_id):
+    """The sentence with which a file refuses an environment; nothing has been written."""
+    train(name, "--env-id", env_id, code=2)
+    assert train.out.startswith("error: ") and train.out.count("\n") == 1 and not (tmp_path / "runs").exists()
+    return train.out
+
+
+def test_there_are_both_kinds():
+    assert {"ppo_atari", "ppo_atari_envpool", "dqn_atari", "sac_atari"} <= set(PIXELS)
+    assert {"ppo", "dqn", "sac_discrete"} <= set(VECTORS)
+
+
+@pytest.mark.parametrize("name", PIXELS)
+def test_pixel_files_refuse_vectors(name, train, tmp_path):
+    """They name a file of their family that takes vectors and discrete actions."""
+    if "envpool" in name:
+        pytest.importorskip("envpool")
+    sentence, use = refused(train, tmp_path, name, "CartPole-v1"), FILES[name].not_for["vector observations"]
+    assert "CartPole-v1" in sentence and f" {use}" in sentence
+    other = FILES[use.removesuffix(".py")]
+    assert other.spaces == "vector -> discrete" and other.family == FILES[name].family
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vector_files_refuse_images(name, train, tmp_path):
+    """They name a file of their family that takes images."""
+    sentence, use = refused(train, tmp_path, name, "ALE/Pong-v5"), FILES[name].not_for["image observations"]
+    assert sentence.endswith(f"has image observations, but {name}.py takes vector observations; use {use}\n")
+    other = FILES[use.removesuffix(".py")]
+    assert other.spaces.startswith("image -> discrete") and other.family == FILES[name].family
