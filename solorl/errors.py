@@ -52,8 +52,8 @@ def fitting(what: str) -> Iterator[None]:
 
 # Module that a script or an environment may import -> our extra that brings it.
 BRINGS = {
-    **{name: name for name in ("jax", "envpool", "gymnax", "brax", "mujoco", "wandb")},
-    **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune"},
+    **{name: name for name in ("jax", "envpool", "gymnax", "brax", "mujoco", "wandb", "pettingzoo")},
+    **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune", "mpe2": "pettingzoo"},
 }
 
 

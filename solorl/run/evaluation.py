@@ -15,10 +15,13 @@ import numpy as np
 
 from solorl.files import write_atomically
 from solorl.run.checkpoint import random_states, set_random_states
+from solorl.run.returns import of_game, teams_of
 
 # A NumPy batch of observations (n, *obs_shape) -> a NumPy batch of actions (n, ...). A policy with memory is a function
 # `act(obs, state, first) -> actions, state`: `state` is None before the first step, `first` (n,) says where an episode
-# begins with this observation.
+# begins with this observation. With several agents observations are (n, num_agents, *obs_shape) and actions
+# (n, num_agents, ...); a policy with a parameter `action_mask` gets (n, num_agents, num_actions), or None where the
+# games give none.
 Policy = Callable[..., Any]
 DRAWN = ("global_step", "charts/episodic_return", "eval/episodic_return", "eval/episodic_return_std")
 MAX_STEPS = 100_000  # an episode without a time limit is cut here
@@ -34,16 +37,21 @@ def undisturbed():
         set_random_states(states)
 
 
-def stepwise(policy: Policy, num_envs: int) -> Callable[[Any], np.ndarray]:
-    """The policy as a function of the observations alone, for `num_envs` episodes that all begin with the first call;
-    what a policy with memory remembers is kept here."""
-    if "state" not in inspect.signature(policy).parameters:
-        return lambda obs: np.asarray(policy(obs))
+def stepwise(policy: Policy, num_envs: int) -> Callable[[Any, Sequence[dict[str, Any]]], np.ndarray]:
+    """The policy as a function of the observations and the infos that came with them, for `num_envs` episodes that all
+    begin with the first call; what a policy with memory remembers is kept here."""
+    known = inspect.signature(policy).parameters
     state, first = None, np.ones(num_envs, bool)
 
-    def act(obs: Any) -> np.ndarray:
+    def act(obs: Any, infos: Sequence[dict[str, Any]]) -> np.ndarray:
         nonlocal state, first
-        action, state = policy(obs, state, first)
+        given: dict[str, Any] = {}
+        if "action_mask" in known:
+            masks = [info["action_mask"] for info in infos if "action_mask" in info]
+            given["action_mask"] = np.stack(masks) if masks else None
+        if "state" not in known:
+            return np.asarray(policy(obs, **given))
+        action, state = policy(obs, state, first, **given)
         first = np.zeros(num_envs, bool)
         return np.asarray(action)
 
@@ -53,19 +61,28 @@ def stepwise(policy: Policy, num_envs: int) -> Callable[[Any], np.ndarray]:
 def play_episodes(envs: Sequence[gym.Env], policy: Policy, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """One episode in each environment, side by side: returns (n,) of raw rewards and lengths (n,) in agent steps.
 
-    Every environment plays exactly one episode, so that short episodes do not count twice.
+    Every environment plays exactly one episode, so that short episodes do not count twice. With several agents the
+    returns are those of the first team.
     """
-    space = envs[0].observation_space
-    obs = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
-    returns, lengths = np.zeros(len(envs)), np.zeros(len(envs), int)
+    returns, lengths = play_games(envs, policy, seeds)
+    return of_game(returns, teams_of(envs[0])), lengths
+
+
+def play_games(envs: Sequence[gym.Env], policy: Policy, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """`play_episodes` with the returns (n, num_agents) of all agents, where there are several."""
+    space, teams = envs[0].observation_space, teams_of(envs[0])
+    begun = [env.reset(seed=seed) for env, seed in zip(envs, seeds, strict=True)]
+    obs, infos = [each for each, _ in begun], [info for _, info in begun]
+    returns = np.zeros(len(envs) if teams is None else (len(envs), sum(map(len, teams.values()))))
+    lengths = np.zeros(len(envs), int)
     running, act = set(range(len(envs))), stepwise(policy, len(envs))
     batch: Any = gym.vector.utils.create_empty_array(space, len(envs))
     while running:
         batch = gym.vector.utils.concatenate(space, obs, batch)
-        actions = act(batch)
+        actions = act(batch, infos)
         for i in sorted(running):
-            obs[i], reward, terminated, truncated, _ = envs[i].step(actions[i])
-            returns[i] += float(reward)
+            obs[i], reward, terminated, truncated, infos[i] = envs[i].step(actions[i])
+            returns[i] += float(reward) if teams is None else reward
             lengths[i] += 1
             if terminated or truncated or lengths[i] == MAX_STEPS:
                 running.discard(i)
@@ -75,7 +92,7 @@ def play_episodes(envs: Sequence[gym.Env], policy: Policy, seeds: Sequence[int])
 def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     """Play one episode in an environment made with `render_mode="rgb_array"` and write it as H.264 to `path`.
 
-    Returns the episode's return. The file appears whole or not at all.
+    Returns the episode's return, with several agents that of the first team. The file appears whole or not at all.
     """
     import imageio.v2 as imageio
 
@@ -85,14 +102,15 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     temporary = path.with_name(f".{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
     total, over, steps, act = 0.0, False, 0, stepwise(policy, 1)
-    obs, _ = env.reset(seed=seed)
+    obs, info = env.reset(seed=seed)
     fps = env.metadata.get("render_fps") or 30
     with imageio.get_writer(temporary, format="FFMPEG", fps=fps, macro_block_size=2) as video:
         video.append_data(env.render())
         while not over and steps < MAX_STEPS:
-            obs, reward, terminated, truncated, _ = env.step(act(np.asarray(obs)[None])[0])
+            obs, reward, terminated, truncated, info = env.step(act(np.asarray(obs)[None], [info])[0])
             video.append_data(env.render())
-            total, over, steps = total + float(reward), terminated or truncated, steps + 1
+            total += float(of_game(np.asarray(reward), teams_of(env)))
+            over, steps = terminated or truncated, steps + 1
     temporary.replace(path)
     return total
 

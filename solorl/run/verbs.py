@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+import gymnasium as gym
 import numpy as np
 
 from solorl.errors import UsageError, fitting, needs_extra, quit_with
@@ -35,9 +36,9 @@ from solorl.files import remove_leftovers, sha256, write_atomically
 from solorl.machine import cpu_model, git_state
 from solorl.run import checkpoint as state
 from solorl.run import env_state as simulators
-from solorl.run import memory, signals
+from solorl.run import memory, returns, signals
 from solorl.run.arguments import RunArgs, script_path
-from solorl.run.evaluation import Policy, draw_learning_curve, film, play_episodes, undisturbed, watch
+from solorl.run.evaluation import Policy, draw_learning_curve, film, play_episodes, play_games, undisturbed, watch
 from solorl.run.replay import ReplayLog, is_replay
 from solorl.run.safety import check_checkpoint, check_running_episodes
 from solorl.run.trackers import MetricsFile, Safe, TensorBoard, WandB
@@ -74,6 +75,8 @@ class Run:
     """One training: its seeds, device, run folder, metrics, checkpoints, evaluations and how it ends."""
 
     play: ClassVar[Play | None] = None  # set while `solo play` or `solorl.load` runs a script
+    _teams: returns.Teams | None = None  # of the environments among the parts, if they have several agents
+    _agents: tuple[str, ...] = ()  # their names
 
     def __init__(self, args: RunArgs):
         self.args = args
@@ -98,7 +101,7 @@ class Run:
         self._best, self._last_eval = -math.inf, (-1, 0.0, 0.0)
         self._confirmations = 0
         self.restarted: list[int] = []  # environments whose episodes `resume` could not continue and started again
-        self._returns: np.ndarray | None = None  # of the running episodes, (num_envs,)
+        self._returns: np.ndarray | None = None  # of the running episodes, (num_envs,) or (num_envs, num_agents)
         self._lengths: np.ndarray | None = None
         self._rows: list[dict[str, float]] = []
         self._recent: deque[float] = deque(maxlen=100)
@@ -122,13 +125,19 @@ class Run:
         """End with one sentence and exit code 2 unless the spaces are of the kinds named.
 
         `obs` is "vector" (Box of numbers, of any shape except () and that of an image) or
-        "image" (Box of bytes with 3 dimensions); `action` is "discrete" or "continuous". The sentence names the script
+        "image" (Box of bytes with 3 dimensions); `action` is "discrete" or "continuous". Where `envs` are games of
+        several agents (`PettingZooEnvs`), those of one agent are meant. The sentence names the script
         that fits, from the line `Not for` of the running script's header.
         """
-        found = (_obs_kind(envs.single_observation_space), _action_kind(envs.single_action_space))
+        env_id = getattr(self.args, "env_id", "the environment")
+        games = isinstance(envs, gym.vector.SyncVectorEnv) and returns.teams_of(envs.envs[0])
+        if games and not returns.teams_of(envs):
+            quit_with(f"{env_id} has several agents, but {self.script.name} takes one{_not_for('several agents')}")
+        kinds = "agent" if games else "single"
+        spaces = (getattr(envs, f"{kinds}_observation_space"), getattr(envs, f"{kinds}_action_space"))
+        found = (_obs_kind(spaces[0]), _action_kind(spaces[1]))
         for what, wanted, kind in (("observations", obs, found[0]), ("actions", action, found[1])):
             if kind != wanted:
-                env_id = getattr(self.args, "env_id", "the environment")
                 use = _not_for(f"{kind} {what}")
                 quit_with(f"{env_id} has {kind} {what}, but {self.script.name} takes {wanted} {what}{use}")
 
@@ -151,6 +160,8 @@ class Run:
         for part in parts.values():
             if simulators.is_vector_env(part):
                 simulators.record(part)
+                if teams := returns.teams_of(part):
+                    self._teams, self._agents = teams, tuple(part.agents)
         if Run.play is not None:
             self._load_model()
             return 0
@@ -213,7 +224,7 @@ class Run:
             for note in notes:
                 warn(note)
         with fitting(f"the checkpoint in {self.dir}"):
-            check_running_episodes(self._tree["run"], getattr(self.args, "num_envs", None))
+            check_running_episodes(self._tree["run"], getattr(self.args, "num_envs", None), len(self._agents))
         self._resume_replays()
         start = self._resume_counters(self._tree["run"])
         for envs in filter(simulators.is_vector_env, parts.values()):
@@ -252,34 +263,24 @@ class Run:
             raise
         self.trained = True
 
-    def episodes(self, global_step: int, reward: Any, done: Any) -> None:
+    def episodes(self, global_step: int, reward: Any, done: Any, per_agent: bool = False) -> None:
         """Count episode returns and lengths from raw rewards and end flags, both (num_envs,) or (steps, num_envs).
 
         `global_step` is the number of environment steps after the last row. An episode that ends is logged as
-        `charts/episodic_return` and `charts/episodic_length` (agent steps) at the step at which it ended.
+        `charts/episodic_return` and `charts/episodic_length` (agent steps) at the step at which it ended. With several
+        agents both have a last axis of agents, and an episode ends where all are done: the return is the first team's,
+        two teams or more have `charts/episodic_return_TEAM`, and with `per_agent` each agent has its own.
         """
-        reward, done = np.atleast_2d(reward), np.atleast_2d(done)
-        steps, num_envs = reward.shape
+        reward, done = returns.rollout(reward, done, self._teams)
+        steps, num_envs = done.shape
         if self._returns is None or self._lengths is None:
-            self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
-        begin = 0
-        for t in map(int, np.flatnonzero(done.any(axis=1))) if done.any() else ():
-            self._returns += reward[begin : t + 1].sum(0, dtype=np.float64)
-            self._lengths += t + 1 - begin
-            begin = t + 1
-            for i in np.flatnonzero(done[t]):
-                step = global_step - (steps - 1 - t) * num_envs
-                self._recent.append(float(self._returns[i]))
-                self._add_row(
-                    step,
-                    {
-                        "charts/episodic_return": float(self._returns[i]),
-                        "charts/episodic_length": float(self._lengths[i]),
-                    },
-                )
-                self._returns[i], self._lengths[i] = 0.0, 0
-        self._returns += reward[begin:].sum(0, dtype=np.float64)
-        self._lengths += steps - begin
+            self._returns, self._lengths = np.zeros(reward.shape[1:]), np.zeros(num_envs, np.int64)
+        agents = self._agents if per_agent else ()
+        for t, total, length in returns.ended(self._returns, self._lengths, reward, done):
+            values = returns.named("charts/episodic_return", total, self._teams, agents)
+            row = {name: float(value) for name, value in values.items()} | {"charts/episodic_length": float(length)}
+            self._recent.append(row["charts/episodic_return"])
+            self._add_row(global_step - (steps - 1 - t) * num_envs, row)
 
     def learned(self, metrics: Mapping[str, Any]) -> None:
         """Count the metrics of one gradient step (numbers or 0-dimensional tensors) into the means that the next row
@@ -313,8 +314,8 @@ class Run:
         values["charts/SPS"] = round((global_step - self._rate[0]) / seconds)
         self._rate, self._plumbing = (global_step, now), 0.0
         summary = dict(values)
-        for name in ("charts/episodic_return", "charts/episodic_length"):
-            if self._rows:
+        for name in self._rows[0] if self._rows else ():
+            if name.startswith("charts/episodic_"):
                 summary[name] = float(np.mean([row[name] for row in self._rows]))
         self._add_row(global_step, values)
         self._flush()
@@ -647,21 +648,24 @@ class Run:
         self._flush()
         self._check_finite()
         with undisturbed():
-            returns, lengths = self._play_seeds(EVALUATE, 0, policy, make_env)
-            mean, std = float(returns.mean()), float(returns.std())
+            totals, lengths = self._play_seeds(EVALUATE, 0, policy, make_env)
+            scores = returns.named("eval/episodic_return", totals, returns.teams_of(self._eval_envs[0]))
+            score = scores.pop("eval/episodic_return")
+            mean, std = float(score.mean()), float(score.std())
             if not math.isfinite(mean):
                 self._diverged("eval/episodic_return", mean)
             row = {
                 "eval/episodic_return": mean,
                 "eval/episodic_return_std": std,
                 "eval/episodic_length": float(lengths.mean()),
+                **{name: float(value.mean()) for name, value in scores.items()},
             }
             self._add_row(step, row)
             self._flush()
             for tracker in self._trackers:
                 tracker.write(step, row)
             self._last_eval = (step, mean, std)
-            line = f"step {step:>10,}  evaluation {mean:.1f} ± {std:.1f} over {len(returns)} episodes"
+            line = f"step {step:>10,}  evaluation {mean:.1f} ± {std:.1f} over {len(score)} episodes"
             self._say(paint(line, "cyan"))
             if mean > self._best:
                 self._best = mean
@@ -677,7 +681,7 @@ class Run:
         if not self._eval_envs:
             self._eval_envs = [make_env(self.args.env_id) for _ in range(count)]  # type: ignore[attr-defined]
         seeds = [env_seed(self.args.seed, stream, first + i) for i in range(count)]
-        return play_episodes(self._eval_envs, policy, seeds)
+        return play_games(self._eval_envs, policy, seeds)
 
     def _confirm(self, mean: float, policy: Policy, make_env: Callable[..., Any]) -> None:
         """End the run if the target is reached also on seeds never used before."""
@@ -686,7 +690,8 @@ class Run:
             return
         first = self._confirmations * self.args.eval_episodes
         self._confirmations += 1
-        again = float(self._play_seeds(CONFIRM, first, policy, make_env)[0].mean())
+        totals, _ = self._play_seeds(CONFIRM, first, policy, make_env)
+        again = float(returns.of_game(totals, returns.teams_of(self._eval_envs[0])).mean())
         line = f"target {target:g} reached; on fresh seeds {again:.1f}: {'done' if again >= target else 'going on'}"
         self._say(paint(line, "green" if again >= target else "cyan"))
         if again >= target:
@@ -824,12 +829,12 @@ class Run:
         with undisturbed():
             if play.render:
                 env = make_env(env_id, render_mode="human")
-                returns = np.array(watch(env, policy, seeds))
+                scores = np.array(watch(env, policy, seeds))
                 env.close()
             else:
-                returns, _ = play_episodes([make_env(env_id) for _ in seeds], policy, seeds)
-            print(f"{env_id}: {returns.mean():.1f} ± {returns.std():.1f} over {len(seeds)} greedy episodes, "
-                  f"from {returns.min():.1f} to {returns.max():.1f}")  # fmt: skip
+                scores, _ = play_episodes([make_env(env_id) for _ in seeds], policy, seeds)
+            print(f"{env_id}: {scores.mean():.1f} ± {scores.std():.1f} over {len(seeds)} greedy episodes, "
+                  f"from {scores.min():.1f} to {scores.max():.1f}")  # fmt: skip
             if play.video and (path := self._film("play.mp4", seeds[0], policy, make_env)):
                 print(f"video {path}")
 
