@@ -5,16 +5,21 @@ from typing import Any
 from solorl.run.arguments import RunArgs, parse
 from solorl.run.verbs import Run
 
-__all__ = ["Run", "RunArgs", "Runs", "load", "parse"]
+__all__ = ["PettingZooEnvs", "Run", "RunArgs", "Runs", "load", "parse"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`Runs`, the verbs of `Run` for JAX, is imported only where it is used: JAX is an extra. So is `load`."""
+    """`Runs`, the verbs of `Run` for JAX, is imported only where it is used: JAX is an extra. So are `load` and
+    `PettingZooEnvs`."""
     if name == "Runs":
         from solorl.run.seeds import Runs
 
         return Runs
+    if name == "PettingZooEnvs":
+        from solorl.envs.pettingzoo import PettingZooEnvs
+
+        return PettingZooEnvs
     if name == "load":
         from solorl.run.load import load
 

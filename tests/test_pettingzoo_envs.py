@@ -8,7 +8,7 @@ import gymnasium as gym
 import mpe2.simple_spread_v3
 import numpy as np
 import pytest
-from conftest import comparable, refused, rows
+from conftest import ROOT, comparable, refused, rows
 from gymnasium.utils.seeding import np_random
 from raid import LIMIT, TEAMS, Raid
 
@@ -143,6 +143,13 @@ def test_actions_of_another_shape_are_refused():
     game.reset(seed=1)
     with pytest.raises(ValueError, match=re.escape("actions of raid_v0 are (4,), not (4, 1)")):
         game.step(np.zeros((4, 1), int))
+
+
+def test_the_example_of_the_page_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/environments.md").read_text(), flags=re.S)
+    names = {}
+    exec(next(block for block in blocks if "PettingZooEnvs" in block), names)
+    assert names["obs"].shape == (4, 3, 18) and names["reward"].shape == names["truncated"].shape == (4, 3)
 
 
 # ---------------------------------------------------------------------- returns
@@ -288,8 +295,7 @@ from dataclasses import dataclass
 import gymnasium as gym
 import numpy as np
 import torch
-from solorl import Run, RunArgs, parse
-from solorl.envs.pettingzoo import PettingZooEnvs
+from solorl import PettingZooEnvs, Run, RunArgs, parse
 
 @dataclass
 class Args(RunArgs):
