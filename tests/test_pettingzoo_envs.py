@@ -416,7 +416,10 @@ def test_spaces_that_do_not_fit_are_refused(capfd, spaces, words):
     assert words in sentence(capfd, lambda: Game(Odd(**spaces)))
 
 
-@pytest.mark.parametrize("teams", [{"a": ["red_0"]}, {"a": ["red_0", "red_0", "blue_0", "blue_1"]}, "both", {"a": []}])
+ALL = [name for names in TEAMS.values() for name in names]
+
+
+@pytest.mark.parametrize("teams", [{"a": ["red_0"]}, {"a": ["red_0", *ALL]}, "both", {"a": []}, {"a": ALL, "b": []}])
 def test_teams_that_do_not_hold_each_agent_once_are_refused(capfd, teams):
     assert "must hold each of red_0, blue_0, red_1, blue_1 once" in sentence(capfd, lambda: Game(Raid(), teams))
 
@@ -437,15 +440,25 @@ def test_a_script_for_one_agent_refuses_a_game(solo, tmp_path, monkeypatch, name
     assert not (tmp_path / "runs").exists()
 
 
-def test_ids_are_checked(monkeypatch):
-    ids.check_env_id(SPREAD)
-    for wrong, words in (
+@pytest.mark.parametrize(
+    ("env_id", "words"),
+    [
+        (SPREAD, ""),
         ("simple_spread_v3", "; did you mean mpe/simple_spread_v3"),
         ("mpe/simple_spread_v2", "; did you mean mpe/simple_spread_v3"),
         ("sisl/multiwalker", "; did you mean sisl/multiwalker_v9"),
-    ):
-        with pytest.raises(errors.UsageError, match=re.escape(f"there is no environment {wrong}{words}")):
-            ids.check_env_id(wrong)
+    ],
+)
+def test_ids_are_checked(monkeypatch, env_id, words):
+    others = {name: spec for name, spec in gym.registry.items() if "envs.pettingzoo" not in str(spec.entry_point)}
+    monkeypatch.setattr(gym.envs.registration, "registry", others)  # nothing of PettingZoo's is known before the check
+    monkeypatch.setattr(gym, "registry", others)
+    monkeypatch.delitem(sys.modules, "solorl.envs.pettingzoo")
+    if not words:
+        ids.check_env_id(env_id)
+        return
+    with pytest.raises(errors.UsageError, match=re.escape(f"there is no environment {env_id}{words}")):
+        ids.check_env_id(env_id)
 
 
 @pytest.mark.parametrize("hidden", ["mpe2", "pettingzoo"])
