@@ -56,4 +56,4 @@ def test_it_learns_cartpole(train):
         "--total-timesteps 40000 --learning-starts 1000 --train-frequency 2 --learning-rate 1e-3 --eval-every 0".split()
     )
     run = train("c51_jax", *flags)["run"].runs[0]
-    assert run.last_evaluation[1] > 60  # a random policy gets 22
+    assert run.evaluator.last[1] > 60  # a random policy gets 22

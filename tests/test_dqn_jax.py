@@ -182,5 +182,5 @@ def test_it_learns_cartpole(train):
         "--total-timesteps 60000 --learning-starts 1000 --train-frequency 2 --learning-rate 1e-3 --eval-every 0".split()
     )
     variables = train("dqn_jax", *flags, "--num-seeds", 2)
-    means = [run.last_evaluation[1] for run in variables["run"].runs]
+    means = [run.evaluator.last[1] for run in variables["run"].runs]
     assert min(means) > 100, means  # a random policy gets 22

@@ -79,14 +79,14 @@ def test_an_iteration_normalises_by_what_was_seen_before_it():
     args = JAX["Args"](num_envs=2, num_steps=64, num_minibatches=4, update_epochs=1)
     setup = JAX["Setup"](args, open_envs("Pendulum-v1", 2), optax.scale_by_adam(eps=1e-5), num_iterations=10)
     before = JAX["begin"](jax.random.PRNGKey(3), setup)
-    after, (reward, done, metrics) = jax.jit(lambda training: JAX["iteration"](training, setup))(before)
+    after, (reward, done, sums, count, _) = jax.jit(lambda training: JAX["iteration"](training, setup))(before)
     seen = after.agent.obs_normalizer
     assert seen.count == 128 and after.return_normalizer.count == 128 and not done.any()
     assert abs(float(seen.mean[0])) < 1 and float(seen.var[2]) > 0.05
     returns = TORCH["discounted_returns"](np.array(reward), np.array(done, np.float32), np.zeros(2, np.float32), 0.99)
     np.testing.assert_allclose(after.return_normalizer.mean, returns.mean(), rtol=1e-4)
     np.testing.assert_allclose(after.so_far, returns[-1], rtol=1e-4)
-    np.testing.assert_allclose(metrics["losses/entropy"], 0.5 * np.log(2 * np.pi * np.e), atol=0.02)
+    np.testing.assert_allclose(sums["losses/entropy"] / count, 0.5 * np.log(2 * np.pi * np.e), atol=0.02)
 
 
 class Blind:
@@ -109,12 +109,13 @@ def test_actions_are_samples_of_a_policy_whose_first_deviation_is_a_flag(train):
     training = JAX["begin"](jax.random.PRNGKey(0), setup)
     mean = float(JAX["act"](training.agent, jnp.full((1, 1), 3.0))[0, 0])
     one = jax.jit(lambda training: JAX["iteration"](training, setup))
-    training, (reward, _, metrics) = one(training)
+    training, (reward, _, metrics, count, _) = one(training)
+    assert count == 1
     assert float(reward.mean()) == pytest.approx(mean, abs=4 * 0.3 / 4096**0.5)
     assert float(reward.std()) == pytest.approx(0.3, abs=4 * 0.3 / 8192**0.5)
     entropy = math.log(0.3 * math.sqrt(2 * math.pi * math.e))
     assert float(metrics["losses/entropy"]) == pytest.approx(entropy, rel=1e-5)
-    _, (_, _, moved) = one(training)  # the first ratio is 1, also when the statistics of observations have moved
+    _, (_, _, moved, _, _) = one(training)  # the first ratio is 1, also when the statistics of observations have moved
     for each in (metrics, moved):
         assert abs(float(each["losses/approx_kl"])) < 1e-6 and float(each["losses/clipfrac"]) == 0
     train("ppo_continuous_action_jax", "--std-init", 0, code=2)
@@ -133,5 +134,5 @@ def test_statistics_are_saved_with_the_weights_and_the_twin_logs_the_same(train)
 def test_it_learns_pendulum(train):
     flags = "--num-envs 4 --num-steps 512 --gamma 0.9 --learning-rate 0.001 --total-timesteps 90000 --eval-every 0"
     variables = train("ppo_continuous_action_jax", *flags.split(), "--num-seeds", 2)
-    means = [run.last_evaluation[1] for run in variables["run"].runs]
+    means = [run.evaluator.last[1] for run in variables["run"].runs]
     assert min(means) > -600, means  # a random policy gets -1200
