@@ -1,8 +1,10 @@
 """Games of several agents: the adapter against a loop over PettingZoo's raw API, returns in teams, exact resume."""
 
 import importlib
+import math
 import re
 import sys
+from types import SimpleNamespace
 
 import gymnasium as gym
 import mpe2.simple_spread_v3
@@ -16,7 +18,9 @@ from solorl import errors
 from solorl.envs import ids
 from solorl.envs.pettingzoo import Game, PettingZooEnvs, register
 from solorl.run import env_state, returns
-from solorl.run.evaluation import film, play_episodes, play_games
+from solorl.run.device import CONFIRM, env_seed
+from solorl.run.evaluation import Evaluator, film, play_episodes, play_games
+from solorl.run.meter import Diverged, Meter
 from solorl.run.safety import check_running_episodes
 
 SPREAD = "mpe/simple_spread_v3"
@@ -190,6 +194,19 @@ def test_rewards_of_other_shapes_are_refused(shape):
         returns.rollout(np.zeros(shape), np.zeros(shape), {"a": [0, 2], "b": [1]})
 
 
+def test_the_row_of_a_rollout_has_the_means_of_teams():
+    meter, ends = Meter(), np.ones((2, 3), bool)
+    meter.teams = {"a": [0, 2], "b": [1]}
+    meter.episodes(2, np.array([[1.0, 2.0, 3.0], [0.0, 5.0, 0.0]]), ends)
+    values = meter.report(2, {})
+    assert values["charts/episodic_return"] == values["charts/episodic_return_a"] == 2.0
+    assert values["charts/episodic_return_b"] == 3.5 and values["charts/episodic_length"] == 1.0
+    meter.take_rows()
+    meter.episodes(4, np.array([[1.0, math.nan, 3.0], [0.0, 5.0, 0.0]]), ends)
+    with pytest.raises(Diverged, match="charts/episodic_return_b is nan"):
+        meter.report(4, {})
+
+
 # ---------------------------------------------------------------------- evaluation
 def total_of(game, seed, act):
     """The agents' returns and the length of one game by the raw API; `act(observations of all agents)`."""
@@ -213,6 +230,20 @@ def test_evaluation_plays_every_game_once(name):
     ours = got[:, [0, 2]] if name == "raid" else got
     team, _ = play_episodes([Game(GAMES[name](), teams) for _ in range(3)], policy, [1, 2, 3])
     np.testing.assert_allclose(team, ours.sum(1))
+
+
+def test_a_target_is_for_the_first_team():
+    def policy(obs):
+        return np.ones(obs.shape[:2], int)
+
+    def make_env(env_id):
+        return Game(Raid(), TEAMS)
+
+    evaluator = Evaluator(SimpleNamespace(env_id="Raid-v0", seed=1, eval_episodes=2, target_return=-math.inf))
+    row = evaluator.evaluate(0, policy, make_env)
+    assert evaluator.last[1] == row["eval/episodic_return"] == row["eval/episodic_return_red"]
+    wanted, _ = play_episodes([make_env("") for _ in range(2)], policy, [env_seed(1, CONFIRM, i) for i in range(2)])
+    assert evaluator.confirm(policy, make_env) == pytest.approx(wanted.mean())
 
 
 def test_a_policy_with_memory_and_masks_gets_both():
