@@ -20,7 +20,7 @@ from solorl.terminal import duration
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, SPEED, ALGORITHMS = "docs/results.md", "docs/speed.md", "algorithms/README.md"
-PPO, DQN, ACTOR_CRITIC = LOGS = [f"docs/results/{family}.md" for family in ("ppo", "dqn", "actor_critic")]
+PPO, DQN, ACTOR_CRITIC, PQN = LOGS = [f"docs/results/{family}.md" for family in ("ppo", "dqn", "actor_critic", "pqn")]
 CLASSIC, CONTINUOUS, OFF_POLICY_RUNS, JAX = (
     f"benchmark/results/{name}" for name in ("classic", "ppo_continuous", "actor_critic", "jax")
 )
@@ -78,6 +78,7 @@ RUNS = {
     PPO: ["classic", "jax", "mountaincar", "ppo_continuous", "minatar"],
     DQN: ["dqn", "jax"],
     ACTOR_CRITIC: ["actor_critic", "jax"],
+    PQN: [],
 }
 
 # The headline table of README: environment, method, folder in benchmark/results.

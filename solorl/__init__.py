@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     """What is imported only where it is used: `Runs`, the verbs of `Run` for JAX, an extra; `load`; `PettingZooEnvs`;
-    and `EnvPoolVectorEnv`, whose import tells `parse` that the ids are EnvPool's."""
+    and `EnvPoolVectorEnv`, the name of which tells `parse` that a script's ids are EnvPool's."""
     if name == "Runs":
         from solorl.run.seeds import Runs
 

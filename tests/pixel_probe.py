@@ -4,6 +4,11 @@
 
 A ball falls in one of 7 columns; the paddle at the bottom moves by a column in 4 frames. The game ends when the ball is
 down: +1 if it is caught, else -1. A random policy has about -0.6, the best one 1.
+
+`pixel_probe:Recall-v0` asks for memory: a square left or right in the first images, then empty images, then a bar: +1
+for the button of that side, else -1. A random policy has about -0.33, the best one without memory 0, the best one 1.
+
+`python -m pixel_probe train NAME ...` is `solo train NAME ...` with that EnvPool.
 """
 
 import sys
@@ -47,16 +52,41 @@ class Catch:
         return image
 
 
+class Recall:
+    """A side is shown first and is to be named at the end, 29 frames later: more than a stack of four images holds."""
+
+    def __init__(self, wait):
+        self.shown = wait + 4  # frames, so that the first image after up to 30 no-ops shows the side
+
+    def reset(self, rng):
+        self.frames, self.side = 0, int(rng.integers(2))
+
+    def step(self, action):
+        """One frame with 0: nothing, 1: left, 2: right; the last one counts. Reward and whether the game is over."""
+        self.frames += 1
+        if self.frames < self.shown + 29:
+            return 0.0, False
+        return (1.0 if action == self.side + 1 else -1.0), True
+
+    def image(self):
+        image = np.zeros((SIZE, SIZE), np.uint8)
+        if self.frames < self.shown:
+            image[:, self.side * SIZE // 2 :][:, : SIZE // 2] = 255
+        if self.frames >= self.shown + 21:
+            image[-CELL:] = 255
+        return image
+
+
 class CatchEnv(gym.Env):
-    """Frames of `Catch` with what the Atari files expect of a game; grey images as with `obs_type="grayscale"`."""
+    """Frames of `Catch` or `Recall`, with what the Atari files expect of a game: grey images, lives, meanings."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 as in Gymnasium
     observation_space = gym.spaces.Box(0, 255, (SIZE, SIZE), np.uint8)
     action_space = gym.spaces.Discrete(3)
 
     def __init__(self, game, obs_type, frameskip, max_num_frames_per_episode, render_mode=None):
-        assert (game, obs_type, frameskip, max_num_frames_per_episode) == ("catch", "grayscale", 1, 0)
-        self.game, self.render_mode = Catch(WAIT), render_mode
+        assert (obs_type, frameskip, max_num_frames_per_episode) == ("grayscale", 1, 0)
+        self.game, self.render_mode = {"catch": Catch, "recall": Recall}[game](WAIT), render_mode
 
     def get_action_meanings(self):
         return ["NOOP", "LEFT", "RIGHT"]
@@ -76,15 +106,16 @@ class CatchEnv(gym.Env):
 
 if "Catch-v0" not in gym.registry:
     gym.register("Catch-v0", CatchEnv, kwargs={"game": "catch"})
+    gym.register("Recall-v0", CatchEnv, kwargs={"game": "recall"})
 
 
 class FakePool:
-    """`Catch` as a game `Catch-v5` of EnvPool: 4 frames a step, the last 4 images; resets one step late."""
+    """`Catch` as a game `Catch-v5` of EnvPool: 4 frames a step, the last `stack_num` images; resets one step late."""
 
-    def __init__(self, num_envs, env_seed, max_episode_steps, num_threads=1, render_mode=None):
+    def __init__(self, num_envs, env_seed, max_episode_steps, num_threads=1, render_mode=None, stack_num=4):
         self.games, self.limit = [Catch(0) for _ in range(num_envs)], max_episode_steps
         self.rngs = [np.random.default_rng(seed) for seed in env_seed]
-        self.stacks, self.done = np.zeros((num_envs, 4, SIZE, SIZE), np.uint8), np.ones(num_envs, bool)
+        self.stacks, self.done = np.zeros((num_envs, stack_num, SIZE, SIZE), np.uint8), np.ones(num_envs, bool)
         self.elapsed = np.zeros(num_envs, np.int32)
 
     def _begin(self, i):
@@ -132,9 +163,9 @@ class FakePool:
 def use_fake_envpool(monkeypatch):
     """Put a module in the place of `envpool` that has the game `Catch-v5` only."""
 
-    def make_spec(env_id, **options):
+    def make_spec(env_id, stack_num=4):
         config = types.SimpleNamespace(use_fire_reset=True, max_episode_steps=27_000, task="catch")
-        space = gym.spaces.Box(0, 255, (4, SIZE, SIZE), np.uint8)
+        space = gym.spaces.Box(0, 255, (stack_num, SIZE, SIZE), np.uint8)
         return types.SimpleNamespace(config=config, observation_space=space, action_space=gym.spaces.Discrete(3))
 
     def make_gymnasium(env_id, **options):
@@ -146,3 +177,12 @@ def use_fake_envpool(monkeypatch):
     module.list_all_envs, module.make_spec, module.make_gymnasium = lambda: ["Catch-v5"], make_spec, make_gymnasium
     monkeypatch.setitem(sys.modules, "envpool", module)
     monkeypatch.setattr("solorl.envs.envpool.has_fire", lambda game, actions: False)
+
+
+if __name__ == "__main__":
+    import pytest
+
+    from solorl import cli
+
+    use_fake_envpool(pytest.MonkeyPatch())
+    sys.exit(cli.main(sys.argv[1:]))

@@ -13,16 +13,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT, comparable, environment
+from pixel_probe import use_fake_envpool
 
 from solorl.machine import cpu_model
 
 FOLDER = Path(__file__).with_name("golden")
 ROWS = 8  # of each script
+PIXELS = "--num-envs 2 --num-steps 64 --num-minibatches 2 --total-timesteps 384 --learning-rate 0.001"
 FLAGS = {
     "ppo": "--env-id CartPole-v1 --total-timesteps 1536",
     "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
     "ppo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "rpo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
+    "ppo_atari": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
+    "ppo_atari_envpool": f"--env-id Catch-v5 {PIXELS}",
+    "ppo_atari_lstm": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "c51": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "double_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
@@ -33,6 +38,9 @@ FLAGS = {
     "td3_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "sac_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "sac_discrete": "--env-id CartPole-v1 --total-timesteps 2000 --learning-starts 1000",
+    "pqn": "--env-id CartPole-v1 --total-timesteps 1536",
+    "pqn_atari_envpool": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
+    "pqn_atari_envpool_lstm": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
     "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "ppo_continuous_action_jax": "--num-steps 256 --total-timesteps 768",
     "ddpg_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
@@ -52,7 +60,8 @@ def circumstances(script):
 
 def first_rows(script, folder):
     """The rows of metrics.jsonl, without what depends on the clock, of a short run in a process of its own."""
-    words = [sys.executable, "-m", "solorl.cli", "train", script, *FLAGS[script].split(), "--runs-dir", str(folder)]
+    program = "pixel_probe" if "envpool" in script else "solorl.cli"
+    words = [sys.executable, "-m", program, "train", script, *FLAGS[script].split(), "--runs-dir", str(folder)]
     subprocess.run(words, env=environment(), check=True, capture_output=True)
     return chosen(comparable(next(Path(folder).iterdir())))
 
@@ -64,11 +73,13 @@ def chosen(rows):
 
 
 @pytest.mark.parametrize("script", list(FLAGS))
-def test_the_first_iterations_are_the_recorded_ones(script, train):
+def test_the_first_iterations_are_the_recorded_ones(script, train, monkeypatch):
     """All rows on the recorded kind of processor and version of the library; elsewhere, where a last bit may differ and
     trajectories part, the first iteration to 1 %."""
     golden = json.loads((FOLDER / f"{script}.json").read_text())
     assert golden["flags"] == FLAGS[script]
+    if "envpool" in script:
+        use_fake_envpool(monkeypatch)
     run = train(script, *FLAGS[script].split())["run"]
     got, want = chosen(comparable(run.runs[0].dir if script.endswith("_jax") else run.dir)), golden["rows"]
     if circumstances(script).items() <= golden.items():

@@ -7,10 +7,14 @@ from pixel_probe import use_fake_envpool
 PPO = "--num-envs 8 --num-steps 32 --learning-rate 0.001 --no-anneal-lr --gamma 0.9 --eval-every 0 --save-every 0"
 DQN = "--num-envs 1 --learning-starts 500 --buffer-size 20000 --train-frequency 4 --learning-rate 0.0005 --gamma 0.9 "
 DQN += "--target-network-frequency 200 --exploration-fraction 0.3 --end-e 0.05 --eval-every 0 --save-every 0"
+PQN = PPO + " --num-steps 16 --learning-rate 0.0005 --q-lambda 0.95 --exploration-fraction 0.4 --end-e 0.05"
 LEARNS = {  # script -> flags with which it learns Catch in minutes; environment steps
     "ppo_atari": (PPO, 30_000),
     "ppo_atari_envpool": (PPO, 15_000),
+    "ppo_atari_lstm": (PPO, 30_000),
     "dqn_atari": (DQN, 20_000),
+    "pqn_atari_envpool": (PQN, 30_000),
+    "pqn_atari_envpool_lstm": (PQN, 30_000),
 }
 
 
@@ -34,3 +38,15 @@ def test_learns_catch(name, train_probe):
     flags = "--target-return 0.9 --eval-every 2000 --log-every 500".split()
     run = train_probe(name, LEARNS[name][1], *flags)["run"]
     assert rows(run.dir, "eval/episodic_return")[-1]["eval/episodic_return"] >= 0.9
+
+
+@pytest.mark.parametrize("name", [name for name in LEARNS if "envpool" in name])
+def test_plays_a_game_of_envpool(name, train, monkeypatch):
+    """200 steps of Breakout, in training and evaluation cut off after 30 steps of each game."""
+    pytest.importorskip("envpool")
+    monkeypatch.setattr("solorl.envs.envpool.ATARI_STEPS", 30)
+    flags = "--env-id Breakout-v5 --num-envs 2 --num-steps 50 --total-timesteps 200 --num-minibatches 2".split()
+    v = train(name, *flags, *"--update-epochs 1 --eval-episodes 2 --eval-every 0".split())
+    assert v["obs"].max() > 0 and v["timeout"].any() and (v["final_value"][v["timeout"]] != 0).all()
+    lengths = [row["charts/episodic_length"] for row in rows(v["run"].dir, "charts/episodic_length")]
+    assert lengths == [30.0] * 6 and rows(v["run"].dir, "eval/episodic_length")[-1]["eval/episodic_length"] == 30

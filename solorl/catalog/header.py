@@ -47,8 +47,8 @@ class Script:
 
     @property
     def actions(self) -> str:
-        """The kind of actions: `discrete` or `continuous`."""
-        return self.spaces.partition("->")[2].strip()
+        """The kind of actions: `discrete` or `continuous`, without what `Spaces` says after a comma."""
+        return self.spaces.partition("->")[2].partition(",")[0].strip()
 
     @property
     def parents(self) -> list[str]:

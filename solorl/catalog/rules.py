@@ -39,7 +39,7 @@ EXEMPT = {
     "act": "in JAX: the policy in evaluation",
     "evaluate": "in JAX: log-probabilities for a kind of actions",
 }
-BY_SPACES = ("make_env",)  # equal among the files of a family with equal Spaces
+BY_SPACES = ("make_env", "make_envs")  # equal among the files of a family with equal Spaces
 MAX_CODE_ROOT, MAX_CODE, MAX_CODE_LONG = 180, 240, 300
 MAX_WIDTH = 120
 MAX_DEPTH = 5

@@ -5,6 +5,7 @@ The weights that a script learns with it are equal, bit for bit, to those it lea
 
 import argparse
 import copy
+import inspect
 import os
 import random
 import sys
@@ -125,11 +126,13 @@ class Run:
 
     def close(self, policy, make_env):
         """Evaluate the policy and save the weights."""
-        env, returns = make_env(self.args.env_id), []
+        env, returns, remembers = make_env(self.args.env_id), [], "state" in inspect.signature(policy).parameters
         for i in range(self.args.eval_episodes):
-            obs, over, total = env.reset(seed=self.env_seed(1, i))[0], False, 0.0
+            obs, over, total, state = env.reset(seed=self.env_seed(1, i))[0], False, 0.0, None
             while not over:
-                obs, reward, terminated, truncated, _ = env.step(np.asarray(policy(np.asarray(obs)[None]))[0])
+                batch, first = np.asarray(obs)[None], np.array([state is None])
+                action, state = policy(batch, state, first) if remembers else (policy(batch), None)
+                obs, reward, terminated, truncated, _ = env.step(np.asarray(action)[0])
                 over, total = terminated or truncated, total + float(reward)
             returns.append(total)
         print(f"evaluation {np.mean(returns):.1f} ± {np.std(returns):.1f} over {len(returns)} greedy episodes")
@@ -148,8 +151,12 @@ class Run:
     def fast(self, module):
         """A module as a function from a NumPy batch to a NumPy batch."""
         torch = sys.modules["torch"]
-        inputs = lambda x: torch.as_tensor(x, dtype=torch.float32, device=self.device)  # noqa: E731
-        return torch.no_grad()(lambda x: module(inputs(x)).cpu().numpy())
+
+        def forward(x):
+            y = module(torch.as_tensor(x, dtype=torch.float32, device=self.device))
+            return tuple(one.cpu().numpy() for one in y) if isinstance(y, tuple) else y.cpu().numpy()
+
+        return torch.no_grad()(forward)
 
     def gradient_step(self, loss_of, module, optimizer, max_grad_norm=float("inf")):
         """A function that takes one step of the optimizer down the gradient of the loss and returns its metrics."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from solorl.envs.ids import check_env_id, check_envpool_id
+from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean, quit_with
 from solorl.run import memory
 from solorl.run.command_line import check_ranges, given_arguments
@@ -67,10 +67,8 @@ def parse(args_type: type[A]) -> A:
         check_ranges(args)
         if folder:
             check_unchanged(args, saved)
-        if "solorl.envs.envpool" in sys.modules:  # the script has imported EnvPoolVectorEnv
-            check_envpool_id(args.env_id)  # type: ignore[attr-defined]
-        elif hasattr(args, "env_id"):
-            check_env_id(args.env_id)
+        if hasattr(args, "env_id"):
+            check_env_id_of(script_path(), args.env_id)
         first, last = getattr(args, "learning_starts", -1), getattr(args, "total_timesteps", 0)
         if first >= last:
             warn(f"nothing will be learned: --learning-starts {first} is not less than --total-timesteps {last}")

@@ -75,19 +75,21 @@ def play_wanted() -> Play | None:
 @dataclass(frozen=True)
 class LoadedPolicy:
     """The trained policy of a run folder: `policy(obs)` maps a NumPy batch of observations (n, *obs_shape) to a NumPy
-    batch of greedy actions (n, ...), as the environments of `make_env` take them."""
+    batch of greedy actions (n, ...), as the environments of `make_env` take them. A policy with memory takes and
+    returns it: `action, state = policy(obs, state, first)`; `state` is None before the first step, `first` (n,) says
+    where an episode begins with this observation."""
 
     env_id: str
     args: Any  # the arguments of the training
     _act: Callable[[Any], Any]
     _make_env: Callable[..., Any]
 
-    def __call__(self, obs: Any) -> np.ndarray:
+    def __call__(self, obs: Any, *memory: Any) -> Any:
         """The greedy actions for a batch of observations; ValueError where `obs` is not a batch."""
         obs = np.asarray(obs)
         if obs.ndim == 0:
             raise ValueError("policy(obs) takes a batch (n, *obs_shape); for one observation: policy(obs[None])[0]")
-        return np.asarray(self._act(obs))
+        return self._act(obs, *memory) if memory else np.asarray(self._act(obs))
 
     def make_env(self, **kwargs: Any) -> Any:
         """An environment as the training had it; `kwargs` go to `gymnasium.make`, e.g. `render_mode="human"`."""

@@ -19,7 +19,7 @@ from solorl.run.checkpoint import CheckpointError, save_arrays
 from solorl.run.safety import is_count
 
 MOST_HEADER = 2**20  # bytes of a segment that are no rows
-MOST_BYTES = 2**28  # of the rows of a segment
+MOST_BYTES = 2**26  # of the rows of a segment
 
 
 def is_replay(part: Any) -> bool:

@@ -287,6 +287,9 @@ class Run:
         atexit.register(self._abandon, "failed")
         self._say(f"run folder {self.dir}")
         self._say(device_words(self.device, self.args.threads))
+        size = sum(array.nbytes for replay in self.checkpoints.replays.values() for array in replay.arrays.values())
+        if size > 1e9 and self.args.save_replay:
+            self._say(f"the replay buffer will take up to {size / 1e9:.1f} GB in {self.dir / 'replay'}")
         if saved:
             self._say(f"resumed at step {self.step:,} (iteration {start})")
         elif self.args.resume:
