@@ -63,8 +63,9 @@ def in_one_sentence() -> Iterator[None]:
 
 # Module that a script or an environment may import -> our extra that brings it.
 BRINGS = {
-    **{name: name for name in ("jax", "envpool", "gymnax", "brax", "mujoco", "wandb")},
+    **{name: name for name in ("jax", "envpool", "gymnax", "brax", "mujoco", "wandb", "pettingzoo")},
     **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune", "ale_py": "atari", "cv2": "atari"},
+    "mpe2": "pettingzoo",
 }
 
 

@@ -139,11 +139,11 @@ def test_without_jax_a_sentence_names_the_extra(solo, tmp_path, monkeypatch, fla
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("module", ["optax", "envpool", "gymnax", "brax"])
+@pytest.mark.parametrize("module", ["optax", "envpool", "gymnax", "brax", "pettingzoo", "mpe2"])
 def test_any_module_of_an_extra_that_a_script_misses_is_named(module, solo, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     (tmp_path / "own.py").write_text(f"import {module}.part")
-    extra = "jax" if module == "optax" else module
+    extra = {"optax": "jax", "mpe2": "pettingzoo"}.get(module, module)
     refused(solo("train", tmp_path / "own.py"), f"own.py needs {module}, which is not installed", f"solorl[{extra}]'")
     (tmp_path / "own.py").write_text("import no_extra_has_it")
     with pytest.raises(ModuleNotFoundError):

@@ -28,6 +28,11 @@ REGISTER = {
 }
 
 
+# Games of several agents: pattern of their ids -> package that has them. `solorl.envs.pettingzoo` registers them; our
+# extra of that name brings the packages.
+GAMES = {"mpe/*": "mpe2", "sisl/*": "pettingzoo", "butterfly/*": "pettingzoo"}
+
+
 # Families that other packages register: the part of an id before the slash -> (module, what pip installs).
 NAMESPACES = {
     "ALE": ("ale_py", "'solorl[atari]'"),
@@ -52,6 +57,15 @@ def _newest(ids: Iterable[str]) -> list[str]:
 def family_of(env_id: str) -> tuple[str, str] | None:
     """What `REGISTER` says of an environment that exists in JAX only; None of any other."""
     return next((family for pattern, family in REGISTER.items() if fnmatch(env_id, pattern)), None)
+
+
+def _register_games(env_id: str) -> None:
+    """Register PettingZoo's games if `env_id` is like one of them; UsageError where its package is not installed."""
+    for pattern, package in GAMES.items():
+        if fnmatch(env_id, pattern):
+            if any(importlib.util.find_spec(name) is None for name in ("pettingzoo", package)):
+                raise UsageError(needs_extra(env_id, "pettingzoo"))
+            importlib.import_module("solorl.envs.pettingzoo")
 
 
 def _import_module_of(env_id: str, module: str) -> None:
@@ -88,6 +102,7 @@ def check_env_id(env_id: str) -> None:
             if importlib.util.find_spec(family[1]) is None:
                 raise UsageError(needs_extra(env_id, family[1]))
             importlib.import_module(family[0].partition(":")[0])
+        _register_games(name)
         if colon:
             _import_module_of(env_id, module)
         spec = gym.spec(name)
@@ -97,7 +112,7 @@ def check_env_id(env_id: str) -> None:
         space = env_id.partition("/")[0] if "/" in env_id else None
         if space in NAMESPACES and importlib.util.find_spec(NAMESPACES[space][0]) is None:
             raise UsageError(f"{env_id} needs a package: pip install {NAMESPACES[space][1]}") from error
-        for where, package in REGISTER.values():
+        for where, package in (*REGISTER.values(), ("solorl.envs.pettingzoo", "pettingzoo")):
             if importlib.util.find_spec(package):
                 with contextlib.suppress(ImportError):  # without jax
                     importlib.import_module(where.partition(":")[0])  # which registers its ids

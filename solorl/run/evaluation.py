@@ -19,11 +19,14 @@ from solorl.run.checkpoint import random_states, set_random_states
 from solorl.run.device import CONFIRM, EVALUATE, env_seed
 from solorl.run.folder import RunFolder
 from solorl.run.meter import Diverged
+from solorl.run.returns import named, of_game, teams_of
 from solorl.terminal import warn
 
 # A NumPy batch of observations (n, *obs_shape) -> a NumPy batch of actions (n, ...). A policy with memory is a function
 # `act(obs, state, first) -> actions, state`: `state` is None before the first step, `first` (n,) says where an episode
-# begins with this observation.
+# begins with this observation. With several agents observations are (n, num_agents, *obs_shape) and actions
+# (n, num_agents, ...); a policy with a parameter `action_mask` gets (n, num_agents, num_actions), or None where the
+# games give none.
 Policy = Callable[..., Any]
 DRAWN = ("global_step", "charts/episodic_return", "eval/episodic_return", "eval/episodic_return_std")
 MAX_STEPS = 100_000  # an episode without a time limit is cut here
@@ -39,16 +42,21 @@ def undisturbed():
         set_random_states(states)
 
 
-def stepwise(policy: Policy, num_envs: int) -> Callable[[Any], np.ndarray]:
-    """The policy as a function of the observations alone, for `num_envs` episodes that all begin with the first call;
-    what a policy with memory remembers is kept here."""
-    if "state" not in inspect.signature(policy).parameters:
-        return lambda obs: np.asarray(policy(obs))
+def stepwise(policy: Policy, num_envs: int) -> Callable[[Any, Sequence[dict[str, Any]]], np.ndarray]:
+    """The policy as a function of the observations and the infos that came with them, for `num_envs` episodes that all
+    begin with the first call; what a policy with memory remembers is kept here."""
+    known = inspect.signature(policy).parameters
     state, first = None, np.ones(num_envs, bool)
 
-    def act(obs: Any) -> np.ndarray:
+    def act(obs: Any, infos: Sequence[dict[str, Any]]) -> np.ndarray:
         nonlocal state, first
-        action, state = policy(obs, state, first)
+        given: dict[str, Any] = {}
+        if "action_mask" in known:
+            masks = [info["action_mask"] for info in infos if "action_mask" in info]
+            given["action_mask"] = np.stack(masks) if masks else None
+        if "state" not in known:
+            return np.asarray(policy(obs, **given))
+        action, state = policy(obs, state, first, **given)
         first = np.zeros(num_envs, bool)
         return np.asarray(action)
 
@@ -102,21 +110,30 @@ def play_episodes(envs: Sequence[Any], policy: Policy, seeds: Sequence[int]) -> 
     """One episode in each environment, side by side: returns (n,) of raw rewards and lengths (n,) in agent steps.
 
     Every environment plays exactly one episode, so that short episodes do not count twice. `envs` are environments, or
-    a list with one vector environment that resets in the same step.
+    a list with one vector environment that resets in the same step. With several agents the returns are those of the
+    first team.
     """
+    returns, lengths = play_games(envs, policy, seeds)
+    return of_game(returns, teams_of(envs[0])), lengths
+
+
+def play_games(envs: Sequence[Any], policy: Policy, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """`play_episodes` with the returns (n, num_agents) of all agents, where there are several."""
     if isinstance(envs[0], gym.vector.VectorEnv):
         return _play_together(envs[0], policy, seeds)
-    space = envs[0].observation_space
-    obs = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
-    returns, lengths = np.zeros(len(envs)), np.zeros(len(envs), int)
+    space, teams = envs[0].observation_space, teams_of(envs[0])
+    begun = [env.reset(seed=seed) for env, seed in zip(envs, seeds, strict=True)]
+    obs, infos = [each for each, _ in begun], [info for _, info in begun]
+    returns = np.zeros(len(envs) if teams is None else (len(envs), sum(map(len, teams.values()))))
+    lengths = np.zeros(len(envs), int)
     running, act = set(range(len(envs))), stepwise(policy, len(envs))
     batch: Any = gym.vector.utils.create_empty_array(space, len(envs))
     while running:
         batch = gym.vector.utils.concatenate(space, obs, batch)
-        actions = act(batch)
+        actions = act(batch, infos)
         for i in sorted(running):
-            obs[i], reward, terminated, truncated, _ = envs[i].step(actions[i])
-            returns[i] += float(reward)
+            obs[i], reward, terminated, truncated, infos[i] = envs[i].step(actions[i])
+            returns[i] += float(reward) if teams is None else reward
             lengths[i] += 1
             if terminated or truncated or lengths[i] == MAX_STEPS:
                 running.discard(i)
@@ -129,7 +146,7 @@ def _play_together(envs: gym.vector.VectorEnv, policy: Policy, seeds: Sequence[i
     returns, lengths = np.zeros(envs.num_envs), np.zeros(envs.num_envs, int)
     running, act = np.ones(envs.num_envs, bool), stepwise(policy, envs.num_envs)
     while running.any():
-        obs, reward, terminated, truncated, _ = envs.step(act(obs))
+        obs, reward, terminated, truncated, _ = envs.step(act(obs, ()))
         returns += running * reward
         lengths += running
         running &= ~(terminated | truncated) & (lengths < MAX_STEPS)
@@ -139,7 +156,7 @@ def _play_together(envs: gym.vector.VectorEnv, policy: Policy, seeds: Sequence[i
 def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     """Play one episode in an environment made with `render_mode="rgb_array"` and write it as H.264 to `path`.
 
-    Returns the episode's return. The file appears whole or not at all.
+    Returns the episode's return, with several agents that of the first team. The file appears whole or not at all.
     """
     import imageio.v2 as imageio
 
@@ -149,14 +166,15 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     temporary = path.with_name(f".{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
     total, over, steps, act = 0.0, False, 0, stepwise(policy, 1)
-    obs, _ = env.reset(seed=seed)
+    obs, info = env.reset(seed=seed)
     fps = env.metadata.get("render_fps") or 30
     with imageio.get_writer(temporary, format="FFMPEG", fps=fps, macro_block_size=2) as video:
         video.append_data(env.render())
         while not over and steps < MAX_STEPS:
-            obs, reward, terminated, truncated, _ = env.step(act(np.asarray(obs)[None])[0])
+            obs, reward, terminated, truncated, info = env.step(act(np.asarray(obs)[None], [info])[0])
             video.append_data(env.render())
-            total, over, steps = total + float(reward), terminated or truncated, steps + 1
+            total += float(of_game(np.asarray(reward), teams_of(env)))
+            over, steps = terminated or truncated, steps + 1
     temporary.replace(path)
     return total
 
@@ -198,12 +216,14 @@ class Evaluator:
         count = self.args.eval_episodes
         if not self._envs:
             self._envs = open_games(make_env, self.args.env_id, count)
-        return play_episodes(self._envs, policy, [env_seed(self.args.seed, stream, first + i) for i in range(count)])
+        return play_games(self._envs, policy, [env_seed(self.args.seed, stream, first + i) for i in range(count)])
 
     def evaluate(self, step: int, policy: Policy, make_env: Callable[..., Any]) -> dict[str, float]:
         """Play, note the score, and return its row of metrics. Raises Diverged where the mean return is not finite."""
         returns, lengths = self.play(EVALUATE, 0, policy, make_env)
-        mean, std = float(returns.mean()), float(returns.std())
+        scores = named("eval/episodic_return", returns, teams_of(self._envs[0]))
+        score = scores.pop("eval/episodic_return")
+        mean, std = float(score.mean()), float(score.std())
         if not math.isfinite(mean):
             raise Diverged("eval/episodic_return", mean)
         self.last, self.improved = (step, mean, std), mean > self.best
@@ -212,6 +232,7 @@ class Evaluator:
             "eval/episodic_return": mean,
             "eval/episodic_return_std": std,
             "eval/episodic_length": float(lengths.mean()),
+            **{name: float(value.mean()) for name, value in scores.items()},
         }
 
     @property
@@ -225,7 +246,8 @@ class Evaluator:
             return None
         first = self._confirmations * self.args.eval_episodes
         self._confirmations += 1
-        return float(self.play(CONFIRM, first, policy, make_env)[0].mean())
+        returns, _ = self.play(CONFIRM, first, policy, make_env)
+        return float(of_game(returns, teams_of(self._envs[0])).mean())
 
     def close(self) -> None:
         """Close the environments."""

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-EPISODE = ("charts/episodic_return", "charts/episodic_length")
+from solorl.run.returns import Teams, ended, named, rollout
+
+RETURN, LENGTH = "charts/episodic_return", "charts/episodic_length"
 
 
 class Diverged(Exception):
@@ -31,7 +33,9 @@ class Meter:
     """The counters of one training. It writes nothing: `take_rows` hands over what is to be written."""
 
     def __init__(self) -> None:
-        self.returns: np.ndarray | None = None  # of the running episodes, (num_envs,)
+        self.teams: Teams | None = None  # of the environments, if they have several agents
+        self.agents: list[str] = []  # their names
+        self.returns: np.ndarray | None = None  # of the running episodes, (num_envs,) or (num_envs, num_agents)
         self.lengths: np.ndarray | None = None
         self.rows: list[dict[str, float]] = []  # that wait to be written
         self.sps = 0.0  # steps per second at the last row of metrics
@@ -68,25 +72,19 @@ class Meter:
         return every > 0 and step // every > before // every
 
     # ------------------------------------------------------------------ what happens
-    def episodes(self, global_step: int, reward: Any, done: Any) -> None:
+    def episodes(self, global_step: int, reward: Any, done: Any, per_agent: bool = False) -> None:
         """Count rewards and ends of episodes, both (num_envs,) or (steps, num_envs), of which the last row is that of
-        `global_step`; every episode that ends gives a row."""
-        reward, done = np.atleast_2d(reward), np.atleast_2d(done)
-        steps, num_envs = reward.shape
+        `global_step`; with several agents both have a last axis of agents. Every episode that ends gives a row."""
+        reward, done = rollout(reward, done, self.teams)
+        steps, num_envs = done.shape
         if self.returns is None or self.lengths is None:
-            self.returns, self.lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
-        begin = 0
-        for t in map(int, np.flatnonzero(done.any(axis=1))) if done.any() else ():
-            self.returns += reward[begin : t + 1].sum(0, dtype=np.float64)
-            self.lengths += t + 1 - begin
-            begin = t + 1
-            for i in np.flatnonzero(done[t]):
-                episode = (float(self.returns[i]), float(self.lengths[i]))
-                self._recent.append(episode[0])
-                self.add_row(global_step - (steps - 1 - t) * num_envs, dict(zip(EPISODE, episode, strict=True)))
-                self.returns[i], self.lengths[i] = 0.0, 0
-        self.returns += reward[begin:].sum(0, dtype=np.float64)
-        self.lengths += steps - begin
+            self.returns, self.lengths = np.zeros(reward.shape[1:]), np.zeros(num_envs, np.int64)
+        agents = self.agents if per_agent else ()
+        for t, total, length in ended(self.returns, self.lengths, reward, done):
+            values = named(RETURN, total, self.teams, agents)
+            row = {name: float(value) for name, value in values.items()} | {LENGTH: float(length)}
+            self._recent.append(row[RETURN])
+            self.add_row(global_step - (steps - 1 - t) * num_envs, row)
 
     def begin_episodes(self, indices: list[int] | None = None) -> None:
         """The episodes of these environments (default: of all) begin again."""
@@ -97,8 +95,8 @@ class Meter:
 
     def check_returns(self) -> None:
         """Diverged where the return of a running episode is NaN or infinite."""
-        for value in () if self.returns is None else self.returns:
-            check_finite({EPISODE[0]: float(value)})
+        for value in () if self.returns is None else self.returns.flat:
+            check_finite({RETURN: float(value)})
 
     @property
     def recent_return(self) -> float | None:
@@ -129,14 +127,15 @@ class Meter:
         values = {name: float(value) for name, value in (*metrics.items(), *means.items())}
         check_finite(values)
         for row in self.rows:
-            check_finite({EPISODE[0]: row[EPISODE[0]]})
+            check_finite(row)
         now = self.wall_time()
         seconds = max(1e-9, now - self._last_row[1] - self._paused)
         self.sps = values["charts/SPS"] = round((step - self._last_row[0]) / seconds)
         self._last_row, self._paused = (step, now), 0.0
-        ended = {name: float(np.mean([row[name] for row in self.rows])) for name in EPISODE if self.rows}
+        names = [name for name in (self.rows[0] if self.rows else ()) if name.startswith("charts/episodic_")]
+        episodes = {name: float(np.mean([row[name] for row in self.rows])) for name in names}
         self.add_row(step, values)
-        return values | ended
+        return values | episodes
 
     # ------------------------------------------------------------------ resuming
     def counters(self) -> dict[str, Any]:

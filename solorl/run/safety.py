@@ -58,8 +58,8 @@ def _are_numbers(values: Any) -> bool:
     return isinstance(values, (list, tuple)) and all(map(_is_number, values))
 
 
-def _is_array(value: Any, kind: str) -> bool:
-    return value is None or (isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind == kind)
+def _is_array(value: Any, kind: str, dims: int = 1) -> bool:
+    return value is None or (isinstance(value, np.ndarray) and 1 <= value.ndim <= dims and value.dtype.kind == kind)
 
 
 COUNTERS: dict[str, Callable[[Any], bool]] = {
@@ -70,7 +70,7 @@ COUNTERS: dict[str, Callable[[Any], bool]] = {
     "last_eval": lambda value: _are_numbers(value) and len(value) == 3,
     "confirmations": is_count,
     "wall_time": lambda value: _is_number(value) and 0 <= value < math.inf,
-    "returns": lambda value: _is_array(value, "f"),
+    "returns": lambda value: _is_array(value, "f", 2),
     "lengths": lambda value: _is_array(value, "i"),
     "recent": _are_numbers,
     "metrics_bytes": is_count,
@@ -88,9 +88,11 @@ def check_checkpoint(tree: Any) -> None:
             raise ValueError(f"its {name} is {run[name]!r:.80}" if name in run else f"it has no {name}")
 
 
-def check_running_episodes(run: dict[str, Any], num_envs: int | None) -> None:
+def check_running_episodes(run: dict[str, Any], num_envs: int | None, num_agents: int = 0) -> None:
     """ValueError unless a checkpoint's returns and lengths of running episodes, if it has them, are those of as many
-    environments as there are; None: the number is unknown."""
+    environments (None: the number is unknown) and agents (0: no axis of agents) as there are."""
     found = [None if run[name] is None else len(run[name]) for name in ("returns", "lengths")]
     if found[0] != found[1] or found[0] not in (None, num_envs or found[0]):
         raise ValueError(f"it has returns of {found[0]} running episodes and lengths of {found[1]}, not of {num_envs}")
+    if run["returns"] is not None and run["returns"].shape[1:] != ((num_agents,) if num_agents else ()):
+        raise ValueError(f"its returns of running episodes are {run['returns'].shape}, not of {num_agents or 1} agents")

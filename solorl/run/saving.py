@@ -70,7 +70,7 @@ class Checkpoints:
         checkpoint.delete_newer(self.folder, self.resumed.get("step", 0))
 
     # ------------------------------------------------------------------ bringing back
-    def resume(self, num_envs: int | None) -> list[int]:
+    def resume(self, num_envs: int | None, num_agents: int = 0) -> list[int]:
         """Bring all parts into the state of the newest whole checkpoint, if there is one; `resumed` has its counters.
         Returns the environments whose episodes begin again. UsageError where that cannot be done. Writes nothing."""
         tree = self._load()
@@ -89,7 +89,7 @@ class Checkpoints:
             for note in notes:
                 warn(note)
         with fitting(where):
-            check_running_episodes(self.resumed, num_envs)
+            check_running_episodes(self.resumed, num_envs, num_agents)
         self._resume_replays(tree["replay"])
         self.newest = self.resumed["step"]
         return [i for envs in filter(env_state.is_vector_env, self.parts.values()) for i in env_state.restarted(envs)]

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+import gymnasium as gym
 import numpy as np
 
 from solorl.errors import in_one_sentence, quit_with
@@ -28,6 +29,7 @@ from solorl.run.evaluation import Evaluator, Policy, draw_learning_curve, film_t
 from solorl.run.folder import RunFolder, new_path
 from solorl.run.load import play_wanted
 from solorl.run.meter import Diverged, Meter, check_finite
+from solorl.run.returns import teams_of
 from solorl.run.saving import Checkpoints
 from solorl.run.summary import how_to_go_on, summary
 from solorl.run.trackers import Safe, check_wandb, trackers_of
@@ -81,13 +83,19 @@ class Run:
         """End with one sentence and exit code 2 unless the spaces are of the kinds named.
 
         `obs` is "vector" (Box of numbers, of any shape except () and that of an image) or
-        "image" (Box of bytes with 3 dimensions); `action` is "discrete" or "continuous". The sentence names the script
+        "image" (Box of bytes with 3 dimensions); `action` is "discrete" or "continuous". Where `envs` are games of
+        several agents (`PettingZooEnvs`), those of one agent are meant. The sentence names the script
         that fits, from the line `Not for` of the running script's header.
         """
-        found = (_obs_kind(envs.single_observation_space), _action_kind(envs.single_action_space))
+        env_id = getattr(self.args, "env_id", "the environment")
+        games = isinstance(envs, gym.vector.SyncVectorEnv) and teams_of(envs.envs[0])
+        if games and not teams_of(envs):
+            quit_with(f"{env_id} has several agents, but {self.script.name} takes one{_not_for('several agents')}")
+        kinds = "agent" if games else "single"
+        spaces = (getattr(envs, f"{kinds}_observation_space"), getattr(envs, f"{kinds}_action_space"))
+        found = (_obs_kind(spaces[0]), _action_kind(spaces[1]))
         for what, wanted, kind in (("observations", obs, found[0]), ("actions", action, found[1])):
             if kind != wanted:
-                env_id = getattr(self.args, "env_id", "the environment")
                 use = _not_for(f"{kind} {what}")
                 quit_with(f"{env_id} has {kind} {what}, but {self.script.name} takes {wanted} {what}{use}")
 
@@ -132,13 +140,15 @@ class Run:
             raise
         self.trained = True
 
-    def episodes(self, global_step: int, reward: Any, done: Any) -> None:
+    def episodes(self, global_step: int, reward: Any, done: Any, per_agent: bool = False) -> None:
         """Count episode returns and lengths from raw rewards and end flags, both (num_envs,) or (steps, num_envs).
 
         `global_step` is the number of environment steps after the last row. An episode that ends is logged as
-        `charts/episodic_return` and `charts/episodic_length` (agent steps) at the step at which it ended.
+        `charts/episodic_return` and `charts/episodic_length` (agent steps) at the step at which it ended. With several
+        agents both have a last axis of agents, and an episode ends where all are done: the return is the first team's,
+        two teams or more have `charts/episodic_return_TEAM`, and with `per_agent` each agent has its own.
         """
-        self.meter.episodes(global_step, reward, done)
+        self.meter.episodes(global_step, reward, done, per_agent)
 
     def learned(self, metrics: Mapping[str, Any]) -> None:
         """Count the metrics of one gradient step (numbers or 0-dimensional tensors) into the means that the next row
@@ -236,6 +246,9 @@ class Run:
     def _fit(self, parts: Mapping[str, Any], models: Mapping[str, Any] | None = None) -> int:
         """The first half of `resume`, which writes nothing. `models`: see `Checkpoints`."""
         self.checkpoints.name(parts, models)
+        for envs in filter(env_state.is_vector_env, parts.values()):
+            if teams := teams_of(envs):
+                self.meter.teams, self.meter.agents = teams, list(envs.agents)
         with in_one_sentence():
             if self.play:
                 self.checkpoints.load_model(self.play.model)
@@ -247,7 +260,7 @@ class Run:
             if self.rank == 0:
                 self.folder.lock()
             try:
-                self.restarted = self.checkpoints.resume(getattr(self.args, "num_envs", None))
+                self.restarted = self.checkpoints.resume(getattr(self.args, "num_envs", None), len(self.meter.agents))
             except BaseException:
                 self.folder.unlock()
                 raise

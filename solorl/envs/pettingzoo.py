@@ -1,0 +1,247 @@
+"""Games of several agents: PettingZoo's parallel API with Gymnasium's interfaces.
+
+    envs = PettingZooEnvs([lambda: gym.make("mpe/simple_spread_v3") for _ in range(4)])  # trained on
+    env = gym.make("mpe/simple_spread_v3")  # a `Game`, for evaluation; registered when this module is imported
+
+Every array has an axis of agents, in the order of PettingZoo's `possible_agents`; an agent that has left keeps its
+place. All agents of a game have equal spaces. API: Terry et al. (2021), https://arxiv.org/abs/2009.14471
+"""
+
+import importlib
+import importlib.util
+import pkgutil
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector.utils import iterate
+
+from solorl.errors import quit_with
+
+FAMILIES = {"mpe": "mpe2", "sisl": "pettingzoo.sisl", "butterfly": "pettingzoo.butterfly"}  # -> package of its games
+EQUAL = "all agents must have equal spaces (SuperSuit's pad_observations_v0 and pad_action_space_v0 make them so)"
+PARTS = {"observation", "action_mask"}  # of a Dict observation
+STATELESS = {"sisl/multiwalker_v9"}  # whose state() raises an exception once a walker has fallen
+
+
+class Game(gym.Env[np.ndarray, np.ndarray]):
+    """One game of PettingZoo's parallel API as a Gymnasium environment with stacked agents.
+
+    Observations are (num_agents, *obs_shape), actions (num_agents, ...), rewards (num_agents,). Rows of agents that do
+    not play are 0, and their actions are ignored. `step` returns whether the whole game has ended; `terminated` and
+    `truncated` (num_agents,) say it of each agent, from the step in which it leaves to the end of the game, so that
+    `alive` is neither. `info` holds, of the same moment as the observation, `alive` (num_agents,), the central `state`
+    (the game's `state()`; where it has none, all observations in a row) and, where the game gives it, `action_mask`
+    (num_agents, num_actions), True for what is allowed, all True for agents that do not play.
+
+    `teams`: name -> names of its agents; "each": every agent is a team; None: all agents are one. The first team is
+    the one whose return stands for the game. `own_state=False`: the central state is all observations in a row, though
+    the game has a `state()`. One sentence and exit code 2 where the agents' spaces are not equal or
+    not plain arrays. It is deterministic given its seed, and can be saved, if the game is.
+    """
+
+    def __init__(self, game: Any, teams: Mapping[str, Sequence[str]] | str | None = None, own_state: bool = True):
+        self.own_state = own_state
+        self.game, self.metadata = game, dict(game.metadata)
+        self.name = str(game.metadata.get("name", type(game.unwrapped).__name__))
+        self.render_mode = getattr(game.unwrapped, "render_mode", None)
+        if not getattr(game, "possible_agents", None):
+            quit_with(f"{self.name} does not list its possible_agents, so its arrays would have no fixed shape")
+        self.agents: list[str] = list(game.possible_agents)
+        self.teams = self._teams(teams)
+        self.agent_observation_space, self.agent_action_space = self._agent_spaces()
+        box, action = self.agent_observation_space, self.agent_action_space
+        low, high = (np.stack([bound] * len(self.agents)) for bound in (box.low, box.high))
+        self.observation_space = gym.spaces.Box(low, high, dtype=box.dtype.type)
+        if isinstance(action, gym.spaces.Discrete):
+            nvec, start = ([int(number)] * len(self.agents) for number in (action.n, action.start))
+            self.action_space = gym.spaces.MultiDiscrete(nvec, start=start)
+        else:
+            low, high = (np.stack([bound] * len(self.agents)) for bound in (action.low, action.high))
+            self.action_space = gym.spaces.Box(low, high, dtype=action.dtype.type)
+        self.alive = self.terminated = self.truncated = np.zeros(len(self.agents), bool)
+        self.info: dict[str, np.ndarray] = {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        """See `gymnasium.Env.reset`. The game's own seed is drawn from this environment's generator, each time."""
+        super().reset(seed=seed)
+        obs, infos = self.game.reset(seed=int(self.np_random.integers(2**31)), options=options)
+        self.terminated = self.truncated = np.zeros(len(self.agents), bool)
+        self.alive = np.array([name in self.game.agents for name in self.agents])
+        return self._told(obs, infos)
+
+    def step(self, action: Any) -> tuple[np.ndarray, np.ndarray, bool, bool, dict[str, Any]]:
+        """See `gymnasium.Env.step`. ValueError where `action` is not of the shape of the action space."""
+        action = np.asarray(action)
+        if action.shape != self.action_space.shape:
+            raise ValueError(f"actions of {self.name} are {self.action_space.shape}, not {action.shape}")
+        acting = {name: action[k] for k, name in enumerate(self.agents) if self.alive[k]}
+        obs, rewards, terminated, truncated, infos = self.game.step(acting)
+        reward = np.array([rewards[name] if name in acting else rewards.get(name, 0.0) for name in self.agents], float)
+        out, cut = (np.array([bool(ends.get(name)) for name in self.agents]) for ends in (terminated, truncated))
+        self.alive = np.array([name in self.game.agents for name in self.agents]) & ~out & ~cut
+        self.truncated = ~self.alive & (self.truncated | (cut & ~out))
+        self.terminated = ~self.alive & ~self.truncated
+        obs, info = self._told(obs, infos)
+        over = not self.alive.any()
+        return obs, reward, over and not self.truncated.any(), over and bool(self.truncated.any()), info
+
+    def render(self) -> Any:
+        """See `gymnasium.Env.render`."""
+        return self.game.render()
+
+    def close(self) -> None:
+        """See `gymnasium.Env.close`."""
+        self.game.close()
+
+    def _told(self, observations: Mapping[str, Any], infos: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
+        """The observation, in an array of its own, and `info`, from what the game says of each agent."""
+        box = self.agent_observation_space
+        obs = np.zeros((len(self.agents), *box.shape), box.dtype)
+        masks: dict[int, np.ndarray] = {}
+        for k, name in enumerate(self.agents):
+            seen, mask = observations.get(name), infos.get(name, {}).get("action_mask")
+            if isinstance(seen, Mapping):
+                seen, mask = seen["observation"], seen.get("action_mask", mask)
+            if seen is not None:
+                obs[k] = seen
+            if mask is not None:
+                masks[k] = np.asarray(mask, bool)
+        self.info = {"alive": self.alive.copy(), "state": self._state(obs)}
+        if masks or self._masked:
+            allowed = np.ones((len(self.agents), int(self.agent_action_space.n)), bool)
+            for k in masks.keys() & set(np.flatnonzero(self.alive).tolist()):
+                allowed[k] = masks[k]
+            self.info["action_mask"] = allowed
+        return obs, dict(self.info)
+
+    def _state(self, obs: np.ndarray) -> np.ndarray:
+        try:
+            return np.array(self.game.state()) if self.own_state else obs.flatten()
+        except NotImplementedError:
+            return obs.flatten()
+
+    def _agent_spaces(self) -> tuple[gym.spaces.Box, Any]:
+        """The spaces of one agent, without action masks; one sentence and exit code 2 where there is no such thing."""
+        spaces = {name: (self.game.observation_space(name), self.game.action_space(name)) for name in self.agents}
+        obs, action = spaces[first := self.agents[0]]
+        for name, other in spaces.items():
+            for kind, one, two in (("observations", obs, other[0]), ("actions", action, other[1])):
+                if one != two:
+                    quit_with(f"{self.name}: {first} has {kind} {one}, {name} has {two}; {EQUAL}")
+        self._masked = isinstance(obs, gym.spaces.Dict) and "action_mask" in obs.spaces
+        if isinstance(obs, gym.spaces.Dict) and "observation" in obs.spaces and set(obs.spaces) <= PARTS:
+            obs = obs["observation"]
+        if not isinstance(obs, gym.spaces.Box):
+            quit_with(f"{self.name} has observations {obs}; allowed are Box, and Dict of observation and action_mask")
+        if not isinstance(action, gym.spaces.Discrete | gym.spaces.Box):
+            quit_with(f"{self.name} has actions {action}; allowed are Discrete and Box")
+        return obs, action
+
+    def _teams(self, teams: Mapping[str, Sequence[str]] | str | None) -> dict[str, list[int]]:
+        """Team -> places of its agents; one sentence and exit code 2 unless each agent is in exactly one."""
+        teams = {"all": self.agents} if teams is None else teams
+        named = {name: [name] for name in self.agents} if teams == "each" else teams
+        members = [name for names in named.values() for name in names] if isinstance(named, Mapping) else []
+        if sorted(members) != sorted(self.agents) or not all(named.values()):  # type: ignore[union-attr]
+            quit_with(f"{self.name}: teams {teams!r} must hold each of {', '.join(self.agents)} once, or be 'each'")
+        return {team: [self.agents.index(name) for name in names] for team, names in named.items()}  # type: ignore[union-attr]
+
+
+class PettingZooEnvs(gym.vector.SyncVectorEnv):
+    """`num_envs` games side by side, with Gymnasium's vector interface and `AutoresetMode.SAME_STEP`.
+
+    Observations are (num_envs, num_agents, *obs_shape), actions (num_envs, num_agents, ...), rewards, `terminated` and
+    `truncated` (num_envs, num_agents). A game ends when all its agents are done, which is `done.all(-1)`, and is reset
+    in the same step: then `infos["final_obs"][i]` (num_agents, *obs_shape) and `infos["final_info"]` are those of its
+    end. The last observation of an agent that leaves earlier is in its row of the observations.
+
+    `alive`, `state` and `action_mask` (None where the game has none), (num_envs, ...), belong to the present
+    observations, after a reset and a resume, too; the `infos` of a step have the same, see `Game`.
+    `make_games` are functions that give games, wrapped or not; one sentence and exit code 2 where one gives another
+    environment.
+    """
+
+    def __init__(self, make_games: Sequence[Callable[[], gym.Env]]):
+        super().__init__(make_games, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+        game = self.envs[0].unwrapped
+        if not isinstance(game, Game):
+            name = self.envs[0].spec.id if self.envs[0].spec else type(game).__name__
+            quit_with(f"{name} has one agent; games of several are those of PettingZoo, such as mpe/simple_spread_v3")
+        self.agents, self.num_agents, self.teams = game.agents, len(game.agents), game.teams
+        self.agent_observation_space, self.agent_action_space = game.agent_observation_space, game.agent_action_space
+
+    def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """One step of every game; see the class."""
+        reward = np.zeros((self.num_envs, self.num_agents))
+        terminated, truncated = np.zeros((2, self.num_envs, self.num_agents), bool)
+        infos: dict[str, Any] = {}
+        for i, (env, action) in enumerate(zip(self.envs, iterate(self.action_space, actions), strict=True)):
+            obs, reward[i], _, cut, info = env.step(action)
+            game: Any = env.unwrapped
+            terminated[i], truncated[i] = game.terminated, game.truncated | (game.alive & cut)  # cut: by a wrapper
+            if (terminated[i] | truncated[i]).all():
+                infos = self._add_info(infos, {"final_obs": obs, "final_info": info}, i)
+                obs, info = env.reset()
+            self._env_obs[i] = obs
+            infos = self._add_info(infos, info, i)
+        return np.array(self._env_obs), reward, terminated, truncated, infos
+
+    @property
+    def alive(self) -> np.ndarray:
+        """Which agents play now, (num_envs, num_agents)."""
+        return self._of_games("alive")
+
+    @property
+    def state(self) -> np.ndarray:
+        """The central states, (num_envs, *state_shape)."""
+        return self._of_games("state")
+
+    @property
+    def action_mask(self) -> np.ndarray | None:
+        """The actions that are allowed now, (num_envs, num_agents, num_actions); None where the game does not say."""
+        return self._of_games("action_mask") if "action_mask" in self._games()[0].info else None
+
+    def _games(self) -> list[Any]:
+        return [env.unwrapped for env in self.envs]
+
+    def _of_games(self, key: str) -> np.ndarray:
+        return np.stack([game.info[key] for game in self._games()])
+
+
+def open_game(env_id: str, teams: Any = None, **kwargs: Any) -> Game:
+    """The game `FAMILY/NAME` of PettingZoo; `kwargs` go to its `parallel_env`. One sentence and exit code 2 where a
+    package is missing that this game needs."""
+    family, _, name = env_id.partition("/")
+    try:
+        module = importlib.import_module(f"{FAMILIES[family]}.{name}")
+    except ImportError as error:
+        package = "mpe2" if family == "mpe" else f"'pettingzoo[{family}]'"
+        quit_with(f"{env_id} needs {error.name or 'a package'}, which is not installed: pip install {package}")
+    return Game(module.parallel_env(**kwargs), teams, own_state=env_id not in STATELESS)
+
+
+def register(env_id: str, parallel_env: Callable[..., Any], teams: Any = None) -> None:
+    """Name a game of your own: `gym.make(env_id, **kwargs)` then gives `Game(parallel_env(**kwargs), teams)`."""
+
+    def make(**kwargs: Any) -> Game:
+        return Game(parallel_env(**kwargs), teams)
+
+    gym.register(env_id, make, disable_env_checker=True)
+
+
+def _names(package: str) -> list[str]:
+    """The games in a package, without importing it; none where it is not installed."""
+    if importlib.util.find_spec(package.partition(".")[0]) is None:
+        return []
+    spec = importlib.util.find_spec(package)
+    found = pkgutil.iter_modules(spec.submodule_search_locations if spec else None)
+    return [module.name for module in found if re.search(r"_v\d+$", module.name)]
+
+
+for _family, _package in FAMILIES.items():
+    for _name in _names(_package):
+        _id = f"{_family}/{_name}"
+        gym.register(_id, "solorl.envs.pettingzoo:open_game", kwargs={"env_id": _id}, disable_env_checker=True)

@@ -1,0 +1,508 @@
+"""Games of several agents: the adapter against a loop over PettingZoo's raw API, returns in teams, exact resume."""
+
+import importlib
+import math
+import re
+import sys
+from types import SimpleNamespace
+
+import gymnasium as gym
+import mpe2.simple_spread_v3
+import numpy as np
+import pytest
+from conftest import ROOT, comparable, refused, rows
+from gymnasium.utils.seeding import np_random
+from raid import LIMIT, TEAMS, Raid
+
+from solorl import errors
+from solorl.envs import ids
+from solorl.envs.pettingzoo import Game, PettingZooEnvs, register
+from solorl.run import env_state, returns
+from solorl.run.device import CONFIRM, env_seed
+from solorl.run.evaluation import Evaluator, film, play_episodes, play_games
+from solorl.run.meter import Diverged, Meter
+from solorl.run.safety import check_running_episodes
+
+SPREAD = "mpe/simple_spread_v3"
+GAMES = {
+    "raid": lambda: Raid(),
+    "raid masked": lambda: Raid("masked"),
+    "raid told": lambda: Raid("told"),
+    "raid without a state": lambda: Raid(own_state=False),
+    "spread": lambda: mpe2.simple_spread_v3.parallel_env(max_cycles=7),
+}
+
+
+class Loop:
+    """One game played by the raw API, again and again: every array of `PettingZooEnvs` by a plain loop."""
+
+    def __init__(self, game, seed):
+        self.game, self.names, self.rng = game, game.possible_agents, np_random(seed)[0]
+        self.begin()
+
+    def begin(self):
+        seen, infos = self.game.reset(seed=int(self.rng.integers(2**31)))
+        self.out, self.cut = set(), set()
+        return self.look(seen, infos)
+
+    def look(self, seen, infos):
+        """Observations, alive, state and masks as the adapter is to give them."""
+        obs, alive, mask = [], [], []
+        for name in self.names:
+            one, allowed = seen.get(name, np.zeros(self.shape(), np.float32)), infos.get(name, {}).get("action_mask")
+            if isinstance(one, dict):
+                one, allowed = one["observation"], one["action_mask"]
+            obs.append(one)
+            alive.append(name not in self.out | self.cut)
+            mask.append([True] * 3 if allowed is None or not alive[-1] else [bool(x) for x in allowed])
+        try:
+            state = self.game.state()
+        except NotImplementedError:
+            state = np.concatenate(obs)
+        self.now = np.array(obs), np.array(alive), state, np.array(mask)
+        return self.now
+
+    def shape(self):
+        space = self.game.observation_space(self.names[0])
+        return (space["observation"] if isinstance(space, gym.spaces.Dict) else space).shape
+
+    def step(self, action):
+        acting = {name: a for name, a in zip(self.names, action, strict=True) if name not in self.out | self.cut}
+        seen, rewards, out, cut, infos = self.game.step(acting)
+        self.out |= {name for name in out if out[name]}
+        self.cut |= {name for name in cut if cut[name] and not out[name]}
+        final = self.look(seen, infos)
+        if over := len(self.out | self.cut) == len(self.names):
+            assert not self.game.agents
+        reward, out, cut = (
+            [rewards.get(name, 0.0) for name in self.names],
+            [name in self.out for name in self.names],
+            [name in self.cut for name in self.names],
+        )
+        if over:
+            self.begin()
+        return reward, out, cut, over, final
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_every_array_is_that_of_a_loop_over_the_raw_api(name):
+    envs = PettingZooEnvs([lambda: Game(GAMES[name]())] * 3)
+    masked, rng, met = name in ("raid masked", "raid told"), np.random.default_rng(0), set()
+    obs, infos = envs.reset(seed=[7, 8, 9])
+    loops = [Loop(GAMES[name](), seed) for seed in (7, 8, 9)]
+    for _ in range(80):
+        for i, loop in enumerate(loops):
+            got = (obs[i], infos["alive"][i], infos["state"][i], *([infos["action_mask"][i]] if masked else []))
+            for x, y in zip(got, loop.now, strict=masked):
+                np.testing.assert_array_equal(x, y)
+        for attribute in ("alive", "state", *(["action_mask"] if masked else [])):
+            np.testing.assert_array_equal(getattr(envs, attribute), infos[attribute])
+        action = rng.integers(3, size=(3, envs.num_agents))
+        obs, reward, terminated, truncated, infos = envs.step(action)
+        for i, loop in enumerate(loops):
+            wanted = loop.step(action[i])
+            for x, y in zip((reward, terminated, truncated), wanted, strict=False):
+                np.testing.assert_array_equal(x[i], y)
+            over = wanted[3]
+            assert over == bool(infos.get("_final_obs", [False] * 3)[i]) == (terminated[i] | truncated[i]).all()
+            if over:
+                np.testing.assert_array_equal(infos["final_obs"][i], wanted[4][0])
+                np.testing.assert_array_equal(infos["final_info"]["alive"][i], wanted[4][1])
+                np.testing.assert_array_equal(infos["final_info"]["state"][i], wanted[4][2])
+            met |= {("over", over), ("out", terminated[i].any()), ("early", not over and truncated[i].any())}
+    assert envs.action_mask is None or masked
+    assert met >= ({("over", True), ("out", True), ("early", True)} if "raid" in name else {("over", True)})
+
+
+def test_spaces_have_an_axis_of_agents():
+    envs = PettingZooEnvs([lambda: Game(Raid("masked"), TEAMS)] * 2)
+    assert envs.observation_space.shape == (2, 4, 3) and envs.single_observation_space.shape == (4, 3)
+    assert envs.single_action_space.nvec.tolist() == [3] * 4 and envs.agent_action_space.n == 3
+    assert envs.agent_observation_space.shape == (3,) and envs.num_agents == 4
+    assert envs.agents == ["red_0", "blue_0", "red_1", "blue_1"] and envs.teams == {"red": [0, 2], "blue": [1, 3]}
+    continuous = PettingZooEnvs([lambda: gym.make(SPREAD, continuous_actions=True)] * 2)
+    assert continuous.action_space.shape == (2, 3, 5) and continuous.agent_action_space.shape == (5,)
+    continuous.reset(seed=[1, 2])
+    assert continuous.step(continuous.action_space.sample())[0].shape == (2, 3, 18)
+
+
+def test_observations_are_copies():
+    envs = PettingZooEnvs([lambda: Game(Raid())])
+    obs, _ = envs.reset(seed=[1])
+    before = obs.copy()
+    envs.step(np.zeros((1, 4), int))
+    np.testing.assert_array_equal(obs, before)
+
+
+def test_a_limit_by_a_wrapper_cuts_all_who_play():
+    envs = PettingZooEnvs([lambda: gym.wrappers.TimeLimit(Game(Raid()), 2)])
+    envs.reset(seed=[3])
+    assert not (envs.step(np.zeros((1, 4), int))[3]).any()
+    _, _, terminated, truncated, infos = envs.step(np.zeros((1, 4), int))
+    assert truncated.all() and not terminated.any() and infos["_final_obs"].all() and envs.alive.all()
+
+
+def test_actions_of_another_shape_are_refused():
+    game = Game(Raid())
+    game.reset(seed=1)
+    with pytest.raises(ValueError, match=re.escape("actions of raid_v0 are (4,), not (4, 1)")):
+        game.step(np.zeros((4, 1), int))
+
+
+def test_the_example_of_the_page_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/environments.md").read_text(), flags=re.S)
+    names = {}
+    exec(next(block for block in blocks if "PettingZooEnvs" in block), names)
+    assert names["obs"].shape == (4, 3, 18) and names["reward"].shape == names["truncated"].shape == (4, 3)
+
+
+# ---------------------------------------------------------------------- returns
+def test_returns_are_those_of_teams_and_agents():
+    """Against a loop over steps, games and agents; in pieces as all at once."""
+    rng, teams, agents = np.random.default_rng(0), {"a": [0, 2], "b": [1]}, ("x", "y", "z")
+    reward, done = rng.normal(size=(60, 2, 3)), rng.random((60, 2, 3)) < 0.6
+    expected, total, length = [], np.zeros((2, 3)), [0, 0]
+    for t in range(60):
+        for n in range(2):
+            total[n], length[n] = total[n] + reward[t, n], length[n] + 1
+            if done[t, n].all():
+                a, b = total[n, 0] + total[n, 2], total[n, 1]
+                expected.append({"r": a, "r_a": a, "r_b": b, "r_x": total[n, 0], "r_y": b, "r_z": total[n, 2],
+                                 "t": t, "length": length[n]})  # fmt: skip
+                total[n], length[n] = 0, 0
+    for pieces in ([slice(0, 60)], [slice(0, 20), slice(20, 60)], [slice(t, t + 1) for t in range(60)], range(60)):
+        running, lengths, got = np.zeros((2, 3)), np.zeros(2, np.int64), []
+        for piece in pieces:
+            first = piece if isinstance(piece, int) else piece.start
+            part = returns.rollout(reward[piece], done[piece], teams)
+            for t, value, steps in returns.ended(running, lengths, *part):
+                got.append(returns.named("r", value, teams, agents) | {"t": first + t, "length": steps})
+        assert len(got) == len(expected) > 15 and got[0].keys() == expected[0].keys()
+        for x, y in zip(got, expected, strict=True):
+            assert x == pytest.approx(y)
+        np.testing.assert_allclose(running, total)
+
+
+def test_one_team_has_one_return():
+    assert returns.named("r", np.array([1.0, 2.0]), {"all": [0, 1]}) == {"r": 3.0}
+    assert returns.named("r", np.array(5.0), None) == {"r": 5.0}
+
+
+@pytest.mark.parametrize("shape", [(5, 2), (5, 2, 4), (5, 2, 3, 1), (3,)])
+def test_rewards_of_other_shapes_are_refused(shape):
+    with pytest.raises(ValueError, match=re.escape("reward and done must be (steps, num_envs, 3)")):
+        returns.rollout(np.zeros(shape), np.zeros(shape), {"a": [0, 2], "b": [1]})
+
+
+def test_the_row_of_a_rollout_has_the_means_of_teams():
+    meter, ends = Meter(), np.ones((2, 3), bool)
+    meter.teams = {"a": [0, 2], "b": [1]}
+    meter.episodes(2, np.array([[1.0, 2.0, 3.0], [0.0, 5.0, 0.0]]), ends)
+    values = meter.report(2, {})
+    assert values["charts/episodic_return"] == values["charts/episodic_return_a"] == 2.0
+    assert values["charts/episodic_return_b"] == 3.5 and values["charts/episodic_length"] == 1.0
+    meter.take_rows()
+    meter.episodes(4, np.array([[1.0, math.nan, 3.0], [0.0, 5.0, 0.0]]), ends)
+    with pytest.raises(Diverged, match="charts/episodic_return_b is nan"):
+        meter.report(4, {})
+
+
+# ---------------------------------------------------------------------- evaluation
+def total_of(game, seed, act):
+    """The agents' returns and the length of one game by the raw API; `act(observations of all agents)`."""
+    loop, total, steps, over = Loop(game, seed), 0.0, 0, False
+    while not over:
+        reward, _, _, over, _ = loop.step(act(loop.now))
+        total, steps = total + np.array(reward), steps + 1
+    return total, steps
+
+
+@pytest.mark.parametrize("name", ["raid", "spread"])
+def test_evaluation_plays_every_game_once(name):
+    def policy(obs):
+        return (obs[..., 0] > 0).astype(int)
+
+    wanted = [total_of(GAMES[name](), seed, lambda now: policy(now[0])) for seed in (1, 2, 3)]
+    got, lengths = play_games([Game(GAMES[name]()) for _ in range(3)], policy, [1, 2, 3])
+    np.testing.assert_allclose(got, [total for total, _ in wanted])
+    assert lengths.tolist() == [steps for _, steps in wanted]
+    teams = TEAMS if name == "raid" else None
+    ours = got[:, [0, 2]] if name == "raid" else got
+    team, _ = play_episodes([Game(GAMES[name](), teams) for _ in range(3)], policy, [1, 2, 3])
+    np.testing.assert_allclose(team, ours.sum(1))
+
+
+def test_a_target_is_for_the_first_team():
+    def policy(obs):
+        return np.ones(obs.shape[:2], int)
+
+    def make_env(env_id):
+        return Game(Raid(), TEAMS)
+
+    evaluator = Evaluator(SimpleNamespace(env_id="Raid-v0", seed=1, eval_episodes=2, target_return=-math.inf))
+    row = evaluator.evaluate(0, policy, make_env)
+    assert evaluator.last[1] == row["eval/episodic_return"] == row["eval/episodic_return_red"]
+    wanted, _ = play_episodes([make_env("") for _ in range(2)], policy, [env_seed(1, CONFIRM, i) for i in range(2)])
+    assert evaluator.confirm(policy, make_env) == pytest.approx(wanted.mean())
+
+
+def test_a_policy_with_memory_and_masks_gets_both():
+    """It takes the highest allowed action in every second step."""
+    calls = []
+
+    def policy(obs, state, first, action_mask):
+        assert obs.shape == (3, 4, 3) and first.shape == (3,) and action_mask.shape == (3, 4, 3)
+        state = np.zeros((3, 4), int) if state is None else state + 1
+        calls.append(first.all())
+        return np.where(state % 2 == 0, 2 - action_mask[..., ::-1].argmax(-1), 0), state
+
+    def by_hand():
+        step = -1
+
+        def act(now):
+            nonlocal step
+            step += 1
+            return [max(a for a in range(3) if mask[a]) if step % 2 == 0 else 0 for mask in now[3]]
+
+        return act
+
+    got, _ = play_games([Game(Raid("masked")) for _ in range(3)], policy, [4, 5, 6])
+    np.testing.assert_allclose(got, [total_of(Raid("masked"), seed, by_hand())[0] for seed in (4, 5, 6)])
+    assert calls == [True] + [False] * (len(calls) - 1) and len(calls) > 3
+
+    def without(obs, action_mask):
+        assert action_mask is None
+        return np.zeros(obs.shape[:2], int)
+
+    play_games([Game(Raid())], without, [4])
+
+
+def test_a_film_of_a_real_game(tmp_path):
+    env = gym.make(SPREAD, render_mode="rgb_array", max_cycles=3)
+
+    def policy(obs):
+        return np.ones(obs.shape[:2], int)
+
+    wanted, _ = play_episodes([gym.make(SPREAD, max_cycles=3)], policy, [5])
+    assert film(env, policy, 5, tmp_path / "film.mp4") == pytest.approx(wanted[0])
+    assert (tmp_path / "film.mp4").stat().st_size > 1000
+    env.close()
+
+
+# ---------------------------------------------------------------------- resume
+@pytest.mark.parametrize("name", GAMES)
+def test_games_go_on_exactly(name):
+    rng = np.random.default_rng(1)
+    whole, cut = (PettingZooEnvs([lambda: Game(GAMES[name]())] * 2) for _ in range(2))
+    for envs in (whole, cut):
+        env_state.record(envs)
+        envs.reset(seed=[1, 2])
+    for _ in range(25):
+        whole.step(rng.integers(3, size=(2, whole.num_agents)))
+    assert not whole.alive.all() or "raid" not in name  # in the middle of a game that somebody has left
+    assert env_state.restore(cut, env_state.capture(whole)) == []
+    np.testing.assert_array_equal(env_state.observations(cut), np.stack(whole._env_obs))
+    for attribute in ("alive", "state", "action_mask"):
+        np.testing.assert_array_equal(getattr(cut, attribute), getattr(whole, attribute))
+    for _ in range(30):
+        action = rng.integers(3, size=(2, whole.num_agents))
+        for x, y in zip(whole.step(action)[:4], cut.step(action)[:4], strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_a_game_that_does_not_replay_starts_again_and_says_so():
+    whole, cut = (PettingZooEnvs([lambda: Game(Raid(exact=False))] * 2) for _ in range(2))
+    for envs in (whole, cut):
+        env_state.record(envs)
+        envs.reset(seed=[1, 2])
+    whole.step(np.zeros((2, 4), int))
+    notes = env_state.restore(cut, env_state.capture(whole))
+    assert len(notes) == 1 and "environments [0, 1] restart" in notes[0]
+    assert cut.alive.all() and env_state.restarted(cut) == [0, 1]
+
+
+SCRIPT = """
+from dataclasses import dataclass
+import gymnasium as gym
+import numpy as np
+import torch
+from solorl import PettingZooEnvs, Run, RunArgs, parse
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "{env_id}"
+    total_timesteps: int = 120
+    num_envs: int = 2
+
+def make_env(env_id, **kwargs):
+    return gym.make(env_id, **kwargs)
+
+if __name__ == "__main__":
+    args = parse(Args)
+    run = Run(args)
+    envs = PettingZooEnvs([lambda: make_env(args.env_id) for _ in range(args.num_envs)])
+    run.require_spaces(envs, obs="vector", action="discrete")
+    agent = torch.nn.Linear(envs.agent_observation_space.shape[0], int(envs.agent_action_space.n))
+
+    def act(obs):
+        with torch.no_grad():
+            return agent(torch.as_tensor(obs)).argmax(-1).numpy()
+
+    start = run.resume(agent=agent, envs=envs)
+    obs = run.reset(envs)
+    for iteration in run.loop(start, args.total_timesteps // 20):
+        for step in range(10):
+            action = np.where(np.random.random((2, envs.num_agents)) < 0.5, act(obs), 0)
+            obs, reward, terminated, truncated, _ = envs.step(action)
+            global_step = iteration * 20 + 2 * (step + 1)
+            run.episodes(global_step, reward, terminated | truncated, per_agent=True)
+        run.log(global_step, {{}})
+        run.evaluate(global_step, act, make_env)
+        run.save(global_step)
+    run.close(act, make_env)
+"""
+
+
+@pytest.fixture
+def raid_id(monkeypatch):
+    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+    monkeypatch.setattr(gym, "registry", gym.envs.registration.registry)
+    register("Raid-v0", Raid, teams=TEAMS)
+    return "Raid-v0"
+
+
+@pytest.mark.parametrize("env_id", ["Raid-v0", SPREAD])
+def test_a_training_goes_on_exactly(train, raid_id, tmp_path, env_id):
+    path = tmp_path / "agents.py"
+    path.write_text(SCRIPT.format(env_id=env_id))
+    flags = ["--eval-episodes", "2", "--eval-every", "60"]
+    whole = train(str(path), *flags, runs_dir=tmp_path / "whole")["run"].dir
+    cut = train(str(path), *flags, "--total-timesteps", "60", runs_dir=tmp_path / "cut")["run"].dir
+    resumed = train(str(path), "--resume", cut, "--total-timesteps", "120", "--resume-changed")
+    assert resumed["start"] == 3 and resumed["run"].restarted == [] and comparable(cut) == comparable(whole)
+    ended, evaluations = rows(whole, "charts/episodic_return"), rows(whole, "eval/episodic_return")
+    assert len(ended) >= 4 and len(evaluations) == 2
+    if env_id == SPREAD:
+        names = [f"charts/episodic_return_agent_{k}" for k in range(3)]
+        assert {row["charts/episodic_length"] for row in ended} == {25}
+        assert all(row["charts/episodic_return"] == pytest.approx(sum(row[n] for n in names)) for row in ended)
+    else:
+        for row in ended:
+            for team, names in TEAMS.items():
+                total = sum(row[f"charts/episodic_return_{name}"] for name in names)
+                assert row[f"charts/episodic_return_{team}"] == pytest.approx(total)
+            assert row["charts/episodic_return"] == row["charts/episodic_return_red"]
+            assert row["charts/episodic_length"] <= LIMIT
+        assert all(row["eval/episodic_return"] == row["eval/episodic_return_red"] for row in evaluations)
+        assert evaluations[0]["eval/episodic_return_blue"] != evaluations[0]["eval/episodic_return_red"]
+
+
+@pytest.mark.parametrize(("shape", "agents"), [((2, 3), 4), ((2,), 4), ((2, 3), 0)])
+def test_returns_of_other_agents_in_a_checkpoint_are_refused(shape, agents):
+    run = {"returns": np.zeros(shape), "lengths": np.zeros(2, np.int64)}
+    with pytest.raises(ValueError, match=re.escape(f"are {shape}, not of {agents or 1} agents")):
+        check_running_episodes(run, 2, agents)
+    check_running_episodes(run, 2, 0 if len(shape) == 1 else shape[1])
+
+
+# ---------------------------------------------------------------------- refusals
+def sentence(capfd, call):
+    """What `call` says before it ends with exit code 2."""
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as end:
+        call()
+    words = capfd.readouterr().err
+    assert end.value.code == 2 and len(words.splitlines()) == 1
+    return words
+
+
+class Odd(Raid):
+    """A raid with spaces of its own."""
+
+    def __init__(self, obs=None, action=None):
+        super().__init__()
+        self.obs, self.action = obs or {}, action or {}
+
+    def observation_space(self, agent):
+        return self.obs.get(agent, self.obs.get("all", super().observation_space(agent)))
+
+    def action_space(self, agent):
+        return self.action.get(agent, self.action.get("all", super().action_space(agent)))
+
+
+BOX = gym.spaces.Box(0, 1, (2,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("spaces", "words"),
+    [
+        ({"obs": {"red_1": BOX}}, "red_0 has observations Box(-50.0, 50.0, (3,), float32), red_1 has Box(0.0"),
+        ({"action": {"blue_0": BOX}}, "red_0 has actions Discrete(3), blue_0 has Box(0.0, 1.0, (2,), float32); all"),
+        ({"obs": {"all": gym.spaces.Discrete(4)}}, "raid_v0 has observations Discrete(4); allowed are Box, and Dict"),
+        ({"obs": {"all": gym.spaces.Dict({"observation": BOX, "map": BOX})}}, "raid_v0 has observations Dict("),
+        ({"action": {"all": gym.spaces.MultiBinary(2)}}, "has actions MultiBinary(2); allowed are Discrete and Box"),
+    ],
+)
+def test_spaces_that_do_not_fit_are_refused(capfd, spaces, words):
+    assert words in sentence(capfd, lambda: Game(Odd(**spaces)))
+
+
+ALL = [name for names in TEAMS.values() for name in names]
+
+
+@pytest.mark.parametrize("teams", [{"a": ["red_0"]}, {"a": ["red_0", *ALL]}, "both", {"a": []}, {"a": ALL, "b": []}])
+def test_teams_that_do_not_hold_each_agent_once_are_refused(capfd, teams):
+    assert "must hold each of red_0, blue_0, red_1, blue_1 once" in sentence(capfd, lambda: Game(Raid(), teams))
+
+
+def test_each_agent_may_be_a_team():
+    assert Game(Raid(), "each").teams == {"red_0": [0], "blue_0": [1], "red_1": [2], "blue_1": [3]}
+
+
+def test_an_environment_of_one_agent_is_refused(capfd):
+    words = sentence(capfd, lambda: PettingZooEnvs([lambda: gym.make("CartPole-v1")]))
+    assert "CartPole-v1 has one agent; games of several are those of PettingZoo, such as mpe/simple_spread_v3" in words
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "ppo_continuous_action", "sac_continuous_action"])
+def test_a_script_for_one_agent_refuses_a_game(solo, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    refused(solo("train", name, "--env-id", SPREAD, "--num-envs", "2"), SPREAD)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "words"),
+    [
+        (SPREAD, ""),
+        ("simple_spread_v3", "; did you mean mpe/simple_spread_v3"),
+        ("mpe/simple_spread_v2", "; did you mean mpe/simple_spread_v3"),
+        ("sisl/multiwalker", "; did you mean sisl/multiwalker_v9"),
+    ],
+)
+def test_ids_are_checked(monkeypatch, env_id, words):
+    others = {name: spec for name, spec in gym.registry.items() if "envs.pettingzoo" not in str(spec.entry_point)}
+    monkeypatch.setattr(gym.envs.registration, "registry", others)  # nothing of PettingZoo's is known before the check
+    monkeypatch.setattr(gym, "registry", others)
+    monkeypatch.delitem(sys.modules, "solorl.envs.pettingzoo")
+    if not words:
+        ids.check_env_id(env_id)
+        return
+    with pytest.raises(errors.UsageError, match=re.escape(f"there is no environment {env_id}{words}")):
+        ids.check_env_id(env_id)
+
+
+@pytest.mark.parametrize("hidden", ["mpe2", "pettingzoo"])
+def test_a_missing_package_names_the_extra(monkeypatch, hidden):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(ids.importlib.util, "find_spec", lambda name: None if name == hidden else real(name))
+    with pytest.raises(
+        errors.UsageError, match=re.escape(f"{SPREAD} needs an extra: pip install 'solorl[pettingzoo]'")
+    ):
+        ids.check_env_id(SPREAD)
+
+
+def test_what_one_game_needs_is_named(capfd, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pymunk", None)
+    words = sentence(capfd, lambda: gym.make("butterfly/pistonball_v6"))
+    assert "butterfly/pistonball_v6 needs pymunk, which is not installed: pip install 'pettingzoo[butterfly]'" in words
