@@ -6,10 +6,11 @@
 
 Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below); GAE: https://arxiv.org/abs/1506.02438
           Games as in Mnih et al. 2015, https://www.nature.com/articles/nature14236
-Run       solo train ppo_atari_multigpu --env-id ALE/Pong-v5 --nproc 2
+Run       solo train ppo_atari_multigpu --env-id ALE/Pong-v5
 Spaces    image -> discrete
-Differs   from ppo_atari.py: each process (rank) steps its share of the environments and learns from its share of each
-          minibatch; gradients are averaged over the ranks. Their number changes what is learned by rounding only
+Differs   from ppo_atari.py: started with --nproc 2 or by torchrun, each process (rank) steps its share of the
+          environments and learns from its share of each minibatch; gradients are averaged over the ranks. Their number
+          changes what is learned by rounding only
 Not for   vector observations: ppo.py; continuous actions: ppo_continuous_action.py
 Details   algorithms/ppo/README.md
 """
@@ -225,8 +226,8 @@ if __name__ == "__main__":
 
     agent = Agent(num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs), which is averaged
-    # over the ranks, as the metrics are, before it is clipped
+    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
+    # It averages gradients and metrics over the ranks, then clips.
     gradient_step = run.gradient_step(ppo_loss_of_share, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # NumPy (batch, 4, 84, 84) -> NumPy logits (batch, num_actions), values (batch,)
     lives = np.zeros(local_envs, np.int64)

@@ -50,9 +50,8 @@ class Run:
     """Seeds, device, progress, and an evaluation at the end."""
 
     def __init__(self, args, parallel=False):
-        self.rank, self.world_size = 0, 1
         self.args, self.parts, self.returns, self.ended, self.printed, self.last = args, {}, None, [], 0.0, {}
-        self.device, self.restarted = args.device, []
+        self.device, self.restarted, self.rank, self.world_size = args.device, [], 0, 1
         random.seed(args.seed)
         np.random.seed(args.seed)
         if torch := sys.modules.get("torch"):

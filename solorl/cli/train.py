@@ -1,7 +1,6 @@
 """`solo train`: runs an algorithm file as `python FILE FLAGS` would, in one process or in several."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys

@@ -171,7 +171,7 @@ class Checkpoints:
         self, step: int, counters: Mapping[str, Any], with_replays: bool, others: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         """Write the checkpoint of `step`; `others`: what the other ranks have from `of_rank`. Raises OSError."""
-        tree = {
+        tree: dict[str, Any] = {
             "run": counters,
             "random": checkpoint.random_states(),
             "parts": {name: checkpoint.capture(part) for name, part in self.parts.items()},

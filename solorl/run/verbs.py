@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from solorl.errors import in_one_sentence, quit_with
+from solorl.errors import UsageError, in_one_sentence, quit_with
 from solorl.run import env_state, memory, signals
 from solorl.run.arguments import RunArgs, script_path
 from solorl.run.device import EVALUATE, TRAIN, choose_device, device_words, env_seed, seed_all
@@ -54,7 +54,8 @@ class Run:
         with in_one_sentence():
             self.rank, self.world_size = (0, 1) if self.play else from_environment()
             if self.world_size > 1 and not parallel:
-                raise UsageError(f"{self.script.name} trains in one process, but WORLD_SIZE is {self.world_size}")
+                what = f"{self.script.name} trains in one process, but WORLD_SIZE is {self.world_size}"
+                raise UsageError(f"{what}; start it without torchrun and without --nproc")
             self.quiet = quiet or self.rank > 0
             index = local_rank() if self.world_size > 1 else None
             self.device = choose_device(args, index) if device is None else device
@@ -66,7 +67,11 @@ class Run:
             with in_one_sentence():
                 self.ranks.open(self.device, self._lost)
         self.folder = RunFolder(Path(args.resume) if args.resume else new_path(args, self.script))
-        self.meter, self.checkpoints, self.evaluator = Meter(), Checkpoints(self.folder.path, self.ranks), Evaluator(args)
+        self.meter, self.checkpoints, self.evaluator = (
+            Meter(),
+            Checkpoints(self.folder.path, self.ranks),
+            Evaluator(args),
+        )
         self.restarted: list[int] = []  # environments whose episodes `resume` could not continue and started again
         self.step = 0  # environment steps at the last call of log, evaluate or save
         self.iteration, self.is_last = 0, False
@@ -332,7 +337,9 @@ class Run:
         if self.folder.status == "running":
             self._set_status("failed")
         if self.rank == 0 or (self.rank == 1 and code is None):
-            what = f"{paint('error:', 'red', sys.stderr)} rank {rank} has ended, and with it all {self.world_size} ranks"
+            what = (
+                f"{paint('error:', 'red', sys.stderr)} rank {rank} has ended, and with it all {self.world_size} ranks"
+            )
             self._say(f"{what}; --resume goes on from the last checkpoint", sys.stderr)
         self.ranks.leave(code or 1)
         os._exit(code or 1)
