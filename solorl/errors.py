@@ -29,7 +29,7 @@ def did_you_mean(name: str, allowed: Iterable[str], n: int = 1) -> str:
 
 def quit_with(error: UsageError | str) -> NoReturn:
     """Print the sentence on standard error and leave with exit code 2."""
-    if os.environ.get("RANK", "0") != "0":
+    if os.environ.get("RANK", "0") not in ("0", ""):
         time.sleep(5)  # seconds, in which rank 0, whose mistake it is in most cases, says the same and ends all ranks
     prefix = "" if str(error).startswith("solo") else f"{paint('error:', 'red', sys.stderr)} "
     print(f"{prefix}{error}", file=sys.stderr)

@@ -18,11 +18,13 @@ from solorl.machine import cpu_model
 
 FOLDER = Path(__file__).with_name("golden")
 ROWS = 8  # of each script
+PIXELS = "--num-envs 2 --num-steps 64 --num-minibatches 2 --total-timesteps 384 --learning-rate 0.001"
 FLAGS = {
     "ppo": "--env-id CartPole-v1 --total-timesteps 1536",
     "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
     "ppo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "rpo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
+    "ppo_atari_multigpu": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "c51": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "double_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",

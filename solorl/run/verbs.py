@@ -321,6 +321,7 @@ class Run:
 
     def _start_together(self, start: int, parts: Mapping[str, Any]) -> None:
         """What is between the two halves with several ranks."""
+        self.require(not self.checkpoints.replays, "several ranks cannot have replay buffers yet")
         starts, restarted = zip(*self.ranks.everyone((start, self.restarted)), strict=True)
         self.require(len(set(starts)) == 1, f"the ranks do not see the same run folder: they start from {starts}")
         if self.meter.returns is not None:
