@@ -1,7 +1,9 @@
 """Mistakes of the user, said in one sentence with exit code 2 and no traceback."""
 
 import difflib
+import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -27,6 +29,8 @@ def did_you_mean(name: str, allowed: Iterable[str], n: int = 1) -> str:
 
 def quit_with(error: UsageError | str) -> NoReturn:
     """Print the sentence on standard error and leave with exit code 2."""
+    if os.environ.get("RANK", "0") not in ("0", ""):
+        time.sleep(5)  # seconds, in which rank 0, whose mistake it is in most cases, says the same and ends all ranks
     prefix = "" if str(error).startswith("solo") else f"{paint('error:', 'red', sys.stderr)} "
     print(f"{prefix}{error}", file=sys.stderr)
     end = SystemExit(2)

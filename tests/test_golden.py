@@ -29,6 +29,7 @@ FLAGS = {
     "ppo_atari": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "ppo_atari_envpool": f"--env-id Catch-v5 {PIXELS}",
     "ppo_atari_lstm": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
+    "ppo_atari_multigpu": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "c51": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "double_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",

@@ -17,6 +17,7 @@ from solorl.run.device import CONFIRM, TRAIN, env_seed
 from solorl.run.evaluation import Evaluator
 from solorl.run.folder import RunFolder, new_path
 from solorl.run.meter import Diverged, Meter
+from solorl.run.ranks import Ranks
 from solorl.run.saving import Checkpoints
 
 
@@ -198,13 +199,17 @@ def test_an_evaluator_knows_its_best_and_confirms_on_fresh_seeds(monkeypatch):
         evaluator.evaluate(7, good, make_env)
 
 
-# ---------------------------------------------------------------------- ranks
-def test_several_processes_for_one_run_are_refused(monkeypatch, capsys):
+# ---------------------------------------------------------------------- ranks; more in test_multigpu.py
+def test_several_processes_for_a_script_of_one_are_refused(monkeypatch, capsys):
+    """The sentence of a rank that is not the first one waits: rank 0, which says the same, ends it meanwhile."""
+    waited: list[float] = []
+    monkeypatch.setattr("solorl.errors.time.sleep", waited.append)
     monkeypatch.delenv("RANK", raising=False)
     assert (Run(RunArgs()).rank, Run(RunArgs()).world_size) == (0, 1)
+    name = Run(RunArgs()).script.name
     cases = {
         ("0", "1"): "",
-        ("1", "2"): "WORLD_SIZE is 2, but one process trains a run; start it without torchrun",
+        ("1", "2"): f"{name} trains in one process, but WORLD_SIZE is 2; start it without torchrun and without --nproc",
         ("2", "2"): "RANK and WORLD_SIZE must be numbers, RANK the smaller one, not '2' and '2'",
         ("", "1"): "RANK and WORLD_SIZE must be numbers, RANK the smaller one, not '' and '1'",
         ("0", "two"): "RANK and WORLD_SIZE must be numbers, RANK the smaller one, not '0' and 'two'",
@@ -215,20 +220,24 @@ def test_several_processes_for_one_run_are_refused(monkeypatch, capsys):
         if not sentence:
             assert Run(RunArgs()).rank == 0
             continue
+        waited.clear()
         with pytest.raises(SystemExit) as end:
             Run(RunArgs())
         refused((end.value.code, *capsys.readouterr()), sentence)
+        assert bool(waited) == (rank not in ("0", ""))
 
 
-@pytest.mark.parametrize("flags", [[], ["--env-id", "probes:Broken-v0"]])
-def test_another_rank_is_silent_and_writes_nothing(flags, train, tmp_path, monkeypatch):
-    """With its own environments, also where it diverges."""
-    monkeypatch.setattr("solorl.run.verbs.ranks", lambda: (1, 2))
-    tiny = "--num-envs 2 --num-steps 32 --total-timesteps 192 --eval-episodes 1 --eval-every 64 --save-every 64".split()
-    v = train("ppo", *tiny, *flags, "--capture-video", code=3 if flags else 0)
-    assert train.out == "" and list(tmp_path.iterdir()) == []
-    if not flags:
-        first = [gym.make("CartPole-v1").reset(seed=env_seed(1, TRAIN, i, rank=1))[0] for i in range(2)]
-        envs = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync")
-        np.testing.assert_array_equal(v["run"].reset(envs), np.array(first, np.float32))
-        assert v["run"].step == 192 and v["run"].meter.recent_return > 0
+def test_alone_a_rank_gets_back_what_it_gives():
+    ranks, tensors = Ranks(), [torch.ones(2), torch.zeros(3, 1)]
+    assert ranks.everyone(3) == [3] and all(map(torch.equal, ranks.gather(tensors, 1), tensors))
+    ranks.close()
+    ranks.leave(1)
+
+
+def test_the_first_environments_are_those_of_a_share(monkeypatch):
+    """With seeds that the environments of no other rank have."""
+    run = Run(RunArgs())
+    run.rank = 1
+    first = [gym.make("CartPole-v1").reset(seed=env_seed(1, TRAIN, 2 + i))[0] for i in range(2)]
+    envs = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+    np.testing.assert_array_equal(run.reset(envs), np.array(first, np.float32))

@@ -50,9 +50,9 @@ def quit_with(sentence):
 class Run:
     """Seeds, device, progress, and an evaluation at the end."""
 
-    def __init__(self, args):
+    def __init__(self, args, parallel=False):
         self.args, self.parts, self.returns, self.ended, self.printed, self.last = args, {}, None, [], 0.0, {}
-        self.device, self.restarted = args.device, []
+        self.device, self.restarted, self.rank, self.world_size = args.device, [], 0, 1
         random.seed(args.seed)
         np.random.seed(args.seed)
         if torch := sys.modules.get("torch"):
@@ -103,6 +103,10 @@ class Run:
             self.returns = rewards + (0.0 if self.returns is None else self.returns)
             self.ended += self.returns[ends].tolist()
             self.returns[ends] = 0.0
+
+    def gather(self, tensors, dim):
+        """Those of all ranks, of which there is one."""
+        return tensors
 
     def learned(self, metrics):
         """Keep the metrics of the last gradient step for `log`."""

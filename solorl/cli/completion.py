@@ -139,7 +139,7 @@ def flags(before: Sequence[str]) -> list[str]:
     """The flags that may follow these words: of the script after `train` and after `--`, else those of the verb."""
     try:
         if before[0] in ("train", "bench", "tune") and len(before) > 1 and (before[0] == "train" or "--" in before):
-            return flags_of_script(before[1])
+            return flags_of_script(before[1]) + (["--nproc"] if before[0] == "train" else [])
         return flags_of_verb(before[0])
     except (UsageError, ImportError):
         return []

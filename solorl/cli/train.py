@@ -1,18 +1,30 @@
-"""`solo train`: runs an algorithm file as `python FILE FLAGS` would."""
+"""`solo train`: runs an algorithm file as `python FILE FLAGS` would, in one process or in several."""
 
+import os
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from solorl.catalog.header import find_path
 from solorl.errors import UsageError
+from solorl.run import signals
 from solorl.run.load import run_script
 
-HELP = """usage: solo train NAME_OR_PATH [flags...]
+HELP = """usage: solo train NAME_OR_PATH [flags...] [--nproc N]
 
 Runs the file of an algorithm, as `python FILE flags...` does. All flags go to the file:
 
   solo train ppo --env-id CartPole-v1 --seed 2
   solo train ppo --help          the flags of ppo
-  solo train my_ppo.py           any file of your own"""
+  solo train my_ppo.py           any file of your own
+
+  --nproc N   train in N processes of this machine (ranks), each with its share of the environments; for files that say
+              so, as ppo_atari_multigpu. On several machines: torchrun FILE flags..."""
+LEFT = 3.0  # seconds in which the other ranks end by themselves where one has failed
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,5 +36,63 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if argv[0].startswith("-"):
         raise UsageError("solo train: the algorithm comes first, then its flags, as in `solo train ppo --seed 2`")
-    run_script(find_path(argv[0]), argv[1:])
+    path, (count, flags) = find_path(argv[0]), _processes(argv[1:])
+    if count > 1:
+        return train_together(path, flags, count)
+    run_script(path, flags)
     return 0
+
+
+def _processes(flags: Sequence[str]) -> tuple[int, list[str]]:
+    """The number after `--nproc`, 1 without it, and the other flags. UsageError where it is no number of processes."""
+    count, others, words = "1", [], iter(flags)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name == "--nproc":
+            count = value if equals else next(words, "")
+        else:
+            others.append(word)
+    if not count.isdecimal() or not 1 <= int(count) <= 1024:
+        raise UsageError(f"solo train: --nproc must be a number of processes from 1 to 1024, not {count!r}")
+    return int(count), others
+
+
+def train_together(path: Path, flags: Sequence[str], count: int) -> int:
+    """Run a file in so many processes that train together; returns the exit code of rank 0, or else of one that has
+    failed. A signal goes to all of them."""
+    if "WORLD_SIZE" in os.environ:
+        raise UsageError("solo train: --nproc starts the processes itself; leave it out below torchrun")
+    ranks: list[subprocess.Popen[bytes]] = []
+
+    def pass_on(number: int, frame: Any) -> None:
+        for rank in ranks:
+            rank.send_signal(number)
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(count)}
+    try:
+        with signals.handled(pass_on, signals.listened()):
+            for rank in range(count):
+                own = os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                words = [sys.executable, "-m", "solorl.cli", "train", str(path), *flags]
+                ranks.append(subprocess.Popen(words, env=own, process_group=0))  # Ctrl+C reaches them through us only
+            return _wait(ranks)
+    finally:
+        for each in ranks:
+            each.kill()
+
+
+def _wait(ranks: Sequence["subprocess.Popen[bytes]"]) -> int:
+    """Wait for the end of rank 0, or a little longer than that of any that fails."""
+    failed = 0.0
+    while ranks[0].poll() is None or any(rank.poll() is None for rank in ranks):
+        if not failed and any(rank.poll() for rank in ranks):
+            failed = time.monotonic()
+        if failed and time.monotonic() > failed + LEFT:
+            break
+        time.sleep(0.05)
+    codes = [rank.poll() for rank in ranks]
+    for rank in ranks:
+        rank.kill()
+    code = next((code for code in codes if code), 0)
+    return code if code > 0 else 128 - code if code else 0

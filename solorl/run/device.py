@@ -13,22 +13,9 @@ from solorl.run.arguments import RunArgs
 TRAIN, EVALUATE, CONFIRM = range(3)  # streams of environment seeds
 
 
-def env_seed(seed: int, stream: int, index: int, rank: int = 0) -> int:
-    """A seed that no other run seed (< 2^31), stream (< 4), rank (< 2^10) or environment index (< 2^20) shares."""
-    return ((seed * 4 + stream) * 2**10 + rank) * 2**20 + index
-
-
-def ranks() -> tuple[int, int]:
-    """Which of the processes that train one run this is, and how many there are: RANK and WORLD_SIZE of the
-    environment, as torchrun sets them; 0 and 1 without them. UsageError for more than one, which is not possible yet:
-    episodes, rows and the states of environments and generators of other ranks would have to come to rank 0.
-    """
-    rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
-        raise UsageError(f"RANK and WORLD_SIZE must be numbers, RANK the smaller one, not {rank!r} and {world_size!r}")
-    if int(world_size) > 1:
-        raise UsageError(f"WORLD_SIZE is {world_size}, but one process trains a run; start it without torchrun")
-    return int(rank), int(world_size)
+def env_seed(seed: int, stream: int, index: int) -> int:
+    """A seed that no other run seed (< 2^31), stream (< 4) or environment index (< 2^30, of all ranks) shares."""
+    return (seed * 4 + stream) * 2**30 + index
 
 
 def seed_all(args: RunArgs) -> None:
@@ -46,15 +33,16 @@ def seed_all(args: RunArgs) -> None:
             torch.backends.cudnn.benchmark = False
 
 
-def choose_device(args: RunArgs) -> Any:
-    """The torch device of `--device`; its name where the script does not use torch. UsageError if there is none."""
+def choose_device(args: RunArgs, index: int | None = None) -> Any:
+    """The torch device of `--device`; its name where the script does not use torch. UsageError if there is none.
+    `index`: the CUDA device to take if `--device` names none."""
     torch, name = sys.modules.get("torch"), args.device
     if torch is None:
         return name
     if name == "auto":
         name = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
+        device = torch.device(f"cuda:{index}" if name == "cuda" and index is not None else name)
     except RuntimeError:
         raise UsageError(f"--device {name} is unknown; allowed are auto, cpu, cuda, cuda:N and mps") from None
     if device.type not in ("cpu", "cuda", "mps"):

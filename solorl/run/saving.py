@@ -3,7 +3,7 @@
 import math
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from solorl.run import checkpoint, env_state
 from solorl.run.evaluation import undisturbed
 from solorl.run.folder import read_status
 from solorl.run.meter import Diverged
+from solorl.run.ranks import Ranks
 from solorl.run.replay import ReplayLog, is_replay
 from solorl.run.safety import check_checkpoint, check_running_episodes
 from solorl.terminal import warn
@@ -27,8 +28,8 @@ class Checkpoints:
     itself what of it must be so. `models` are the parts that a model file holds; None: all modules of torch.
     """
 
-    def __init__(self, run_dir: Path):
-        self.run_dir = run_dir
+    def __init__(self, run_dir: Path, ranks: Ranks | None = None):
+        self.run_dir, self.ranks = run_dir, ranks or Ranks()
         self.parts: dict[str, Any] = {}
         self.models: dict[str, Any] | None = None
         self.replays: dict[str, Any] = {}
@@ -79,6 +80,7 @@ class Checkpoints:
         where = f"the checkpoint in {self.run_dir}"
         with fitting(where), undisturbed():
             check_checkpoint(tree)
+            self._take_those_of_rank(tree)
             checkpoint.set_random_states(tree["random"])
         self.resumed, self._random = tree["run"], tree["random"]
         for name, part in self.parts.items():
@@ -93,6 +95,18 @@ class Checkpoints:
         self._resume_replays(tree["replay"])
         self.newest = self.resumed["step"]
         return [i for envs in filter(env_state.is_vector_env, self.parts.values()) for i in env_state.restarted(envs)]
+
+    def _take_those_of_rank(self, tree: dict[str, Any]) -> None:
+        """Put the parts and random generators of this rank in the place of those of rank 0. UsageError where there were
+        more or fewer ranks."""
+        others = tree.get("ranks", [])
+        if len(others) + 1 != self.ranks.world_size:
+            count, flag = len(others) + 1, f"with --nproc {len(others) + 1}" if others else "without --nproc"
+            now = self.ranks.world_size
+            raise UsageError(f"the run in {self.run_dir} was trained by {count} ranks, not {now}: resume it {flag}")
+        if self.ranks.rank > 0:
+            own = others[self.ranks.rank - 1]
+            tree["random"], tree["parts"] = own["random"], tree["parts"] | own["parts"]
 
     def _load(self) -> dict[str, Any] | None:
         """The newest whole checkpoint, None where there is none yet. UsageError where all are damaged or gone."""
@@ -147,14 +161,24 @@ class Checkpoints:
                 if found := checkpoint.not_finite(tree, each):
                     raise Diverged(*found)
 
-    def save(self, step: int, counters: Mapping[str, Any], with_replays: bool) -> None:
-        """Write the checkpoint of `step`. Raises OSError."""
-        tree = {
+    def of_rank(self) -> dict[str, Any]:
+        """What a checkpoint must hold of this rank: all but modules and optimisers, which are equal in all ranks."""
+        own = {name: part for name, part in self.parts.items() if not hasattr(part, "load_state_dict")}
+        parts = {name: checkpoint.capture(part) for name, part in own.items()}
+        return {"random": checkpoint.random_states(), "parts": parts}
+
+    def save(
+        self, step: int, counters: Mapping[str, Any], with_replays: bool, others: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Write the checkpoint of `step`; `others`: what the other ranks have from `of_rank`. Raises OSError."""
+        tree: dict[str, Any] = {
             "run": counters,
             "random": checkpoint.random_states(),
             "parts": {name: checkpoint.capture(part) for name, part in self.parts.items()},
             "replay": {name: log.append(self.replays[name]) for name, log in self._logs.items() if with_replays},
         }
+        if others:
+            tree["ranks"] = list(others)
         checkpoint.save_checkpoint(self.folder, step, tree, self.keep)
         for log in self._logs.values():
             log.forget()

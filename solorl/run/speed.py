@@ -151,12 +151,21 @@ class GradientStep:
 
     If `fast`, the parameters of `module` become views of one vector, and that vector is all that the optimiser sees:
     clipping and stepping are single operations; not so where the optimiser has several groups of parameters. All
-    parameters of `module` must take part in the loss.
+    parameters of `module` must take part in the loss. `average` maps a list of tensors, gradients and metrics, to what
+    they are over all ranks.
     """
 
     def __init__(
-        self, loss_of: Any, module: nn.Module, optimizer: Any, max_grad_norm: float, compiled: Any, fast: bool
+        self,
+        loss_of: Any,
+        module: nn.Module,
+        optimizer: Any,
+        max_grad_norm: float,
+        compiled: Any,
+        fast: bool,
+        average: Callable[[list[Any]], list[Any]] | None = None,
     ):
+        self.average = average
         self.loss_of, self.module, self.optimizer, self.max_grad_norm = loss_of, module, optimizer, max_grad_norm
         self.gradients = compiled(gradients_of)
         self.vector: Any = None
@@ -171,6 +180,11 @@ class GradientStep:
     def __call__(self, *inputs: Any) -> Any:
         """Take the step; returns the metrics of the loss."""
         gradients, metrics = self.gradients(self.vector is not None, self.loss_of, self.module, *inputs)
+        if self.average is not None:
+            own = [gradients] if self.vector is not None else gradients
+            means = self.average([*own, *metrics.values()])
+            gradients = means[0] if self.vector is not None else means[: len(own)]
+            metrics = dict(zip(metrics, means[len(own) :], strict=True))
         if self.vector is None:
             for parameter, one in zip(self.module.parameters(), gradients, strict=True):
                 parameter.grad = one

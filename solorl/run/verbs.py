@@ -1,6 +1,6 @@
 """Everything a training script needs that is not the algorithm, behind a few verbs.
 
-    require, compile, fast, gradient_step, resume, reset, loop, episodes, learned, log, evaluate, save, close
+    require, compile, fast, gradient_step, resume, reset, loop, episodes, gather, learned, log, evaluate, save, close
 
 No verb changes what is learned. This module knows no algorithm, no network and no loss. The rest is done by parts
 that work without a run: `folder`, `meter`, `checkpoints`, `evaluator`. They raise; only the verbs end a run.
@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,14 +21,15 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
-from solorl.errors import in_one_sentence, quit_with
+from solorl.errors import UsageError, in_one_sentence, quit_with
 from solorl.run import env_state, memory, signals
 from solorl.run.arguments import RunArgs, script_path
-from solorl.run.device import EVALUATE, TRAIN, choose_device, device_words, env_seed, ranks, seed_all
+from solorl.run.device import EVALUATE, TRAIN, choose_device, device_words, env_seed, seed_all
 from solorl.run.evaluation import Evaluator, Policy, draw_learning_curve, film_to, undisturbed
 from solorl.run.folder import RunFolder, new_path
 from solorl.run.load import play_wanted
 from solorl.run.meter import Diverged, Meter, check_finite
+from solorl.run.ranks import Ranks, from_environment, local_rank
 from solorl.run.returns import teams_of
 from solorl.run.saving import Checkpoints
 from solorl.run.summary import how_to_go_on, summary
@@ -44,21 +45,35 @@ class Run:
     """One training: its seeds, device, run folder, metrics, checkpoints, evaluations and how it ends.
 
     `device` is that of a framework other than torch; a `quiet` run says its errors only, because another one in this
-    process speaks for it. Of the processes that train one run, rank 0 alone speaks, evaluates and has the run folder.
+    process speaks for it. A script that says `parallel` can be trained by several processes, started by torchrun or
+    `solo train ... --nproc N`: `rank` of `world_size`. All have the same random numbers, environments of their own and
+    the same modules; rank 0 alone speaks, evaluates and has the run folder.
     """
 
-    def __init__(self, args: RunArgs, *, device: Any = None, quiet: bool = False):
+    def __init__(self, args: RunArgs, *, parallel: bool = False, device: Any = None, quiet: bool = False):
         self.args, self.script = args, script_path()
         self.play = play_wanted()  # no training, only this
         with in_one_sentence():
-            self.rank, self.world_size = ranks()
+            self.rank, self.world_size = (0, 1) if self.play else from_environment()
+            if self.world_size > 1 and not parallel:
+                what = f"{self.script.name} trains in one process, but WORLD_SIZE is {self.world_size}"
+                raise UsageError(f"{what}; start it without torchrun and without --nproc")
             self.quiet = quiet or self.rank > 0
-            self.device = choose_device(args) if device is None else device
+            index = local_rank() if self.world_size > 1 else None
+            self.device = choose_device(args, index) if device is None else device
             if args.track and not self.play:
                 check_wandb()
         seed_all(args)
+        self.ranks = Ranks(self.rank, self.world_size)
+        if self.world_size > 1:
+            with in_one_sentence():
+                self.ranks.open(self.device, self._lost)
         self.folder = RunFolder(Path(args.resume) if args.resume else new_path(args, self.script))
-        self.meter, self.checkpoints, self.evaluator = Meter(), Checkpoints(self.folder.path), Evaluator(args)
+        self.meter, self.checkpoints, self.evaluator = (
+            Meter(),
+            Checkpoints(self.folder.path, self.ranks),
+            Evaluator(args),
+        )
         self.restarted: list[int] = []  # environments whose episodes `resume` could not continue and started again
         self.step = 0  # environment steps at the last call of log, evaluate or save
         self.iteration, self.is_last = 0, False
@@ -100,13 +115,16 @@ class Run:
                 quit_with(f"{env_id} has {kind} {what}, but {self.script.name} takes {wanted} {what}{use}")
 
     def resume(self, **parts: Any) -> int:
-        """Name all that a checkpoint must hold; with `--resume` bring it into the saved state.
+        """Name all that a checkpoint must hold; with `--resume` bring it into the saved state. In all ranks modules
+        begin with the values they have in rank 0.
 
         `parts` are modules, optimisers, arrays, tensors, generators, vector environments (see `checkpoint.capture`) and
         replay buffers (see `replay`), which are saved with `--save-replay` only.
         Returns the iteration to start from. Opens the run folder: nothing has been written before.
         """
         start = self._fit(parts)
+        if self.world_size > 1:
+            self._start_together(start, parts)
         if not self.play:
             self._begin(start)
         return start
@@ -116,7 +134,8 @@ class Run:
         those at which the run stopped."""
         if self.checkpoints.resumed:
             return env_state.observations(envs)
-        seeds = [env_seed(self.args.seed, TRAIN, i, self.rank) for i in range(envs.num_envs)]
+        first = self.rank * envs.num_envs  # so that several ranks play the games that one would
+        seeds = [env_seed(self.args.seed, TRAIN, first + i) for i in range(envs.num_envs)]
         envs.action_space.seed(seeds[0])
         envs.single_action_space.seed(seeds[0])
         return envs.reset(seed=seeds)[0]
@@ -146,9 +165,17 @@ class Run:
         `global_step` is the number of environment steps after the last row. An episode that ends is logged as
         `charts/episodic_return` and `charts/episodic_length` (agent steps) at the step at which it ended. With several
         agents both have a last axis of agents, and an episode ends where all are done: the return is the first team's,
-        two teams or more have `charts/episodic_return_TEAM`, and with `per_agent` each agent has its own.
+        two teams or more have `charts/episodic_return_TEAM`, and with `per_agent` each agent has its own. Several ranks
+        give those of their own environments, and count all.
         """
+        if self.world_size > 1:
+            found = self.ranks.everyone((np.atleast_2d(reward), np.atleast_2d(done)))
+            reward, done = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
         self.meter.episodes(global_step, reward, done, per_agent)
+
+    def gather(self, tensors: Sequence[Any], dim: int) -> list[Any]:
+        """Tensors of equal shapes in all ranks, put together along `dim` in the order of ranks."""
+        return self.ranks.gather(tensors, dim)
 
     def learned(self, metrics: Mapping[str, Any]) -> None:
         """Count the metrics of one gradient step (numbers or 0-dimensional tensors) into the means that the next row
@@ -187,14 +214,21 @@ class Run:
         out are taken as they were named there.
 
         NaN or infinite numbers in a module, optimiser, array or tensor end the run as in `log` and are not saved.
+        Here several ranks agree on the end, and rank 0 writes what all hand over.
         """
         self.checkpoints.update(parts)
         self.step = global_step
         due = self.meter.is_due("save", self.args.save_every, global_step)
         self.ending = self.ending or self._reason_to_end()
-        if self.rank == 0 and (due or self.ending or self.is_last):
+        if self.world_size > 1:
+            said = self.ranks.everyone((self.ending, self.signal))
+            self.ending = next((ending for ending, _ in said if ending), "")
+            self.signal = next((number for _, number in said if number), 0)
+        if due or self.ending or self.is_last:
             with self.meter.paused(), self._ending_where_diverged():
-                self._checkpoint()
+                of_ranks = self.ranks.everyone(self.checkpoints.of_rank()) if self.world_size > 1 else []
+                if self.rank == 0:
+                    self._checkpoint(of_ranks)
 
     def close(self, policy: Policy, make_env: Callable[..., Any]) -> None:
         """Evaluate the final policy unless that is done, draw the learning curve, and say where everything is.
@@ -205,6 +239,7 @@ class Run:
         if self.play:
             self.play(self.args, self.folder, policy, make_env)
             return
+        self.ranks.close()
         try:
             if self.rank == 0 and self.ending == "signal":
                 self._stop()
@@ -226,11 +261,13 @@ class Run:
     ) -> Callable[..., Any]:
         """`metrics = step(*inputs)` takes one step of `optimizer`, which has the parameters of `module` and no others,
         down the gradient of the loss: `loss, metrics = loss_of(module, *inputs)`. The gradient's global norm is clipped
-        to `max_grad_norm`. With `--compile` the loss and its derivative are compiled together. To be called before
-        `resume`."""
+        to `max_grad_norm`. With `--compile` the loss and its derivative are compiled together. Several ranks give
+        inputs of equal shapes; gradients, before they are clipped, and metrics are means over the ranks. To be called
+        before `resume`."""
         from solorl.run.speed import GradientStep
 
-        return GradientStep(loss_of, module, optimizer, max_grad_norm, self.compile, self.args.fast)
+        average = self.ranks.average if self.world_size > 1 else None
+        return GradientStep(loss_of, module, optimizer, max_grad_norm, self.compile, self.args.fast, average)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.compile(function)` with `--compile`, else the function itself. On the CPU what calls the compiled
@@ -267,7 +304,8 @@ class Run:
         if not (saved := self.checkpoints.resumed):
             return 0
         self.meter.resume(saved)
-        self.meter.begin_episodes(self.restarted)
+        if self.world_size == 1:
+            self.meter.begin_episodes(self.restarted)
         self.evaluator.resume(saved)
         self.step, self.iteration = saved["step"], saved["iteration"] - 1
         return saved["iteration"]
@@ -297,9 +335,36 @@ class Run:
             if (self.dir / "model.safetensors").exists():
                 (self.dir / "model.safetensors").replace(self.dir / "model_before.safetensors")
 
+    def _start_together(self, start: int, parts: Mapping[str, Any]) -> None:
+        """What is between the two halves with several ranks."""
+        self.require(not self.checkpoints.replays, "several ranks cannot have replay buffers yet")
+        starts, restarted = zip(*self.ranks.everyone((start, self.restarted)), strict=True)
+        self.require(len(set(starts)) == 1, f"the ranks do not see the same run folder: they start from {starts}")
+        if self.meter.returns is not None:
+            local = len(self.meter.returns) // self.world_size  # environments of each rank
+            self.meter.begin_episodes([rank * local + i for rank, own in enumerate(restarted) for i in own])
+        for part in parts.values():
+            if hasattr(part, "named_parameters"):
+                self.ranks.copy_from_first(part)
+
     # ------------------------------------------------------------------ while it runs
+    def _lost(self, rank: int, code: int | None) -> None:
+        """Another rank has ended, and this one with it; called in the thread that watches. Rank 0 says so, or rank 1
+        where rank 0 could not say why it ends."""
+        if self.folder.status == "running":
+            self._set_status("failed")
+        if self.rank == 0 or (self.rank == 1 and code is None):
+            what = (
+                f"{paint('error:', 'red', sys.stderr)} rank {rank} has ended, and with it all {self.world_size} ranks"
+            )
+            self._say(f"{what}; --resume goes on from the last checkpoint", sys.stderr)
+        self.ranks.leave(code or 1)
+        os._exit(code or 1)
+
     def _on_signal(self, number: int, frame: Any) -> None:
         """The first signal ends the run after the next save; the second ends at once."""
+        if self.signal and self.signal != number and self.world_size > 1:
+            return  # of torchrun, which sends SIGTERM after a Ctrl+C
         if self.signal:
             self._end_at_once(number)
         self.signal = number
@@ -314,6 +379,7 @@ class Run:
         self._say(f"{signal.Signals(number).name}: the run ends at once, {saved}")
         if number == signal.SIGINT and signals.in_a_shell():
             raise KeyboardInterrupt
+        self.ranks.leave(128 + number)
         os._exit(128 + number)
 
     def _abandon(self, status: str) -> None:
@@ -372,14 +438,14 @@ class Run:
                 seed, env_id = env_seed(self.args.seed, EVALUATE, 0), evaluator.args.env_id
                 film_to(self.folder, f"step_{self.step}.mp4", seed, policy, make_env, env_id)
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, of_ranks: Sequence[Any]) -> None:
         self._check_finite()
         with self.folder.writing("checkpoint", f"the checkpoint of step {self.step:,}", self.checkpoints.are_there()):
             self.folder.require()
             counters = {"iteration": self.iteration + 1, "step": self.step}
             counters |= self.meter.counters() | self.evaluator.counters()
             counters["metrics_bytes"] = self.folder.metrics.sync()
-            self.checkpoints.save(self.step, counters, self.args.save_replay)
+            self.checkpoints.save(self.step, counters, self.args.save_replay, of_ranks[1:])
             self._set_status(self.folder.status)
 
     def _save_model(self, name: str) -> None:
@@ -396,7 +462,7 @@ class Run:
             yield
         except Diverged as error:
             if self.rank > 0:
-                raise SystemExit(DIVERGED) from None
+                self.ranks.wait_for_the_end()  # rank 0 has found the same and writes a snapshot
             try:
                 self.folder.require()
                 note = f"a snapshot is in {self.checkpoints.save_crash(self.step)}"
@@ -405,6 +471,7 @@ class Run:
             self._finish(f"diverged: {error}")
             what = f"{paint('error:', 'red', sys.stderr)} {error}"
             self._say(f"{what} in iteration {self.iteration} (step {self.step:,}); {note}", sys.stderr)
+            self.ranks.leave(DIVERGED)
             raise SystemExit(DIVERGED) from None
 
     def _stop(self) -> None:
@@ -414,7 +481,7 @@ class Run:
         is_lost = self.checkpoints.replays and not self.args.save_replay
         lost = " (without its replay buffer: --save-replay)" if is_lost else ""
         name = signal.Signals(self.signal).name
-        self._say(f"{name}: saved at step {self.step:,}{lost}; {how_to_go_on(self.script, self.dir)}")
+        self._say(f"{name}: saved at step {self.step:,}{lost}; {how_to_go_on(self.script, self.dir, self.world_size)}")
         self._draw()
         if self.signal == signal.SIGINT:
             raise SystemExit(130)
