@@ -114,7 +114,7 @@ def weights(agent):
 
 # ---------------------------------------------------------------------- what they learn
 def test_two_ranks_learn_what_one_learns(train, tmp_path):
-    """And one rank, bit for bit, what `ppo_atari.py` does. The games, and so the rows of episodes, are those of one rank,
+    """And one rank, bit for bit, what `ppo_atari.py` does. The games, and so the rows of episodes, are those of one,
     those of both ranks among them; both ranks end with the same weights to the last bit."""
     flags = [*TINY, "--total-timesteps", "96"]
     parent, one = (train(name, *flags, runs_dir=tmp_path / name) for name in ("ppo_atari", NAME))
