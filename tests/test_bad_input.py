@@ -112,7 +112,8 @@ def test_a_missing_simulator_names_the_extra(monkeypatch):
     monkeypatch.setattr(ids.importlib.util, "find_spec", lambda name: None if name in hidden else real(name))
     for env_id, sentence in (
         ("LunarLander-v3", "needs an extra: pip install 'solorl[box2d]'"),
-        ("ALE/Pong-v5", "needs a package: pip install ale-py"),
+        ("ALE/Pong-v5", "needs an extra: pip install 'solorl[atari]'"),
+        ("PongNoFrameskip-v4", "needs an extra: pip install 'solorl[atari]'"),
         ("Asterix-MinAtar", "needs an extra: pip install 'solorl[gymnax]' (which takes Gymnasium back to 1.3)"),
     ):
         with pytest.raises(errors.UsageError, match=re.escape(f"{env_id} {sentence}")):

@@ -16,6 +16,7 @@ EXTRAS = {
     "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
     "gymnasium.envs.phys2d": ("jax", "jax"),
     "gymnasium.envs.tabular": ("jax", "jax"),
+    "ale_py": ("ale_py", "atari"),
     "ale_py": ("cv2", "atari"),  # of the wrapper that makes images smaller
 }
 
@@ -35,7 +36,7 @@ GAMES = {"mpe/*": "mpe2", "sisl/*": "pettingzoo", "butterfly/*": "pettingzoo"}
 
 # Families that other packages register: the part of an id before the slash -> (module, what pip installs).
 NAMESPACES = {
-    "ALE": ("ale_py", "'solorl[atari]'"),
+    "ALE": ("ale_py", ""),  # our extra
     "MinAtar": ("minatar", "minatar"),
     "dm_control": ("shimmy", "'shimmy[dm-control]'"),
 }
@@ -103,15 +104,19 @@ def check_env_id(env_id: str) -> None:
                 raise UsageError(needs_extra(env_id, family[1]))
             importlib.import_module(family[0].partition(":")[0])
         _register_games(name)
+        space = "ALE" if "NoFrameskip-v" in name else name.partition("/")[0]
+        if space in NAMESPACES and importlib.util.find_spec(NAMESPACES[space][0]):
+            importlib.import_module(NAMESPACES[space][0])  # which registers its ids
         if colon:
             _import_module_of(env_id, module)
         spec = gym.spec(name)
     except (gym.error.Error, ImportError) as error:
         if isinstance(error, ImportError) and (sentence := missing_extra(env_id, error)):
             raise UsageError(sentence) from error
-        space = env_id.partition("/")[0] if "/" in env_id else None
         if space in NAMESPACES and importlib.util.find_spec(NAMESPACES[space][0]) is None:
-            raise UsageError(f"{env_id} needs a package: pip install {NAMESPACES[space][1]}") from error
+            package = NAMESPACES[space][1]
+            sentence = f"{env_id} needs a package: pip install {package}" if package else needs_extra(env_id, "atari")
+            raise UsageError(sentence) from error
         for where, package in (*REGISTER.values(), ("solorl.envs.pettingzoo", "pettingzoo")):
             if importlib.util.find_spec(package):
                 with contextlib.suppress(ImportError):  # without jax
