@@ -174,5 +174,5 @@ class Ranks:
                 except OSError:
                     said = b""
                 rank = watched.pop(link)
-                if said != bytes([DONE]):
+                if said != bytes([DONE]) and self._links:  # else this rank has left before, and is ending
                     lost(rank, said[0] if said else None)

@@ -65,9 +65,6 @@ class Run:
                 check_wandb()
         seed_all(args)
         self.ranks = Ranks(self.rank, self.world_size)
-        if self.world_size > 1:
-            with in_one_sentence():
-                self.ranks.open(self.device, self._lost)
         self.folder = RunFolder(Path(args.resume) if args.resume else new_path(args, self.script))
         self.meter, self.checkpoints, self.evaluator = (
             Meter(),
@@ -82,6 +79,9 @@ class Run:
         self._before: dict[int, Any] = {}  # where signals went before the loop
         self._trackers: list[Safe] = []
         self._looked, self._line = -math.inf, Progress()
+        if self.world_size > 1:
+            with in_one_sentence():
+                self.ranks.open(self.device, self._lost)  # from now on `_lost` may be called
 
     @property
     def dir(self) -> Path:
