@@ -16,7 +16,7 @@ EXTRAS = {
     "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
     "gymnasium.envs.phys2d": ("jax", "jax"),
     "gymnasium.envs.tabular": ("jax", "jax"),
-    "ale_py": ("ale_py", "atari"),
+    "ale_py.env": ("ale_py", "atari"),
     "ale_py": ("cv2", "atari"),  # of the wrapper that makes images smaller
 }
 
