@@ -1,6 +1,7 @@
 """Running the real scripts and looking at their variables and files."""
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -28,6 +30,16 @@ for name in ("NO_COLOR", "FORCE_COLOR"):  # what is tested are plain words, unle
     os.environ.pop(name, None)
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).parent))  # `probes:...` as environment ids
+
+
+def own_registry(monkeypatch):
+    """A registry of Gymnasium for one test. What modules register where they are imported for the first time must
+    outlive it, so they are imported before."""
+    for module in ("ale_py", "solorl.envs.gymnax", "solorl.envs.brax", "solorl.envs.pettingzoo"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+    monkeypatch.setattr(gym, "registry", gym.envs.registration.registry)
 
 
 def script(name):

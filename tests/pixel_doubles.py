@@ -7,7 +7,7 @@ LIFE, REWARD, END = 56, 64, 80  # frames at which a life is lost, a reward comes
 
 
 class Diary(gym.Env):
-    """`pixel_doubles:Diary-v0`: the upper half of the image tells the frame, the lower half is the game's own number.
+    """`pixel_doubles:PixelDiary-v0`: the upper half of an image tells the frame, the lower half is its game's number.
 
     Lives fall from 3 to 2 at frame 56; the reward is 5 at frame 64; frame 80 is the end: of the task, or by a time
     limit if the number is odd. `pressed` are the actions of the game, frame by frame.
@@ -45,5 +45,5 @@ class Diary(gym.Env):
         return np.repeat(self.image()[..., None], 3, 2)
 
 
-if "Diary-v0" not in gym.registry:
-    gym.register("Diary-v0", Diary, kwargs={"game": "diary"})
+if "PixelDiary-v0" not in gym.registry:
+    gym.register("PixelDiary-v0", Diary, kwargs={"game": "diary"})

@@ -211,6 +211,7 @@ def equal(a, b):
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("utd_ratio", [0.25, 2.0])
 def test_the_number_of_gradient_steps_is_the_ratio_times_the_environment_steps(utd_ratio):
     """Since learning_starts; and there are none before the buffer holds a batch."""
@@ -327,6 +328,7 @@ def aim(monkeypatch):
     return "Aim-v0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_it_learns_where_to_aim_within_asymmetric_bounds(name, train, solo, aim):
     """No environment, of training or of evaluation, sees an action beyond its bounds; all is logged and saved."""

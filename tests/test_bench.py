@@ -129,6 +129,7 @@ def children(place):
     return [pid for pid in pids if engines.process_start(pid)]
 
 
+@pytest.mark.slow
 # ---------------------------------------------------------------------- load and faults
 def test_two_hundred_runs_complete(solo, place):
     code, out, _ = solo(*command("--total-timesteps", 2, "--pause", 0.01, seeds=200))

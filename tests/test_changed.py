@@ -204,6 +204,7 @@ def test_a_checkpoint_that_fails_takes_nothing_from_the_one_before(train, tmp_pa
     assert v["replay"].inserted == 300
 
 
+@pytest.mark.slow
 # ---------------------------------------------------------------------- what may happen to a run folder
 def test_a_run_that_is_in_use_is_refused(tmp_path):
     """A second process is refused while the first trains, whatever it would do; afterwards the run can be resumed."""
@@ -277,6 +278,7 @@ def test_a_log_on_a_full_disk_does_not_end_a_training(tmp_path):
     assert json.loads((next(tmp_path.iterdir()) / "status.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_saves_unless_nohup_says_otherwise(tmp_path):
     words = [sys.executable, str(script("ppo")), "--total-timesteps", "200000", "--eval-every", "0"]
     process = start([*words, "--runs-dir", str(tmp_path / "a")])
@@ -293,6 +295,7 @@ def test_a_closed_terminal_saves_unless_nohup_says_otherwise(tmp_path):
     assert json.loads((run_dir / "status.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_group_of_seeds_says_how_to_go_on_and_what_is_missing(tmp_path, train):
     flags = "--num-seeds 2 --total-timesteps 2000000 --eval-every 0 --save-every 0".split()
     process = start([sys.executable, str(script("ppo_jax")), *flags, "--runs-dir", str(tmp_path)])
@@ -370,6 +373,7 @@ def test_characters_that_cannot_be_shown_do_not_end_a_training(tmp_path):
     assert states(tmp_path) == ["finished"]  # one folder, although the name of the experiment has a slash
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_jax_compiles_ends_cleanly(tmp_path):
     flags = ["--total-timesteps", "400000", "--num-steps", "33", "--num-minibatches", "3", "--eval-episodes", "1"]
     cache = environment(XDG_CACHE_HOME=str(tmp_path / "cache"), PYTHONUNBUFFERED="1")

@@ -490,7 +490,7 @@ def test_standalone_refuses_the_same_input(flags, alone, train):
 
 
 def test_the_stub_stays_small():
-    assert catalog.code_lines(catalog.read_source(STUB)) <= 120
+    assert catalog.code_lines(catalog.read_source(STUB)) <= 125
 
 
 def test_stub_has_the_verbs_of_the_library():

@@ -5,6 +5,7 @@ import sysconfig
 
 import pytest
 import torch
+from pixel_probe import use_fake_envpool
 from test_golden import FLAGS
 
 from solorl.run import onednn as products
@@ -22,7 +23,10 @@ def forget_the_last_script():
         torch._dynamo.symbolic_convert._import_module.cache_clear()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+# the files for images take 5 to 12 seconds each
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if "atari" in name else name for name in SCRIPTS]
+)
 def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatch):
     """The first gradient of each loss in a training, compiled and not."""
     options, losses, compiler = [], [], torch.compile
@@ -36,7 +40,11 @@ def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatc
             if loss_of.__name__ not in losses:
                 losses.append(loss_of.__name__)
                 torch.testing.assert_close(whole(flat, loss_of, *inputs), (gradients, metrics), rtol=1e-3, atol=1e-5)
-                assert flat and gradients.ndim == 1 and all(key.startswith("losses/") for key in metrics)
+                assert (
+                    flat
+                    and gradients.ndim == 1
+                    and all(key.startswith("losses/") for key in metrics if key != "divergence")
+                )
             return gradients, metrics
 
         return compare
@@ -45,8 +53,10 @@ def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatc
     monkeypatch.setattr(torch, "compile", compile_whole)
     monkeypatch.setattr("solorl.run.speed.compile_problem", lambda folder: None)  # wherever the tests run
     monkeypatch.setattr(products, "onednn_is_faster", lambda: False)  # on every machine
+    if "Catch-v5" in FLAGS[name]:
+        use_fake_envpool(monkeypatch)
     train(name, *FLAGS[name].split(), "--eval-every", 0, "--save-every", 0, "--compile")
-    assert losses and all(name.endswith("_loss") for name in losses)
+    assert losses and all("_loss" in name for name in losses)
     settings = {"dynamic": False, "options": {"cpp_wrapper": True}}
     assert options == [("gradients_of", settings)] * len(losses)
 

@@ -177,6 +177,7 @@ def test_it_logs_what_its_twin_logs(train):
     assert evaluated[0] == evaluated[1] and len(evaluated[0]) > 1  # also where a chunk must end for it
 
 
+@pytest.mark.slow
 def test_it_learns_cartpole(train):
     flags = (
         "--total-timesteps 60000 --learning-starts 1000 --train-frequency 2 --learning-rate 1e-3 --eval-every 0".split()

@@ -125,6 +125,7 @@ def test_the_replay_buffer_holds_what_happened(train):
     np.testing.assert_array_equal(np.cumsum(lengths), np.flatnonzero(done) + 1)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_starts_its_episodes_again(train):
     """And says so: no transition leads from the old episode into the new one, no return counts both."""
     flags = "--env-id LunarLanderContinuous-v3 --total-timesteps 900 --learning-starts 1000 --save-every 500".split()

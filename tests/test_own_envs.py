@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import definitions, refused, script
+from conftest import definitions, own_registry, refused, script
 
 from solorl.catalog.standalone import standalone
 from solorl.run import env_state as simulators
@@ -31,8 +31,7 @@ def here(tmp_path, monkeypatch):
     """A folder to be in, which is not on the path of Python yet; `here(name, text)` writes a module there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", ".")])
-    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
-    monkeypatch.setattr(gym, "registry", gym.envs.registration.registry)
+    own_registry(monkeypatch)
 
     def write(name, text):
         (tmp_path / f"{name}.py").write_text(text.format(name=name))

@@ -10,7 +10,7 @@ import gymnasium as gym
 import mpe2.simple_spread_v3
 import numpy as np
 import pytest
-from conftest import ROOT, comparable, refused, rows
+from conftest import ROOT, comparable, own_registry, refused, rows
 from gymnasium.utils.seeding import np_random
 from raid import LIMIT, TEAMS, Raid
 
@@ -365,8 +365,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def raid_id(monkeypatch):
-    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
-    monkeypatch.setattr(gym, "registry", gym.envs.registration.registry)
+    own_registry(monkeypatch)
     register("Raid-v0", Raid, teams=TEAMS)
     return "Raid-v0"
 

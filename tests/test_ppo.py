@@ -247,15 +247,18 @@ def value_at(variables, obs):
     return variables["agent"].value(torch.tensor([[float(obs)]])).item()
 
 
+@pytest.mark.slow
 def test_learns_a_constant_value(train):
     assert value_at(train("ppo", "--env-id", "probes:OneStep-v0", *PROBE), 0) == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.slow
 def test_learns_a_value_from_the_observation(train):
     v = train("ppo", "--env-id", "probes:SeesReward-v0", *PROBE)
     assert value_at(v, 1) == pytest.approx(1, abs=0.1) and value_at(v, -1) == pytest.approx(-1, abs=0.1)
 
 
+@pytest.mark.slow
 def test_learns_to_discount(train):
     v = train("ppo", "--env-id", "probes:Delayed-v0", "--gamma", "0.5", *PROBE)
     assert value_at(v, 0) == pytest.approx(0.5, abs=0.07) and value_at(v, 1) == pytest.approx(1, abs=0.07)
@@ -272,6 +275,7 @@ def test_learns_a_policy_of_the_observation(train):
     assert v["agent"].act(np.array([[1.0], [-1.0]])).tolist() == [1, 0]
 
 
+@pytest.mark.slow
 def test_value_of_a_constant_reward_under_a_time_limit(train):
     """The time limit is no end of the task: 1 / (1 - gamma), where a limit taken for an end would give 6.5."""
     v = train("ppo", "--env-id", "probes:Forever-v0", "--gamma", "0.9", *PROBE, "--total-timesteps", "24576")

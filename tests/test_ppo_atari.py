@@ -18,13 +18,13 @@ from solorl.run.verbs import Run
 
 ATARI = definitions("ppo_atari")
 FILES = ["ppo_atari", "ppo_atari_envpool"]
-DIARY = "--env-id pixel_doubles:Diary-v0 --num-envs 2 --num-steps 32 --num-minibatches 2 --eval-episodes 1".split()
+DIARY = "--env-id pixel_doubles:PixelDiary-v0 --num-envs 2 --num-steps 32 --num-minibatches 2 --eval-episodes 1".split()
 STILL = [*DIARY, "--learning-rate", "0", "--total-timesteps", "128", "--update-epochs", "1"]
 SHORT = "--num-envs 2 --num-steps 8 --num-minibatches 2 --update-epochs 1 --eval-episodes 1".split()
 
 
 def diary():
-    return gym.make("pixel_doubles:Diary-v0", obs_type="grayscale", frameskip=1, max_num_frames_per_episode=0)
+    return gym.make("pixel_doubles:PixelDiary-v0", obs_type="grayscale", frameskip=1, max_num_frames_per_episode=0)
 
 
 # ---------------------------------------------------------------------- wrappers
@@ -40,7 +40,7 @@ def test_a_game_begins_with_1_to_30_no_ops():
 
 def test_fire_is_pressed_at_the_start_and_after_a_lost_life():
     """Whatever the policy wants in that step; never else."""
-    env = ATARI["make_env"]("pixel_doubles:Diary-v0")
+    env = ATARI["make_env"]("pixel_doubles:PixelDiary-v0")
     for _ in range(3):
         env.reset(seed=5)
         game = env.unwrapped
@@ -133,7 +133,7 @@ def test_sticky_actions_are_those_of_the_id():
     assert repeat == [0.25, 0.0]
 
 
-@pytest.mark.parametrize("env_id", ["ALE/Breakout-v5", "BreakoutNoFrameskip-v4", "pixel_doubles:Diary-v0"])
+@pytest.mark.parametrize("env_id", ["ALE/Breakout-v5", "BreakoutNoFrameskip-v4", "pixel_doubles:PixelDiary-v0"])
 def test_the_limit_is_27000_steps(env_id):
     """And no other limit comes before: neither the emulator's nor one that the id brings."""
     env = ATARI["make_env"](env_id)

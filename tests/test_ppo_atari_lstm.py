@@ -16,7 +16,7 @@ from solorl.run.evaluation import play_episodes
 from solorl.run.speed import GradientStep
 
 LSTM = definitions("ppo_atari_lstm")
-DIARY = "--env-id pixel_doubles:Diary-v0 --num-envs 2 --num-steps 32 --num-minibatches 2 --eval-episodes 1".split()
+DIARY = "--env-id pixel_doubles:PixelDiary-v0 --num-envs 2 --num-steps 32 --num-minibatches 2 --eval-episodes 1".split()
 # With a learning rate of 0 the script is a function of its rollout.
 STILL = [*DIARY, "--learning-rate", "0", "--total-timesteps", "128", "--update-epochs", "1"]
 
@@ -273,7 +273,7 @@ def test_the_memory_is_empty_where_resuming_starts_a_game_again(train, monkeypat
 
 def test_evaluation_acts_greedily_with_the_memory_of_its_game(agent):
     """A whole game step by step gives the most likely actions of the sequence, over a lost life."""
-    env, seen = LSTM["make_env"]("pixel_doubles:Diary-v0"), []
+    env, seen = LSTM["make_env"]("pixel_doubles:PixelDiary-v0"), []
 
     def act(obs, state, first):
         action, state = agent.act(obs, state, first)

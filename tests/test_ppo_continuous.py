@@ -241,6 +241,7 @@ def test_resumed_equals_uninterrupted(name, train, tmp_path):
     assert (whole["so_far"] == again["so_far"]).all() and (whole["so_far"] != 0).all()
 
 
+@pytest.mark.slow
 # ---------------------------------------------------------------------- they learn
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_learns_where_to_aim(name, train):

@@ -118,6 +118,7 @@ def test_without_steps_the_policy_stays_and_the_ratio_is_one():
     assert float(jnp.abs(sums["losses/approx_kl"])) < 1e-9 * count == 16e-9 and float(sums["losses/clipfrac"]) == 0
 
 
+@pytest.mark.slow
 def test_target_kl_ends_the_epochs():
     """With a bound that the first epoch breaks, the weights are those of one epoch."""
     _, stopped, _ = one_iteration(target_kl=0.0, learning_rate=0.01)
@@ -246,6 +247,7 @@ def test_flags_that_change_nothing_say_so(train):
     assert found == flags
 
 
+@pytest.mark.slow
 def test_a_model_can_be_played(train, tmp_path):
     run = train("ppo_jax", *SMALL, "--total-timesteps", 512)["run"].runs[0]
     model = load_file(run.dir / "model.safetensors")

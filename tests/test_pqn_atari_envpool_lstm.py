@@ -110,7 +110,7 @@ def test_acts_greedily_with_its_memory():
     net, obs = network(6), images(12, 2)
     net.head.weight.data *= 20
     act = stepwise(net.act, 2)
-    got = np.array([act(x) for x in obs])
+    got = np.array([act(x, []) for x in obs])
     want = np.stack([remembered(net, obs[:, n])[0] for n in range(2)], 1)
     np.testing.assert_allclose(np.take_along_axis(want, got[..., None], -1)[..., 0], want.max(-1), atol=1e-3)
     alone = np.array([net.act(x, None, np.ones(2, bool))[0] for x in obs])

@@ -97,7 +97,7 @@ class Run:
         """Count the iterations."""
         yield from range(start, num_iterations)
 
-    def episodes(self, global_step, reward, done):
+    def episodes(self, global_step, reward, done, per_agent=False):
         """Sum the rewards of each episode."""
         for rewards, ends in zip(np.atleast_2d(reward), np.atleast_2d(done).astype(bool), strict=True):
             self.returns = rewards + (0.0 if self.returns is None else self.returns)

@@ -7,8 +7,10 @@ import sys
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from solorl.errors import UsageError, did_you_mean, missing_extra, nearest, needs_extra
+from solorl.scripts import header_fields, not_for
 
 # Where the simulators of Gymnasium's families come from: module of the entry point -> (module to import, our extra).
 EXTRAS = {
@@ -142,12 +144,19 @@ def check_env_id(env_id: str) -> None:
 
 def check_env_id_of(script: Path, env_id: str) -> None:
     """Refuse an environment that the script cannot train on: EnvPool's ids where it imports `EnvPoolVectorEnv`."""
-    check = check_envpool_id if "EnvPoolVectorEnv" in script.read_text(errors="replace") else check_env_id
-    check(env_id)
+    text = script.read_text(errors="replace")
+    if "EnvPoolVectorEnv" not in text:
+        check_env_id(env_id)
+        return
+    envpool = check_envpool_id(env_id)
+    fields = header_fields(text.partition('"""')[2].partition('"""')[0])
+    if fields.get("Spaces", "").startswith("image") and not hasattr(envpool.make_spec(env_id).config, "use_fire_reset"):
+        use = not_for(fields).get("vector observations", "another script")
+        raise UsageError(f"{env_id} is no Atari game; {use} takes vector observations")
 
 
-def check_envpool_id(env_id: str) -> None:
-    """Refuse an environment that EnvPool has not, or where a package that it needs is not installed."""
+def check_envpool_id(env_id: str) -> Any:
+    """Refuse an environment that EnvPool has not, or where a package that it needs is not installed; the package."""
     for package, extra in (("envpool", "envpool"), ("ale_py", "atari")):
         if importlib.util.find_spec(package) is None:
             raise UsageError(needs_extra(env_id, extra))
@@ -157,3 +166,4 @@ def check_envpool_id(env_id: str) -> None:
     if env_id not in known:
         hint = did_you_mean(env_id.rpartition("/")[2].replace("NoFrameskip-v4", "-v5"), known)
         raise UsageError(f"EnvPool has no environment {env_id}{hint}")
+    return envpool
