@@ -242,7 +242,7 @@ def test_the_buffer_holds_the_last_transitions_of_each_environment():
     assert counts.sum() == 240 and counts.min() > 35
 
 
-@pytest.mark.parametrize("name", ["ddpg", "sac"])
+@pytest.mark.parametrize("name", ["ddpg", pytest.param("sac", marks=pytest.mark.slow)])
 def test_training_acts_by_the_present_policy_with_its_noise(name):
     """After `learning_starts` a stored action is that of the weights before the step, moved by the policy's noise."""
     z = []

@@ -197,6 +197,7 @@ def test_two_runners_at_once_share_the_work(place):
     assert sum(out.count("started    ") for out in outs) == 16 and all("started    " in out for out in outs)
 
 
+@pytest.mark.slow
 def test_runner_takes_over_from_a_killed_one_that_works_beside_it(place):
     flags = ("--total-timesteps", 60, "--pause", 0.15)  # long enough for a second runner to start on a busy machine
     with runner(place, *flags, seeds=2, workers=2) as one:

@@ -107,7 +107,7 @@ def test_a_larger_buffer_holds_no_rows_that_never_were(train):
     assert again.inserted == 300 and np.array_equal(rows_of(again), stored)
 
 
-@pytest.mark.parametrize("name", [*ACTOR_CRITIC, *DQN])
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ACTOR_CRITIC), *DQN])
 def test_without_its_replay_a_run_learns_once_the_buffer_is_filled_as_at_the_start(name, train):
     env_id = "Pendulum-v1" if "continuous" in name else "CartPole-v1"
     flags = ["--env-id", env_id, *"--total-timesteps 1000 --learning-starts 200 --batch-size 16".split()]

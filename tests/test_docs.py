@@ -79,7 +79,7 @@ def test_every_command_works(page, folder):
         assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/using.md"])
+@pytest.mark.parametrize("name", ["README.md", pytest.param("docs/using.md", marks=pytest.mark.slow)])
 def test_the_code_that_uses_a_trained_model_works(name, folder):
     shutil.rmtree(folder / "mine", ignore_errors=True)
     done = shell(f"solo train ppo --env-id Acrobot-v1 --runs-dir mine --seed 2 {' '.join(SHORT)}", folder)
@@ -177,7 +177,14 @@ def test_every_algorithm_has_its_row():
         assert f"({path.name})" in (path.parent / "README.md").read_text(), path.name
 
 
-@pytest.mark.parametrize(("page", "marker"), RESULTS["blocks"]())
+# each takes 2 to 4 seconds
+@pytest.mark.parametrize(
+    ("page", "marker"),
+    [
+        pytest.param(page, marker, marks=[pytest.mark.slow] if str(page).startswith("docs") else [])
+        for page, marker in RESULTS["blocks"]()
+    ],
+)
 def test_generated_parts_are_those_of_the_data(page, marker):
     """Tables of speed, the headline of README and the table of algorithms follow from data and headers."""
     block = RESULTS["blocks"]()[page, marker]

@@ -113,6 +113,7 @@ def test_seeds_are_trained_alike_alone_and_together(train, tmp_path):
     assert len(lengths) > 15 and 50 < np.mean(lengths) < 200  # of random landings
 
 
+@pytest.mark.slow
 def test_the_replay_buffer_holds_what_happened(train):
     flags = "--env-id LunarLanderContinuous-v3 --total-timesteps 700 --learning-starts 300 --batch-size 16".split()
     run = train("sac_continuous_action_jax", *flags, "--eval-episodes", 1)["run"]

@@ -250,6 +250,7 @@ def test_learns_where_to_aim(name, train):
     assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] > -0.05
 
 
+@pytest.mark.slow
 def test_value_of_a_constant_reward_under_a_time_limit(train):
     """1 / (1 - gamma) in units of the reward's scale, where a limit taken for an end would give 6.5."""
     flags = ["--env-id", "probes_offpolicy:ForeverBox-v0", "--gamma", "0.9", *PROBE]

@@ -131,6 +131,7 @@ def test_statistics_are_saved_with_the_weights_and_the_twin_logs_the_same(train)
     assert {key for row in rows(a.dir) for key in row} == {key for row in rows(twin.dir) for key in row}
 
 
+@pytest.mark.slow
 def test_it_learns_pendulum(train):
     flags = "--num-envs 4 --num-steps 512 --gamma 0.9 --learning-rate 0.001 --total-timesteps 90000 --eval-every 0"
     variables = train("ppo_continuous_action_jax", *flags.split(), "--num-seeds", 2)

@@ -112,7 +112,9 @@ def rows_of_whole_lines(run_dir):
     return [json.loads(line) for line in lines[:-1]]
 
 
-@pytest.mark.parametrize(("sig", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("sig", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_signals_save_and_say_how_to_go_on(sig, code, tmp_path, uninterrupted):
     process = start(command("CartPole-v1", tmp_path))
     run_dir = wait_for_steps(tmp_path, 3000, process)
@@ -127,7 +129,13 @@ def test_signals_save_and_say_how_to_go_on(sig, code, tmp_path, uninterrupted):
     assert_same_run(uninterrupted("CartPole-v1"), run_dir)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "bit flipped", "missing file", "manifest garbled"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "bit flipped",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("truncated", "missing file", "manifest garbled")),
+    ],
+)
 def test_a_damaged_checkpoint_is_passed_over(damage, tmp_path, uninterrupted):
     """The one before is used, the run says so, and the result is the same."""
     run_dir = tmp_path / "run"

@@ -368,6 +368,7 @@ def test_variables_stay_in_the_shell_after_ctrl_c(tmp_path):
     assert "weights torch.Size([64, 4])" in out
 
 
+@pytest.mark.slow
 # ---------------------------------------------------------------------- the terminal
 def test_the_progress_line_renews_itself_in_a_terminal(tmp_path):
     """In a pseudo-terminal: one line with a bar, return, evaluation, steps per second and time left, in colours."""
