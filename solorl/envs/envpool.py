@@ -25,7 +25,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from solorl.errors import UsageError, did_you_mean, missing_extra
+from solorl.envs.ids import check_envpool_id
 
 ATARI_STEPS = 27_000  # of an agent, the usual limit: 108,000 frames
 FIRE = 1  # the number of this button in all games that have it
@@ -44,10 +44,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
     def __init__(
         self, env_id: str, num_envs: int, num_threads: int | None = None, max_steps: int | None = None, **options: Any
     ):
-        self.envpool = import_envpool(env_id)
-        known = self.envpool.list_all_envs()
-        if env_id not in known:
-            raise UsageError(f"EnvPool has no environment {env_id}{did_you_mean(env_id, known)}")
+        self.envpool = check_envpool_id(env_id)
         self.render_mode = options.get("render_mode")
         spec = self.envpool.make_spec(env_id, **{name: x for name, x in options.items() if name != "render_mode"})
         self.is_atari = hasattr(spec.config, "use_fire_reset")
@@ -116,11 +113,9 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
 
 def has_fire(game: str, actions: Any) -> bool:
     """Whether the game has a button FIRE that starts it: action 1 of three or more (as in the usual FireReset)."""
-    try:
-        import ale_py
-        from ale_py import roms
-    except ImportError as error:
-        raise UsageError(missing_extra(game, error) or str(error)) from error
+    import ale_py
+    from ale_py import roms
+
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     ale = ale_py.ALEInterface()
     ale.loadROM(roms.get_rom_path(game))  # type: ignore[arg-type]
@@ -131,14 +126,3 @@ def has_fire(game: str, actions: Any) -> bool:
 def _threads() -> int:
     torch = sys.modules.get("torch")
     return torch.get_num_threads() if torch else 1
-
-
-def import_envpool(env_id: str) -> Any:
-    """The package; UsageError with the extra to install where it is missing."""
-    try:
-        import envpool
-    except ImportError as error:
-        raise UsageError(
-            f"{env_id} needs EnvPool, which is not installed: pip install 'solorl[envpool]' (Linux)"
-        ) from error
-    return envpool

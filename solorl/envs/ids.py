@@ -156,7 +156,7 @@ def check_env_id_of(script: Path, env_id: str) -> None:
 
 
 def check_envpool_id(env_id: str) -> Any:
-    """Refuse an environment that EnvPool has not, or where a package that it needs is not installed; the package."""
+    """EnvPool, the module. Refuses an environment that it does not have, and missing packages."""
     for package, extra in (("envpool", "envpool"), ("ale_py", "atari")):
         if importlib.util.find_spec(package) is None:
             raise UsageError(needs_extra(env_id, extra))

@@ -66,11 +66,8 @@ class Run:
         seed_all(args)
         self.ranks = Ranks(self.rank, self.world_size)
         self.folder = RunFolder(Path(args.resume) if args.resume else new_path(args, self.script))
-        self.meter, self.checkpoints, self.evaluator = (
-            Meter(),
-            Checkpoints(self.folder.path, self.ranks),
-            Evaluator(args),
-        )
+        self.meter, self.evaluator = Meter(), Evaluator(args)
+        self.checkpoints = Checkpoints(self.folder.path, self.ranks)
         self.restarted: list[int] = []  # environments whose episodes `resume` could not continue and started again
         self.step = 0  # environment steps at the last call of log, evaluate or save
         self.iteration, self.is_last = 0, False
