@@ -1,5 +1,6 @@
 """Where a training runs, and the seeds of its random numbers."""
 
+import ctypes
 import os
 import random
 import sys
@@ -11,6 +12,7 @@ from solorl.errors import UsageError
 from solorl.run.arguments import RunArgs
 
 TRAIN, EVALUATE, CONFIRM = range(3)  # streams of environment seeds
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 
 
 def env_seed(seed: int, stream: int, index: int) -> int:
@@ -26,11 +28,24 @@ def seed_all(args: RunArgs) -> None:
     if torch is not None:
         torch.manual_seed(args.seed)
         torch.set_num_threads(args.threads)
+        keep_freed_memory()
         if args.torch_deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
             torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
             torch.backends.cudnn.benchmark = False
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep blocks of up to 32 MB that were freed, rather than hand them back to the system. A gradient step
+    on images frees its activations and asks for as much again: each time the system would have to clear the pages.
+
+    The settings of a user, MALLOC_TRIM_THRESHOLD_ and the like, stay. Other systems and C libraries: nothing.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None and not any(name.startswith("MALLOC_") for name in os.environ):
+        mallopt(M_MMAP_THRESHOLD, 2**25)  # the largest that glibc takes
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def choose_device(args: RunArgs, index: int | None = None) -> Any:
