@@ -438,6 +438,7 @@ def test_standalone_leaves_nothing_of_solorl(path):
     assert "solorl" not in catalog.top_modules(ast.parse(text)) and '"solorl' not in text.split("# ///\n")[0]
     names = [node.name for node in ast.parse(text).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     assert len(names) == len(set(names)) and {"Run", "parse", "given_arguments"} <= set(names)
+    assert ("EnvPoolVectorEnv" in names) == ("EnvPoolVectorEnv(" in path.read_text())
     used = set(re.findall(r"\brun\.(\w+)\(", text))
     assert used <= set(dir(stub.Run)), "verbs that the stub has not"
 
@@ -490,7 +491,7 @@ def test_standalone_refuses_the_same_input(flags, alone, train):
 
 
 def test_the_stub_stays_small():
-    assert catalog.code_lines(catalog.read_source(STUB)) <= 125
+    assert catalog.code_lines(catalog.read_source(STUB)) <= 130  # 120 without games of memory, EnvPool and ranks
 
 
 def test_stub_has_the_verbs_of_the_library():

@@ -309,9 +309,10 @@ def test_every_key_is_on_the_page(train):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo_atari", "ppo_atari_lstm"])
+@pytest.mark.parametrize("name", ["ppo_atari", "ppo_atari_lstm", "ppo_atari_envpool"])
 def test_a_standalone_copy_learns_the_same(name, train, solo, tmp_path):
-    flags = [*DIARY, "--env-id", "BreakoutNoFrameskip-v4", "--total-timesteps", "128", "--update-epochs", "1"]
+    env_id = "Breakout-v5" if name.endswith("envpool") else "BreakoutNoFrameskip-v4"
+    flags = [*DIARY, "--env-id", env_id, "--total-timesteps", "128", "--update-epochs", "1"]
     ours = train(name, *flags, "--no-fast")["agent"].state_dict()
     assert solo("copy", name, tmp_path / "mine.py", "--standalone")[0] == 0
     done = run(sys.executable, tmp_path / "mine.py", *flags, "--save-to", tmp_path / "weights.npz")

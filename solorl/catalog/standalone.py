@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import tomllib
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 
@@ -15,21 +16,22 @@ from solorl.errors import UsageError
 from solorl.scripts import PACKAGE, header_fields, in_checkout
 
 STUB = Path(__file__).with_name("stub.py")
+ENVPOOL = (Path(__file__).with_name("stub_envpool.py"), PACKAGE / "envs" / "envpool.py")
 READER = PACKAGE / "run" / "command_line.py"
 BANNER = "# ---- SoloRL's run library in short: the same seeds and environments, no run folder, no checkpoints\n"
 
 
-def stub_parts() -> tuple[list[str], str]:
-    """The import lines and the definitions of the reader of command lines and of the stub, which uses it."""
+def stub_parts(names: Collection[str] = ()) -> tuple[list[str], str]:
+    """The import lines and the definitions of the reader of command lines, of the stub, which uses it, and of EnvPool's
+    environments where they are among the `names` that a script imports."""
     imports, codes = [], []
-    for path in (READER, STUB):
+    for path in (READER, STUB, *(ENVPOOL if "EnvPoolVectorEnv" in names else ())):
         text = read_source(path)
         lines = text.splitlines(keepends=True)
         nodes = [node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))]
         imports += [lines[node.lineno - 1] for node in nodes]
         codes.append("".join(lines[nodes[-1].end_lineno :]).strip("\n") + "\n")
-    ours = "from solorl.run.command_line import"
-    return [line for line in dict.fromkeys(imports) if not line.startswith(ours)], "\n\n".join(codes)
+    return [line for line in dict.fromkeys(imports) if "solorl" not in line], "\n\n".join(codes)
 
 
 def library_import(path: Path) -> ast.ImportFrom:
@@ -85,7 +87,7 @@ def standalone(path: Path, name: str) -> str:
     lines = text.splitlines(keepends=True)
     body = [node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))]
     last = body[-1].end_lineno or 0
-    imports, code = stub_parts()
+    imports, code = stub_parts([alias.name for alias in ours.names])
     missing = [line for line in imports if line not in lines]
     before, after = lines[: ours.lineno - 1], lines[ours.end_lineno : last]
     text = "".join([*before, *missing, *after, "\n\n", BANNER, code, *lines[last:]])

@@ -130,14 +130,19 @@ class Run:
 
     def close(self, policy, make_env):
         """Evaluate the policy and save the weights."""
-        env, returns, remembers = make_env(self.args.env_id), [], "state" in inspect.signature(policy).parameters
+        remembers, returns = "state" in inspect.signature(policy).parameters, []
+        if "num_envs" in inspect.signature(make_env).parameters:
+            envs = make_env(self.args.env_id, 1)
+        else:
+            mode = gym.vector.AutoresetMode.SAME_STEP
+            envs = gym.vector.SyncVectorEnv([lambda: make_env(self.args.env_id)], autoreset_mode=mode)
         for i in range(self.args.eval_episodes):
-            obs, over, total, state = env.reset(seed=self.env_seed(1, i))[0], False, 0.0, None
+            obs, over, total, state = envs.reset(seed=[self.env_seed(1, i)])[0], False, 0.0, None
             while not over:
-                batch, first = np.asarray(obs)[None], np.array([state is None])
-                action, state = policy(batch, state, first) if remembers else (policy(batch), None)
-                obs, reward, terminated, truncated, _ = env.step(np.asarray(action)[0])
-                over, total = terminated or truncated, total + float(reward)
+                first = np.array([state is None])
+                action, state = policy(obs, state, first) if remembers else (policy(obs), None)
+                obs, reward, terminated, truncated, _ = envs.step(np.asarray(action))
+                over, total = terminated[0] or truncated[0], total + float(reward[0])
             returns.append(total)
         print(f"evaluation {np.mean(returns):.1f} ± {np.std(returns):.1f} over {len(returns)} greedy episodes")
         modules = {name: part for name, part in self.parts.items() if hasattr(part, "named_parameters")}
