@@ -33,6 +33,9 @@ class Storage(Protocol):
         """Write a file unless it exists; False where it does. Of several at once one succeeds, except in a store
         without conditional writes: there two may, and the last one stays."""
 
+    def exists(self, name: str) -> bool:
+        """Whether there is a file of this name."""
+
     def list(self, name: str) -> list[str]:
         """The names of all files at any depth below a name, sorted; none where there is nothing."""
 
@@ -147,6 +150,10 @@ class Folder:
             raise
         return True
 
+    def exists(self, name: str) -> bool:
+        """See `Storage.exists`."""
+        return (self._root / name).is_file()
+
     def list(self, name: str) -> list[str]:
         """See `Storage.list`. Names that begin with a point are passed over: they are being written."""
         found = []
@@ -218,9 +225,15 @@ class Objects:
                 self._system.pipe_file(f"{self._path}/{name}", data)
         return True
 
+    def exists(self, name: str) -> bool:
+        """See `Storage.exists`."""
+        self._system.invalidate_cache()  # others write there, too
+        with self._told(name):
+            return bool(self._system.isfile(f"{self._path}/{name}"))
+
     def list(self, name: str) -> list[str]:
         """See `Storage.list`."""
-        self._system.invalidate_cache()  # others write there, too
+        self._system.invalidate_cache()
         with self._told(name):
             found = self._system.find(f"{self._path}/{name}")
         root = self._system._strip_protocol(self._path)

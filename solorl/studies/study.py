@@ -1,7 +1,7 @@
 """A study in a storage: the plan, and what became of its tasks. Truth is in these files, not in any scheduler.
 
 plan.json                 the tasks (ids are hashes of what they do), resources, limit of attempts, solorl's hash
-scripts/SHA.py            the scripts
+scripts/SHA/NAME.py       the scripts
 submissions/000001.json   the tasks of one submission, in order; then the engine and its handles
 leases/ID.json            who does a task now: owner and the time of the last heartbeat
 attempts/ID/1.json        what became of each attempt: running, finished, stopped, failed
@@ -57,9 +57,9 @@ class Study:
         """Write plan.json and the scripts. Tasks that another command has planned here stay."""
         there = read_plan(self.storage) or self
         scripts = {task.script.sha256: task.script for task in self.tasks.values()}
-        for sha, script in scripts.items():
-            if not self.storage.list(f"scripts/{sha}.py"):
-                self.storage.put(script.path, f"scripts/{sha}.py")
+        for script in scripts.values():
+            if not self.storage.exists(script_name(script)):
+                self.storage.put(script.path, script_name(script))
         self.tasks = {**there.tasks, **self.tasks}
         self.storage.write("plan.json", json.dumps(self._as_table(), indent=1).encode())
 
@@ -100,9 +100,13 @@ class Study:
         about = read_object(self.storage, name) | {"handles": list(handles)}
         self.storage.write(name, json.dumps(about, indent=1).encode())
 
+    def submission(self, name: str) -> dict[str, Any]:
+        """A submission: tasks, engine, options, handles."""
+        return read_object(self.storage, name)
+
     def submissions(self) -> list[dict[str, Any]]:
         """All submissions, oldest first."""
-        return [read_object(self.storage, name) for name in self.storage.list("submissions")]
+        return [self.submission(name) for name in self.storage.list("submissions")]
 
     # ------------------------------------------------------------------ attempts and results
     def begin(self, task_id: str, about: dict[str, Any]) -> int:
@@ -138,7 +142,12 @@ class Study:
 
     def is_cancelled(self, task_id: str) -> bool:
         """Whether nobody should do this task."""
-        return bool(self.storage.list(f"cancelled/{task_id}.json"))
+        return self.storage.exists(f"cancelled/{task_id}.json")
+
+
+def script_name(script: Script) -> str:
+    """The file of a script: under its own name, which results bear."""
+    return f"scripts/{script.sha256}/{script.path.name}"
 
 
 def attempt_name(task_id: str, number: int) -> str:

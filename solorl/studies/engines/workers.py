@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from solorl.errors import UsageError
-from solorl.machine import own_cores, own_handle, visible_gpus
+from solorl.machine import is_alive, own_cores, own_handle, visible_gpus
 from solorl.studies.engines.cluster import Submission, check_options
 from solorl.studies.engines.local import Job, LocalEngine
 from solorl.studies.resources import MOST, count
@@ -24,7 +24,7 @@ class LocalCluster:
         self._engine: LocalEngine | None = None
         self._waiting: deque[tuple[str, Submission, int]] = deque()
         self._running: dict[str, str] = {}  # our handle -> that of the process
-        self._output = Path(tempfile.mkdtemp(prefix="solorl-workers-"))
+        self._output = tempfile.TemporaryDirectory(prefix="solorl-workers-")
 
     def submit(self, submission: Submission) -> list[str]:
         """See `Cluster.submit`. UsageError for more cores than there are."""
@@ -44,12 +44,15 @@ class LocalCluster:
         return handles
 
     def alive(self, handles: Sequence[str]) -> set[str]:
-        """See `Cluster.alive`; of those that this process has started."""
+        """See `Cluster.alive`. What another process has submitted is alive as long as that process is."""
         for handle, process in list(self._running.items()):
             if self._engine and self._engine.poll(process) is not None:
                 del self._running[handle]
         self._fill()
-        return set(handles) & {*self._running, *(handle for handle, _, _ in self._waiting)}
+        mine, own = {*self._running, *(handle for handle, _, _ in self._waiting)}, own_handle()
+        owners = {handle.partition("/")[0] for handle in handles}
+        others = {owner for owner in owners if owner != own and is_alive(owner)}
+        return {handle for handle in handles if handle in mine or handle.partition("/")[0] in others}
 
     def cancel(self, handles: Sequence[str], force: bool = False) -> None:
         """See `Cluster.cancel`; of those that this process has started."""
@@ -64,7 +67,7 @@ class LocalCluster:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def _log(self, handle: str) -> Path:
-        return self._output / handle.rpartition("submissions/")[2].replace("/", "-")
+        return Path(self._output.name) / handle.rpartition("submissions/")[2].replace("/", "-")
 
     def _fill(self) -> None:
         while self._engine and self._waiting and len(self._running) < self._engine.slots:
