@@ -8,13 +8,14 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from solorl.errors import UsageError, missing_extra, reason
-from solorl.files import write_atomically
+from solorl.files import sync_file
 
 
 class Storage(Protocol):
@@ -121,22 +122,20 @@ class Folder:
 
     def write(self, name: str, data: bytes) -> None:
         """See `Storage.write`."""
-        path = self._place(name)
-        write_atomically(path, data)
+        with self._beside(name) as (path, temporary):
+            _write(temporary, data)
+            temporary.replace(path)
 
     def create(self, name: str, data: bytes) -> bool:
         """See `Storage.create`: the file is written under another name, then linked to its own."""
-        path = self._place(name)
-        temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
-        try:
-            write_atomically(temporary, data)
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        except OSError:  # a file system without links
-            return self._create_alone(path, data)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with self._beside(name) as (path, temporary):
+            _write(temporary, data)
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            except OSError:  # a file system without links
+                return self._create_alone(path, data)
         return True
 
     def _create_alone(self, path: Path, data: bytes) -> bool:
@@ -167,23 +166,31 @@ class Folder:
 
     def put(self, path: Path, name: str) -> None:
         """See `Storage.put`."""
-        target = self._place(name)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
+        with self._beside(name) as (target, temporary):
             shutil.copyfile(path, temporary)
             temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def get(self, name: str, path: Path) -> None:
         """See `Storage.get`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(self._root / name, path)
 
-    def _place(self, name: str) -> Path:
+    @contextlib.contextmanager
+    def _beside(self, name: str) -> Iterator[tuple[Path, Path]]:
+        """The path of a name, and one next to it that no other process has (machines share process ids), which is deleted
+        at the end."""
         path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        return path
+        temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}")
+        try:
+            yield path, temporary
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    sync_file(path)
 
 
 class Objects:
