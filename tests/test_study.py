@@ -1,4 +1,4 @@
-"""Studies: storage, resources, the plan on the disk, and fleets that submit what is missing until all has one result."""
+"""Studies: storage, resources, the plan on the disk, and fleets that submit what is missing until all is done once."""
 
 import json
 import os
@@ -388,7 +388,7 @@ def test_a_scheduler_that_does_not_answer_is_asked_again(place):
 )
 def test_bad_flags_are_one_sentence(solo, place, words, sentence):
     flags = command(place)[: command(place).index("--storage")]
-    code, out, err = solo(*flags, *words)
+    code, _, err = solo(*flags, *words)
     assert code == 2 and err.count("\n") == 1 and "Traceback" not in err and sentence in err, err
     assert not (place / "s/submissions").exists() or not list((place / "s/submissions").iterdir())
 

@@ -177,7 +177,7 @@ class Folder:
 
     @contextlib.contextmanager
     def _beside(self, name: str) -> Iterator[tuple[Path, Path]]:
-        """The path of a name, and one next to it that no other process has (machines share process ids), which is deleted
+        """The path of a name, and one next to it that no other process has (machines share process ids), deleted
         at the end."""
         path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True)
