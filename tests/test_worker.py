@@ -17,8 +17,10 @@ from conftest import ROOT, environment, refused
 from studies import attempts, open_study, planned, rows, steps, until, work, worker
 
 from solorl.cli.work import chosen
+from solorl.files import sha256
 from solorl.machine import own_handle
 from solorl.run import signals
+from solorl.studies import child
 from solorl.studies import worker as module
 from solorl.studies.lease import Lease, machine
 from solorl.studies.resources import Resources
@@ -80,7 +82,7 @@ def test_a_script_of_another_kind(tmp_path, where):
     (tmp_path / "fake.py").write_text(
         "import os, pathlib\npathlib.Path('made').write_text(os.environ['SOLORL_RUN_DIR'])"
     )
-    script = replace(task.script, sha256=module.sha256(tmp_path / "fake.py"), ours=False)
+    script = replace(task.script, sha256=sha256(tmp_path / "fake.py"), ours=False)
     task = replace(task, script=script)
     study.tasks = {task.id: task}
     study.write()
@@ -91,11 +93,11 @@ def test_a_script_of_another_kind(tmp_path, where):
 
 def test_threads_and_gpus_are_those_of_the_resources_unless_the_scheduler_says():
     study_task = type("Task", (), {"resources": Resources(cores=3, gpus=2)})
-    found = module.environment(study_task, {"PATH": "/bin"})
+    found = child.environment(study_task, {"PATH": "/bin"})
     assert found == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0,1",
                      "PYTHONUNBUFFERED": "1", "PATH": "/bin"}  # fmt: skip
     given = {"OMP_NUM_THREADS": "7", "CUDA_VISIBLE_DEVICES": "5"}
-    assert given.items() <= module.environment(study_task, given).items()
+    assert given.items() <= child.environment(study_task, given).items()
 
 
 # ---------------------------------------------------------------------- killed and stopped

@@ -7,40 +7,32 @@ new checkpoint up, and writes the result. The exit code is for the scheduler: 0:
 """
 
 import contextlib
-import ctypes
-import fcntl
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from solorl.errors import UsageError
 from solorl.files import read_json
 from solorl.machine import is_alive
 from solorl.run import signals
-from solorl.scripts import script_paths
+from solorl.studies.child import Child, environment, is_locked
 from solorl.studies.engines.cluster import AGAIN
 from solorl.studies.found import Found, checkpoints, is_whole, run_dirs, trainer, verdict
 from solorl.studies.lease import Heart, Lease
 from solorl.studies.mirror import Mirror
-from solorl.studies.study import Study, installed, script_name, used
-from solorl.studies.task import Task, sha256
+from solorl.studies.ready import check_package, runnable
+from solorl.studies.study import Study, installed, used
+from solorl.studies.task import Task
 
 LOOK = 0.1  # seconds between two looks for a new checkpoint
 GRACE = 120.0  # seconds that a training has to save at its time limit before it is killed
-TAIL = 12  # last lines of a training that a failed attempt keeps
 LISTENED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-PR_SET_PDEATHSIG = 1  # of Linux: a signal for a process when the one that started it dies
 
 
 class Worker:
@@ -49,12 +41,12 @@ class Worker:
     def __init__(self, study: Study, task: Task, say: Callable[[str], None]):
         self._study, self._task, self._say = study, task, say
         self._lease = Lease(study, task.id)
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._signal = 0  # the first one that was heard
         self._why = ""  # why the training was told to end: signal, time, cancelled, taken
         self._forced = False
         self._told = 0.0
-        self._lines: deque[str] = deque(maxlen=TAIL)
+        self._lines: Iterable[str] = ()  # the last ones that the training printed
 
     def run(self) -> int:
         """The exit code. UsageError where this machine cannot do the task; OSError where the storage refuses."""
@@ -118,11 +110,11 @@ class Worker:
         work = (scratch or storage.folder or Path()) / "tasks" / self._task.id
         try:
             work.mkdir(parents=True, exist_ok=True)
-            self._check_package()
+            check_package(self._study)
             mirror = Mirror(storage, work, f"tasks/{self._task.id}") if scratch else None
             if mirror:
                 mirror.download()
-            task = self._runnable(scratch)
+            task = runnable(self._study, self._task, scratch)
             self._wait_for_others(work)
             found, code = self._find(work), 0
             if found.status != "finished":
@@ -168,35 +160,11 @@ class Worker:
             kept = f"; it is in {elsewhere}" if elsewhere.exists() else ""
             self._say(f"what became of attempt {number} could not be noted: {_sentence(error)}{kept}")
 
-    # ------------------------------------------------------------------ what the machine must have
-    def _check_package(self) -> None:
-        """UsageError unless the package here is the one that made the plan."""
-        ours, theirs = installed(), self._study.package
-        if ours["sha256"] != theirs["sha256"]:
-            raise UsageError(
-                f"solorl {ours['version']} ({ours['sha256'][:8]}) of this machine is not the {theirs['version']} "
-                f"({theirs['sha256'][:8]}) of the plan; install the same one, or write the plan again with `solo bench`"
-            )
-
-    def _runnable(self, scratch: Path | None) -> Task:
-        """The task with a script of this machine: where it was planned, of the catalogue, or of the study."""
-        script = self._task.script
-        stored = (scratch or self._study.storage.folder or Path()) / script_name(script)
-        known = [path for path in (script.path, script_paths().get(script.name)) if path]
-        path = next((path for path in known if sha256(path) == script.sha256), stored)
-        if path is stored and scratch:
-            self._study.storage.get(script_name(script), stored)
-        if sha256(path) != script.sha256:
-            raise UsageError(f"{script_name(script)} in {self._study.storage.where} is missing or damaged")
-        if self._task.python and not shutil.which(self._task.python):
-            raise UsageError(f"the Python of {self._task}, {self._task.python}, is not on this machine")
-        return replace(self._task, script=replace(script, path=path))
-
     def _wait_for_others(self, work: Path) -> None:
         """Wait until no process trains in the run folder: one may outlive its worker for a moment."""
         while not self._why:
             run_dir = self._find(work).run_dir
-            if not is_alive(trainer(run_dir, self._task.id)) and not _is_locked(run_dir):
+            if not is_alive(trainer(run_dir, self._task.id)) and not is_locked(run_dir):
                 return
             time.sleep(LOOK)
 
@@ -213,21 +181,14 @@ class Worker:
             more = ("--resume", str(found.run_dir))
         argv = task.argv(*(more if task.script.ours else ()))
         self._say(f"{task}, attempt {number}: {' '.join(argv)}")
-        self._child = subprocess.Popen(
-            argv, cwd=cwd, env={**environment(task, os.environ), **own}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0, preexec_fn=_end_with_worker(),
-        )  # fmt: skip
-        if self._why:  # it came before there was a child to tell
-            self._end(self._why)
-        reader = threading.Thread(target=self._tee, args=(self._child.stdout, work / f"output-{number}.txt"))
-        reader.start()
+        self._child = Child(argv, cwd, {**environment(task, os.environ), **own}, work / f"output-{number}.txt")
         try:
+            if self._why:  # it came before there was a child to tell
+                self._end(self._why)
             self._watch(self._child, work, mirror)
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._child.pid, signal.SIGKILL)  # what it has left behind
-            code = self._child.wait()
-            reader.join()
+            code = self._child.close()
+            self._lines = self._child.lines
         return code
 
     def _is_hopeless(self, run_dir: Path) -> bool:
@@ -236,14 +197,12 @@ class Worker:
         found = checkpoints(run_dir)
         return bool(last and found) and not any(is_whole(path) for path in found)
 
-    def _watch(self, child: subprocess.Popen[bytes], work: Path, mirror: Mirror | None) -> None:
+    def _watch(self, child: Child, work: Path, mirror: Mirror | None) -> None:
         """Until the child has ended: bring up each new checkpoint, and kill what does not end after being told."""
         seen: set[Path] = set()
-        while child.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(LOOK)
+        while child.poll(LOOK) is None:
             if self._why == "time" and time.monotonic() - self._told > GRACE:
-                child.kill()
+                child.tell(force=True)
             there = {path for path in work.glob("*/checkpoint/step_*") if (path / "manifest.json").exists()}
             if mirror and there - seen and self._why != "taken":
                 try:
@@ -252,21 +211,6 @@ class Worker:
                 except OSError as error:
                     self._say(f"the checkpoint could not be brought up, which is tried again: {_sentence(error)}")
                     time.sleep(1.0)
-
-    def _tee(self, pipe: IO[bytes], path: Path) -> None:
-        """Copy what the child prints to our output and, as far as the disk allows, to a file; keep the last lines."""
-        with contextlib.ExitStack() as stack:
-            file: IO[bytes] | None = None
-            with contextlib.suppress(OSError):
-                file = stack.enter_context(open(path, "ab", buffering=0))
-            for line in pipe:
-                self._lines.append(line.decode(errors="replace").rstrip())
-                with contextlib.suppress(OSError):
-                    sys.stdout.buffer.write(line)
-                    sys.stdout.buffer.flush()
-                with contextlib.suppress(OSError):
-                    if file:
-                        file.write(line)
 
     # ------------------------------------------------------------------ endings
     def _hear(self, number: int, frame: Any) -> None:
@@ -278,47 +222,16 @@ class Worker:
         elif number != signal.SIGUSR1:
             self._forced = True
             if self._child:
-                self._child.kill()
+                self._child.tell(force=True)
 
     def _end(self, why: str) -> None:
         """Tell the training to save and end, once; where the task is another worker's now, end it at once."""
         first = not self._told
         self._why = why if why == "taken" else self._why or why
-        if self._child is None or self._child.poll() is not None:
-            return
-        self._told = self._told or time.monotonic()
-        with contextlib.suppress(ProcessLookupError):
-            if why == "taken":
-                self._child.kill()
-            elif first:
-                self._child.terminate()
-
-
-def environment(task: Task, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a training: threads and GPUs of its resources, unless the scheduler has set them."""
-    threads, gpus = str(task.resources.cores), ",".join(map(str, range(task.resources.gpus)))
-    own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": gpus}
-    return {**own, "PYTHONUNBUFFERED": "1", **given}
-
-
-def _end_with_worker() -> Callable[[], object] | None:
-    """What a child calls first, so that it saves and ends where its worker is killed; Linux only."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
-
-
-def _is_locked(run_dir: Path | None) -> bool:
-    """Whether a process of ours trains in a run folder, as far as the file system tells."""
-    if run_dir is None or not (run_dir / ".lock").exists():
-        return False
-    with contextlib.suppress(OSError), open(run_dir / ".lock", "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        if self._child:
+            self._told = self._told or time.monotonic()
+            if first or why == "taken":
+                self._child.tell(force=why == "taken")
 
 
 def _sentence(error: OSError) -> str:
