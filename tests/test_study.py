@@ -1,6 +1,8 @@
 """Studies: storage, resources, the plan on the disk, and fleets that submit what is missing until all is done once."""
 
+import contextlib
 import json
+import math
 import os
 import random
 import shutil
@@ -279,36 +281,32 @@ def test_two_runners_on_one_plan(place):
 
 @pytest.mark.slow
 def test_five_hundred_tasks_with_killed_workers_have_one_result_each(place):
-    """About 10 % of the workers are killed with SIGKILL at random moments."""
-    seeds = 500
-    draw = random.Random(1)
+    """The worker of every tenth task, in the mean, is killed with SIGKILL at a random moment of its work."""
+    seeds, draw, killed = 500, random.Random(1), set()
+    delays: dict[str, float] = {}  # task -> the moment to kill its first worker; infinite for most
     with runner(place, "--pause", 0.05, seeds=seeds, workers=4) as process:
         lines = []
         reader = threading.Thread(target=lambda: lines.extend(process.stdout))
         reader.start()
-        killed = set()
         while process.poll() is None:
             time.sleep(0.01)
             for path in (place / "study/leases").glob("*.json"):
-                try:
-                    lease = json.loads(path.read_text())
-                except OSError:
-                    continue
-                if (lease["handle"], path.stem) in killed or draw.random() > 0.004:
-                    continue
-                killed.add((lease["handle"], path.stem))
-                try:
-                    os.kill(lease["pid"], signal.SIGKILL)
-                except ProcessLookupError:
-                    killed.discard((lease["handle"], path.stem))
+                if path.stem not in delays:
+                    chosen = draw.random() < 0.1
+                    delays[path.stem] = time.monotonic() + draw.uniform(0, 0.4) if chosen else math.inf
+                elif time.monotonic() > delays[path.stem]:
+                    delays[path.stem] = math.inf
+                    with contextlib.suppress(OSError):
+                        os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+                        killed.add(path.stem)
         reader.join()
     assert process.returncode == 0, "".join(lines[-20:])
     study = open_study(str(place / "study"))
     assert study.done() == set(study.tasks) and len(study.storage.list("results")) == seeds
     assert set(tables(place)) == set(range(1, seeds + 1))
     found = [one["state"] for task in study.tasks for one in study.attempts(task)]
-    print(f"{len(killed)} killed, {found.count('running')} attempts of them, {len(found)} attempts")
-    assert found.count("finished") == seeds and found.count("running") >= 25
+    print(f"{len(killed)} killed, {found.count('running')} of them in an attempt, {len(found)} attempts")
+    assert found.count("finished") == seeds and len(killed) >= found.count("running") >= 20
     assert all(len(one.eval["global_step"]) == 5 for one in tables(place).values())
 
 
