@@ -1,31 +1,30 @@
 """SoloRL's run library: seeds, run folder, metrics, checkpoints, evaluation. It knows no algorithm."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from solorl.run.arguments import RunArgs, parse
-from solorl.run.verbs import Run
+if TYPE_CHECKING:
+    from solorl.run.arguments import RunArgs, parse
+    from solorl.run.verbs import Run
 
 __all__ = ["EnvPoolVectorEnv", "PettingZooEnvs", "Run", "RunArgs", "Runs", "load", "parse"]
 __version__ = "0.1.0"
 
+# Name -> its module, imported where the name is first used: `solo work` and its like need none of the libraries, and
+# some modules are extras. The name EnvPoolVectorEnv in a script tells `parse` that the script's ids are EnvPool's.
+MODULES = {
+    "EnvPoolVectorEnv": "solorl.envs.envpool",
+    "PettingZooEnvs": "solorl.envs.pettingzoo",
+    "Run": "solorl.run.verbs",
+    "RunArgs": "solorl.run.arguments",
+    "Runs": "solorl.run.seeds",
+    "load": "solorl.run.load",
+    "parse": "solorl.run.arguments",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """What is imported only where it is used: `Runs`, the verbs of `Run` for JAX, an extra; `load`; `PettingZooEnvs`;
-    and `EnvPoolVectorEnv`, the name of which tells `parse` that a script's ids are EnvPool's."""
-    if name == "Runs":
-        from solorl.run.seeds import Runs
-
-        return Runs
-    if name == "PettingZooEnvs":
-        from solorl.envs.pettingzoo import PettingZooEnvs
-
-        return PettingZooEnvs
-    if name == "load":
-        from solorl.run.load import load
-
-        return load
-    if name == "EnvPoolVectorEnv":
-        from solorl.envs.envpool import EnvPoolVectorEnv
-
-        return EnvPoolVectorEnv
+    """The names that scripts import, each from its module."""
+    if name in MODULES:
+        return getattr(import_module(MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

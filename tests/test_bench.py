@@ -18,10 +18,11 @@ import pytest
 from conftest import ROOT, environment, refused
 from rich.console import Console
 
+from solorl import machine
 from solorl.cli.bench import Lines, table
 from solorl.errors import UsageError
 from solorl.results import result as results
-from solorl.studies import bench, engines, plan
+from solorl.studies import bench, plan, task
 from solorl.studies.engines import UNKNOWN, Job, LocalEngine
 
 FAKE = Path(__file__).parent / "fake_training.py"
@@ -126,7 +127,7 @@ def children(place):
     """Process ids of trainings that run, by their status files."""
     found = [json.loads(path.read_text()) for path in (place / "work").glob("*/*/status.json")]
     pids = [status["pid"] for status in found if status["status"] == "running"]
-    return [pid for pid in pids if engines.process_start(pid)]
+    return [pid for pid in pids if machine.process_start(pid)]
 
 
 @pytest.mark.slow
@@ -619,20 +620,20 @@ def test_local_engine_pins_and_assigns_gpus(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     code = "import os, time; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'], "
     code += "os.environ['CUDA_VISIBLE_DEVICES'], os.environ['MARK']); time.sleep(0.3)"
-    cores = engines.own_cores()
+    cores = machine.own_cores()
     engine = LocalEngine(3, cores=cores, gpus=["4", "7"])
     handles = [engine.submit(Job((sys.executable, "-c", code), tmp_path / str(i), env={"MARK": "m"})) for i in range(3)]
     until(lambda: all(engine.poll(handle) is not None for handle in handles if handle in engine._jobs))
-    shares = engines.shares(cores, 3)
+    shares = machine.shares(cores, 3)
     expected = [f"{shares[i]} {len(shares[i])} {gpu} m" for i, gpu in enumerate(["4", "7", "4"])]
     assert [(tmp_path / str(i)).read_text().strip() for i in range(3)] == expected
     assert sorted(os.sched_getaffinity(0)) == cores
 
 
 def test_cores_are_shared_equally():
-    assert engines.shares([0, 1, 2, 3], 2) == [[0, 1], [2, 3]]
-    assert engines.shares([0, 1, 2], 2) == [[0], [1, 2]]
-    assert engines.shares([4, 6], 3) == [[4], [6], [4]]
+    assert machine.shares([0, 1, 2, 3], 2) == [[0, 1], [2, 3]]
+    assert machine.shares([0, 1, 2], 2) == [[0], [1, 2]]
+    assert machine.shares([4, 6], 3) == [[4], [6], [4]]
 
 
 def test_local_engine_adopts_and_ends_processes_of_others(tmp_path):
@@ -640,7 +641,7 @@ def test_local_engine_adopts_and_ends_processes_of_others(tmp_path):
     handle = one.submit(Job(("sleep", "60"), tmp_path / "out"))
     slot = one.submit(Job(("sleep", "60"), tmp_path / "out"))
     assert two.adopt(slot) and two.poll(slot) is None and not two.adopt("1:not-its-start-time")
-    assert len(engines.own_cores()) < 2 or two._jobs[slot][1] == 1  # the slot whose cores it has
+    assert len(machine.own_cores()) < 2 or two._jobs[slot][1] == 1  # the slot whose cores it has
     one.cancel(slot)
     until(lambda: one.poll(slot) == -signal.SIGTERM)
     assert two.poll(slot) == UNKNOWN
@@ -668,9 +669,9 @@ def test_lock_of_a_dead_process_is_taken_over_and_of_a_living_one_not(place):
 
 def test_gpus_are_those_that_may_be_seen(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
-    assert engines.visible_gpus() == ["3", "5"]
+    assert machine.visible_gpus() == ["3", "5"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert engines.visible_gpus() == []
+    assert machine.visible_gpus() == []
 
 
 # ---------------------------------------------------------------------- what people see
@@ -730,8 +731,8 @@ def test_task_is_the_same_only_for_the_same_script_environment_seed_and_flags(pl
 
 def test_flags_replace_each_other():
     flags = plan.merge(plan.parse_flags(["--a", "1", "--no-c", "--d=-3"]), plan.table_flags({"a": 2.5, "c": True}, ""))
-    assert plan.words(flags) == ("--a", "2.5", "--d", "-3", "--c")
-    assert plan.words(plan.table_flags({"sizes": [64, 64], "x": False}, "")) == ("--sizes", "64", "64", "--no-x")
+    assert task.words(flags) == ("--a", "2.5", "--d", "-3", "--c")
+    assert task.words(plan.table_flags({"sizes": [64, 64], "x": False}, "")) == ("--sizes", "64", "64", "--no-x")
 
 
 def test_a_suite_in_order_finishes_a_job_before_the_next(place):

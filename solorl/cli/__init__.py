@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import NoReturn
 
 from solorl.errors import UsageError, did_you_mean, quit_with
@@ -24,6 +24,7 @@ VERBS = {
     "sync": ("solorl.cli.sync", "repair drift between siblings:  solo sync gae --from ppo"),
     "runs": ("solorl.cli.runs", "list and delete run folders:  solo runs --status failed"),
     "bench": ("solorl.cli.bench", "many runs at once:  solo bench ppo --env-ids CartPole-v1 --num-seeds 10"),
+    "work": ("solorl.cli.work", "do one task of a study, for schedulers:  solo work PLAN TASK"),
     "tune": ("solorl.cli.tune", "search hyper-parameters:  solo tune ppo --env-ids CartPole-v1 --space FILE.toml"),
     "report": ("solorl.cli.report", "tables, curves and verdicts from runs:  solo report runs/"),
     "check": ("solorl.cli.check", "check algorithm files against the rules of the project"),
@@ -62,6 +63,8 @@ def usage() -> str:
 
 def version() -> str:
     """The version of the installed distribution."""
+    from importlib import metadata  # slow
+
     try:
         return metadata.version("solorl")
     except metadata.PackageNotFoundError:

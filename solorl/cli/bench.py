@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from solorl.cli import Parser
+from solorl.cli import Parser, fleet
 from solorl.errors import UsageError
 from solorl.machine import own_cores
 from solorl.studies.bench import Runner, Store, following
@@ -26,6 +26,7 @@ from solorl.studies.plan import (
     seed_range,
     short,
 )
+from solorl.studies.resources import read_resources
 
 EPILOG = """a suite file or scripts; flags after -- go to every script:
   solo bench benchmark/suites/classic.toml --workers 4
@@ -37,6 +38,15 @@ Any script that takes --env-id and --seed works; one that needs packages of its 
 continue after an interruption, repeat the command: it skips what is finished, resumes what is half done and repeats
 what failed. A suite runs the first seed of all its jobs before the second one; with `in_order = true` job by job.
 
+On a cluster: --engine ray, slurm or aws-batch starts a worker for each run, with --cores, --gpus, --memory and --time;
+--storage names the folder or URL where all that happens is noted (--engine local takes it, too). Then:
+  solo bench status PLAN          what has finished, runs, has failed; exit code 1 if any failed
+  solo bench logs PLAN TASK       what a run printed
+  solo bench cancel PLAN [TASK]   save and stop
+  solo bench retry PLAN [TASK]    allow what has failed or was cancelled again
+  solo bench collect PLAN         write the tables of what has finished
+PLAN is the folder or URL. A script called status is meant by status.py.
+
 Exit code 0: all finished, 1: not all (failed runs show their last lines), 130: Ctrl+C."""
 
 MAX_WORKERS = 1_000
@@ -45,9 +55,18 @@ MAX_WORKERS = 1_000
 def main(argv: Sequence[str]) -> int:
     """Run or print a plan; UsageError for a plan that cannot be."""
     check_texts(list(argv), "solo bench")
+    if argv and argv[0] in fleet.VERBS:
+        return fleet.main(argv)
     own, extra = split(argv)
     args = _parser().parse(own)
-    plan = suite_plan(args, extra) if args.what[0].endswith(".toml") else script_plan(args, extra)
+    given = fleet.given_resources(args)
+    if is_suite := args.what[0].endswith(".toml"):
+        plan = suite_plan(args, extra, given)
+    else:
+        plan = script_plan(args, extra, given)
+    if args.storage or args.engine != "local":
+        return fleet.run(plan, args, is_suite)
+    fleet.refuse_flags(args)
     workers = worker_count(args.workers, "solo bench")
     folder = args.results or Path("benchmark/results") / plan.name
     store = Store(args.runs_dir or Path("runs/bench") / plan.name)
@@ -74,6 +93,7 @@ def _parser() -> Parser:
         "--results", metavar="DIR", type=Path, help="default benchmark/results/NAME OF SUITE OR SCRIPTS"
     )
     parser.add_argument("--runs-dir", metavar="DIR", type=Path, help="default runs/bench/NAME OF SUITE OR SCRIPTS")
+    fleet.add_flags(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run nothing")
     return parser
 
@@ -99,7 +119,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], Flags]:
     return words[:cut], parse_flags(words[cut + 1 :])
 
 
-def suite_plan(args: Any, extra: Flags) -> Plan:
+def suite_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
     """The tasks of a suite file; UsageError for flags that a suite sets itself."""
     if len(args.what) > 1:
         raise UsageError(f"solo bench takes one suite or scripts, not {args.what[0]} and {args.what[1]}")
@@ -109,10 +129,10 @@ def suite_plan(args: Any, extra: Flags) -> Plan:
     if args.num_seeds is not None and args.num_seeds < 1:
         raise UsageError(f"solo bench: --num-seeds must be at least 1, not {args.num_seeds}")
     python = "" if args.python is None else find_python(args.python)
-    return load_suite(Path(args.what[0]), extra, args.env_ids, args.num_seeds, python)
+    return load_suite(Path(args.what[0]), extra, args.env_ids, args.num_seeds, python, given)
 
 
-def script_plan(args: Any, extra: Flags) -> Plan:
+def script_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
     """The tasks of a command line without a suite; UsageError where it names no environments."""
     scripts = [load_script(name) for name in args.what]
     if not args.env_ids:
@@ -121,7 +141,10 @@ def script_plan(args: Any, extra: Flags) -> Plan:
     seeds = seed_range(count, 1 if args.start_seed is None else args.start_seed, "solo bench")
     variant = short(extra) if args.variant is None else args.variant
     python = "" if args.python is None else find_python(args.python)
-    tasks = make_tasks(scripts, dict.fromkeys(args.env_ids), seeds, {variant: extra}, python=python)
+    resources = read_resources(given, "the flags of solo bench")
+    tasks = make_tasks(
+        scripts, dict.fromkeys(args.env_ids), seeds, {variant: extra}, python=python, resources=resources
+    )
     name = "-".join(dict.fromkeys(script.name for script in scripts))
     check_name(name, "solo bench: the names of the scripts, joined,")
     return Plan(name, ordered(tasks))

@@ -12,7 +12,8 @@ from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
 from solorl.studies.bench import Store
 from solorl.studies.engines import LocalEngine
-from solorl.studies.plan import Flags, load_script, merge, seed_range, words
+from solorl.studies.plan import Flags, load_script, merge, seed_range
+from solorl.studies.task import words
 from solorl.studies.tune import METRIC, Study, Tuner, completed, counted, open_study, space_from_file, space_from_script
 
 EPILOG = """the space is in the script, as `lr: float = 2.5e-4  # learning rate [tune: log 1e-5..1e-2]`, or in a file:

@@ -17,38 +17,37 @@ import json
 import math
 import os
 import platform
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from solorl.files import read_json, write_atomically
-from solorl.machine import command_line, is_alive, own_handle, process_start
+from solorl.machine import is_alive, own_handle
 from solorl.metrics import last_rows
 from solorl.results import result as results
 from solorl.results.read import collect
 from solorl.results.tensorboard import read_tensorboard
-from solorl.run.checkpoint import FILES, checkpoints
-from solorl.studies.engines import UNKNOWN, Engine, Job
+from solorl.studies.engines import Engine, Job
+from solorl.studies.found import (
+    Found,
+    args_of,
+    checkpoints,
+    is_run_dir,
+    is_whole,
+    newest_step,
+    run_dirs,
+    signal_name,
+    trainer,
+    verdict,
+)  # fmt: skip
 from solorl.studies.plan import Plan, Task, sha256
 from solorl.studies.pool import Ended, Pool
 
 LOOK_AGAIN = 1.0  # seconds between two looks at a task that another process has
 TAIL = 12  # last lines shown of a failed training
-
-
-@dataclass
-class Found:
-    """What the files say about a task."""
-
-    state: str  # new | running | finished | stopped | failed
-    reason: str = ""  # why it failed
-    run_dir: Path | None = None
-    status: str = ""  # of the run folder's status.json
-    record: dict[str, Any] = field(default_factory=dict)
 
 
 class Store:
@@ -135,10 +134,8 @@ class Store:
     def survivors(self, task: Task, found: Found) -> list[str]:
         """Handles of processes that may still run this task for a command that was killed."""
         handles = [str(found.record.get("handle", ""))] if found.record.get("state") == "running" else []
-        if found.run_dir and found.status == "running":
-            pid = read_json(found.run_dir / "status.json").get("pid")
-            if isinstance(pid, int) and found.run_dir.parent.name in command_line(pid):
-                handles.append(f"{pid}:{process_start(pid)}")
+        if found.run_dir:
+            handles.append(trainer(found.run_dir, found.run_dir.parent.name))
         return [handle for handle in handles if handle]
 
     def progress(self, task: Task) -> tuple[float | None, float | None]:
@@ -147,7 +144,7 @@ class Store:
         rows = last_rows(run_dir / "metrics.jsonl") if run_dir else []
         if not run_dir or not rows:
             return None, None
-        total = _args(run_dir).get("total_timesteps")
+        total = args_of(run_dir).get("total_timesteps")
         step = rows[-1].get("global_step", 0)
         scores = [row["eval/episodic_return"] for row in rows if "eval/episodic_return" in row]
         return (min(1.0, step / total) if total else None), (scores[-1] if scores else None)
@@ -168,7 +165,7 @@ class Store:
         if found.status.startswith("diverged"):
             return f"it has {found.status}; {found.run_dir} is kept"
         failed_again = found.state == "failed" and bool(found.record.get("resumed"))
-        if failed_again and not any(is_whole(path) for path in checkpoints(found.run_dir / "checkpoint")):
+        if failed_again and not any(is_whole(path) for path in checkpoints(found.run_dir)):
             return f"resuming failed and no checkpoint in {found.run_dir} is whole; the folder is kept"
         return ""
 
@@ -232,60 +229,6 @@ class Store:
             return []
         lines = text.split("==== attempt ")[-1].splitlines()[1:]
         return [line.rstrip() for line in lines if line.strip()][-TAIL:]
-
-
-def verdict(task: Task, found: Found, code: int, cancelled: bool) -> tuple[str, str]:
-    """State and reason of a task whose process has ended with `code`."""
-    if found.status == "finished":
-        return "finished", ""
-    if found.status.startswith("diverged"):
-        return "failed", found.status
-    if cancelled or code == UNKNOWN or (found.status == "stopped" and code in (0, 130, -signal.SIGTERM)):
-        return "stopped", "it was ended before it had finished"
-    if code == 0 and not found.status and not task.script.ours:
-        return "finished", ""
-    if code == 0:
-        return "failed", "exit code 0, but " + (f"its status is {found.status}" if found.status else "no run folder")
-    return "failed", f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def run_dirs(work: Path, task: Task) -> list[Path]:
-    """The run folders of a task below `work`, oldest first: with config.json, or else with TensorBoard files."""
-    pattern = "*/config.json" if task.script.ours else "**/config.json"
-    configs = [path for path in work.glob(pattern) if task.script.ours or is_run_dir(path.parent)]
-    configs = [path for path in configs if _args(path.parent).get("seed", task.seed) == task.seed]
-    events = [] if configs or task.script.ours else list(work.glob("**/events.out.tfevents*"))
-    newest_last = sorted(configs or events, key=lambda path: path.stat().st_mtime_ns)
-    return [path.parent for path in newest_last]
-
-
-def is_run_dir(folder: Path) -> bool:
-    """Whether a folder of any script is a run folder as ours are, not one with a config.json of another kind."""
-    return (folder / "config.json").is_file() and (folder / "metrics.jsonl").is_file()
-
-
-def newest_step(run_dir: Path | None) -> int | None:
-    """The step of a run folder's newest checkpoint; None where there is none."""
-    names = [path.name[5:] for path in checkpoints(run_dir / "checkpoint")] if run_dir else []
-    return max((int(name) for name in names if name.isdecimal()), default=None)
-
-
-def is_whole(checkpoint: Path) -> bool:
-    """Whether the files of a checkpoint are those of its manifest."""
-    digests = read_json(checkpoint / "manifest.json").get("sha256")
-    return isinstance(digests, dict) and all(sha256(checkpoint / name) == digests.get(name) for name in FILES)
-
-
-def _args(run_dir: Path) -> dict[str, Any]:
-    args = read_json(run_dir / "config.json").get("args")
-    return args if isinstance(args, dict) else {}
 
 
 def _create(path: Path, text: str) -> None:
@@ -352,7 +295,7 @@ class Runner:
 
     def _say_ending(self) -> None:
         if self.running:
-            name, count = _signal_name(self.pool.signal), len(self.running)
+            name, count = signal_name(self.pool.signal), len(self.running)
             self.view.say(f"{name}: {count} running {_plural('training', count)} save and end; once more kills them")
 
     # ------------------------------------------------------------------ the loop

@@ -5,17 +5,14 @@ script's contents, so that a changed script is a new task and the same command f
 """
 
 import ast
-import hashlib
 import json
 import math
 import os
 import re
 import shutil
-import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as shown  # cuts what is long
 from typing import Any
@@ -24,13 +21,12 @@ from solorl.catalog.header import find_path, parse_source
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
 from solorl.results.result import Result
-from solorl.run.arguments import RunArgs
+from solorl.studies.resources import Resources, read_resources
+from solorl.studies.task import Flags, Script, Task, sha256
 
-Flags = dict[str, tuple[str, ...]]  # "--learning-rate" -> its values, none for a switch
-RESERVED = {"--env-id": "env_ids", "--seed": "seeds", "--num-seeds": "num_seeds", "--runs-dir": "--runs-dir",
-            "--resume": "the same command again"}  # fmt: skip
 JOB_KEYS = (
     "script", "scripts", "python", "env_ids", "seeds", "num_seeds", "start_seed", "flags", "variants", "env_flags",
+    "resources",
 )  # fmt: skip
 MAX_RUNS = 100_000  # of one command
 MAX_SEED = 2**31 - 1  # as scripts of ours have it
@@ -89,50 +85,12 @@ def merge(*parts: Flags) -> Flags:
     return merged
 
 
-def words(flags: Flags) -> tuple[str, ...]:
-    """Flags as the words of a command line."""
-    return tuple(word for name, values in flags.items() for word in (name, *values))
-
-
 def short(flags: Flags) -> str:
     """Flags as a name people can read: `learning-rate=0.001 no-anneal-lr`."""
     return " ".join("=".join(filter(None, (name[2:], ",".join(values)))) for name, values in sorted(flags.items()))
 
 
 # ---------------------------------------------------------------------- scripts
-@dataclass(frozen=True)
-class Script:
-    """A file that takes --env-id and --seed."""
-
-    path: Path
-    sha256: str
-    ours: bool  # it imports RunArgs from solorl: it takes --runs-dir and --resume, and writes a run folder there
-    args: tuple[str, ...]  # fields of its class Args, empty where it has none
-
-    @property
-    def name(self) -> str:
-        """The file's name without its ending."""
-        return self.path.stem
-
-    @property
-    def many_seeds(self) -> bool:
-        """Whether one process trains several seeds."""
-        return self.ours and "num_seeds" in self.args
-
-    def check(self, flags: Flags) -> None:
-        """UsageError for a flag that bench sets itself, and for one that a script of ours does not have."""
-        for name in flags:
-            plain = name.replace("_", "-")
-            if plain in RESERVED:
-                raise UsageError(f"{name} cannot be a flag for the scripts; use {RESERVED[plain]}")
-            allowed = [f"--{'no-' * no}{arg.replace('_', '-')}" for arg in self._flags() for no in (False, True)]
-            if self.ours and self.args and plain not in allowed:
-                raise UsageError(f"{self.path.name} has no flag {name}{did_you_mean(plain, allowed)}")
-
-    def _flags(self) -> list[str]:
-        return [*self.args, *(item.name for item in fields(RunArgs))]
-
-
 def load_script(name: str, near: Path | None = None) -> Script:
     """The script of a name or path, looked for next to `near` first; UsageError where there is none."""
     there = near / name if near else None
@@ -179,58 +137,20 @@ def args_fields(tree: ast.Module) -> dict[str, ast.AnnAssign]:
     }
 
 
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file in hexadecimal digits; empty where it cannot be read."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""
-
-
 # ---------------------------------------------------------------------- tasks
-@dataclass(frozen=True)
-class Task:
-    """One script on one environment with one seed and fixed flags."""
-
-    script: Script
-    env_id: str
-    seed: int
-    flags: Flags = field(default_factory=dict)
-    variant: str = ""
-    python: str = ""  # absolute path of the Python that runs it, empty for this one
-
-    @cached_property
-    def id(self) -> str:
-        """A file name that people can read, with a hash of all that decides what the task does."""
-        flags = sorted([name, *values] for name, values in self.flags.items())
-        key = json.dumps([self.script.sha256, self.env_id, self.seed, flags])
-        parts = (self.script.name, self.variant, self.env_id, str(self.seed))
-        name = "__".join(re.sub(r"[^A-Za-z0-9.=-]+", "_", part)[:60] for part in parts if part)
-        return f"{name}__{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-
-    def __str__(self) -> str:
-        variant = f" [{self.variant}]" if self.variant else ""
-        return f"{self.script.name}{variant} {self.env_id} seed {self.seed}"
-
-    def argv(self, *more: str, seeds: int = 1) -> tuple[str, ...]:
-        """The command line, with `seeds` seeds from this one on in one process."""
-        path = self.script.path if self.script.ours else self.script.path.resolve()
-        many = ("--num-seeds", str(seeds)) if seeds > 1 else ()
-        given = ("--env-id", self.env_id, "--seed", str(self.seed), *many)
-        return (self.python or sys.executable, str(path), *given, *words(self.flags), *more)
-
-
 @dataclass
 class Plan:
     """All tasks of one command."""
 
     name: str
     tasks: list[Task]
+    engines: dict[str, dict[str, str]] = field(default_factory=dict)  # engine -> its options, as the suite has them
 
 
 def make_tasks(
     scripts: Iterable[Script], env_ids: Iterable[str], seeds: Iterable[int], variants: Mapping[str, Flags],
     env_flags: Mapping[str, Flags] | None = None, python: str = "",
+    resources: Resources = Resources(),  # noqa: B008  frozen
 ) -> list[Task]:  # fmt: skip
     """Every script with every variant's flags on every environment with every seed, run by `python`.
 
@@ -246,7 +166,7 @@ def make_tasks(
                 script.check(merged)
                 if script.ours and not python:  # another Python has environments of its own
                     check_env_id_of(script.path, env_id)
-                found += [Task(script, env_id, seed, merged, name, python) for seed in seeds]
+                found += [Task(script, env_id, seed, merged, name, python, resources) for seed in seeds]
     return found
 
 
@@ -278,16 +198,17 @@ def ordered(tasks: Sequence[Task], by_seed: bool = True) -> list[Task]:
 
 # ---------------------------------------------------------------------- suites
 def load_suite(
-    path: Path, extra: Flags, only: Sequence[str] = (), num_seeds: int | None = None, python: str = ""
-) -> Plan:
+    path: Path, extra: Flags, only: Sequence[str] = (), num_seeds: int | None = None, python: str = "",
+    given: Mapping[str, Any] | None = None,
+) -> Plan:  # fmt: skip
     """The tasks of a suite file with `extra` flags on each; of the environments `only`, the first `num_seeds` seeds;
-    run by `python` where it is given.
+    run by `python` where it is given; with the resources that are `given`, else those of the suite.
 
     UsageError for a file that cannot be read, an unknown key, a value of the wrong kind, and an environment in `only`
     that the suite does not have.
     """
     table = read_toml(path)
-    refuse_unknown(table, ("name", "python", "in_order", "job"), str(path))
+    refuse_unknown(table, ("name", "python", "in_order", "resources", "engine", "job"), str(path))
     in_order = table.get("in_order", False)
     if not isinstance(in_order, bool):
         raise UsageError(f"{path}: in_order must be true or false, not {shown(in_order)}")
@@ -299,14 +220,35 @@ def load_suite(
         raise UsageError(f"{path}: name must be letters, digits, points and dashes, not {shown(name)}")
     check_name(name, f"{path}: name")
     default = {"python": table["python"]} if "python" in table else {}
-    jobs = [{**default, **job} for job in jobs]
+    common = _table(table, "resources", str(path))
+    wanted = [{**common, **_table(job, "resources", f"a [[job]] of {path}"), **(given or {})} for job in jobs]
+    jobs = [{**default, **job, "resources": each} for job, each in zip(jobs, wanted, strict=True)]
     tasks = [task for job in jobs for task in ordered(_job_tasks(job, path, extra, num_seeds, python))]
     known = {task.env_id for task in tasks}
     for env_id in only:
         if env_id not in known:
             raise UsageError(f"{path} has no environment {env_id}{did_you_mean(env_id, known)}")
     tasks = [task for task in tasks if not only or task.env_id in only]
-    return Plan(name, ordered(tasks, by_seed=not in_order))
+    return Plan(name, ordered(tasks, by_seed=not in_order), _engines(table, path))
+
+
+def _table(table: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    """A table in a table, empty where there is none; UsageError where it is something else."""
+    found = table.get(key, {})
+    if not isinstance(found, dict):
+        raise UsageError(f"{key} in {where} must be a table, not {shown(found)}")
+    return found
+
+
+def _engines(table: dict[str, Any], path: Path) -> dict[str, dict[str, str]]:
+    """`[engine.NAME]`: the options of engines, as texts. Each engine checks its own."""
+    found = {}
+    for name, options in _table(table, "engine", str(path)).items():
+        where = f"[engine.{name}] of {path}"
+        if not isinstance(options, dict) or not all(type(value) in (str, int, float) for value in options.values()):
+            raise UsageError(f"{where} must be a table of texts and numbers; an engine has a table of its own")
+        found[name] = {key: str(value) for key, value in options.items()}
+    return found
 
 
 def check_name(name: str, what: str) -> None:
@@ -343,6 +285,7 @@ def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, limit: int | None,
         variants,
         whole,
         python or (find_python(job["python"], path.parent) if "python" in job else ""),
+        read_resources(job["resources"], f"resources of {where}"),
     )
 
 

@@ -1,0 +1,198 @@
+"""`solo bench` on a cluster, and its verbs for a study that is there: status, logs, cancel, retry, collect."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from solorl.cli import Parser
+from solorl.errors import UsageError
+from solorl.studies import fleet
+from solorl.studies.engines import ENGINES, open_engine
+from solorl.studies.plan import Plan, check_texts
+from solorl.studies.storage import open_storage
+from solorl.studies.study import ATTEMPTS, LEASE, Study, open_study
+from solorl.studies.task import Task
+
+VERBS = ("status", "logs", "cancel", "retry", "collect")
+RESOURCES = ("cores", "gpus", "memory", "time")
+MOST_ATTEMPTS = 100
+
+
+def add_flags(parser: Parser) -> None:
+    """The flags of `solo bench` that are for clusters."""
+    group = parser.add_argument_group("on a cluster, or with --storage")
+    group.add_argument("--engine", metavar="NAME", default="local", help=f"{', '.join(ENGINES)} (default local)")
+    group.add_argument("--engine-option", metavar="KEY=VALUE", action="append", help="an option of the engine")
+    group.add_argument("--storage", metavar="WHERE", help="folder or URL of the study (default runs/studies/NAME)")
+    group.add_argument("--cores", metavar="N", help="of each run (default 1)")
+    group.add_argument("--gpus", metavar="N", help="of each run (default 0)")
+    group.add_argument("--memory", metavar="SIZE", help="of each run, as 4GB (default: what the scheduler gives)")
+    group.add_argument("--time", metavar="TIME", help="that each run may take, as 2h (default: no limit)")
+    group.add_argument("--attempts", metavar="N", type=int, help=f"how often a run may fail (default {ATTEMPTS})")
+    group.add_argument(
+        "--lease",
+        metavar="SECONDS",
+        type=float,
+        help=f"without a sign of a worker, then it is dead (default {LEASE:.0f})",
+    )
+    group.add_argument("--detach", action="store_true", help="submit and return")
+
+
+def given_resources(args: Any) -> dict[str, str]:
+    """The resources that flags give."""
+    return {name: getattr(args, name) for name in RESOURCES if getattr(args, name) is not None}
+
+
+def refuse_flags(args: Any) -> None:
+    """UsageError for flags that change nothing without a study."""
+    for name in (*RESOURCES, "attempts", "lease", "engine_option", "detach"):
+        if getattr(args, name):
+            raise UsageError(f"solo bench: --{name.replace('_', '-')} needs --storage, or another engine than local")
+
+
+# ---------------------------------------------------------------------- run
+def run(plan: Plan, args: Any, is_suite: bool) -> int:
+    """Bring the plan to its end on the engine; the exit code. UsageError where it cannot begin."""
+    if args.dry_run or args.runs_dir:
+        raise UsageError(f"solo bench: --{'dry-run' if args.dry_run else 'runs-dir'} is for runs without --storage")
+    attempts = ATTEMPTS if args.attempts is None else args.attempts
+    lease = LEASE if args.lease is None else args.lease
+    if not 1 <= attempts <= MOST_ATTEMPTS:
+        raise UsageError(f"solo bench: --attempts must be from 1 to {MOST_ATTEMPTS}, not {attempts}")
+    if not 1 <= lease <= 86400:
+        raise UsageError(f"solo bench: --lease must be from 1 to 86,400 seconds, not {lease:g}")
+    if args.engine == "local" and args.detach:
+        raise UsageError("solo bench: --detach is for clusters; the engine local starts workers only while it runs")
+    options = engine_options(args, plan)
+    cluster = open_engine(args.engine, options)
+    storage = open_storage(args.storage or f"runs/studies/{plan.name}")
+    study = Study(storage, plan.name, {task.id: task for task in plan.tasks}, attempts, lease)
+    try:
+        study.write()
+    except OSError as error:
+        raise UsageError(f"{storage.where} cannot be written: {error.strerror or error}") from None
+    runner = fleet.Fleet(study, plan.tasks, cluster, options, say)
+    say(f"{len(plan.tasks)} runs on {args.engine}; the study is {storage.where}")
+    code = runner.run(args.detach)
+    folder = args.results or Path("benchmark/results") / plan.name
+    kept = 0 if args.detach else collect(study, plan.tasks, folder)
+    done = sum(task.id in runner.finished for task in plan.tasks)
+    say(f"{done} of {len(plan.tasks)} finished" + (f", {len(runner.failed)} failed" if runner.failed else ""))
+    where = shlex.quote(storage.where)
+    if code > 1 or args.detach:
+        go_on = "what is submitted goes on; " if args.engine != "local" else "what runs goes on; "
+        say(f"{go_on}look: solo bench status {where}; the same command goes on")
+    elif runner.failed:
+        say(f"to try again: solo bench retry {where}, then the same command")
+    return code or kept
+
+
+def engine_options(args: Any, plan: Plan) -> dict[str, str]:
+    """The options of the engine: the suite's, then those of the command line. UsageError for one that is none."""
+    options = dict(plan.engines.get(args.engine, {}))
+    for text in args.engine_option or []:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise UsageError(f"solo bench: --engine-option must be KEY=VALUE, such as partition=gpu, not {text}")
+        options[key] = value
+    if args.workers is not None:
+        if args.engine != "local":
+            raise UsageError("solo bench: --workers is for the engine local; a cluster starts as many as it can")
+        options["workers"] = str(args.workers)
+    return options
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True)
+
+
+def collect(study: Study, tasks: Sequence[Task], folder: Path) -> int:
+    """Write the tables of what has finished and say so; 1 where one could not be written."""
+    done, written, problems = study.done(), 0, 0
+    for task in tasks:
+        if task.id not in done:
+            continue
+        try:
+            written += fleet.collect(study, task, folder)
+        except (OSError, ValueError) as error:
+            problems += 1
+            reason = getattr(error, "strerror", None) or str(error)
+            say(f"not kept   {task} is finished, but its table is not in {folder}: {reason}")
+    if written:
+        say(f"{written} tables in {folder}; compare them: solo report {shlex.quote(str(folder))}")
+    return int(bool(problems))
+
+
+# ---------------------------------------------------------------------- verbs
+def main(argv: Sequence[str]) -> int:
+    """`solo bench VERB PLAN [TASK]`; UsageError for a study or task that is not there."""
+    verb = argv[0]
+    check_texts(list(argv), f"solo bench {verb}")
+    parser = Parser(f"bench {verb}", "Look after a study that `solo bench --storage` has made.")
+    parser.add_argument("plan", metavar="PLAN", help="the folder or URL of the study")
+    parser.add_argument(
+        "task", metavar="TASK", nargs=None if verb == "logs" else "?", help="the id of a task, or its start"
+    )
+    if verb == "collect":
+        parser.add_argument("--results", metavar="DIR", type=Path, help="default benchmark/results/NAME OF STUDY")
+    args = parser.parse(argv[1:])
+    study = open_study(args.plan)
+    tasks = [study.find(args.task)] if args.task else list(study.tasks.values())
+    try:
+        if verb == "collect":
+            return collect(study, tasks, args.results or Path("benchmark/results") / study.name)
+        return {"status": status, "logs": logs, "cancel": cancel, "retry": retry}[verb](study, tasks)
+    except OSError as error:
+        raise UsageError(f"{study.storage.where}: {error.strerror or error}") from None
+
+
+def status(study: Study, tasks: Sequence[Task]) -> int:
+    """Say how each task stands; 1 where any has failed."""
+    found = fleet.standings(study, tasks)
+    states = [one.state for one in found.values()]
+    for task in tasks:
+        one = found[task.id]
+        if one.state != "finished" or len(tasks) == 1:
+            count = f" after {one.used} of {study.limit} attempts" if one.used else ""
+            say(f"{one.state:<10} {task.id}{count}{one.reason and ': '}{one.reason}")
+            if one.state == "failed":
+                say("".join(f"    | {line}\n" for line in one.tail).rstrip("\n"))
+    counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
+    say(f"{study.name}: {len(tasks)} tasks: {', '.join(counts)}")
+    return int("failed" in states)
+
+
+def logs(study: Study, tasks: Sequence[Task]) -> int:
+    """Print what a task's attempts printed, as far as it came up to the storage; else what the scheduler has."""
+    task = tasks[0]
+    names = [name for name in study.storage.list(f"tasks/{task.id}") if name.split("/")[2].startswith("output-")]
+    for name in names:
+        say(f"==== {name}\n{study.storage.read(name).decode(errors='replace')}".rstrip())
+    handles = [
+        (about, handle)
+        for about in study.submissions()
+        for task_id, handle in zip(about.get("tasks", []), about.get("handles", []), strict=False)
+        if task_id == task.id
+    ]
+    if not names and handles:
+        about, handle = handles[-1]
+        say(
+            open_engine(str(about["engine"]), about.get("options", {})).logs(handle)
+            or f"{task.id} has printed nothing yet"
+        )
+    return 0
+
+
+def cancel(study: Study, tasks: Sequence[Task]) -> int:
+    """Cancel tasks that have not finished."""
+    fleet.cancel(study, tasks, open_engine)
+    say(f"cancelled; what runs saves and stops within {study.lease / 4:.0f} seconds")
+    return 0
+
+
+def retry(study: Study, tasks: Sequence[Task]) -> int:
+    """Allow tasks again that have failed or were cancelled."""
+    say(f"{fleet.retry(study, tasks)} tasks may run again; the command that has made the study submits them")
+    return 0

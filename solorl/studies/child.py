@@ -1,0 +1,90 @@
+"""The training of a worker: a child process with threads and GPUs, which saves and ends where the worker is killed."""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from solorl.studies.task import Task
+
+TAIL = 12  # last lines of a training that a failed attempt keeps
+PR_SET_PDEATHSIG = 1  # of Linux: a signal for a process when the one that started it dies
+
+
+class Child:
+    """A process in a group of its own. What it prints goes to our output, to the file `output`, and into `lines`."""
+
+    def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], output: Path):
+        self.lines: deque[str] = deque(maxlen=TAIL)
+        self.process = subprocess.Popen(
+            argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            process_group=0, preexec_fn=_end_with_worker(),
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._tee, args=(output,), daemon=True)
+        self._reader.start()
+
+    def poll(self, seconds: float) -> int | None:
+        """Wait so long for its end: the exit code, or None."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        return self.process.poll()
+
+    def tell(self, force: bool = False) -> None:
+        """Ask it to save and end, or end it at once."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGKILL if force else signal.SIGTERM)
+
+    def close(self) -> int:
+        """End it and what it has left behind; its exit code."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        code = self.process.wait()
+        self._reader.join(5)  # seconds; a process that has left its group may keep the pipe open
+        return code
+
+    def _tee(self, output: Path) -> None:
+        """Copy what it prints; what the disk refuses is left out, for the last lines are kept here."""
+        with contextlib.ExitStack() as stack:
+            places = [sys.stdout.buffer]
+            with contextlib.suppress(OSError):
+                places.append(stack.enter_context(open(output, "ab")))
+            for line in self.process.stdout or ():
+                self.lines.append(line.decode(errors="replace").rstrip())
+                for place in places:
+                    with contextlib.suppress(OSError):
+                        place.write(line)
+                        place.flush()
+
+
+def environment(task: Task, given: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a training: threads and GPUs of its resources, unless the scheduler has set them."""
+    threads, gpus = str(task.resources.cores), ",".join(map(str, range(task.resources.gpus)))
+    own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": gpus}
+    return {**own, "PYTHONUNBUFFERED": "1", **given}
+
+
+def _end_with_worker() -> Callable[[], object] | None:
+    """What a child calls first, so that it saves and ends where its worker is killed; Linux only."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def is_locked(run_dir: Path | None) -> bool:
+    """Whether a process of ours trains in a run folder, as far as the file system tells."""
+    if run_dir is None or not (run_dir / ".lock").exists():
+        return False
+    with contextlib.suppress(OSError), open(run_dir / ".lock", "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,36 @@
+"""Where trainings run: on this machine (`local.py`), or where a scheduler puts them (the contract: `cluster.py`)."""
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from solorl.errors import UsageError, did_you_mean
+from solorl.studies.engines.cluster import AGAIN, Cluster, Submission, check_options
+from solorl.studies.engines.local import UNKNOWN, Engine, Job, LocalEngine
+
+__all__ = [
+    "AGAIN", "ENGINES", "UNKNOWN", "Cluster", "Engine", "Job", "LocalEngine", "Submission", "check_options",
+    "open_engine",
+]  # fmt: skip
+# Name -> its module, which has `open(options) -> Cluster` and imports its packages inside of functions.
+ENGINES = {
+    "local": "solorl.studies.engines.workers",
+    "ray": "solorl.studies.engines.ray",
+    "slurm": "solorl.studies.engines.slurm",
+    "aws-batch": "solorl.studies.engines.aws_batch",
+}
+
+
+def open_engine(name: str, options: Mapping[str, str]) -> Cluster:
+    """The engine of that name, able to submit. UsageError for an unknown name or option, and where the engine's
+    packages, its scheduler or the rights to it are missing."""
+    if name not in ENGINES:
+        hint = did_you_mean(name, ENGINES) or f"; there are {', '.join(ENGINES)}"
+        raise UsageError(f"there is no engine {name}{hint}")
+    try:
+        module = import_module(ENGINES[name])
+    except ModuleNotFoundError as error:
+        if error.name != ENGINES[name]:
+            raise
+        raise UsageError(f"this version of solorl cannot use {name} yet; it has the engine local") from None
+    cluster: Cluster = module.open(options)
+    return cluster

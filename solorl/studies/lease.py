@@ -1,0 +1,125 @@
+"""The lease of a task: who does it now. A lease without heartbeat may be taken over; the clocks of the machines that
+share a study must agree within a few seconds.
+
+Two workers may still do one task for the time between two heartbeats. That is harmless: only one result is accepted,
+and who finds that the lease has gone to another one stops.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from solorl.machine import is_alive, own_handle
+from solorl.studies.storage import read_object
+from solorl.studies.study import Study
+
+SETTLE = 0.2  # seconds between writing a lease over an old one and looking whether another worker did so, too
+TICK = 0.2  # seconds between two looks at the clock
+
+
+def machine() -> str:
+    """This machine, and on Linux its space of process ids: containers may have the same host name."""
+    space = Path("/proc/self/ns/pid")
+    return f"{platform.node()}:{space.stat().st_ino if space.exists() else 0}"
+
+
+class Lease:
+    """The lease of one task, as this process sees it."""
+
+    def __init__(self, study: Study, task_id: str):
+        self._study, self._task, self._name = study, task_id, f"leases/{task_id}.json"
+        self.owner = {"machine": machine(), "handle": own_handle()}
+
+    def holder(self) -> dict[str, Any]:
+        """Who has it, whether alive or not; empty where nobody has."""
+        return read_object(self._study.storage, self._name)
+
+    def is_fresh(self, holder: dict[str, Any]) -> bool:
+        """Whether its holder does the task, as far as can be told."""
+        if not holder or (holder.get("machine") == self.owner["machine"] and not is_alive(str(holder.get("handle")))):
+            return False
+        return time.time() - float(holder.get("beat", 0.0)) < self._study.lease
+
+    def take(self) -> bool:
+        """Take it, unless somebody has it. Of several that take over the same lease one succeeds in general."""
+        if self._study.storage.create(self._name, self._data()):
+            return True
+        if self.is_fresh(self.holder()):
+            return False
+        self.beat()
+        time.sleep(SETTLE)
+        return self.is_mine()
+
+    def wait(self, stopped: Callable[[], bool]) -> bool:
+        """Take it, or wait until its holder gives a sign of life (False), ends, or has given none for too long."""
+        first = self.holder()
+        while not self.take():
+            now = self.holder()
+            if stopped() or (now.get("handle") == first.get("handle") and now.get("beat") != first.get("beat")):
+                return False
+            first = first if now.get("handle") == first.get("handle") else now
+            time.sleep(min(1.0, self._study.lease / 8))
+        return True
+
+    def beat(self) -> None:
+        """A sign of life."""
+        self._study.storage.write(self._name, self._data())
+
+    def is_mine(self) -> bool:
+        """Whether this process has it."""
+        holder = self.holder()
+        return {key: holder.get(key) for key in self.owner} == self.owner
+
+    def release(self) -> None:
+        """Leave the task to others, if it is still ours."""
+        with contextlib.suppress(OSError):
+            if self.is_mine():
+                self._study.storage.delete(self._name)
+
+    def _data(self) -> bytes:
+        return json.dumps({**self.owner, "pid": os.getpid(), "beat": time.time()}).encode()
+
+
+class Heart(threading.Thread):
+    """Renews a lease while a task is done. Calls `ended(why)` once: another worker has taken the task over (`taken`),
+    nobody shall do it any more (`cancelled`), or `limit` seconds are over (`time`; 0: no limit)."""
+
+    def __init__(self, study: Study, task_id: str, lease: Lease, limit: float, ended: Callable[[str], None]):
+        super().__init__(daemon=True)
+        self._study, self._task, self._lease, self._limit, self._ended = study, task_id, lease, limit, ended
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Beat until `stop`."""
+        began = last = time.monotonic()
+        why = ""
+        while not self._over.wait(TICK):
+            now = time.monotonic()
+            if not why and self._limit and now - began > self._limit:
+                self._ended(why := "time")
+            if now - last > self._study.lease / 4:
+                last = now
+                found = "" if why == "taken" else self._look()  # also while it saves
+                if found and found != why:
+                    self._ended(why := found)
+
+    def _look(self) -> str:
+        """Beat once, unless the task is another's or nobody's. What the storage refuses now is tried again later."""
+        with contextlib.suppress(OSError):
+            if self._lease.holder() and not self._lease.is_mine():
+                return "taken"
+            self._lease.beat()
+            if self._study.is_cancelled(self._task):
+                return "cancelled"
+        return ""
+
+    def stop(self) -> None:
+        """Beat no more."""
+        self._over.set()
+        self.join()
