@@ -69,7 +69,7 @@ def in_one_sentence() -> Iterator[None]:
 BRINGS = {
     **{name: name for name in ("jax", "envpool", "gymnax", "brax", "mujoco", "wandb", "pettingzoo")},
     **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune", "ale_py": "atari", "cv2": "atari"},
-    **{"mpe2": "pettingzoo", "ray": "ray", "boto3": "aws", "s3fs": "aws"},
+    **{"mpe2": "pettingzoo", "ray": "ray", "boto3": "aws", "s3fs": "aws", "huggingface_hub": "hub"},
 }
 
 

@@ -11,7 +11,8 @@ from solorl.errors import UsageError
 ABOUT = """Evaluate the agent of a run folder. This executes the script that made it, with the arguments in the folder's
 config.json. A script that is equal to the algorithm of this name, or to your own file outside of the folder from which
 the run was started, is executed there; any other is executed only with --trust-script, and does not find modules next
-to it. An environment whose id is module:Name imports that module."""
+to it. An environment whose id is module:Name imports that module. A run of the Hugging Face hub is pulled into a cache
+(see `solo pull --help`)."""
 
 
 def no_display() -> bool:
@@ -22,7 +23,7 @@ def no_display() -> bool:
 def main(argv: Sequence[str]) -> int:
     """Play the agent of a run folder; UsageError for a folder that holds no run and for numbers out of range."""
     parser = Parser("play", ABOUT)
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a folder below runs/")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="a folder below runs/, or hf://USER/NAME[@REVISION]")
     parser.add_argument("--episodes", metavar="N", type=int, default=10, help="how many to play (default 10)")
     parser.add_argument("--video", action="store_true", help="film the episodes into RUN_DIR/videos")
     parser.add_argument("--render", action="store_true", help="show the episodes in a window")
@@ -35,11 +36,16 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"solo play: --seed must be at least 0, not {args.seed}")
     from solorl.run.load import Play, not_trusted, play_script, script_of  # here: they load the numerical libraries
 
-    copy, original = script_of(args.run_dir)
+    run_dir = Path(args.run_dir)
+    if args.run_dir.startswith("hf://"):
+        from solorl.share.hub import fetch
+
+        run_dir = fetch(args.run_dir)
+    copy, original = script_of(run_dir)
     if original is None and not args.trust_script:
         raise UsageError(not_trusted(copy, "--trust-script"))
     if args.render and no_display():
         raise UsageError("solo play: --render needs a display and there is none here; --video films the episodes")
     play = Play(episodes=args.episodes, video=args.video, render=args.render, seed=args.seed)
-    play_script(original or copy, args.run_dir, play, neighbours=original is not None)
+    play_script(original or copy, run_dir, play, neighbours=original is not None)
     return 0

@@ -25,7 +25,7 @@ WINDOW = 10  # bins over which a training curve is averaged, 5 % of a run
 ALPHA = 0.05  # a difference on one environment counts below this p-value
 IGNORED = (
     "seed", "num_seeds", "device", "cuda", "threads", "torch_threads", "save_every", "save_model", "save_replay",
-    "capture_video", "track", "wandb_project_name",
+    "capture_video", "track", "wandb_project_name", "upload_model", "hf_entity",
 )  # fmt: skip
 
 

@@ -48,6 +48,8 @@ class RunArgs:
     track: bool = False  # also log to Weights & Biases (pip install 'solorl[wandb]')
     wandb_project_name: str = "solorl"  # project at Weights & Biases
     wandb_entity: str | None = None  # team at Weights & Biases
+    upload_model: bool = False  # publish the run on the Hugging Face hub when it has ended (pip install 'solorl[hub]')
+    hf_entity: str | None = None  # user or organisation at the hub; None: the owner of the token
 
 
 A = TypeVar("A", bound=RunArgs)

@@ -11,6 +11,7 @@ import numpy as np
 
 from solorl.errors import UsageError
 
+PULLED = "hub.json"  # in a folder that comes from the hub: the repository and the commit
 WANDB = ("wandb", ".wandb")  # Weights & Biases links to its newest files there
 
 

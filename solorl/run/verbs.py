@@ -10,6 +10,7 @@ import ast
 import atexit
 import math
 import os
+import shlex
 import signal
 import sys
 import time
@@ -34,6 +35,7 @@ from solorl.run.returns import teams_of
 from solorl.run.saving import Checkpoints
 from solorl.run.summary import how_to_go_on, summary
 from solorl.run.trackers import Safe, check_wandb, trackers_of
+from solorl.run.upload import check_upload, upload
 from solorl.scripts import header_fields, not_for
 from solorl.terminal import Progress, paint, say, warn, wiped
 
@@ -63,6 +65,8 @@ class Run:
             self.device = choose_device(args, index) if device is None else device
             if args.track and not self.play:
                 check_wandb()
+            if args.upload_model and not self.play:
+                check_upload(args)
         seed_all(args)
         self.ranks = Ranks(self.rank, self.world_size)
         self.folder = RunFolder(Path(args.resume) if args.resume else new_path(args, self.script))
@@ -496,6 +500,16 @@ class Run:
         for line in summary(self.dir, self.step, self.meter.wall_time(), score, self.args.save_model):
             self._say(line)
         self._require_saved()
+        if self.args.upload_model:
+            self._upload()
+
+    def _upload(self) -> None:
+        """Publish the run; where that fails, one warning says so, and the run is what it would be without."""
+        done, said = upload(self.dir, self.script, self.args)
+        if done:
+            self._say(said)
+        else:
+            warn(f"the model was not uploaded: {said}; `solo push {shlex.quote(str(self.dir))}` does it later")
 
     def _finish(self, status: str) -> None:
         self.folder.write_rows(self.meter.take_rows())

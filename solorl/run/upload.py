@@ -1,0 +1,43 @@
+"""`--upload-model`: what it needs, and handing a finished run to `solo push`."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from solorl.errors import UsageError, needs_extra
+from solorl.run.arguments import RunArgs
+
+
+def check_upload(args: RunArgs) -> None:
+    """UsageError where `--upload-model` cannot work: it is better known before the training than after it."""
+    without = "--no-upload-model trains without"
+    try:
+        from huggingface_hub import get_token
+    except ImportError:
+        raise UsageError(f"{needs_extra('--upload-model', 'hub')}; {without}") from None
+    if not args.save_model:
+        raise UsageError("--upload-model needs a model: leave --no-save-model out")
+    if not get_token():
+        raise UsageError(f"--upload-model needs a token: run `hf auth login`, or set HF_TOKEN; {without}")
+
+
+def repo_name(args: Mapping[str, Any], algorithm: str) -> str:
+    """The name of a run's repository, as CleanRL has it: ENVIRONMENT-EXPERIMENT-seedN."""
+    env_id = str(args.get("env_id", "run")).rpartition(":")[2]
+    name = f"{env_id}-{args.get('exp_name') or algorithm}-seed{args.get('seed')}"
+    name = re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)
+    return re.sub(r"[.-]{2,}", "-", name).strip("-.")[:90]  # the hub allows neither -- nor ..
+
+
+def upload(run_dir: Path, script: Path, args: RunArgs) -> tuple[bool, str]:
+    """Push the run folder, in a process of its own, so that nothing there can harm this one. Returns whether that has
+    succeeded, and the address of the commit or the reason why not."""
+    name = repo_name(vars(args), script.stem)
+    repo = f"{args.hf_entity}/{name}" if args.hf_entity else name
+    words = [sys.executable, "-m", "solorl.cli", "push", str(run_dir), repo]
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    return done.returncode == 0, said[-1].removeprefix("error: ") if said else f"exit code {done.returncode}"

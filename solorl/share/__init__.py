@@ -1,0 +1,1 @@
+"""Runs for other people: folders on the Hugging Face hub."""
