@@ -18,6 +18,7 @@ VERBS = {
     "list": ("solorl.cli.listing", "show the algorithms"),
     "train": ("solorl.cli.train", "run an algorithm:  solo train ppo --env-id CartPole-v1"),
     "play": ("solorl.cli.play", "watch and score a trained agent:  solo play RUN_DIR --video"),
+    "export": ("solorl.cli.export", "a trained policy as an ONNX file:  solo export RUN_DIR policy.onnx"),
     "copy": ("solorl.cli.copy", "take a file home:  solo copy ppo my_ppo.py"),
     "diff": ("solorl.cli.diff", "compare two files side by side:  solo diff ppo my_ppo.py"),
     "new": ("solorl.cli.new", "start a variant:  solo new ppo_mine --from ppo"),

@@ -1,0 +1,1 @@
+"""What leaves the machine: policies in formats that other programs read."""
