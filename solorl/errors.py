@@ -70,6 +70,7 @@ BRINGS = {
     **{name: name for name in ("jax", "envpool", "gymnax", "brax", "mujoco", "wandb", "pettingzoo")},
     **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune", "ale_py": "atari", "cv2": "atari"},
     **{"mpe2": "pettingzoo", "ray": "ray", "boto3": "aws", "s3fs": "aws", "huggingface_hub": "hub"},
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
 }
 
 

@@ -19,7 +19,7 @@ BUDGETS = {
     "catalog": 850,
     "results": 1400,  # [1,500]
     "studies": 2400,  # [1,300] and the studies of clusters: storage, plan on disk, worker, fleet, engines
-    "share": 400,  # the Hugging Face hub: card, push, pull, and their refusals
+    "share": 950,  # the Hugging Face hub: card, push, pull, refusals; ONNX: the check, torch, operations of JAX
     "cli": 1900,  # [800] and the verbs of clusters
 }
 

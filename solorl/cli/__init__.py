@@ -20,6 +20,7 @@ VERBS = {
     "play": ("solorl.cli.play", "watch and score a trained agent:  solo play RUN_DIR --video"),
     "push": ("solorl.cli.push", "publish a run on the Hugging Face hub:  solo push RUN_DIR USER/NAME"),
     "pull": ("solorl.cli.pull", "fetch a published run:  solo pull USER/NAME"),
+    "export": ("solorl.cli.export", "a trained policy as an ONNX file:  solo export RUN_DIR policy.onnx"),
     "copy": ("solorl.cli.copy", "take a file home:  solo copy ppo my_ppo.py"),
     "diff": ("solorl.cli.diff", "compare two files side by side:  solo diff ppo my_ppo.py"),
     "new": ("solorl.cli.new", "start a variant:  solo new ppo_mine --from ppo"),

@@ -81,23 +81,26 @@ class LoadedPolicy:
 
     env_id: str
     args: Any  # the arguments of the training
-    _act: Callable[[Any], Any]
-    _make_env: Callable[..., Any]
+    policy: Policy  # as the script hands it to `run.close`
+    maker: Callable[..., Any]  # of environments, the same
 
     def __call__(self, obs: Any, *memory: Any) -> Any:
         """The greedy actions for a batch of observations; ValueError where `obs` is not a batch."""
         obs = np.asarray(obs)
         if obs.ndim == 0:
             raise ValueError("policy(obs) takes a batch (n, *obs_shape); for one observation: policy(obs[None])[0]")
-        return self._act(obs, *memory) if memory else np.asarray(self._act(obs))
+        return self.policy(obs, *memory) if memory else np.asarray(self.policy(obs))
 
     def make_env(self, **kwargs: Any) -> Any:
         """An environment as the training had it; `kwargs` go to `gymnasium.make`, e.g. `render_mode="human"`."""
-        return self._make_env(self.env_id, **kwargs)
+        return self.maker(self.env_id, **kwargs)
 
 
-def load(run_dir: str | os.PathLike[str], *, last: bool = False, trust_script: bool = False) -> LoadedPolicy:
-    """The policy of a run folder's best evaluation; with `last`, the one at the end of training (`model_last`).
+def load(
+    run_dir: str | os.PathLike[str], *, last: bool = False, trust_script: bool = False, device: str | None = None
+) -> LoadedPolicy:
+    """The policy of a run folder's best evaluation; with `last`, the one at the end of training (`model_last`). It
+    computes on `device`, as `--device` takes it, or where the training did.
 
     This executes the script that made the folder, up to its `run.close`. It must be equal to the algorithm of its name
     in this installation or to your own file from which the run was started; `trust_script` executes any other. Random
@@ -109,14 +112,15 @@ def load(run_dir: str | os.PathLike[str], *, last: bool = False, trust_script: b
         raise UsageError(not_trusted(copy, "trust_script=True"))
     found: list[LoadedPolicy] = []
 
-    def take(args: Any, act: Callable[[Any], Any], make_env: Callable[..., Any]) -> None:
+    def take(args: Any, act: Policy, make_env: Callable[..., Any]) -> None:
         found.append(LoadedPolicy(args.env_id, replace(args), act, make_env))
 
     play = Play(model="model_last.safetensors" if last else "model.safetensors", take=take)
     imports = set(re.findall(r"^\s*(?:import|from) (jax|torch)\b", copy.read_text(encoding="utf-8"), flags=re.M))
     with _unchanged(imports), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
-            play_script(original or copy, Path(run_dir), play, neighbours=original is not None)
+            flags = () if device is None else ("--device", device)
+            play_script(original or copy, Path(run_dir), play, original is not None, flags)
         except SystemExit as end:
             said = " ".join(getattr(end, "__notes__", ())) or f"{copy.name} ended before run.close ({end.code})"
             raise UsageError(said) from end
@@ -125,12 +129,12 @@ def load(run_dir: str | os.PathLike[str], *, last: bool = False, trust_script: b
     return found[-1]
 
 
-def play_script(path: Path, run_dir: Path, play: Play, neighbours: bool) -> None:
+def play_script(path: Path, run_dir: Path, play: Play, neighbours: bool, flags: Sequence[str] = ()) -> None:
     """Run a script as `solo play` needs it: it loads the model, its loop is empty, and `run.close` does what `play`
-    says."""
+    says. `flags` may be those of the run library, such as `--device`."""
     before = _PLAY.set(play)
     try:
-        run_script(path, ["--resume", str(run_dir)], neighbours)
+        run_script(path, ["--resume", str(run_dir), *flags], neighbours)
     finally:
         _PLAY.reset(before)
 

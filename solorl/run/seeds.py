@@ -104,6 +104,19 @@ class _Part:
         self.runs.put(self.index, self.field, tree)
 
 
+@dataclasses.dataclass(frozen=True)
+class PolicyOfSeed:
+    """The greedy policy of one seed, NumPy to NumPy."""
+
+    act: Callable[..., Any]  # a pure function of the model and of observations (n, width), as a script has it
+    compiled: Callable[..., Any]  # the same
+    model: Callable[[], Any]  # returns the model
+
+    def __call__(self, obs: Any) -> np.ndarray:
+        """The actions for a batch of observations (n, *obs_shape)."""
+        return np.asarray(self.compiled(self.model(), np.asarray(obs, np.float32).reshape(len(obs), -1)))
+
+
 class Runs:
     """The trainings of `--num-seeds` seeds in one process."""
 
@@ -404,13 +417,12 @@ class Runs:
 
         return train
 
-    def _policy(self, act: Callable[..., Any], index: int) -> Callable[[Any], Any]:
+    def _policy(self, act: Callable[..., Any], index: int) -> "PolicyOfSeed":
         """The greedy policy of one seed, NumPy to NumPy."""
         if act not in self._acts:
             self._acts[act] = jax.jit(act)
-        compiled = self._acts[act]
         model = functools.cache(lambda: self.training(index, self._model))  # only where it acts
-        return lambda obs: np.asarray(compiled(model(), np.asarray(obs, np.float32).reshape(len(obs), -1)))
+        return PolicyOfSeed(act, self._acts[act], model)
 
     def _each(self, verb: Callable[[int, Run], None]) -> None:
         """Call a verb for each seed that goes on. One that diverges ends; the others go on, if there are any."""

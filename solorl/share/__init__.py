@@ -1,1 +1,1 @@
-"""Runs for other people: folders on the Hugging Face hub."""
+"""Runs for other people and programs: folders on the Hugging Face hub, policies as ONNX files."""
