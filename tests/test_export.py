@@ -75,9 +75,9 @@ def acts_as(path, policy):
 @pytest.mark.parametrize(
     ("name", "outputs"),
     [
-        ("ppo", {"action": "int64 (batch)", "logits": "float32 (batch, 2)"}),
+        pytest.param("ppo", {"action": "int64 (batch)", "logits": "float32 (batch, 2)"}, marks=pytest.mark.slow),
         ("ppo_continuous_action", {"action": "float32 (batch, 1)"}),
-        ("dqn_jax", {"action": "int32 (batch)", "q_values": "float32 (batch, 2)"}),
+        pytest.param("dqn_jax", {"action": "int32 (batch)", "q_values": "float32 (batch, 2)"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_policy_is_exported_with_its_normaliser(name, outputs, trained, solo, tmp_path):
@@ -235,6 +235,7 @@ def test_a_larger_error_is_allowed_only_where_the_run_itself_rounds_so(error, ro
             checked(run, monkeypatch, action=got)
 
 
+@pytest.mark.slow
 def test_double_precision_leaves_the_policy_as_it_was(trained):
     _, policy = trained("ppo_continuous_action", QUICK["ppo_continuous_action"])
     inputs, axes = share.observations(policy)

@@ -20,7 +20,7 @@ BUDGETS = {
     "results": 1400,  # [1,500]
     "studies": 2400,  # [1,300] and the studies of clusters: storage, plan on disk, worker, fleet, engines
     "share": 950,  # the Hugging Face hub: card, push, pull, refusals; ONNX: the check, torch, operations of JAX
-    "cli": 1900,  # [800] and the verbs of clusters
+    "cli": 1950,  # [800] and the verbs of clusters
 }
 
 
