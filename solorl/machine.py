@@ -1,13 +1,27 @@
 """This machine: cores, GPUs, processes."""
 
 import contextlib
+import ctypes
 import os
 import platform
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+PR_SET_PDEATHSIG = 1  # of Linux: a signal for a process when the one that started it dies
+
+
+def end_with_parent() -> Callable[[], object] | None:
+    """For `preexec_fn` of a child process: it gets SIGTERM, so that it saves and ends, when the process that starts it
+    is killed. Linux only, else None."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def own_cores() -> list[int]:

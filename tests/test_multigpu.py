@@ -298,6 +298,16 @@ def test_solo_train_ends_where_a_rank_is_killed(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a process that its parent was killed")
+def test_the_ranks_save_and_end_where_solo_train_is_killed(tmp_path):
+    process = started(["solorl.cli", "train", NAME, "--nproc", "2"], tmp_path)
+    wait_for(tmp_path, "runs/*/checkpoint/step_*", process)
+    process.kill()
+    process.communicate(timeout=60)  # until the last one has closed its output
+    assert ['"stopped"' in path.read_text() for path in tmp_path.glob("runs/*/status.json")] == [True]
+
+
+@pytest.mark.slow
 def test_ctrl_c_reaches_all_ranks_once(tmp_path):
     process = started(["solorl.cli", "train", NAME, "--nproc", "2"], tmp_path)
     wait_for(tmp_path, "runs/*/checkpoint/step_*", process)

@@ -11,6 +11,7 @@ from typing import Any
 
 from solorl.catalog.header import find_path
 from solorl.errors import UsageError
+from solorl.machine import end_with_parent
 from solorl.run import signals
 from solorl.run.load import run_script
 
@@ -75,7 +76,8 @@ def train_together(path: Path, flags: Sequence[str], count: int) -> int:
             for rank in range(count):
                 own = os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 words = [sys.executable, "-m", "solorl.cli", "train", str(path), *flags]
-                ranks.append(subprocess.Popen(words, env=own, process_group=0))  # Ctrl+C reaches them through us only
+                # Ctrl+C reaches them through us only
+                ranks.append(subprocess.Popen(words, env=own, process_group=0, preexec_fn=end_with_parent()))
             return _wait(ranks)
     finally:
         for each in ranks:

@@ -1,7 +1,6 @@
 """The training of a worker: a child process with threads and GPUs, which saves and ends where the worker is killed."""
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import signal
@@ -9,13 +8,13 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from solorl.machine import end_with_parent
 from solorl.studies.task import Task
 
 TAIL = 12  # last lines of a training that a failed attempt keeps
-PR_SET_PDEATHSIG = 1  # of Linux: a signal for a process when the one that started it dies
 
 
 class Child:
@@ -25,7 +24,7 @@ class Child:
         self.lines: deque[str] = deque(maxlen=TAIL)
         self.process = subprocess.Popen(
             argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            process_group=0, preexec_fn=_end_with_worker(),
+            process_group=0, preexec_fn=end_with_parent(),
         )  # fmt: skip
         self._reader = threading.Thread(target=self._tee, args=(output,), daemon=True)
         self._reader.start()
@@ -68,14 +67,6 @@ def environment(task: Task, given: Mapping[str, str]) -> dict[str, str]:
     threads, gpus = str(task.resources.cores), ",".join(map(str, range(task.resources.gpus)))
     own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": gpus}
     return {**own, "PYTHONUNBUFFERED": "1", **given}
-
-
-def _end_with_worker() -> Callable[[], object] | None:
-    """What a child calls first, so that it saves and ends where its worker is killed; Linux only."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def is_locked(run_dir: Path | None) -> bool:
