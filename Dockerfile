@@ -9,7 +9,7 @@ FROM ${BASE} AS base
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates python3 tini \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home --uid 1000 solo
+    && useradd --create-home --home-dir /solo --uid 1000 solo
 
 FROM base AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -41,7 +41,7 @@ COPY --from=build /opt/solorl /opt/solorl
 ENV PATH=/opt/solorl/bin:$PATH PYTHONUNBUFFERED=1 SDL_VIDEODRIVER=dummy NVIDIA_DRIVER_CAPABILITIES=compute,utility
 # A number, so that Kubernetes can see that it is not root.
 USER 1000:1000
-WORKDIR /home/solo/work
+WORKDIR /solo
 # tini passes signals on and collects processes that have ended; `solo` as process 1 would have to do both.
 ENTRYPOINT ["tini", "--", "solo"]
 CMD ["--help"]

@@ -18,7 +18,7 @@ BUDGETS = {
     "run": 3050,  # [2,000]; vector back ends, parts with imports of their own, returns of teams, ranks (170 lines)
     "catalog": 850,
     "results": 1400,  # [1,500]
-    "studies": 1250,  # [1,300]
+    "studies": 1400,  # [1,300]; files for Kubernetes and SkyPilot (112)
     "cli": 1650,  # [800]
 }
 
