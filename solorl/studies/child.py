@@ -41,7 +41,7 @@ class Child:
             self.process.send_signal(signal.SIGKILL if force else signal.SIGTERM)
 
     def close(self) -> int:
-        """End it and what it has left behind; its exit code."""
+        """End it and what it has left; its exit code."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         code = self.process.wait()

@@ -11,12 +11,15 @@ __all__ = [
     "AGAIN", "ENGINES", "UNKNOWN", "Cluster", "Engine", "Job", "LocalEngine", "Submission", "check_options",
     "open_engine",
 ]  # fmt: skip
-# Name -> its module, which has `open(options) -> Cluster` and imports its packages inside of functions.
+# Name -> its module, which has `open(options) -> Cluster` and imports its packages inside of functions; the function
+# where it has another name.
 ENGINES = {
     "local": "solorl.studies.engines.workers",
     "ray": "solorl.studies.engines.ray",
     "slurm": "solorl.studies.engines.slurm",
     "aws-batch": "solorl.studies.engines.aws_batch",
+    "kubernetes": "solorl.studies.engines.written:open_kubernetes",
+    "skypilot": "solorl.studies.engines.written:open_skypilot",
 }
 
 
@@ -26,11 +29,12 @@ def open_engine(name: str, options: Mapping[str, str]) -> Cluster:
     if name not in ENGINES:
         hint = did_you_mean(name, ENGINES) or f"; there are {', '.join(ENGINES)}"
         raise UsageError(f"there is no engine {name}{hint}")
+    place, _, function = ENGINES[name].partition(":")
     try:
-        module = import_module(ENGINES[name])
+        module = import_module(place)
     except ModuleNotFoundError as error:
-        if error.name != ENGINES[name]:
+        if error.name != place:
             raise
         raise UsageError(f"this version of solorl cannot use {name} yet; it has the engine local") from None
-    cluster: Cluster = module.open(options)
+    cluster: Cluster = getattr(module, function or "open")(options)
     return cluster

@@ -1,0 +1,421 @@
+"""What leaves this machine: the image, the files of Terraform, of GitHub, of Kubernetes and of SkyPilot.
+
+None of these services is here. So the tests read the files as their own tools do: parsers, schemas, a container build.
+"""
+
+import functools
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import fsspec
+import fsspec.implementations.memory
+import hcl2
+import pytest
+import yaml
+from conftest import ROOT, environment, refused
+from studies import FAKE
+
+from solorl.errors import UsageError
+from solorl.studies import generate
+from solorl.studies.resources import Resources
+from solorl.studies.study import open_study
+
+PLAN, SUBMISSION, IMAGE = "s3://bucket/studies/classic", "submissions/000001.json", "ghcr.io/me/solorl:1"
+NEEDS = SimpleNamespace(cores=2, gpus=0, memory=4000, time=7200)
+GPU = SimpleNamespace(cores=4, gpus=2, memory=0, time=0)
+
+
+# Kubernetes and SkyPilot
+
+
+def job(needs=NEEDS, **changed):
+    return generate.kubernetes_job(**{**WORDS, "resources": needs, **changed})
+
+
+WORDS = {"plan_url": PLAN, "submission_name": SUBMISSION, "count": 30, "image": IMAGE}
+
+
+def test_a_kubernetes_job_has_an_index_for_each_task_and_asks_for_what_a_task_needs():
+    spec = job(parallelism=8)["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 30, 8)
+    assert job()["spec"]["parallelism"] == 30 and job(parallelism=99)["spec"]["parallelism"] == 30
+    [worker] = spec["template"]["spec"]["containers"]
+    assert worker["args"] == ["work", PLAN, SUBMISSION] and worker["image"] == IMAGE and "command" not in worker
+    assert worker["resources"] == {"requests": {"cpu": "2", "memory": "4000M"}, "limits": {"memory": "4000M"}}
+    [worker] = job(GPU)["spec"]["template"]["spec"]["containers"]
+    assert worker["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert worker["resources"]["requests"] == {"cpu": "4", "nvidia.com/gpu": "2"}
+
+
+def test_what_was_interrupted_is_no_attempt_and_bad_input_is_not_repeated():
+    """The worker says 75 where it saved and stopped, 2 where no repetition helps."""
+    spec = job(attempts=3)["spec"]
+    assert spec["backoffLimitPerIndex"] == 2
+    disrupted, stopped, bad = spec["podFailurePolicy"]["rules"]
+    assert disrupted["action"] == "Ignore" and disrupted["onPodConditions"][0]["type"] == "DisruptionTarget"
+    assert (stopped["action"], stopped["onExitCodes"]["values"]) == ("Ignore", [75])
+    assert (bad["action"], bad["onExitCodes"]["values"]) == ("FailIndex", [2])
+    names = {each["name"] for each in spec["template"]["spec"]["containers"]}
+    assert {rule["onExitCodes"]["containerName"] for rule in (stopped, bad)} <= names
+
+
+def test_pods_have_time_to_save_few_rights_and_a_last_limit():
+    pod = job()["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] >= 60 and pod["restartPolicy"] == "Never"
+    assert pod["activeDeadlineSeconds"] > 7200 + pod["terminationGracePeriodSeconds"]
+    assert "activeDeadlineSeconds" not in job(GPU)["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
+    assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert job(service_account="trainer")["spec"]["template"]["spec"]["serviceAccountName"] == "trainer"
+
+
+def test_a_skypilot_job_starts_the_worker_of_its_number():
+    task = generate.skypilot(**WORDS, resources=NEEDS)
+    assert task["run"].split()[-5:] == ["work", PLAN, SUBMISSION, "--index", '"$SKYPILOT_JOB_RANK"']
+    assert task["resources"]["use_spot"] and task["resources"]["cpus"] == "2+" and task["resources"]["memory"] == "4+"
+    assert task["resources"]["job_recovery"] == {"max_restarts_on_errors": 2, "recover_on_exit_codes": [75]}
+    task = generate.skypilot(**WORDS, resources=GPU, gpu="A100")
+    assert task["resources"]["accelerators"] == {"A100": 2} and "--gpus all" in task["run"]
+    assert "--gpus" not in generate.skypilot(**WORDS, resources=NEEDS)["run"]
+
+
+def test_words_reach_the_shell_of_skypilot_as_they_are():
+    odd = "s3://bucket/a b;$(touch x)"
+    line = generate.skypilot(**{**WORDS, "plan_url": odd}, resources=NEEDS)["run"]
+    program = f'docker() {{ printf "%s\\n" "$@"; }}\n{line}'
+    done = subprocess.run(["sh", "-c", program], env={"SKYPILOT_JOB_RANK": "7"}, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-5:] == ["work", odd, SUBMISSION, "--index", "7"]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    ["s3://bucket/studies/classic", "s3://b/A_b.C/", "s3://bucket", f"gs://b/{'long' * 30}", f"s3://b/{'-' * 40}"],
+)
+def test_names_are_labels_with_room_for_an_index(plan):
+    """A pod's host is called NAME-INDEX, which must be a label of at most 63 characters."""
+    name = generate.label(plan, "submissions/000012.json")
+    assert re.fullmatch(r"[a-z][a-z0-9-]*[a-z0-9]", name) and len(f"{name}-999999") <= 63 and name.endswith("000012")
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"plan_url": "/home/me/study"}, "cannot reach /home/me/study: the study must be in a bucket"),
+        ({"plan_url": "file:///study"}, "cannot reach file:///study"),
+        ({"image": ""}, "--image must name an image"),
+        ({"image": "a b"}, "not 'a b'"),
+        ({"count": 0}, "count must be at least 1, not 0"),
+        ({"attempts": 0}, "attempts must be at least 1, not 0"),
+    ],
+)
+def test_what_no_cluster_could_run_is_refused(changed, sentence):
+    for make in (generate.kubernetes_job, generate.skypilot):
+        with pytest.raises(UsageError, match=re.escape(sentence)):
+            make(**{**WORDS, "resources": NEEDS, **changed})
+    with pytest.raises(UsageError, match="parallelism must be at least 1, not -1"):
+        job(parallelism=-1)
+
+
+def test_the_text_is_json_and_yaml():
+    document = job()
+    assert json.loads(generate.text(document)) == yaml.safe_load(generate.text(document)) == document
+
+
+# Terraform
+
+TEXTS = [path.read_text() for path in sorted((ROOT / "cloud/aws").glob("*.tf"))]
+parsed = functools.cache(hcl2.loads)  # a second for all
+
+
+def declared(texts):
+    """`var.x`, `local.x`, `TYPE.NAME` and `data.TYPE.NAME` of all blocks."""
+    found = set()
+    for text in texts:
+        tree = parsed(text)
+        found |= {f"var.{name}" for name in names(tree, "variable")}
+        found |= {f"local.{name}" for block in tree.get("locals", []) for name in block if not name.startswith("__")}
+        found |= {f"{kind}.{name}" for kind, name in typed(tree, "resource")}
+        found |= {f"data.{kind}.{name}" for kind, name in typed(tree, "data")}
+    return found
+
+
+def names(tree, kind):
+    return [name.strip('"') for block in tree.get(kind, []) for name in block if not name.startswith("__")]
+
+
+def typed(tree, kind):
+    for block in tree.get(kind, []):
+        for resource, inner in block.items():
+            if not resource.startswith("__"):
+                yield from ((resource.strip('"'), name.strip('"')) for name in inner)
+
+
+def bodies(texts, kind, resource):
+    """Name -> body of all blocks of a type."""
+    return {
+        name.strip('"'): body
+        for text in texts
+        for block in parsed(text).get(kind, [])
+        for found, inner in block.items()
+        if found.strip('"') == resource
+        for name, body in inner.items()
+    }
+
+
+def expressions(value):
+    """The text of every expression: strings of the parser in ${}, and what stands in ${} inside of strings."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not key.startswith("__"):
+                yield from expressions(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from expressions(inner)
+    elif isinstance(value, str):
+        outer = re.fullmatch(r"\$\{(.*)\}", value, flags=re.S)
+        plain = outer[1] if outer else value
+        inside = re.findall(r"\$\{([^}]*)\}", plain)
+        yield from inside
+        if outer:
+            yield re.sub(r'"[^"]*"', "", plain)
+
+
+def references(text):
+    found = set()
+    for expression in expressions(parsed(text)):
+        found |= set(re.findall(r"(?<![\w.])(?:data\.aws_\w+\.\w+|aws_\w+\.\w+|var\.\w+|local\.\w+)", expression))
+    return found
+
+
+def test_every_reference_of_terraform_is_declared():
+    there = declared(TEXTS)
+    used = set().union(*map(references, TEXTS))
+    assert used - there == set() and len(used) > 40
+    assert {name for name in there if name.startswith(("var.", "local."))} - used == set(), "declared, but not used"
+    assert references('x = { a = "${var.gone}-x", b = [aws_s3_bucket.b.id], c = data.aws_vpc.c[0].id }') == {
+        "var.gone", "aws_s3_bucket.b", "data.aws_vpc.c",
+    }  # fmt: skip
+
+
+def test_the_parser_hears_what_is_no_terraform():
+    with pytest.raises(Exception, match="Unexpected token"):
+        hcl2.loads('resource "aws_s3_bucket" { bucket = = 1 }')
+
+
+def test_every_variable_and_output_says_what_it_is():
+    for text in TEXTS:
+        tree = parsed(text)
+        for kind in ("variable", "output"):
+            for block in tree.get(kind, []):
+                for name, body in block.items():
+                    assert name.startswith("__") or len(body["description"]) > 10, name
+
+
+ACTION = re.compile(r'^\s*"([a-z0-9]+:[A-Za-z*]+)",(.*)$', flags=re.M)
+
+
+def test_every_right_has_its_reason():
+    text = (ROOT / "cloud/aws/rights.tf").read_text()
+    rights = ACTION.findall(text)
+    in_tree = [
+        action.strip('"')
+        for body in bodies(TEXTS, "data", "aws_iam_policy_document").values()
+        for statement in body["statement"]
+        for action in statement["actions"]
+    ]
+    assert sorted(in_tree) == sorted([action for action, _ in rights] + ["s3:*"]), "one action a line"
+    assert [action for action, rest in rights if not re.match(r"\s*# [`\w].{6}", rest)] == []
+
+
+def test_no_right_is_wider_than_it_must_be():
+    documents = bodies(TEXTS, "data", "aws_iam_policy_document")
+    for name, body in documents.items():
+        for statement in body["statement"]:
+            wide = [action for action in statement["actions"] if "*" in action]
+            assert not wide or statement.get("effect") == '"Deny"', name
+            if '"*"' in statement.get("resources", []):  # AWS knows no narrower form of these
+                assert {action.strip('"').partition(":")[2] for action in statement["actions"]} <= {
+                    "DiscoverPollEndpoint", "GetAuthorizationToken", "ListJobs", "DescribeJobs", "DescribeJobQueues",
+                    "DescribeJobDefinitions",
+                }, name  # fmt: skip
+    study = documents["study"]["statement"]
+    assert [statement["resources"] for statement in study] == [["${local.studies}"], ["${aws_s3_bucket.studies.arn}"]]
+    assert study[1]["condition"][0]["variable"] == '"s3:prefix"'
+    [job] = [body for body in bodies(TEXTS, "resource", "aws_iam_role_policy").values() if "role.job" in body["role"]]
+    assert job["policy"] == "${data.aws_iam_policy_document.study.json}", "a job has the rights to its study, no others"
+
+
+def test_the_bucket_is_private_and_encrypted():
+    [block] = bodies(TEXTS, "resource", "aws_s3_bucket_public_access_block").values()
+    flags = ("block_public_acls", "block_public_policy", "ignore_public_acls", "restrict_public_buckets")
+    assert [block[flag] for flag in flags] == [True] * 4
+    [encryption] = bodies(TEXTS, "resource", "aws_s3_bucket_server_side_encryption_configuration").values()
+    assert "AES256" in str(encryption)
+    [deny] = bodies(TEXTS, "data", "aws_iam_policy_document")["tls_only"]["statement"]
+    assert deny["effect"] == '"Deny"' and deny["condition"][0]["variable"] == '"aws:SecureTransport"'
+
+
+def test_machines_are_spot_and_jobs_start_again_where_they_were_interrupted():
+    [environment_] = bodies(TEXTS, "resource", "aws_batch_compute_environment").values()
+    assert environment_["compute_resources"][0]["type"] == '"SPOT"'
+    [template] = bodies(TEXTS, "resource", "aws_launch_template").values()
+    assert template["metadata_options"][0]["http_put_response_hop_limit"] == 1, (
+        "a container must not reach its machine's role"
+    )
+    [definition] = bodies(TEXTS, "resource", "aws_batch_job_definition").values()
+    lost, stopped, rest = definition["retry_strategy"][0]["evaluate_on_exit"]
+    assert lost["action"] == stopped["action"] == '"RETRY"' and rest["action"] == '"EXIT"'
+    assert stopped["on_exit_code"] == '"75"' and lost["on_status_reason"] == '"Host EC2*"'
+
+
+# GitHub Actions, image, dev container
+
+WORKFLOW = ROOT / ".github/workflows/test.yml"
+
+
+def test_the_workflow_tests_what_the_project_says_it_supports():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    versions = [each.rpartition(" ")[2] for each in project["classifiers"] if re.search(r":: 3\.\d+$", each)]
+    work = yaml.safe_load(WORKFLOW.read_text())
+    job = work["jobs"]["test"]
+    assert job["strategy"]["matrix"]["python"] == versions and len(versions) == 4
+    assert {each.partition("-")[0] for each in job["strategy"]["matrix"]["os"]} == {"ubuntu", "macos"}
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["make test"]
+    assert work["permissions"] == {"contents": "read"}
+
+
+def instructions(text):
+    """(instruction, argument) of a Dockerfile, lines that go on joined."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n", " ", "\n".join(lines))
+    return [tuple(line.split(None, 1)) for line in joined.splitlines() if line.strip()]
+
+
+def test_the_image_runs_solo_as_a_user():
+    steps = instructions((ROOT / "Dockerfile").read_text())
+    last = [words for name, words in steps if name == "FROM"][-1]
+    assert last == "base AS run", "what a build without --target makes"
+    final = steps[steps.index(("FROM", last)) :]
+    assert [words for name, words in final if name == "USER"] == ["1000:1000"]
+    assert json.loads(dict(final)["ENTRYPOINT"]) == ["tini", "--", "solo"]
+
+
+def test_what_the_image_copies_is_there_and_let_through():
+    """.dockerignore lets through the sources of COPY and nothing else."""
+    steps = instructions((ROOT / "Dockerfile").read_text())
+    copied = {
+        source for name, words in steps if name == "COPY" and "--from" not in words for source in words.split()[:-1]
+    }
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    assert "*" in lines and copied == allowed and all((ROOT / name).exists() for name in copied)
+
+
+def test_the_dev_container_is_a_stage_of_the_dockerfile():
+    folder = ROOT / ".devcontainer"
+    settings = json.loads((folder / "devcontainer.json").read_text())
+    dockerfile = folder / settings["build"]["dockerfile"]
+    assert re.search(rf"^FROM \w+ AS {settings['build']['target']}$", dockerfile.read_text(), flags=re.M)
+    assert settings["postCreateCommand"] == "make .venv/.dev"
+    assert ".venv/.dev:" in (ROOT / "Makefile").read_text()
+
+
+# What needs packages of its own, and a network
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory):
+    """A virtual environment with the checkers; far too large for the development lock."""
+    return installed(tmp_path_factory, "kubernetes-validate==1.37.0", "check-jsonschema==0.39.0", "zizmor==1.32.0")
+
+
+def installed(tmp_path_factory, *packages):
+    folder = tmp_path_factory.mktemp("tools")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([folder / "bin/pip", "install", "--quiet", *packages], check=True)
+    return folder / "bin"
+
+
+def checked(*words, **more):
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=300, **more)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow  # installs 110 MB
+@pytest.mark.parametrize("needs", [NEEDS, GPU], ids=["cpu", "gpu"])
+def test_kubernetes_jobs_fit_the_schema(tools, tmp_path, needs):
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(generate.text(job(needs, service_account="trainer")))
+    bad.write_text(generate.text(job(needs)).replace("backoffLimitPerIndex", "backoffLimitPerindex"))
+    command = (tools / "kubernetes-validate", "--strict", "--kubernetes-version")
+    for version in ("1.33", "1.37"):
+        assert checked(*command, version, good)[0] == 0, checked(*command, version, good)[1]
+    assert checked(*command, "1.37", bad)[0] != 0
+
+
+@pytest.mark.slow
+def test_the_workflow_fits_its_schema_and_has_no_known_weakness(tools, tmp_path):
+    schema = (tools / "check-jsonschema", "--builtin-schema", "vendor.github-workflows")
+    assert checked(*schema, WORKFLOW)[0] == 0, checked(*schema, WORKFLOW)[1]
+    bad = tmp_path / "bad.yml"
+    bad.write_text(WORKFLOW.read_text().replace("runs-on", "run-on"))
+    assert checked(*schema, bad)[0] != 0
+    zizmor = (tools / "zizmor", "--offline", "--no-progress", "--config", ROOT / ".github/zizmor.yml")
+    assert checked(*zizmor, WORKFLOW)[0] == 0, checked(*zizmor, WORKFLOW)[1]
+    bad.write_text(WORKFLOW.read_text().replace("persist-credentials: false", "persist-credentials: true"))
+    assert checked(*zizmor, "--persona", "auditor", bad)[0] != 0
+
+
+@pytest.mark.slow  # installs about 200 MB
+def test_skypilot_reads_its_files(tmp_path_factory, tmp_path):
+    tools = installed(tmp_path_factory, "skypilot==0.14.1")
+    program = "import sys, sky; task = sky.Task.from_yaml(sys.argv[1]); print(task.name, task.resources, task.run)"
+    env = environment(HOME=str(tmp_path), SKYPILOT_DISABLE_USAGE_COLLECTION="1")
+    for needs, wanted in ((NEEDS, "cpus=2+, mem=4+"), (GPU, "{'L4': 2}")):
+        path = tmp_path / "task.yaml"
+        path.write_text(generate.text(generate.skypilot(**WORDS, resources=needs)))
+        code, said = checked(tools / "python", "-c", program, path, env=env)
+        assert code == 0 and "[Spot]" in said and wanted in said and "solorl-classic-000001" in said, said
+    path.write_text(path.read_text().replace('"use_spot"', '"use_spots"'))
+    assert checked(tools / "python", "-c", program, path, env=env)[0] != 0
+
+
+class Bucket(fsspec.implementations.memory.MemoryFileSystem):
+    """Files in memory below URLs that a cluster could reach."""
+
+    protocol = "bucket"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("bucket://"))
+
+
+@pytest.mark.parametrize(("engine", "start"), [("kubernetes", "kubectl apply --filename"), ("skypilot", "sky jobs")])
+def test_solo_bench_writes_what_their_tools_start(engine, start, solo, tmp_path, monkeypatch):
+    fsspec.register_implementation("bucket", Bucket, clobber=True)
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(FAKE, "fake.py")
+    where, write = f"bucket://{engine}/study", ["--write", "it.json", "--engine-option", "image=me/solorl:1"]
+    words = ["bench", "fake.py", "--env-ids", "CartPole-v1", "--num-seeds", 3, "--engine", engine, "--storage", where]
+    code, out, err = solo(*words, "--cores", 2, "--memory", "4GB", *write)
+    assert code == 0 and f"wrote      it.json; start it: {start}" in out and "0 of 3 finished" in out, err
+    said = json.loads(Path("it.json").read_text())
+    needs = {"cores": 2, "gpus": 0, "memory": 4000, "time": 0}
+    make = {"kubernetes": generate.kubernetes_job, "skypilot": generate.skypilot}[engine]
+    assert said == make(where, "submissions/000001.json", 3, Resources(**needs), "me/solorl:1")
+    study = open_study(where)
+    study.accept(next(iter(study.tasks)), {})
+    assert solo(*words, *write)[0] == 0  # with other resources: another plan of the same tasks
+    assert len(study.submission("submissions/000002.json")["tasks"]) == 2
+    assert solo("bench", "status", where)[1].endswith("fake: 3 tasks: 1 finished, 2 waiting\n")
+    refused(solo(*words), f"the engine {engine} needs --engine-option image=NAME")
+    refused(solo(*words, *write, "--engine-option", "imag=x"), "has no option imag; did you mean image?")
+    code, _, err = solo(*words[:-1], "s", *write)
+    assert code == 2 and "a cluster cannot reach" in err and not list(Path("s/submissions").iterdir())
+    refused(solo(*words[:-3], "local", "--storage", "s", "--write", "x"), "--write is for kubernetes and skypilot")
