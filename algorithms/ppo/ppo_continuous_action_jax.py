@@ -242,21 +242,20 @@ def iteration(training, setup):
     """One iteration of one seed: the next training, and what it reports."""
     args, envs, optimizer, num_iterations = setup
     (params, obs_normalizer), batch_size = training.agent, args.num_envs * args.num_steps
-    act_key, learn_key, key = jax.random.split(training.key, 3)
+    action_key, step_key, learn_key, key = jax.random.split(training.key, 4)
 
     # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
-    def env_step(carry, key):
-        env_state, raw_obs = carry
-        action_key, step_key = jax.random.split(key)
+    def env_step(carry, drawn):
+        (env_state, raw_obs), (key, noise) = carry, drawn
         obs = obs_normalizer.normalize(raw_obs)
-        mean, std = tanh_mlp(params["actor"], obs), jnp.exp(params["log_std"])
-        action = mean + std * jax.random.normal(action_key, mean.shape)
-        env_state, step = envs.step(step_key, env_state, action)
+        action = tanh_mlp(params["actor"], obs) + jnp.exp(params["log_std"]) * noise
+        env_state, step = envs.step(key, env_state, action)
         return (env_state, step.obs), (raw_obs, obs, action, step)
 
-    keys = jax.random.split(act_key, args.num_steps)
+    noise = jax.random.normal(action_key, (args.num_steps, args.num_envs, *envs.single_action_space.shape))
+    drawn = (jax.random.split(step_key, args.num_steps), noise)
     carry = (training.env_state, training.obs)
-    (env_state, next_obs), (raw_obs, obs, action, step) = jax.lax.scan(env_step, carry, keys)
+    (env_state, next_obs), (raw_obs, obs, action, step) = jax.lax.scan(env_step, carry, drawn)
     done = step.terminated | step.truncated  # (num_steps, num_envs), like step.reward
 
     # ---- 2. credit: rewards in units of the standard deviation of the returns

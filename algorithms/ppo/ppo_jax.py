@@ -187,18 +187,18 @@ def iteration(training, setup):
     """One iteration of one seed: the next training, and what it reports."""
     args, envs, optimizer, num_iterations = setup
     params, batch_size = training.params, args.num_envs * args.num_steps
-    act_key, learn_key, key = jax.random.split(training.key, 3)
+    action_key, step_key, learn_key, key = jax.random.split(training.key, 4)
 
     # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
-    def env_step(carry, key):
-        env_state, obs = carry
-        action_key, step_key = jax.random.split(key)
-        action = jax.random.categorical(action_key, tanh_mlp(params["actor"], obs))
-        env_state, step = envs.step(step_key, env_state, action)
+    def env_step(carry, drawn):
+        (env_state, obs), (key, gumbel) = carry, drawn
+        action = (tanh_mlp(params["actor"], obs) + gumbel).argmax(1)  # Gumbel-max: a sample of the softmax
+        env_state, step = envs.step(key, env_state, action)
         return (env_state, step.obs), (obs, action, step)
 
-    keys = jax.random.split(act_key, args.num_steps)
-    (env_state, next_obs), (obs, action, step) = jax.lax.scan(env_step, (training.env_state, training.obs), keys)
+    gumbel = jax.random.gumbel(action_key, (args.num_steps, args.num_envs, int(envs.single_action_space.n)))
+    drawn = (jax.random.split(step_key, args.num_steps), gumbel)
+    (env_state, next_obs), (obs, action, step) = jax.lax.scan(env_step, (training.env_state, training.obs), drawn)
     done = step.terminated | step.truncated  # (num_steps, num_envs), like action and step.reward
 
     # ---- 2. credit: "compute advantage estimates". The policy has not changed since it acted, so its
