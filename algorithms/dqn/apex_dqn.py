@@ -19,7 +19,6 @@ Details   algorithms/dqn/README.md
 """
 
 import copy
-from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -29,7 +28,6 @@ import numpy as np
 import torch
 import torch.nn as nn
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import TransformObservation
 
 from solorl import Run, RunArgs, parse
 
@@ -51,7 +49,6 @@ class Args(RunArgs):
     max_grad_norm: float = 40.0  # clip the norm of the gradient; inf: do not clip
     gamma: float = 0.99  # discount factor, from 0 to 1
     target_network_frequency: int = 500  # environment steps between moves of the target network
-    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
     n_step: int = 3  # steps of a return before it bootstraps
     base_epsilon: float = 0.4  # probability of a random action, of the first actor, from 0 to 1
     epsilon_exponent: float = 7.0  # the last actor's probability is base_epsilon to the power of 1 more than this
@@ -76,8 +73,8 @@ def make_env(env_id, **kwargs):
 
 def vector_env(env_id):
     """A vector environment of one, for an actor; its observations are copies."""
-    make = lambda: TransformObservation(make_env(env_id), copy.deepcopy, None)  # noqa: E731
-    return SyncVectorEnv([make], autoreset_mode=AutoresetMode.SAME_STEP)
+    copies = [lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)]
+    return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 class SumTree:
@@ -138,14 +135,14 @@ class ReplayShard:
 
     def sample(self, n):
         """Columns of n transitions, none if there are none yet; their priorities and numbers (n,); the facts."""
-        index = self.tree.draw(n if self.tree.sum[1] > 0 else 0)
+        index = self.tree.draw(n) if self.tree.sum[1] > 0 else np.zeros(0, int)
         number = self.inserted - 1 - (self.inserted - 1 - index) % self.capacity
         columns = [array[index] for array in self.arrays.values()]
         return columns, self.tree.sum[self.tree.size + index], number, self.facts()
 
     def update(self, number, priority):
         """Give the transitions of these numbers (n,) their priorities (n,), except those overwritten meanwhile."""
-        kept = number >= self.inserted - self.capacity
+        kept = (number >= self.inserted - self.capacity) & (number < self.inserted)  # more: of a shard that has died
         self.tree.set(number[kept] % self.capacity, priority[kept])
 
 
@@ -178,8 +175,9 @@ class QNetwork(nn.Module):
 class Actor:
     """Plays one environment, and says what the network does not know yet of what it has seen (Alg. 1)."""
 
-    def __init__(self, args, epsilon, shards, envs=None):
-        self.args, self.epsilon, self.shards, self.envs = args, epsilon, shards, envs or vector_env(args.env_id)
+    def __init__(self, args, place, shards, envs=None):
+        self.args, self.shards, self.envs = args, shards, envs or vector_env(args.env_id)
+        self.epsilon = args.base_epsilon ** (1 + place * args.epsilon_exponent)  # place: from 0, the first, to 1
         self.num_actions = int(self.envs.single_action_space.n)
         obs_dim = int(np.prod(self.envs.single_observation_space.shape))
         self.q_network = QNetwork(obs_dim, self.num_actions)
@@ -221,11 +219,6 @@ class Actor:
             error, _ = td_errors(self.q_network, self.q_network, Batch(*map(torch.from_numpy, batch)))
         self.shards[shard].add(batch, priorities(error, self.args.prioritized_replay_alpha))
         return episodes
-
-
-def actor_epsilon(index, num_actors, base, exponent):
-    """Probability of a random action of one of num_actors actors (section 4.1); a single one has the base."""
-    return base ** (1 + exponent * index / max(1, num_actors - 1))
 
 
 def n_step_returns(reward, done, end, n_step, gamma):
@@ -273,13 +266,6 @@ def shares(facts, n):
     return np.bincount(np.searchsorted(ends[:-1], value, side="right"), minlength=len(facts))
 
 
-def soft_update(target, online, tau):
-    """Move the parameters of `target` by the share `tau` towards those of `online`."""
-    with torch.no_grad():
-        for x, y in zip(target.parameters(), online.parameters(), strict=True):
-            x.lerp_(y, tau)
-
-
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
@@ -287,17 +273,13 @@ if __name__ == "__main__":
     num_iterations = args.total_timesteps // args.num_steps  # a rollout of one actor each
     num_actors = 1 if args.synchronous else args.num_actors
     capacity = args.buffer_size // args.num_replay_shards
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one rollout of {args.num_steps} steps"
-    )
+    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than {args.num_steps}, one rollout")
     run.require(
         args.target_network_frequency >= args.num_steps,
         f"--target-network-frequency must be at least {args.num_steps}, the steps of one rollout",
     )
-    run.require(
-        capacity >= args.num_steps + args.n_step,
-        f"--buffer-size must be at least {(args.num_steps + args.n_step) * args.num_replay_shards}, a rollout a shard",
-    )
+    least = (args.num_steps + args.n_step) * args.num_replay_shards  # the transitions of a rollout in each shard
+    run.require(args.buffer_size >= least, f"--buffer-size must be at least {least}, a rollout in each shard")
     envs = vector_env(args.env_id)
     run.require_spaces(envs, obs="vector", action="discrete")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
@@ -310,8 +292,7 @@ if __name__ == "__main__":
     parts = {"q_network": q_network, "target_network": target_network, "actor_network": actor_network}
     # in processes that Ray places their methods return promises at once; with --synchronous they are plain objects
     shards = run.place(ReplayShard, [(capacity, obs_dim)] * args.num_replay_shards, here=args.synchronous)
-    epsilons = [actor_epsilon(i, num_actors, args.base_epsilon, args.epsilon_exponent) for i in range(num_actors)]
-    inputs = [(args, epsilon, shards, envs if args.synchronous else None) for epsilon in epsilons]
+    inputs = [(args, i / max(1, num_actors - 1), shards, envs if args.synchronous else None) for i in range(num_actors)]
     actors = run.place(Actor, inputs, here=args.synchronous)
     if args.synchronous:
         parts |= {"actor": actors[0], "envs": envs} | {f"replay_{i}": shard for i, shard in enumerate(shards)}
@@ -321,7 +302,7 @@ if __name__ == "__main__":
 
     # ---- under way: two rollouts of each actor and two batches, so that nobody waits; none with --synchronous
     ahead = 0 if args.synchronous else 2
-    idle, asked, drawn = [*range(num_actors)] * max(1, ahead), [], deque()
+    idle, asked, drawn = [*range(num_actors)] * max(1, ahead), [], []
     weights = run.share([parameter.detach().numpy() for parameter in actor_network.parameters()])
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * args.num_steps  # at the end of this iteration
@@ -347,7 +328,7 @@ if __name__ == "__main__":
             while len(drawn) <= ahead:
                 count = shares(facts, args.batch_size)
                 drawn.append([(i, shards[i].sample(count[i])) for i in np.flatnonzero(count)])
-            chosen, promises = zip(*drawn.popleft(), strict=True)
+            chosen, promises = zip(*drawn.pop(0), strict=True)
             samples = run.answers(promises)
             samples = {i: each for i, each in zip(chosen, samples, strict=True) if each is not None and len(each[1])}
             for i, each in samples.items():
@@ -366,10 +347,10 @@ if __name__ == "__main__":
                 shards[i].update(number, new[: len(number)])
                 new = new[len(number) :]
             if (update + 1) % args.broadcast_frequency == 0:
-                soft_update(actor_network, q_network, 1.0)
+                actor_network.load_state_dict(q_network.state_dict())
                 weights = run.share([parameter.detach().numpy() for parameter in actor_network.parameters()])
         if global_step % args.target_network_frequency < args.num_steps:
-            soft_update(target_network, q_network, args.tau)
+            target_network.load_state_dict(q_network.state_dict())
 
         # ---- 4. report: when it is due; a row has the means of what was learned since the last one
         run.log(global_step, {})

@@ -163,8 +163,10 @@ class Run:
 
     def place(self, cls, inputs, here=False):
         """An object for each of the inputs, in this process or in those that Ray places."""
-        self.processes = self.processes or (None if here else Processes(print))
-        return [cls(*each) for each in inputs] if here else self.processes.place(cls, inputs)
+        if here:
+            return [cls(*each) for each in inputs]
+        self.processes = self.processes or Processes(print)
+        return self.processes.place(cls, inputs)
 
     def share(self, value):
         """A value for several objects."""

@@ -3,7 +3,9 @@
 Standalone copies of scripts carry this file, so it imports nothing of ours.
 """
 
+import logging
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -37,12 +39,25 @@ class Placed:
         return ask
 
 
+def _from_bytes(cls: type) -> type:
+    """The same class, made of its pickled inputs: with other objects among them as they are, Ray might be unable to
+    start it again."""
+
+    class Made(cls):  # type: ignore
+        def __init__(self, inputs: bytes):
+            super().__init__(*pickle.loads(inputs))
+
+    Made.__name__ = Made.__qualname__ = cls.__name__
+    return Made
+
+
 class Processes:
     """Ray, once something is placed: in the cluster of RAY_ADDRESS, else on this machine. `say` gets the sentence where
     a process has ended."""
 
     def __init__(self, say: Callable[[str], None]):
-        self.say, self.ray, self.count = say, None, 0
+        self.say, self.count = say, 0
+        self.ray: Any = None
         self._said: dict[str, float] = {}
 
     def place(self, cls: type, inputs: Sequence[tuple[Any, ...]]) -> list[Placed]:
@@ -54,8 +69,9 @@ class Processes:
         cores = 1 if "RAY_ADDRESS" in os.environ else 0  # on this machine there may be more processes than cores
         if (there := int(ray.cluster_resources().get("CPU", 0))) < cores * self.count:
             raise ConnectionError(f"the Ray cluster has {there} cores, but this training needs {self.count}")
-        remote = ray.remote(cls).options(num_cpus=cores, max_restarts=-1)
-        return [Placed(remote.remote(*each), f"{cls.__name__} {i}") for i, each in enumerate(inputs)]
+        remote = ray.remote(_from_bytes(cls)).options(num_cpus=cores, max_restarts=-1)
+        actors = [remote.remote(ray.cloudpickle.dumps(each)) for each in inputs]
+        return [Placed(actor, f"{cls.__name__} {i}") for i, actor in enumerate(actors)]
 
     def share(self, value: Any) -> Any:
         """A promise of `value` to hand to several objects, sent to each machine once; without Ray the value itself."""
@@ -85,9 +101,9 @@ class Processes:
         import ray
 
         address = os.environ.get("RAY_ADDRESS")
-        alone = {"address": "local", "num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE}
+        own = {} if address else {"address": "local", "num_cpus": 1, "object_store_memory": STORE}
         try:
-            ray.init(log_to_driver=False, logging_level="ERROR", **({} if address else alone))
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **own)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
             where = f"the Ray cluster at RAY_ADDRESS={address}" if address else "Ray"
             reason = " ".join(str(error).split())[:200]
@@ -95,9 +111,9 @@ class Processes:
         return ray
 
     def _answer(self, promise: Promise) -> Any:
-        lost = (self.ray.exceptions.ActorUnavailableError, self.ray.exceptions.ObjectLostError)  # type: ignore[attr-defined]
+        lost = (self.ray.exceptions.ActorUnavailableError, self.ray.exceptions.ObjectLostError)
         try:
-            return self.ray.get(promise.ref)  # type: ignore[attr-defined]
+            return self.ray.get(promise.ref)
         except lost:
             if time.monotonic() - self._said.get(promise.name, -QUIET) >= QUIET:
                 self._said[promise.name] = time.monotonic()
