@@ -43,7 +43,7 @@ def _from_bytes(cls: type) -> type:
     """The same class, made of its pickled inputs: with other objects among them as they are, Ray might be unable to
     start it again."""
 
-    class Made(cls):  # type: ignore
+    class Made(cls):
         def __init__(self, inputs: bytes):
             super().__init__(*pickle.loads(inputs))
 
@@ -101,9 +101,10 @@ class Processes:
         import ray
 
         address = os.environ.get("RAY_ADDRESS")
-        own = {} if address else {"address": "local", "num_cpus": 1, "object_store_memory": STORE}
+        alone = {"address": "local", "num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE}
+        own: dict[str, Any] = {} if address else alone
         try:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **own)
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **own)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
             where = f"the Ray cluster at RAY_ADDRESS={address}" if address else "Ray"
             reason = " ".join(str(error).split())[:200]
