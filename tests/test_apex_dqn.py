@@ -275,7 +275,7 @@ def test_weights_over_shards_are_those_of_one_buffer(name, train, monkeypatch):
 
 @pytest.mark.parametrize("name", BOTH)
 def test_a_resumed_run_is_the_uninterrupted_one(name, train, tmp_path):
-    """A gradient step for every train_frequency steps after learning_starts; the target network is the Q-network of
+    """With --synchronous and --save-replay, bit for bit, where it stopped within returns and an episode."""
     flags = ["--save-replay", "--save-every", 50, "--num-replay-shards", 2]
     whole = train(*small(name, *flags))
     run_dir = tmp_path / "copy"
