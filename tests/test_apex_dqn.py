@@ -412,7 +412,7 @@ def processes_of(group):
     return {pid: found[pid][3] for pid in family if pid in found and found[pid][2] != "Z"}
 
 
-def wait_for(condition, process, seconds=180):
+def wait_for(condition, process, seconds=240):
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert process.poll() is None and time.monotonic() < deadline, process.poll()
@@ -420,8 +420,10 @@ def wait_for(condition, process, seconds=180):
     return value
 
 
-def begun(tmp_path, *flags):
+@pytest.fixture
+def begun(tmp_path):
     """A training in processes that has written a checkpoint, and its file of words."""
+    pytest.importorskip("ray")
     words = [
         sys.executable,
         script("apex_dqn"),
@@ -432,14 +434,18 @@ def begun(tmp_path, *flags):
         "--eval-every",
         0,
     ]
-    words += ["--save-every", 500, "--eval-episodes", 1, "--runs-dir", tmp_path, *flags]
+    words += ["--save-every", 500, "--eval-episodes", 1, "--runs-dir", tmp_path]
     out = tmp_path / "out.txt"
     with out.open("a") as file:
         process = subprocess.Popen(
             [*map(str, words)], env=environment(), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
-    wait_for(lambda: list(tmp_path.glob("*/checkpoint/step_*")), process)
-    return process, out
+    try:
+        wait_for(lambda: list(tmp_path.glob("*/checkpoint/step_*")), process)
+        yield process, out
+    finally:
+        process.kill()
+        process.wait()
 
 
 def checkpoint_of(tmp_path):
@@ -448,10 +454,9 @@ def checkpoint_of(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["Actor", "ReplayShard"])
-def test_what_is_killed_is_replaced_and_the_training_goes_on(which, tmp_path):
+def test_what_is_killed_is_replaced_and_the_training_goes_on(which, tmp_path, begun):
     """And no process is left after SIGTERM, which saves."""
-    pytest.importorskip("ray")
-    process, out = begun(tmp_path)
+    process, out = begun
     family = processes_of(process.pid)
     victim = next(pid for pid, words in family.items() if words.startswith(f"ray::{which}"))
     os.kill(victim, signal.SIGKILL)
@@ -468,10 +473,9 @@ def test_what_is_killed_is_replaced_and_the_training_goes_on(which, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_learner_leaves_nothing_and_resumes(tmp_path):
+def test_a_killed_learner_leaves_nothing_and_resumes(tmp_path, begun):
     """From its last checkpoint, with an empty replay buffer, which it fills before it learns again."""
-    pytest.importorskip("ray")
-    process, _ = begun(tmp_path)
+    process, _ = begun
     wait_for(lambda: checkpoint_of(tmp_path) >= 1000, process)
     family = processes_of(process.pid)
     assert sum(words.startswith(("ray::Actor", "ray::ReplayShard")) for words in family.values()) == 3

@@ -98,6 +98,7 @@ class Processes:
 
     def _connect(self) -> Any:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 lets other work on this machine starve them
         import ray
 
         address = os.environ.get("RAY_ADDRESS")
