@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -349,6 +350,16 @@ def test_without_ray_a_sentence_names_the_extra(name, train, monkeypatch, tmp_pa
     assert train.out == f"error: {name}.py needs ray, which is not installed: pip install 'solorl[ray]'\n"
     assert not (tmp_path / "runs").exists()
     train(*small("apex_dqn"))  # nor is it needed
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence(train, monkeypatch, tmp_path):
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    train(*small("apex_dqn", "--no-synchronous"), code=2)
+    assert train.out.startswith(f"error: the Ray cluster at RAY_ADDRESS=127.0.0.1:{port} cannot be reached (")
+    assert train.out.count("\n") == 1 and not (tmp_path / "runs").exists()
 
 
 class FakeRay:

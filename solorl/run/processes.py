@@ -6,6 +6,8 @@ Standalone copies of scripts carry this file, so it imports nothing of ours.
 import logging
 import os
 import pickle
+import re
+import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -105,8 +107,10 @@ class Processes:
         alone = {"address": "local", "num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE}
         own: dict[str, Any] = {} if address else alone
         try:
+            if address and (place := re.fullmatch(r"([^/]+):(\d+)", address)):  # Ray itself would try for minutes
+                socket.create_connection((place[1], int(place[2])), 10).close()
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **own)
-        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+        except (OSError, ValueError, OverflowError, RuntimeError) as error:
             where = f"the Ray cluster at RAY_ADDRESS={address}" if address else "Ray"
             reason = " ".join(str(error).split())[:200]
             raise ConnectionError(f"{where} cannot be reached ({reason}); without RAY_ADDRESS one starts") from error
