@@ -67,7 +67,7 @@ def in_one_sentence() -> Iterator[None]:
 
 # Module that a script or an environment may import -> our extra that brings it.
 BRINGS = {
-    **{name: name for name in ("jax", "envpool", "gymnax", "brax", "mujoco", "wandb", "pettingzoo")},
+    **{name: name for name in ("jax", "envpool", "gymnax", "brax", "mujoco", "wandb", "pettingzoo", "ray")},
     **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune", "ale_py": "atari", "cv2": "atari"},
     **{"mpe2": "pettingzoo", "ray": "ray", "boto3": "aws", "s3fs": "aws", "huggingface_hub": "hub"},
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),

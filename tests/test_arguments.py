@@ -29,13 +29,15 @@ NUMBERS = "-0 0 0.5 1 1.5 2 200 2147483647 2147483648 9223372036854775807 922337
 ACCEPTED = {
     "-0 0 1 2 200 2147483647": "seed",
     SIZES: "threads eval_episodes total_timesteps num_envs buffer_size batch_size policy_frequency num_seeds num_steps "
-    "target_network_frequency train_frequency n_atoms num_minibatches update_epochs",
+    "target_network_frequency train_frequency n_atoms num_minibatches update_epochs num_actors "
+    "num_replay_shards n_step broadcast_frequency",
     f"-0 0 {SIZES}": "log_every save_every eval_every learning_starts",
     f"-200 -1 -0.5 {NUMBERS} None": "target_return",
     f"-200 -1 -0.5 {NUMBERS}": "v_min v_max",
     NUMBERS: "utd_ratio learning_rate exploration_noise policy_lr q_lr alpha target_entropy_scale policy_noise "
-    "duration_exponent clip_coef vf_coef ent_coef std_init rpo_alpha",
-    "-0 0 0.5 1": "gamma tau start_e end_e exploration_fraction gae_lambda q_lambda",
+    "duration_exponent epsilon_exponent clip_coef vf_coef ent_coef std_init rpo_alpha",
+    "-0 0 0.5 1": "gamma tau start_e end_e exploration_fraction gae_lambda q_lambda "
+    "base_epsilon prioritized_replay_alpha prioritized_replay_beta",
     f"{NUMBERS} inf": "noise_clip max_grad_norm",
     f"{NUMBERS} None": "target_kl",
 }
@@ -99,7 +101,7 @@ def test_values_are_accepted_as_in_the_table(name, monkeypatch):
     args_type = args_of(name)
     hints = typing.get_type_hints(args_type)
     fields = [field.name for field in dataclasses.fields(args_type) if field.name in TABLE]
-    assert {"gamma", "num_envs", "seed", "target_return"} <= set(fields)
+    assert {"gamma", "seed", "target_return"} <= set(fields) and {"num_envs", "num_actors"} & set(fields)
     for field in fields:
         accepted, flag = [], "--" + field.replace("_", "-")
         for text in VALUES.split():

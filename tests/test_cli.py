@@ -491,7 +491,8 @@ def test_standalone_refuses_the_same_input(flags, alone, train):
 
 
 def test_the_stub_stays_small():
-    assert catalog.code_lines(catalog.read_source(STUB)) <= 130  # 120 without games of memory, EnvPool and ranks
+    # 120 without games of memory, EnvPool, ranks and objects in other processes
+    assert catalog.code_lines(catalog.read_source(STUB)) <= 145
 
 
 def test_stub_has_the_verbs_of_the_library():

@@ -39,6 +39,9 @@ FLAGS = {
     "dqn_atari": f"{CATCH} --buffer-size 1000",
     "c51_atari": f"{CATCH} --buffer-size 150 --target-network-frequency 100",
     "rainbow_atari": f"{CATCH} --buffer-size 150 --target-network-frequency 100",
+    "apex_dqn": "--env-id CartPole-v1 --synchronous --total-timesteps 2000 --learning-starts 500",
+    "apex_dqn_atari": f"{CATCH} --synchronous --num-steps 10 --train-frequency 10 --buffer-size 150 "
+    "--target-network-frequency 20",
     "ddpg_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "td3_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "sac_continuous_action": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",

@@ -13,6 +13,8 @@ RAINBOW = "--num-envs 1 --learning-starts 500 --buffer-size 20000 --train-freque
 RAINBOW += "--gamma 0.9 --target-network-frequency 200 --eval-every 0 --save-every 0"
 SAC = "--num-envs 1 --learning-starts 1000 --buffer-size 20000 --batch-size 32 --policy-lr 0.0005 --q-lr 0.0005 "
 SAC += "--gamma 0.9 --target-network-frequency 30 --no-autotune --alpha 0.05 --eval-every 0 --save-every 0"
+APEX = "--num-actors 2 --num-steps 20 --learning-starts 500 --buffer-size 20000 --train-frequency 4 --batch-size 32 "
+APEX += "--learning-rate 0.00025 --gamma 0.9 --target-network-frequency 200 --eval-every 0 --save-every 0"
 LEARNS = {  # script -> flags with which it learns Catch in minutes; environment steps
     "ppo_atari": (PPO, 30_000),
     "ppo_atari_envpool": (PPO, 15_000),
@@ -23,6 +25,7 @@ LEARNS = {  # script -> flags with which it learns Catch in minutes; environment
     "pqn_atari_envpool_lstm": (PQN, 30_000),
     "c51_atari": (DQN + ATOMS, 20_000),
     "rainbow_atari": (RAINBOW + ATOMS, 12_000),
+    "apex_dqn_atari": (APEX, 20_000),
     "sac_atari": (SAC, 15_000),
 }
 

@@ -18,14 +18,17 @@ from solorl.scripts import PACKAGE, header_fields, in_checkout
 STUB = Path(__file__).with_name("stub.py")
 ENVPOOL = (Path(__file__).with_name("stub_envpool.py"), PACKAGE / "envs" / "envpool.py")
 READER = PACKAGE / "run" / "command_line.py"
+PROCESSES = PACKAGE / "run" / "processes.py"
 BANNER = "# ---- SoloRL's run library in short: the same seeds and environments, no run folder, no checkpoints\n"
 
 
-def stub_parts(names: Collection[str] = ()) -> tuple[list[str], str]:
-    """The import lines and the definitions of the reader of command lines, of the stub, which uses it, and of EnvPool's
-    environments where they are among the `names` that a script imports."""
+def stub_parts(names: Collection[str] = (), with_processes: bool = False) -> tuple[list[str], str]:
+    """The import lines and the definitions of the reader of command lines, of the stub, which uses it, of EnvPool's
+    environments where they are among the `names` that a script imports, and of what places objects in other processes
+    where it is needed."""
     imports, codes = [], []
-    for path in (READER, STUB, *(ENVPOOL if "EnvPoolVectorEnv" in names else ())):
+    more = (*(ENVPOOL if "EnvPoolVectorEnv" in names else ()), *([PROCESSES] if with_processes else []))
+    for path in (READER, STUB, *more):
         text = read_source(path)
         lines = text.splitlines(keepends=True)
         nodes = [node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))]
@@ -87,7 +90,7 @@ def standalone(path: Path, name: str) -> str:
     lines = text.splitlines(keepends=True)
     body = [node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))]
     last = body[-1].end_lineno or 0
-    imports, code = stub_parts([alias.name for alias in ours.names])
+    imports, code = stub_parts([alias.name for alias in ours.names], "run.place(" in text)
     missing = [line for line in imports if line not in lines]
     before, after = lines[: ours.lineno - 1], lines[ours.end_lineno : last]
     text = "".join([*before, *missing, *after, "\n\n", BANNER, code, *lines[last:]])

@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from solorl.run.command_line import check_ranges, given_arguments
+from solorl.run.processes import Processes
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Run:
     def __init__(self, args, parallel=False):
         self.args, self.parts, self.returns, self.ended, self.printed, self.last = args, {}, None, [], 0.0, {}
         self.device, self.restarted, self.rank, self.world_size = args.device, [], 0, 1
+        self.processes = None
         random.seed(args.seed)
         np.random.seed(args.seed)
         if torch := sys.modules.get("torch"):
@@ -130,6 +132,8 @@ class Run:
 
     def close(self, policy, make_env):
         """Evaluate the policy and save the weights."""
+        if self.processes:
+            self.processes.close()
         remembers, returns = "state" in inspect.signature(policy).parameters, []
         if "num_envs" in inspect.signature(make_env).parameters:
             envs = make_env(self.args.env_id, 1)
@@ -156,6 +160,25 @@ class Run:
     def compile(self, function):
         """The compiled function with --compile, else the function itself."""
         return sys.modules["torch"].compile(function, dynamic=False) if self.args.compile else function
+
+    def place(self, cls, inputs, here=False):
+        """An object for each of the inputs, in this process or in those that Ray places."""
+        if here:
+            return [cls(*each) for each in inputs]
+        self.processes = self.processes or Processes(print)
+        return self.processes.place(cls, inputs)
+
+    def share(self, value):
+        """A value for several objects."""
+        return self.processes.share(value) if self.processes else value
+
+    def first(self, promises):
+        """Index and answer of the first promise that is there."""
+        return self.processes.first(promises) if self.processes else (0, promises[0])
+
+    def answers(self, promises):
+        """The answers of promises."""
+        return self.processes.answers(promises) if self.processes else promises
 
     def fast(self, module):
         """A module as a function from a NumPy batch to a NumPy batch."""

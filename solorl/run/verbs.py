@@ -1,6 +1,7 @@
 """Everything a training script needs that is not the algorithm, behind a few verbs.
 
     require, compile, fast, gradient_step, resume, reset, loop, episodes, gather, learned, log, evaluate, save, close
+    place, share, first, answers: objects in other processes, for scripts that play and learn side by side
 
 No verb changes what is learned. This module knows no algorithm, no network and no loss. The rest is done by parts
 that work without a run: `folder`, `meter`, `checkpoints`, `evaluator`. They raise; only the verbs end a run.
@@ -22,7 +23,7 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
-from solorl.errors import UsageError, in_one_sentence, quit_with
+from solorl.errors import UsageError, in_one_sentence, missing_extra, quit_with
 from solorl.run import env_state, memory, signals
 from solorl.run.arguments import RunArgs, script_path
 from solorl.run.device import EVALUATE, TRAIN, choose_device, device_words, env_seed, seed_all
@@ -30,6 +31,7 @@ from solorl.run.evaluation import Evaluator, Policy, draw_learning_curve, film_t
 from solorl.run.folder import RunFolder, new_path
 from solorl.run.load import play_wanted
 from solorl.run.meter import Diverged, Meter, check_finite
+from solorl.run.processes import Processes
 from solorl.run.ranks import Ranks, from_environment, local_rank
 from solorl.run.returns import teams_of
 from solorl.run.saving import Checkpoints
@@ -69,6 +71,7 @@ class Run:
                 check_upload(args)
         seed_all(args)
         self.ranks = Ranks(self.rank, self.world_size)
+        self.processes = Processes(self._say)
         self.folder = RunFolder(Path(args.resume) if args.resume else new_path(args, self.script))
         self.meter, self.evaluator = Meter(), Evaluator(args)
         self.checkpoints = Checkpoints(self.folder.path, self.ranks)
@@ -241,6 +244,7 @@ class Run:
             self.play(self.args, self.folder, policy, make_env)
             return
         self.ranks.close()
+        self.processes.close()
         try:
             if self.rank == 0 and self.ending == "signal":
                 self._stop()
@@ -279,6 +283,33 @@ class Run:
 
         with in_one_sentence():
             return compiled(function, self.device)
+
+    # ------------------------------------------------------------------ verbs for objects in other processes
+    def place(self, cls: type, inputs: Sequence[tuple[Any, ...]], here: bool = False) -> list[Any]:
+        """An object `cls(*each)` for each of `inputs`: in this process if `here`, else each in one of its own, which
+        Ray places (in the cluster of RAY_ADDRESS or on this machine). Then its methods return promises at once. What
+        has ended is started again, and the run says so. Nothing is placed elsewhere where the run is played. Ends with
+        one sentence and exit code 2 where Ray cannot be used. To be called before `resume`."""
+        if here:
+            return [cls(*each) for each in inputs]
+        try:
+            return [] if self.play else self.processes.place(cls, inputs)
+        except ModuleNotFoundError as error:
+            quit_with(missing_extra(self.script.name, error) or str(error))
+        except ConnectionError as error:
+            quit_with(str(error))
+
+    def share(self, value: Any) -> Any:
+        """A value to hand to several placed objects, which is sent once."""
+        return self.processes.share(value)
+
+    def first(self, promises: Sequence[Any]) -> tuple[int, Any]:
+        """Wait for the first of several promises; its index and answer, which is None where its object has ended."""
+        return self.processes.first(promises)
+
+    def answers(self, promises: Sequence[Any]) -> list[Any]:
+        """The answers of promises, None where the object has ended; of an object `here` what it has returned."""
+        return self.processes.answers(promises)
 
     # ------------------------------------------------------------------ start
     def _fit(self, parts: Mapping[str, Any], models: Mapping[str, Any] | None = None) -> int:

@@ -1,0 +1,437 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["solorl[atari,ray]>=0.1", "ale-py>=0.11", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# ///
+"""Ape-X DQN on Atari: many actors, a replay buffer in shards and a learner, in processes of their own; images.
+
+Paper     Horgan et al. 2018, https://arxiv.org/abs/1803.00933 ("Alg. 1" below). Its parameters are the defaults,
+          except: 360 actors, 2,000,000 transitions, and as many environment steps per gradient step as the actors take
+          meanwhile, about 650; "Schaul": Schaul et al. 2016, https://arxiv.org/abs/1511.05952
+Run       solo train apex_dqn_atari --env-id ALE/Pong-v5
+Spaces    image -> discrete
+Differs   from dqn_atari.py: actors in processes that Ray places, each with an epsilon of its own, which does not fall;
+          returns of n_step steps; transitions drawn by priority from shards of the replay buffer, their losses
+          weighted, their first priorities from the actors; the online network chooses the target's next action
+          (double); streams for the value and the advantages (dueling); RMSProp, clipped gradients. Asynchronous: which
+          rollout comes next is a matter of time, so two runs with one seed differ. With --synchronous (one actor, all
+          in this process) they are equal.
+Not for   vector observations: apex_dqn.py; continuous actions: ddpg_continuous_action.py
+Details   algorithms/dqn/README.md
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import ale_py
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, ResizeObservation, TimeLimit
+
+from solorl import Run, RunArgs, parse
+
+gym.register_envs(ale_py)
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
+    total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over actors
+    num_actors: int = 2  # processes that play, one game at a time each
+    num_replay_shards: int = 1  # processes that hold the replay buffer, in equal parts
+    synchronous: bool = False  # one actor, and all in this process, in a fixed order: reproducible, resumed exactly
+    num_steps: int = 50  # environment steps that an actor takes before it hands them over
+    broadcast_frequency: int = 10  # gradient steps before the actors get the present Q-network
+    buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each, in all shards together
+    batch_size: int = 512  # transitions per gradient step
+    learning_starts: int = 50_000  # environment steps before the first gradient step; 0: none
+    train_frequency: int = 64  # environment steps per gradient step
+    learning_rate: float = 6.25e-5  # of RMSProp
+    max_grad_norm: float = 40.0  # clip the norm of the gradient; inf: do not clip
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    target_network_frequency: int = 160_000  # environment steps between moves of the target network
+    n_step: int = 3  # steps of a return before it bootstraps
+    base_epsilon: float = 0.4  # probability of a random action, of the first actor, from 0 to 1
+    epsilon_exponent: float = 7.0  # the last actor's probability is base_epsilon to the power of 1 more than this
+    prioritized_replay_alpha: float = 0.6  # exponent of the priorities (0: drawn uniformly), from 0 to 1
+    prioritized_replay_beta: float = 0.4  # exponent of the weights, from 0 to 1
+    eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
+
+
+class Batch(NamedTuple):
+    """Transitions of up to n_step steps."""
+
+    obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
+    action: torch.Tensor  # (batch_size,)
+    reward: torch.Tensor  # (batch_size,), the discounted sum of the steps
+    discount: torch.Tensor  # (batch_size,), of the value of next_obs; 0 where the task is over, not at a time limit
+    next_obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
+
+
+class RandomNoops(gym.Wrapper):
+    """Begins each game with 1 to 30 frames of doing nothing, so that games differ."""
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        for _ in range(self.unwrapped.np_random.integers(1, 31)):
+            obs, _, _, _, info = self.env.step(0)
+        return obs, info
+
+
+class PressFire(gym.Wrapper):
+    """Presses FIRE at the start of a game and after a lost life, where the game waits for it."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.fire, self.lives, self.life_lost = env.unwrapped.get_action_meanings()[1] == "FIRE", 0, False
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        if self.fire:
+            obs, _, _, _, info = self.env.step(1)
+        self.lives, self.life_lost = info["lives"], False
+        return obs, info
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(1 if self.fire and self.life_lost else action)
+        self.life_lost, self.lives = info["lives"] < self.lives, info["lives"]
+        return obs, reward, terminated, truncated, info
+
+
+def make_env(env_id, **kwargs):
+    """One whole game, for training and for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
+    env = gym.make(env_id, obs_type="grayscale", frameskip=1, max_num_frames_per_episode=0, **kwargs)
+    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # the larger of the last two images: objects flicker
+    env = ResizeObservation(PressFire(env), (84, 84))
+    return TimeLimit(FrameStackObservation(env, 4), 27_000)
+
+
+def vector_env(env_id):
+    """A vector environment of one, for an actor; its observations are copies."""
+    copies = [lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)]
+    return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+class SumTree:
+    """The priorities of `capacity` leaves in a binary tree: each node knows the sum of its leaves' priorities, and the
+    least of them that is not 0. The root is node 1, the children of node i are 2 i and 2 i + 1."""
+
+    def __init__(self, capacity):
+        self.size = 2 ** (capacity - 1).bit_length()  # leaf i is node size + i
+        self.sum, self.least = np.zeros(2 * self.size), np.full(2 * self.size, np.inf)
+
+    def set(self, leaf, priority):
+        """Give leaves (n,) their priorities (n,)."""
+        node = leaf + self.size
+        self.sum[node] = priority
+        self.least[node] = np.where(self.sum[node] > 0, self.sum[node], np.inf)
+        for _ in range(self.size.bit_length() - 1):
+            node = node // 2
+            self.sum[node] = self.sum[2 * node] + self.sum[2 * node + 1]
+            self.least[node] = np.minimum(self.least[2 * node], self.least[2 * node + 1])
+
+    def draw(self, n):
+        """Leaves (n,) in proportion to their priorities, one from each n-th part of the sum (Schaul, B.2.1)."""
+        value = (np.arange(n) + np.random.random(n)) / n * self.sum[1]
+        node = np.ones(n, np.int64)
+        while node[0] < self.size:
+            left = self.sum[2 * node]
+            right = (value >= left) & (self.sum[2 * node + 1] > 0)  # sums are rounded: never to a side without priority
+            value, node = value - right * left, 2 * node + right
+        return node - self.size
+
+
+class FrameShard:
+    """A part of the replay buffer: its last `capacity` images, and the transitions of which all images are there,
+    drawn in proportion to their priorities.
+
+    A row is an image and the transition that begins there, if one does. `near` tells how many rows after it (before it:
+    less than 0) each of the 4 images of the transition's obs and of its next_obs lies. Rows are numbered from 0 on; row
+    i lies at index i % capacity.
+    """
+
+    def __init__(self, capacity):
+        self.arrays = {
+            "image": np.zeros((capacity, 84, 84), np.uint8),
+            "near": np.zeros((capacity, 8), np.int32),
+            "action": np.zeros(capacity, np.int64),
+            "reward": np.zeros(capacity, np.float32),
+            "discount": np.zeros(capacity, np.float32),
+        }
+        self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
+        self.tree = SumTree(capacity)
+        self.state = {"sum": self.tree.sum, "least": self.tree.least}  # what a checkpoint holds with the arrays
+
+    def facts(self):
+        """(3,): how many rows were inserted, the sum and the least of the priorities."""
+        return np.array([self.inserted, self.tree.sum[1], self.tree.least[1]])
+
+    def add(self, image, first, priority, *columns):
+        """Insert images (rows, 84, 84), and transitions (n,) that begin at the rows `first` of these, of which the rest
+        are the columns. What was there is lost, also the transitions that begin in the 3 rows after the last one: one
+        of their images may be overwritten."""
+        row = self.inserted + np.arange(len(image))
+        self.tree.set((self.inserted + np.arange(len(image) + 3)) % self.capacity, 0)
+        self.arrays["image"][row % self.capacity] = image
+        index = row[first] % self.capacity
+        for name, rows in zip(("near", "action", "reward", "discount"), columns, strict=True):
+            self.arrays[name][index] = rows
+        self.tree.set(index, priority)
+        self.inserted += len(image)
+
+    def sample(self, n):
+        """Columns of n transitions, none if there are none yet; their priorities and rows (n,); the facts."""
+        index = self.tree.draw(n) if self.tree.sum[1] > 0 else np.zeros(0, int)
+        number = self.inserted - 1 - (self.inserted - 1 - index) % self.capacity
+        image = self.arrays["image"][(index[:, None] + self.arrays["near"][index]) % self.capacity]
+        action, reward, discount = (self.arrays[name][index] for name in ("action", "reward", "discount"))
+        columns = [image[:, :4], action, reward, discount, image[:, 4:]]
+        return columns, self.tree.sum[self.tree.size + index], number, self.facts()
+
+    def update(self, number, priority):
+        """Give the transitions of these rows (n,) their priorities (n,), except those overwritten meanwhile."""
+        index = number % self.capacity
+        kept = (number >= self.inserted - self.capacity) & (number < self.inserted)  # more: of a shard that has died
+        kept &= self.tree.sum[self.tree.size + index] > 0
+        self.tree.set(index[kept], priority[kept])
+
+
+class Scaled(nn.Module):
+    """Bytes to numbers from 0 to 1; channels last in memory, for that is faster in convolutions."""
+
+    def forward(self, x):
+        return x.to(torch.float32, memory_format=torch.channels_last) / 255
+
+
+def nature_cnn():
+    """The convolutional network of Mnih et al. 2015, (batch, 4, 84, 84) bytes -> (batch, 512)."""
+    convolutions = [nn.Conv2d(4, 32, 8, stride=4), nn.Conv2d(32, 64, 4, stride=2), nn.Conv2d(64, 64, 3)]
+    layers = [layer for convolution in convolutions for layer in (convolution, nn.ReLU())]
+    return nn.Sequential(Scaled(), *layers, nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU())
+
+
+class QNetwork(nn.Module):
+    """The values of all actions, from streams for the value of the state and for the advantages."""
+
+    def __init__(self, num_actions):
+        super().__init__()
+        self.torso = nature_cnn()[:-2]  # without its linear layer: each stream has one
+        self.value = nn.Sequential(nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, 1))
+        self.advantage = nn.Sequential(nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, num_actions))
+
+    def forward(self, obs):  # (batch, 4, 84, 84) -> (batch, num_actions)
+        x = self.torso(obs)
+        advantage = self.advantage(x)
+        return self.value(x) + advantage - advantage.mean(1, keepdim=True)
+
+    @torch.no_grad()
+    def act(self, obs):  # NumPy (batch, 4, 84, 84) -> NumPy (batch,): the greedy actions
+        return self(torch.as_tensor(obs, device=self.value[0].weight.device)).argmax(1).cpu().numpy()
+
+
+class Actor:
+    """Plays one game after the other, and says what the network does not know yet of what it has seen (Alg. 1)."""
+
+    def __init__(self, args, place, shards, envs=None):
+        gym.register_envs(ale_py)  # this process may be a new one
+        self.args, self.shards, self.envs = args, shards, envs or vector_env(args.env_id)
+        self.epsilon = args.base_epsilon ** (1 + place * args.epsilon_exponent)  # place: from 0, the first, to 1
+        self.num_actions = int(self.envs.single_action_space.n)
+        self.q_network = QNetwork(self.num_actions)
+        self.obs = None if envs else self.envs.reset()[0]  # (1, 4, 84, 84)
+        # the last images; which of them are the 4 of obs; the last steps, whose returns are not complete; of the game:
+        self.images, self.stack, self.steps, self.rewards, self.lives = [], [], [], [], 0
+
+    def state_dict(self):
+        """What a checkpoint holds of it."""
+        return {name: getattr(self, name) for name in ("images", "stack", "steps", "rewards", "lives")}
+
+    def load_state_dict(self, state):
+        """Go on from there."""
+        vars(self).update(state)
+
+    def rollout(self, weights, shard):
+        """Take num_steps steps with these weights, and hand to a shard what is complete. Returns the raw rewards of
+        each game that has ended."""
+        games = []
+        for parameter, array in zip(self.q_network.parameters(), weights, strict=True):
+            parameter.data.numpy()[...] = array
+        if not self.images:
+            self.images, self.stack = [self.obs[0, -1]], [0] * 4
+        for _ in range(self.args.num_steps):
+            action = self.q_network.act(self.obs)
+            if np.random.random() < self.epsilon:
+                action[0] = np.random.randint(self.num_actions)
+            self.obs, reward, terminated, truncated, infos = self.envs.step(action)
+            over, lives = bool(terminated[0] | truncated[0]), int(infos["lives"][0])
+            # a lost life ends the return, but not the game; a time limit ends the game, but not the task
+            done, self.lives = bool(terminated[0]) or lives < self.lives, lives
+            before, self.stack = self.stack, [*self.stack[1:], len(self.images)]
+            self.images.append(np.array(infos["final_obs"][0][-1] if over else self.obs[0, -1]))
+            self.steps.append(([*before, *self.stack], int(action[0]), float(np.sign(reward[0])), done, done or over))
+            self.rewards.append(float(reward[0]))
+            if over:  # self.obs is the next game's
+                games.append(self.rewards)
+                self.rewards, self.stack = [], [len(self.images)] * 4
+                self.images.append(np.array(self.obs[0, -1]))
+        stacks, action, reward, done, end = map(np.array, zip(*self.steps, strict=True))
+        reward, discount, last = n_step_returns(reward, done, end, self.args.n_step, self.args.gamma)
+        count = len(last)
+        first, where = stacks[:count, 3], np.hstack([stacks[:count, :4], stacks[last, 4:]])  # images of each transition
+        images = np.array(self.images)
+        columns = (images[where[:, :4]], action[:count], reward, discount, images[where[:, 4:]])
+        with torch.no_grad():
+            error, _ = td_errors(self.q_network, self.q_network, Batch(*map(torch.from_numpy, columns)))
+        priority = priorities(error, self.args.prioritized_replay_alpha)
+        self.shards[shard].add(images, first, priority, where - first[:, None], action[:count], reward, discount)
+        oldest = min([*self.stack, *(i for numbers, *_ in self.steps[count:] for i in numbers)])
+        self.images, self.stack = self.images[oldest:], [i - oldest for i in self.stack]
+        self.steps = [([i - oldest for i in numbers], *rest) for numbers, *rest in self.steps[count:]]
+        return games
+
+
+def n_step_returns(reward, done, end, n_step, gamma):
+    """Of those of consecutive steps (steps,) whose return is complete, the first ones: the discounted sum of n_step
+    rewards, or of those up to an `end`; the discount of what comes after, 0 after `done`; and the last step."""
+    step = np.arange(len(reward))
+    last, total, discount = step, reward.astype(np.float32), np.full(len(reward), gamma, np.float32)
+    for _ in range(n_step - 1):
+        goes_on = ~end[last] & (last + 1 < len(reward))
+        last = last + goes_on
+        total += np.where(goes_on, discount * reward[last], 0)
+        discount = np.where(goes_on, gamma * discount, discount)
+    complete = end[last] | (last - step == n_step - 1)
+    return total[complete], (discount * ~done[last])[complete], last[complete]
+
+
+def td_errors(q_network, target_network, batch):
+    """(batch_size,): the target of double Q-learning minus the values; and the values."""
+    with torch.no_grad():
+        next_action = q_network(batch.next_obs).argmax(1, keepdim=True)  # chosen by one network, judged by the other
+        next_value = target_network(batch.next_obs).gather(1, next_action).squeeze(1)
+        target = batch.reward + batch.discount * next_value
+    q = q_network(batch.obs).gather(1, batch.action[:, None]).squeeze(1)
+    assert q.shape == target.shape == batch.discount.shape
+    return target - q, q
+
+
+def apex_loss(q_network, target_network, batch, weight):
+    """Half the weighted mean squared error; the metrics, and the errors (batch_size,), which give the priorities."""
+    error, q = td_errors(q_network, target_network, batch)
+    loss = 0.5 * (weight * error**2).mean()
+    return loss, {"losses/td_loss": loss, "losses/q_values": q.mean(), "error": error}
+
+
+def priorities(error, alpha):
+    """NumPy (batch_size,), from the errors of a batch (Schaul, 3.3)."""
+    return (error.detach().abs().double().cpu().numpy() + 1e-6) ** alpha
+
+
+def shares(facts, n):
+    """How many of n transitions to draw from each shard (num_shards,), as from one buffer with the transitions of all:
+    one lies in each n-th part of the sum (Schaul, B.2.1)."""
+    ends = np.cumsum(facts[:, 1])
+    value = (np.arange(n) + np.random.random(n)) / n * ends[-1]
+    return np.bincount(np.searchsorted(ends[:-1], value, side="right"), minlength=len(facts))
+
+
+if __name__ == "__main__":
+    # ---- setup
+    args = parse(Args)
+    run = Run(args)  # seeds Python, NumPy and torch
+    num_iterations = args.total_timesteps // args.num_steps  # a rollout of one actor each
+    num_actors = 1 if args.synchronous else args.num_actors
+    capacity = args.buffer_size // args.num_replay_shards
+    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than {args.num_steps}, one rollout")
+    run.require(
+        args.target_network_frequency >= args.num_steps,
+        f"--target-network-frequency must be at least {args.num_steps}, the steps of one rollout",
+    )
+    # the images of a rollout in each shard
+    least = (2 * args.num_steps + args.n_step + 10) * args.num_replay_shards
+    run.require(args.buffer_size >= least, f"--buffer-size must be at least {least}, a rollout in each shard")
+    run.require(
+        "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
+        f"{args.env_id} is no Atari game; apex_dqn.py takes vector observations",
+    )
+    envs = vector_env(args.env_id)
+    run.require_spaces(envs, obs="image", action="discrete")
+
+    q_network = QNetwork(int(envs.single_action_space.n)).to(run.device)
+    target_network, actor_network = copy.deepcopy(q_network), copy.deepcopy(q_network).cpu()  # what the actors have
+    optimizer = torch.optim.RMSprop(q_network.parameters(), args.learning_rate, 0.95, 1.5e-7, centered=True)
+    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
+    gradient_step = run.gradient_step(apex_loss, q_network, optimizer, args.max_grad_norm)
+    parts = {"q_network": q_network, "target_network": target_network, "actor_network": actor_network}
+    # in processes that Ray places their methods return promises at once; with --synchronous they are plain objects
+    shards = run.place(FrameShard, [(capacity,)] * args.num_replay_shards, here=args.synchronous)
+    inputs = [(args, i / max(1, num_actors - 1), shards, envs if args.synchronous else None) for i in range(num_actors)]
+    actors = run.place(Actor, inputs, here=args.synchronous)
+    if args.synchronous:
+        parts |= {"actor": actors[0], "envs": envs} | {f"replay_{i}": shard for i, shard in enumerate(shards)}
+    start = run.resume(**parts, optimizer=optimizer)  # what a checkpoint holds
+    if args.synchronous:
+        actors[0].obs = run.reset(envs)
+
+    # ---- under way: two rollouts of each actor and two batches, so that nobody waits; none with --synchronous
+    ahead = 0 if args.synchronous else 2
+    idle, asked, drawn = [*range(num_actors)] * max(1, ahead), [], []
+    weights = run.share([parameter.detach().numpy() for parameter in actor_network.parameters()])
+    for iteration in run.loop(start, num_iterations):
+        global_step = (iteration + 1) * args.num_steps  # at the end of this iteration
+
+        # ---- 1. act: the first rollout that is there, of any actor; an actor that has died is asked again
+        episodes = None
+        while episodes is None:
+            asked += [(i, actors[i].rollout(weights, (iteration + k) % len(shards))) for k, i in enumerate(idle)]
+            first, episodes = run.first([promise for _, promise in asked])
+            idle = [asked.pop(first)[0]]
+        for reward in map(np.array, episodes):
+            run.episodes(global_step, reward[:, None], np.arange(len(reward))[:, None] == len(reward) - 1)
+
+        # ---- 2. store: the actors have done it; a shard that has died begins again without transitions
+        known = run.answers([shard.facts() for shard in shards])
+        facts = np.array([(0, 0, np.inf) if each is None else each for each in known])
+
+        # ---- 3. learn: a gradient step for every train_frequency environment steps after learning_starts
+        begin = max(global_step - args.num_steps, args.learning_starts)
+        updates = range(begin // args.train_frequency, global_step // args.train_frequency)
+        enough = facts[:, 0].sum() >= max(1, args.learning_starts - args.n_step * num_actors)
+        for update in updates if enough else ():
+            while len(drawn) <= ahead:
+                count = shares(facts, args.batch_size)
+                drawn.append([(i, shards[i].sample(count[i])) for i in np.flatnonzero(count)])
+            chosen, promises = zip(*drawn.pop(0), strict=True)
+            samples = run.answers(promises)
+            samples = {i: each for i, each in zip(chosen, samples, strict=True) if each is not None and len(each[1])}
+            for i, each in samples.items():
+                facts[i] = each[3]
+            if not samples:
+                continue
+            columns, priority, _, _ = zip(*samples.values(), strict=True)
+            columns = map(np.concatenate, zip(*columns, strict=True))
+            batch = Batch(*(torch.from_numpy(column).to(run.device) for column in columns))
+            # the weights correct for the priorities and are at most 1, that of the least of all shards (Schaul, 3.4)
+            weight = (np.concatenate(priority) / facts[:, 2].min()).clip(1) ** -args.prioritized_replay_beta
+            metrics = gradient_step(target_network, batch, torch.from_numpy(weight.astype(np.float32)).to(run.device))
+            new = priorities(metrics.pop("error"), args.prioritized_replay_alpha)
+            run.learned(metrics)
+            for i, (_, _, number, _) in samples.items():
+                shards[i].update(number, new[: len(number)])
+                new = new[len(number) :]
+            if (update + 1) % args.broadcast_frequency == 0:
+                actor_network.load_state_dict(q_network.state_dict())
+                weights = run.share([parameter.detach().numpy() for parameter in actor_network.parameters()])
+        if global_step % args.target_network_frequency < args.num_steps:
+            target_network.load_state_dict(q_network.state_dict())
+
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
+        run.log(global_step, {})
+        run.evaluate(global_step, q_network.act, make_env)
+        run.save(global_step)
+
+    envs.close()
+    run.close(q_network.act, make_env)
