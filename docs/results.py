@@ -49,6 +49,7 @@ TABLES = [
     ),
     (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5 --methods {PPO_CONTINUOUS}"),
     (PPO, "minatar", "benchmark/results/minatar"),
+    (PPO, "atari", "benchmark/results/atari"),
     (PPO, "other", f"{CONTINUOUS} --env-ids {OTHER}"),
     (
         DQN,
@@ -76,7 +77,7 @@ SPEEDS = [
 
 # Page with results of a family -> the folders of its runs in benchmark/results
 RUNS = {
-    PPO: ["classic", "jax", "mountaincar", "ppo_continuous", "minatar"],
+    PPO: ["classic", "jax", "mountaincar", "ppo_continuous", "minatar", "atari"],
     DQN: ["dqn", "jax"],
     ACTOR_CRITIC: ["actor_critic", "jax"],
     PQN: [],
