@@ -345,6 +345,21 @@ def test_a_second_signal_ends_at_once(tmp_path):
     assert json.loads(next(tmp_path.glob("*/status.json")).read_text())["status"] == "failed"
 
 
+def test_below_a_worker_a_second_signal_is_the_first_one_again(tmp_path):
+    """A scheduler signals all processes of a job, and the worker passes the signal on."""
+    words = [sys.executable, script("ppo"), "--num-steps", "256", "--save-every", "256", "--runs-dir", tmp_path]
+    env = environment(SOLORL_WORKER="1")
+    process = subprocess.Popen([*map(str, words)], env=env, stdout=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob("*/checkpoint/step_*/manifest.json")):
+        time.sleep(0.02)
+    for _ in range(3):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert json.loads(next(tmp_path.glob("*/status.json")).read_text())["status"] == "stopped"
+
+
 def test_a_script_that_crashes_is_marked_failed(tmp_path):
     copy = tmp_path / "ppo.py"
     boom = "raise RuntimeError('boom')\n        # ---- 2."

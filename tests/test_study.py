@@ -335,6 +335,27 @@ class Refusing(LocalCluster):
         raise UsageError("the partition gpu does not exist")
 
 
+class Deaf(LocalCluster):
+    """An engine that does not answer the first submissions."""
+
+    calls = 0
+
+    def submit(self, submission):
+        self.calls += 1
+        if self.calls <= 4:
+            raise OSError("Unable to contact the controller")
+        return super().submit(submission)
+
+
+def test_a_scheduler_that_takes_no_tasks_now_is_asked_again(place, monkeypatch):
+    monkeypatch.setitem(fleet.LOOK, "local", 0.02)
+    study, [task] = planned(place / "study", place, limit=3)
+    said = []
+    assert fleet.Fleet(study, [task], Deaf(), {}, said.append).run() == 0  # more often than a task may be tried
+    assert sum("Unable to contact" in line for line in said) == 4 and attempts(study, task) == ["finished"]
+    assert len(study.submissions()) == 1
+
+
 def test_what_the_scheduler_refuses_leaves_no_submission(place):
     study, [task] = planned(place / "study", place)
     with pytest.raises(UsageError, match="partition"):

@@ -95,7 +95,7 @@ def test_threads_and_gpus_are_those_of_the_resources_unless_the_scheduler_says()
     study_task = type("Task", (), {"resources": Resources(cores=3, gpus=2)})
     found = child.environment(study_task, {"PATH": "/bin"})
     assert found == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0,1",
-                     "PYTHONUNBUFFERED": "1", "PATH": "/bin"}  # fmt: skip
+                     "PYTHONUNBUFFERED": "1", "PATH": "/bin", "SOLORL_WORKER": str(os.getpid())}  # fmt: skip
     given = {"OMP_NUM_THREADS": "7", "CUDA_VISIBLE_DEVICES": "5"}
     assert given.items() <= child.environment(study_task, given).items()
 

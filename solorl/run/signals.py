@@ -1,5 +1,6 @@
 """Ctrl+C, SIGTERM and SIGHUP: who hears them, and for how long."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,12 @@ def listened() -> list[int]:
 def ending() -> list[int]:
     """The signals that end a training after its next save; a SIGHUP that is switched off (`nohup`) stays so."""
     return list({*ENDING, *listened()})
+
+
+def below_a_worker() -> bool:
+    """Whether a worker of a study looks after this training. Schedulers send a signal to all processes of a job, and
+    the worker passes it on, so a second one means no more than the first. A worker ends a training by SIGKILL."""
+    return "SOLORL_WORKER" in os.environ
 
 
 def in_a_shell() -> bool:

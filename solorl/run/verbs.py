@@ -397,6 +397,8 @@ class Run:
         """The first signal ends the run after the next save; the second ends at once."""
         if self.signal and self.signal != number and self.world_size > 1:
             return  # of torchrun, which sends SIGTERM after a Ctrl+C
+        if self.signal and signals.below_a_worker():
+            return
         if self.signal:
             self._end_at_once(number)
         self.signal = number

@@ -63,10 +63,11 @@ class Child:
 
 
 def environment(task: Task, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a training: threads and GPUs of its resources, unless the scheduler has set them."""
+    """The environment of a training: threads and GPUs of its resources, unless the scheduler has set them; and the sign
+    that a worker looks after it."""
     threads, gpus = str(task.resources.cores), ",".join(map(str, range(task.resources.gpus)))
     own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": gpus}
-    return {**own, "PYTHONUNBUFFERED": "1", **given}
+    return {**own, "PYTHONUNBUFFERED": "1", **given, "SOLORL_WORKER": str(os.getpid())}
 
 
 def is_locked(run_dir: Path | None) -> bool:

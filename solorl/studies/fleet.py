@@ -21,7 +21,7 @@ from solorl.studies.lease import Lease
 from solorl.studies.study import Study, used
 from solorl.studies.task import Task
 
-LOOK = {"local": 0.2}  # seconds between two looks at the files, by engine
+LOOK = {"local": 0.2, "slurm": 10.0}  # seconds between two looks at the files, by engine
 LOOK_ELSEWHERE = 3.0
 UNREAD = ("checkpoint", "replay", "videos", "crash")  # folders of a run that no table needs
 
@@ -138,7 +138,7 @@ class Fleet:
         elif found.state == "waiting":
             seen, tries = self._tries.get(task.id, (0, 0))
             tries = 0 if found.attempts != seen else tries
-            self._tries[task.id] = (found.attempts, tries + 1)
+            self._tries[task.id] = (found.attempts, tries)
             if tries < self.study.limit:
                 return True
             self._fail(task, Standing("failed", reason=f"{tries} workers ended without a trace", tail=self._log(task)))
@@ -162,9 +162,12 @@ class Fleet:
         try:
             alive = self._cluster.alive([handle for task in tasks for handle in self._handles.get(task.id, ())])
         except OSError as error:
-            self.say(f"{self._cluster.name} does not answer, which is tried again: {error.strerror or error}")
+            self._say_silent(error)
             return {task.id for task in tasks}
         return {task.id for task in tasks if alive.intersection(self._handles.get(task.id, ()))}
+
+    def _say_silent(self, error: OSError) -> None:
+        self.say(f"{self._cluster.name} does not answer, which is tried again: {error.strerror or error}")
 
     def _learn(self) -> None:
         """The handles of submissions that are new, those of other commands, too."""
@@ -187,13 +190,18 @@ class Fleet:
                 submission = Submission(self.study.storage.where, name, self.study.name, ids, resources)
                 try:
                     handles = self._cluster.submit(submission)
-                except UsageError:
+                except (UsageError, OSError) as error:
                     self.study.storage.delete(name)
-                    raise
+                    if isinstance(error, UsageError):
+                        raise
+                    self._say_silent(error)
+                    return
                 self.study.note_handles(name, handles)
                 self._known.add(name)
                 for task_id, handle in zip(ids, handles, strict=True):
                     self._handles.setdefault(task_id, []).append(handle)
+                    seen, tries = self._tries[task_id]
+                    self._tries[task_id] = (seen, tries + 1)
                 tasks_of = f"{len(part)} {'task' if len(part) == 1 else 'tasks'}"
                 self.say(f"submitted  {tasks_of} to {self._cluster.name}: {name}")
 

@@ -49,7 +49,8 @@ class Cluster(Protocol):
 
     def submit(self, submission: Submission) -> list[str]:
         """Start a worker for each task: one array job where the scheduler has arrays. Returns a handle for each task,
-        in order: text by which a later process finds it. UsageError, in one sentence, where the scheduler refuses."""
+        in order: text by which a later process finds it. UsageError, in one sentence, where the scheduler refuses;
+        OSError where it does not answer: the caller asks again later."""
 
     def alive(self, handles: Sequence[str]) -> set[str]:
         """Those of the handles that wait or run. One that the scheduler does not know is not alive. OSError where the
