@@ -21,7 +21,7 @@ from solorl.studies.lease import Lease
 from solorl.studies.study import Study, used
 from solorl.studies.task import Task
 
-LOOK = {"local": 0.2, "slurm": 10.0}  # seconds between two looks at the files, by engine
+LOOK = {"local": 0.2, "slurm": 10.0, "aws-batch": 10.0}  # seconds between two looks at the files, by engine
 LOOK_ELSEWHERE = 3.0
 UNREAD = ("checkpoint", "replay", "videos", "crash")  # folders of a run that no table needs
 
@@ -37,10 +37,12 @@ class Standing:
     tail: Sequence[str] = ()  # its last lines
 
 
-def standing(study: Study, task: Task, finished: set[str], cancelled: set[str]) -> Standing:
-    """What the files say about a task, where `finished` and `cancelled` are known."""
+def standing(study: Study, task: Task, finished: set[str], cancelled: set[str], begun: bool) -> Standing:
+    """What the files say about a task, where `finished`, `cancelled` and whether it has `begun` are known."""
     if task.id in finished:
         return Standing("finished")
+    if not begun:  # nothing to read, which would take seconds for a hundred tasks in S3
+        return Standing("cancelled" if task.id in cancelled else "waiting")
     attempts, lease = study.attempts(task.id), Lease(study, task.id)
     last = attempts[-1] if attempts else {}
     died = last.get("state") == "running"
@@ -48,14 +50,17 @@ def standing(study: Study, task: Task, finished: set[str], cancelled: set[str]) 
     if lease.is_fresh(lease.holder()):
         return Standing("running", len(attempts), used(attempts) - died)
     count = used(attempts)
-    state = "cancelled" if task.id in cancelled else "failed" if count >= study.limit else "waiting"
+    hopeless = count >= study.limit or (last.get("refused") and not last.get("forgiven"))
+    state = "cancelled" if task.id in cancelled else "failed" if hopeless else "waiting"
     return Standing(state, len(attempts), count, reason, last.get("tail", ()))
 
 
 def standings(study: Study, tasks: Iterable[Task]) -> dict[str, Standing]:
     """What the files say about each task."""
     finished, cancelled = study.done(), study.done("cancelled")
-    return {task.id: standing(study, task, finished, cancelled) for task in tasks}
+    begun = {name.split("/")[1] for kind in ("attempts", "leases") for name in study.storage.list(kind)}
+    begun = {name.removesuffix(".json") for name in begun}
+    return {task.id: standing(study, task, finished, cancelled, task.id in begun) for task in tasks}
 
 
 def collect(study: Study, task: Task, folder: Path) -> bool:
@@ -92,19 +97,36 @@ class Fleet:
         self._handles: dict[str, list[str]] = {}  # task id -> of its workers
         self._known: set[str] = set()  # submissions whose handles stand there
         self._tries: dict[str, tuple[int, int]] = {}  # task id -> attempts seen, and submissions since then
+        self._trouble = ""  # what did not answer last
 
     def run(self, detach: bool = False) -> int:
-        """0: all finished, or with `detach` all submitted; 1: some failed; 128 + signal: interrupted."""
+        """0: all finished, or with `detach` all submitted; 1: some failed; 128 + signal: interrupted. UsageError where
+        the scheduler refuses, or the study cannot be read or written any more."""
         with signals.handled(self._hear, signals.listened()):
-            self.finished = self.study.done()
             while not self.signal:
-                missing = self._look()
-                if missing:
-                    self._submit(missing)
-                if detach or all(task.id in self.finished or task.id in self.failed for task in self.tasks):
-                    break
+                try:
+                    self._round()
+                    if detach or all(task.id in self.finished or task.id in self.failed for task in self.tasks):
+                        break
+                except OSError as error:
+                    who, why = error.filename or self._cluster.name, error.strerror or error
+                    if detach or isinstance(error, (PermissionError, FileNotFoundError)):
+                        raise UsageError(f"{who}: {why}") from None
+                    self._note_trouble(f"{who} does not answer, which is tried again: {why}")
                 self._sleep()
         return 128 + self.signal if self.signal else int(bool(self.failed))
+
+    def _round(self) -> None:
+        """Look, and submit what is missing. Raises OSError where the storage or the scheduler does not answer."""
+        if missing := self._look():
+            self._submit(missing)
+        self._trouble = ""
+
+    def _note_trouble(self, text: str) -> None:
+        """Say it once, not at each look."""
+        if text != self._trouble:
+            self.say(text)
+        self._trouble = text
 
     def _hear(self, number: int, frame: Any) -> None:
         self.signal = number
@@ -158,16 +180,9 @@ class Fleet:
             return []
 
     def _alive(self, tasks: Sequence[Task]) -> set[str]:
-        """The ids of those tasks that the scheduler has; all of them where it does not answer."""
-        try:
-            alive = self._cluster.alive([handle for task in tasks for handle in self._handles.get(task.id, ())])
-        except OSError as error:
-            self._say_silent(error)
-            return {task.id for task in tasks}
+        """The ids of those tasks that the scheduler has. Raises OSError where it does not answer."""
+        alive = self._cluster.alive([handle for task in tasks for handle in self._handles.get(task.id, ())])
         return {task.id for task in tasks if alive.intersection(self._handles.get(task.id, ()))}
-
-    def _say_silent(self, error: OSError) -> None:
-        self.say(f"{self._cluster.name} does not answer, which is tried again: {error.strerror or error}")
 
     def _learn(self) -> None:
         """The handles of submissions that are new, those of other commands, too."""
@@ -190,18 +205,15 @@ class Fleet:
                 submission = Submission(self.study.storage.where, name, self.study.name, ids, resources)
                 try:
                     handles = self._cluster.submit(submission)
-                except (UsageError, OSError) as error:
+                except (UsageError, OSError):
                     self.study.storage.delete(name)
-                    if isinstance(error, UsageError):
-                        raise
-                    self._say_silent(error)
-                    return
-                self.study.note_handles(name, handles)
+                    raise
                 self._known.add(name)
                 for task_id, handle in zip(ids, handles, strict=True):
                     self._handles.setdefault(task_id, []).append(handle)
                     seen, tries = self._tries[task_id]
                     self._tries[task_id] = (seen, tries + 1)
+                self.study.note_handles(name, handles)
                 tasks_of = f"{len(part)} {'task' if len(part) == 1 else 'tasks'}"
                 self.say(f"submitted  {tasks_of} to {self._cluster.name}: {name}")
 

@@ -16,7 +16,8 @@ def check_package(study: Study) -> None:
     if ours["sha256"] != theirs["sha256"]:
         raise UsageError(
             f"solorl {ours['version']} ({ours['sha256'][:8]}) of this machine is not the {theirs['version']} "
-            f"({theirs['sha256'][:8]}) of the plan; install the same one, or write the plan again with `solo bench`"
+            f"({theirs['sha256'][:8]}) of the plan; install the same one, in an image by building "
+            "it again, or write the plan again with `solo bench` of this one"
         )
 
 

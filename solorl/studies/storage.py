@@ -217,7 +217,7 @@ class Objects:
         with self._told(name):
             self._system.pipe_file(f"{self._path}/{name}", data)
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: bytes, tries: int = 3) -> bool:
         """See `Storage.create`: a conditional write where the store has it."""
         if self._files:
             return self._files.create(name, data)
@@ -226,10 +226,20 @@ class Objects:
                 self._system.pipe_file(f"{self._path}/{name}", data, mode="create")
             except FileExistsError:
                 return False
-            except (NotImplementedError, TypeError, ValueError):  # it has none
-                if self._system.exists(f"{self._path}/{name}"):
-                    return False
-                self._system.pipe_file(f"{self._path}/{name}", data)
+            except (NotImplementedError, TypeError, ValueError):
+                return self._create_alone(name, data)
+            except OSError as error:
+                if error.errno == errno.ENOSYS:  # a store like S3 that has no conditional writes
+                    return self._create_alone(name, data)
+                if "ConditionalRequestConflict" not in str(error) or not tries:
+                    raise
+                return self.create(name, data, tries - 1)  # another write was under way, S3 says to ask again
+        return True
+
+    def _create_alone(self, name: str, data: bytes) -> bool:
+        if self.exists(name):
+            return False
+        self._system.pipe_file(f"{self._path}/{name}", data)
         return True
 
     def exists(self, name: str) -> bool:
@@ -271,6 +281,8 @@ class Objects:
             yield
         except FileNotFoundError as error:
             raise FileNotFoundError(errno.ENOENT, "there is no such file", f"{self.where}/{name}") from error
+        except PermissionError as error:
+            raise PermissionError(errno.EACCES, why_not(error), f"{self.where}/{name}") from error
         except OSError as error:
             raise OSError(error.errno or 0, why_not(error), f"{self.where}/{name}") from error
         except Exception as error:  # of any kind: each store has its own

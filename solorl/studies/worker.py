@@ -86,16 +86,17 @@ class Worker:
         number = self._study.begin(self._task.id, {**self._lease.owner, "started": began})
         heart = Heart(self._study, self._task.id, self._lease, self._task.resources.time, self._end)
         heart.start()
-        code, found = 2, Found("failed", "the worker was killed")
+        code, found, refused = 2, Found("failed", "the worker was killed"), {}
         try:
             found, code = self._work(number)
         except (UsageError, OSError) as error:
             found.reason = str(error) if isinstance(error, UsageError) else _sentence(error)
+            refused = {"refused": True} if isinstance(error, UsageError) else {}  # so it would be the next time
             raise
         finally:
             heart.stop()
             seconds = round(time.time() - began, 3)
-            about = {"state": found.state, "reason": found.reason, "seconds": seconds, "ended": time.time()}
+            about = {**refused, "state": found.state, "reason": found.reason, "seconds": seconds, "ended": time.time()}
             self._note(number, {**about, "exit_code": code, "tail": [*self._lines] if found.state == "failed" else []})
         self._say(f"{self._task}: {found.state}{found.reason and ': '}{found.reason}")
         if found.state == "stopped":
