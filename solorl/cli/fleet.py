@@ -8,7 +8,7 @@ from typing import Any
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.studies import fleet
-from solorl.studies.engines import ENGINES, open_engine
+from solorl.studies.engines import ENGINES, check_storage, open_engine
 from solorl.studies.plan import Plan, check_texts
 from solorl.studies.storage import open_storage
 from solorl.studies.study import ATTEMPTS, LEASE, Study, open_study
@@ -25,6 +25,7 @@ def add_flags(parser: Parser) -> None:
     group = parser.add_argument_group("on a cluster, or with --storage")
     group.add_argument("--engine", metavar="NAME", default="local", help=f"{', '.join(ENGINES)} (default local)")
     group.add_argument("--engine-option", metavar="KEY=VALUE", action="append", help="an option of the engine")
+    group.add_argument("--image", metavar="NAME", help="container of the workers: --engine-option image=NAME")
     group.add_argument("--storage", metavar="WHERE", help="folder or URL of the study (default runs/studies/NAME)")
     group.add_argument("--cores", metavar="N", help="of each run (default 1)")
     group.add_argument("--gpus", metavar="N", help="of each run (default 0)")
@@ -48,7 +49,7 @@ def given_resources(args: Any) -> dict[str, str]:
 
 def refuse_flags(args: Any) -> None:
     """UsageError for flags that change nothing without a study."""
-    for name in (*RESOURCES, "attempts", "lease", "engine_option", "detach", "write"):
+    for name in (*RESOURCES, "attempts", "lease", "engine_option", "image", "detach", "write"):
         if getattr(args, name):
             raise UsageError(f"solo bench: --{name.replace('_', '-')} needs --storage, or another engine than local")
 
@@ -68,6 +69,7 @@ def run(plan: Plan, args: Any, is_suite: bool) -> int:
         raise UsageError("solo bench: --detach is for clusters; the engine local starts workers only while it runs")
     if args.write and args.engine not in WRITTEN:
         raise UsageError(f"solo bench: --write is for {' and '.join(WRITTEN)}; the engine {args.engine} starts workers")
+    check_storage(args.engine, args.storage)
     options = engine_options(args, plan)
     args.detach |= args.engine in WRITTEN
     cluster = open_engine(args.engine, options)
@@ -103,6 +105,8 @@ def engine_options(args: Any, plan: Plan) -> dict[str, str]:
         options[key] = value
     if args.write:
         options["write"] = args.write
+    if args.image:
+        options["image"] = args.image
     if args.workers is not None:
         if args.engine != "local":
             raise UsageError("solo bench: --workers is for the engine local; a cluster starts as many as it can")

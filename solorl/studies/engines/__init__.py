@@ -9,7 +9,7 @@ from solorl.studies.engines.local import UNKNOWN, Engine, Job, LocalEngine
 
 __all__ = [
     "AGAIN", "ENGINES", "UNKNOWN", "Cluster", "Engine", "Job", "LocalEngine", "Submission", "check_options",
-    "open_engine",
+    "check_storage", "open_engine",
 ]  # fmt: skip
 # Name -> its module, which has `open(options) -> Cluster` and imports its packages inside of functions; the function
 # where it has another name.
@@ -21,6 +21,14 @@ ENGINES = {
     "kubernetes": "solorl.studies.engines.written:open_kubernetes",
     "skypilot": "solorl.studies.engines.written:open_skypilot",
 }
+STORAGES = {"aws-batch": "s3://"}  # engines whose workers see no folder of the submitting machine
+
+
+def check_storage(name: str, where: str | None) -> None:
+    """UsageError where the workers of an engine do not see a storage."""
+    needed = STORAGES.get(name, "")
+    if not (where or "").startswith(needed):
+        raise UsageError(f"the engine {name} needs --storage {needed}BUCKET/STUDY, not {where or 'a folder'}")
 
 
 def open_engine(name: str, options: Mapping[str, str]) -> Cluster:

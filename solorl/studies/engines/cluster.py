@@ -37,7 +37,11 @@ class Submission:
     def command(self, index: int | None = None, python: str = sys.executable) -> list[str]:
         """The words that do one task. Without an index the worker takes the one that the scheduler gives to each part
         of an array (SLURM_ARRAY_TASK_ID, AWS_BATCH_JOB_ARRAY_INDEX, JOB_COMPLETION_INDEX), counted from 0."""
-        words = [python, "-m", "solorl.cli", "work", self.plan, self.name]
+        return [python, "-m", "solorl.cli", *self.words(index)]
+
+    def words(self, index: int | None = None) -> list[str]:
+        """The same without the program, for containers that start `solo`."""
+        words = ["work", self.plan, self.name]
         return words if index is None else [*words, "--index", str(index)]
 
 
