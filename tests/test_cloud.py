@@ -241,14 +241,24 @@ def test_no_right_is_wider_than_it_must_be():
             assert not wide or statement.get("effect") == '"Deny"', name
             if '"*"' in statement.get("resources", []):  # AWS knows no narrower form of these
                 assert {action.strip('"').partition(":")[2] for action in statement["actions"]} <= {
-                    "DiscoverPollEndpoint", "GetAuthorizationToken", "ListJobs", "DescribeJobs", "DescribeJobQueues",
+                    "DiscoverPollEndpoint", "GetAuthorizationToken", "DescribeJobs", "DescribeJobQueues",
                     "DescribeJobDefinitions",
                 }, name  # fmt: skip
     study = documents["study"]["statement"]
     assert [statement["resources"] for statement in study] == [["${local.studies}"], ["${aws_s3_bucket.studies.arn}"]]
-    assert study[1]["condition"][0]["variable"] == '"s3:prefix"'
+    assert study[1]["actions"] == ['"s3:ListBucket"'] and "condition" not in study[1], "absent must not be forbidden"
     [job] = [body for body in bodies(TEXTS, "resource", "aws_iam_role_policy").values() if "role.job" in body["role"]]
     assert job["policy"] == "${data.aws_iam_policy_document.study.json}", "a job has the rights to its study, no others"
+
+
+def test_who_submits_may_do_what_the_engine_does_and_no_more():
+    engine = (ROOT / "solorl/studies/engines/aws_batch.py").read_text()
+    called = {name.title().replace("_", "") for name in re.findall(r"\b_batch\.([a-z]+_[a-z_]+)\b", engine)}
+    [submit] = [body for name, body in bodies(TEXTS, "data", "aws_iam_policy_document").items() if name == "submit"]
+    allowed = {action.strip('"') for statement in submit["statement"] for action in statement["actions"]}
+    batch = {action.partition(":")[2] for action in allowed if action.startswith("batch:")}
+    assert batch == called - {"RegisterJobDefinition"}, "definitions are Terraform's"
+    assert "_logs.get_log_events(" in engine and "logs:GetLogEvents" in allowed
 
 
 def test_the_bucket_is_private_and_encrypted():
@@ -268,6 +278,8 @@ def test_machines_are_spot_and_jobs_start_again_where_they_were_interrupted():
     assert template["metadata_options"][0]["http_put_response_hop_limit"] == 1, (
         "a container must not reach its machine's role"
     )
+    assert "ECS_ENABLE_SPOT_INSTANCE_DRAINING=true" in template["user_data"], "containers are told"
+    assert "ECS_CONTAINER_STOP_TIMEOUT=110s" in template["user_data"]
     [definition] = bodies(TEXTS, "resource", "aws_batch_job_definition").values()
     lost, stopped, rest = definition["retry_strategy"][0]["evaluate_on_exit"]
     assert lost["action"] == stopped["action"] == '"RETRY"' and rest["action"] == '"EXIT"'

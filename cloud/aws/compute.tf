@@ -43,6 +43,21 @@ resource "aws_launch_template" "machine" {
     http_tokens                 = "required"
     http_put_response_hop_limit = 1
   }
+  # A container is told when its spot machine is taken away, and has most of the two minutes to save: AWS's default is
+  # not to tell, and 30 seconds.
+  user_data = base64encode(<<-EOT
+    MIME-Version: 1.0
+    Content-Type: multipart/mixed; boundary="==solorl=="
+
+    --==solorl==
+    Content-Type: text/x-shellscript; charset="us-ascii"
+
+    #!/bin/sh
+    echo ECS_ENABLE_SPOT_INSTANCE_DRAINING=true >> /etc/ecs/ecs.config
+    echo ECS_CONTAINER_STOP_TIMEOUT=110s >> /etc/ecs/ecs.config
+    --==solorl==--
+  EOT
+  )
   block_device_mappings {
     device_name = "/dev/xvda"
     ebs {

@@ -43,12 +43,9 @@ data "aws_iam_policy_document" "study" {
     actions = [
       "s3:ListBucket", # which results, attempts and checkpoints exist
     ]
+    # Without a condition on the prefix: S3 answers "forbidden" instead of "not found" for an object that is absent to
+    # whoever may not list the whole bucket.
     resources = [aws_s3_bucket.studies.arn]
-    condition {
-      test     = "StringLike"
-      variable = "s3:prefix"
-      values   = [var.prefix, "${var.prefix}/*"]
-    }
   }
 }
 
@@ -172,8 +169,7 @@ data "aws_iam_policy_document" "submit" {
   }
   statement {
     actions = [
-      "batch:ListJobs",               # which are alive; AWS knows these four rights for all resources only
-      "batch:DescribeJobs",           # their states and the names of their logs
+      "batch:DescribeJobs",           # which are alive, names of their logs; AWS knows these three for all resources only
       "batch:DescribeJobQueues",      # a queue that is not there, or disabled, is said before anything is submitted
       "batch:DescribeJobDefinitions", # the same of the definition
     ]
