@@ -106,6 +106,42 @@ def test_a_mirror_brings_the_newest_whole_checkpoint_elsewhere(storage, tmp_path
     ]  # fmt: skip
 
 
+def test_a_checkpoint_that_is_deleted_while_it_goes_up_comes_up_whole(storage, tmp_path):
+    """A training may save faster than its checkpoints go up: then, too, there is always a whole one."""
+
+    def checkpoint(step):
+        (work / f"run/checkpoint/step_{step}").mkdir(parents=True)
+        for name in ("a", "b", "manifest.json"):
+            (work / f"run/checkpoint/step_{step}/{name}").write_text(str(step))
+
+    def found():
+        return sorted(name for name in storage.list("x") if "step_" in name)
+
+    work, put = tmp_path / "work", storage.put
+    checkpoint(1)
+    (work / "run/config.json").write_text("{}")
+    mirror = Mirror(storage, work, "x")
+
+    def deleting(path, name):
+        put(path, name)
+        if name.endswith("step_1/a"):
+            shutil.rmtree(work / "run/checkpoint/step_1")
+            checkpoint(2)
+
+    storage.put = deleting
+    mirror.upload()
+    assert [name.rpartition("/step_1/")[2] for name in found()] == ["a", "b", "manifest.json"]
+    mirror.upload()
+    assert {name.split("/")[3] for name in found()} == {"step_2"} and len(found()) == 3
+    shutil.rmtree(work / "run/checkpoint/step_2")  # the training is between two saves
+    mirror.upload()
+    assert len(found()) == 3
+    for name in found():
+        storage.delete(name) if name.endswith("manifest.json") else None
+    Mirror(storage, tmp_path / "other", "x").download()
+    assert not (tmp_path / "other").exists()  # nothing to go on from: it begins anew
+
+
 # ---------------------------------------------------------------------- resources
 def test_resources_are_read_with_units():
     found = read_resources({"cores": 2, "memory": "1.5 GB", "time": "90min"}, "x")

@@ -5,6 +5,9 @@ old checkpoints go only after it.
 """
 
 import contextlib
+import os
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from solorl.studies.storage import Storage
@@ -20,10 +23,12 @@ class Mirror:
         self._there: dict[str, tuple[int, int]] = {}  # file -> size and time of what the storage has
 
     def download(self) -> None:
-        """The newest run folder, without checkpoints that did not come up whole. Raises OSError."""
+        """The newest run folder with a whole checkpoint, and none that did not come up whole; nothing where there is
+        none, for such a run begins anew. Raises OSError."""
         prefix = f"{self._name}/"
         names = [name.removeprefix(prefix) for name in self._storage.list(self._name)]
-        runs = {name.partition("/")[0] for name in names if name.count("/") == 1 and name.endswith("/config.json")}
+        whole = {name.partition("/")[0] for name in names if _order(name) == 2}
+        runs = {run for run in whole if f"{run}/config.json" in names}
         for name in [name for name in names if runs and name.startswith(f"{max(runs)}/")]:
             folder = name.rpartition("/")[0]
             if "/checkpoint/step_" in name and f"{folder}/{MANIFEST}" not in names:
@@ -32,20 +37,23 @@ class Mirror:
             self._there[name] = _mark(self._work / name)
 
     def upload(self) -> None:
-        """Bring up what is new, and delete there what is gone here. Raises OSError; what is there stays usable."""
+        """Bring up what is new, and delete there what is gone here. Raises OSError; what is there stays usable.
+
+        The training may delete a checkpoint while it goes up, so links to its files are what goes up.
+        """
         marks = self._marks()  # before anything goes up: a checkpoint that comes later waits for the next call
         changed = [name for name, mark in marks.items() if self._there.get(name) != mark]
-        broken = set()
-        for name in sorted(changed, key=_order):
-            folder = name.rpartition("/")[0]
-            if folder in broken:
-                continue
-            try:
-                self._storage.put(self._work / name, f"{self._name}/{name}")
-                self._there[name] = marks[name]
-            except FileNotFoundError:  # the training has deleted it meanwhile, as it does with old checkpoints
-                broken.add(folder if "/checkpoint/step_" in name else name)
-        for name in sorted(set(self._there) - set(marks), key=_order, reverse=True):
+        with tempfile.TemporaryDirectory(prefix=".", dir=self._work.parent) as held:
+            gone = _hold(self._work, changed, Path(held))
+            for name in sorted(set(changed) - gone, key=_order):
+                path = Path(held, name) if _order(name) else self._work / name
+                with contextlib.suppress(FileNotFoundError):  # the training has deleted it meanwhile
+                    self._storage.put(path, f"{self._name}/{name}")
+                    self._there[name] = marks[name]
+        old = set(self._there) - set(marks)
+        if not any(_order(name) == 2 for name in set(self._there) - old):  # no new one is up: the old one stays
+            old = {name for name in old if not _order(name)}
+        for name in sorted(old, key=_order, reverse=True):
             self._storage.delete(f"{self._name}/{name}")
             del self._there[name]
 
@@ -63,6 +71,18 @@ def _mark(path: Path) -> tuple[int, int]:
     return path.stat().st_size, path.stat().st_mtime_ns
 
 
+def _hold(work: Path, names: Sequence[str], held: Path) -> set[str]:
+    """Links in `held` to those files that belong to checkpoints; the names of checkpoints that are already gone."""
+    lost = set()
+    for name in [name for name in names if _order(name)]:
+        (held / name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(work / name, held / name)
+        except FileNotFoundError:
+            lost.add(name.rpartition("/")[0])
+    return {name for name in names if name.rpartition("/")[0] in lost}
+
+
 def _order(name: str) -> int:
     """Files outside of checkpoints, then those of checkpoints, then manifests."""
-    return 2 if name.endswith(f"/{MANIFEST}") else int("/checkpoint/" in name)
+    return 2 * name.endswith(f"/{MANIFEST}") or int("/checkpoint/step_" in name)
