@@ -502,7 +502,7 @@ def test_a_bucket_that_does_not_answer_is_asked_again(cloud, often, tmp_path, mo
     runner = fleet.Fleet(study, [task], engine, OPTIONS, said.append)
     monkeypatch.setattr(runner, "_submit", lambda tasks: study.accept(task.id, {"run_dir": ""}))
     assert runner.run() == 0 and not silent
-    assert sum("no answer" in line for line in said) == 1, said
+    assert sum("does not answer" in line for line in said) == 1, said
     cloud.rule = lambda environ: (
         ("403 Forbidden", error("AccessDenied")) if environ["PATH_INFO"] == f"/{BUCKET}" else None
     )
