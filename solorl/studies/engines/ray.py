@@ -196,7 +196,8 @@ def connect(address: str) -> None:
         ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         where = "on this machine" if address == "auto" else f"at {address}"
-        raise UsageError(f"there is no Ray cluster {where} ({why(error)}); {HOW}") from None
+        what = "there is no Ray cluster" if isinstance(error, OSError) else "nothing can run on the Ray cluster"
+        raise UsageError(f"{what} {where} ({why(error)}); {HOW}") from None
     _connected = address
 
 
@@ -219,7 +220,9 @@ def open_pool(options: Mapping[str, str], resources: Resources, workers: int | N
     """The same for a pool: at most `workers` jobs at once, None: as many as the nodes can run."""
     _, grows = read(options)
     connect(options.get("address", ""))
-    fit = workers or 1 if grows else fitting(resources)
+    if grows and workers is None:
+        raise UsageError("with the option grows=yes give --workers: how many runs at once, on nodes that are still to come")
+    fit = 0 if grows else fitting(resources)
     return RayPool(workers or fit, resources)
 
 
