@@ -260,7 +260,10 @@ def test_resources_that_no_node_has_are_refused(solo, on_ray, words, sentence):
     assert code == 2 and err.count("\n") == 1 and sentence in err
     assert open_study("study").submissions() == []
     refused(solo(*tune("--engine", "ray", *words)), sentence)
-    refused(solo(*tune("--engine", "ray", "--engine-option", "grows=yes", *words)), "with the option grows=yes give --workers")
+    refused(
+        solo(*tune("--engine", "ray", "--engine-option", "grows=yes", *words)),
+        "with the option grows=yes give --workers",
+    )
 
 
 @pytest.mark.slow

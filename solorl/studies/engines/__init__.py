@@ -51,6 +51,6 @@ def open_pool(name: str, options: Mapping[str, str], resources: Resources, worke
     if name != "ray":
         hint = did_you_mean(name, ("local", "ray")) or "; it has local and ray"
         raise UsageError(f"solo tune cannot use the engine {name}{hint}")
-    from solorl.studies.engines import ray
+    from solorl.studies.engines import ray_pool
 
-    return ray.open_pool(options, resources, workers)
+    return ray_pool.open_pool(options, resources, workers)

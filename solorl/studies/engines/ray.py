@@ -7,17 +7,15 @@ import logging
 import os
 import secrets
 import socket
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from solorl.errors import UsageError, missing_extra, reason
 from solorl.studies.engines.cluster import Submission, check_options
 from solorl.studies.engines.crew import Crew
-from solorl.studies.engines.local import UNKNOWN, Job
+from solorl.studies.engines.local import Job
 from solorl.studies.resources import Resources, count
 
 NAMESPACE = "solorl"  # of the names of crews
@@ -66,45 +64,6 @@ class RayCluster:
         """See `Cluster.logs`: the last lines of a worker that has ended, some minutes long."""
         name, _, number = handle.rpartition("/")
         return str(ask(name, "tail", int(number)) or "")
-
-
-class RayPool:
-    """The engine of a `Pool`: jobs on the nodes of a Ray cluster, which share the file system."""
-
-    def __init__(self, slots: int, resources: Resources):
-        self.slots, self._resources = slots, resources
-        self._crew = ""
-        self._codes: dict[str, tuple[float, list[int | None]]] = {}  # crew -> its codes, and when it said them
-
-    def submit(self, job: Job) -> str:
-        """See `Engine.submit`."""
-        job = replace(job, output=job.output.absolute(), cwd=job.cwd.absolute())
-        added = ask(self._crew, "add", [job]) if self._crew else None
-        if added is None:  # there is no crew yet, or its node was lost
-            self._crew, added = start_crew([job], self._resources, retries=RETRIES, stay=True), [0]
-        self._codes.pop(self._crew, None)
-        return f"{self._crew}/{added[0]}"
-
-    def adopt(self, handle: str) -> bool:
-        """See `Engine.adopt`."""
-        return handle.startswith("solo-") and self.poll(handle) is None
-
-    def poll(self, handle: str) -> int | None:
-        """See `Engine.poll`. Where the crew does not answer, the job runs, as far as is known."""
-        name, _, number = handle.rpartition("/")
-        asked, codes = self._codes.get(name, (0.0, []))
-        if time.monotonic() - asked > 0.2:
-            try:
-                codes = ask(name, "codes") or []
-            except OSError:
-                return None
-            self._codes[name] = time.monotonic(), codes
-        return codes[int(number)] if int(number) < len(codes) else UNKNOWN
-
-    def cancel(self, handle: str, force: bool = False) -> None:
-        """See `Engine.cancel`."""
-        name, _, number = handle.rpartition("/")
-        ask(name, "cancel", [int(number)], force)
 
 
 # ---------------------------------------------------------------------- crews
@@ -214,16 +173,6 @@ def open(options: Mapping[str, str]) -> RayCluster:
     retries, grows = read(options)
     connect(options.get("address", ""))
     return RayCluster(retries, grows)
-
-
-def open_pool(options: Mapping[str, str], resources: Resources, workers: int | None) -> RayPool:
-    """The same for a pool: at most `workers` jobs at once, None: as many as the nodes can run."""
-    _, grows = read(options)
-    connect(options.get("address", ""))
-    if grows and workers is None:
-        raise UsageError("with the option grows=yes give --workers: how many runs at once, on nodes that are still to come")
-    fit = 0 if grows else fitting(resources)
-    return RayPool(workers or fit, resources)
 
 
 def read(options: Mapping[str, str]) -> tuple[int, bool]:
