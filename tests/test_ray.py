@@ -147,13 +147,31 @@ def test_tune_refuses_engines_it_cannot_use(solo, place, words, sentence):
 
 
 # ---------------------------------------------------------------------- a cluster
+def patient(get_node):
+    """Ray gives a node 30 seconds to begin, which is too short on a busy machine."""
+
+    def call(*words):
+        end = time.monotonic() + LONG
+        while True:
+            try:
+                return get_node(*words)
+            except RuntimeError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.5)
+
+    return call
+
+
 @pytest.fixture(scope="module")
 def cluster():
-    """A Ray cluster of three nodes with a core each, on this machine."""
+    """A Ray cluster on this machine; `on_ray` sees to it that it has three nodes with a core each."""
     import ray
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
-    before = dict(os.environ)
+    before, get_node = dict(os.environ), services.get_node
+    services.get_node = patient(get_node)
     os.environ.update(environment(RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0"))
     found = Cluster()
     try:
@@ -163,6 +181,7 @@ def cluster():
         with contextlib.suppress(Exception):
             ray.shutdown()
         found.shutdown()
+        services.get_node = get_node
         os.environ.clear()
         os.environ.update(before)
 

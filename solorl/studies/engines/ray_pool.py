@@ -1,5 +1,6 @@
 """The engine `ray` of a `Pool`: jobs on the nodes of a Ray cluster, which share the file system."""
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -46,9 +47,10 @@ class RayPool:
         return codes[int(number)] if int(number) < len(codes) else UNKNOWN
 
     def cancel(self, handle: str, force: bool = False) -> None:
-        """See `Engine.cancel`."""
+        """See `Engine.cancel`. Where the crew does not answer, the pool kills the job later."""
         name, _, number = handle.rpartition("/")
-        ask(name, "cancel", [int(number)], force)
+        with contextlib.suppress(OSError):
+            ask(name, "cancel", [int(number)], force)
 
 
 def open_pool(options: Mapping[str, str], resources: Resources, workers: int | None) -> RayPool:
