@@ -39,7 +39,7 @@ class RayCluster:
         self._retries, self._grows = retries, grows
 
     def submit(self, submission: Submission) -> list[str]:
-        """See `Cluster.submit`. UsageError for resources that no node has."""
+        """See `Cluster.submit`. UsageError also for resources that no node has."""
         if not self._grows:
             fitting(submission.resources)
         indices = range(len(submission.tasks))
@@ -68,7 +68,8 @@ class RayCluster:
 
 # ---------------------------------------------------------------------- crews
 def start_crew(jobs: Sequence[Job], resources: Resources, retries: int, stay: bool = False) -> str:
-    """Start a crew with these jobs; its name. UsageError where the nodes cannot run one."""
+    """Start a crew with these jobs; its name. UsageError where the nodes cannot run one, OSError where none begins
+    in time."""
     import ray
 
     name, restarts = f"solo-{secrets.token_hex(8)}", 0 if stay else RESTARTS
@@ -76,6 +77,9 @@ def start_crew(jobs: Sequence[Job], resources: Resources, retries: int, stay: bo
     crew: Any = ray.remote(Crew).options(num_cpus=0, **options).remote(jobs, wanted(resources), retries, stay)
     try:
         ray.get(crew.codes.remote(), timeout=BEGIN)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError) as error:
+        ray.kill(crew)
+        raise OSError(0, f"no crew has begun: {reason(error)}") from None
     except ray.exceptions.RayError as error:
         ray.kill(crew)
         why = f"{reason(error):.300}"
