@@ -70,7 +70,6 @@ SPEEDS = [
     (PPO, "rejax", "jax_speed", "jax_rejax"),
     (PPO, "start", "jax_start", "jax_start"),
     (DQN, "speed", "dqn_speed", "dqn"),
-    (SPEED, "atari", "atari_speed", "atari"),
     (ACTOR_CRITIC, "speed", "actor_critic_speed", "actor_critic"),
     (ACTOR_CRITIC, "jax-speed", "jax_speed", "jax_actor_critic"),
 ]

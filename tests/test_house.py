@@ -18,7 +18,7 @@ BUDGETS = {
     "run": 3200,  # [2,000]; vector back ends, returns of teams, ranks (170 lines), objects in other processes (95)
     "catalog": 850,
     "results": 1400,  # [1,500]
-    "studies": 2850,  # [1,300] and the studies of clusters: storage, plan on disk, worker, fleet, engines
+    "studies": 3150,  # [1,300] and the studies of clusters: storage, plan on disk, worker, fleet, engines
     "share": 950,  # the Hugging Face hub: card, push, pull, refusals; ONNX: the check, torch, operations of JAX
     "cli": 1950,  # [800] and the verbs of clusters
 }

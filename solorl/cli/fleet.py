@@ -44,7 +44,7 @@ def add_flags(parser: Parser) -> None:
 
 def given_resources(args: Any) -> dict[str, str]:
     """The resources that flags give."""
-    return {name: getattr(args, name) for name in RESOURCES if getattr(args, name) is not None}
+    return {name: getattr(args, name) for name in RESOURCES if getattr(args, name, None) is not None}
 
 
 def refuse_flags(args: Any) -> None:
@@ -97,12 +97,7 @@ def run(plan: Plan, args: Any, is_suite: bool) -> int:
 
 def engine_options(args: Any, plan: Plan) -> dict[str, str]:
     """The options of the engine: the suite's, then those of the command line. UsageError for one that is none."""
-    options = dict(plan.engines.get(args.engine, {}))
-    for text in args.engine_option or []:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise UsageError(f"solo bench: --engine-option must be KEY=VALUE, such as partition=gpu, not {text}")
-        options[key] = value
+    options = {**plan.engines.get(args.engine, {}), **given_options(args, "solo bench")}
     if args.write:
         options["write"] = args.write
     if args.image:
@@ -111,6 +106,17 @@ def engine_options(args: Any, plan: Plan) -> dict[str, str]:
         if args.engine != "local":
             raise UsageError("solo bench: --workers is for the engine local; a cluster starts as many as it can")
         options["workers"] = str(args.workers)
+    return options
+
+
+def given_options(args: Any, verb: str) -> dict[str, str]:
+    """What the command line gives as options of the engine. UsageError for one that is none."""
+    options = {}
+    for text in args.engine_option or []:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise UsageError(f"{verb}: --engine-option must be KEY=VALUE, such as partition=gpu, not {text}")
+        options[key] = value
     return options
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 from solorl.cli import Parser
 from solorl.cli.bench import Lines, split, worker_count
+from solorl.cli.fleet import given_options, given_resources
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
 from solorl.studies.bench import Store
-from solorl.studies.engines import LocalEngine
+from solorl.studies.engines import Engine, open_pool
 from solorl.studies.plan import Flags, load_script, merge, seed_range
+from solorl.studies.resources import read_resources
 from solorl.studies.task import words
 from solorl.studies.tune import METRIC, Study, Tuner, completed, counted, open_study, space_from_file, space_from_script
 
@@ -36,14 +38,16 @@ def main(argv: Sequence[str]) -> int:
     for name, value in (("--trials", args.trials), ("--prune-after", args.prune_after + 1)):
         if value < 1:
             raise UsageError(f"solo tune: {name} must be at least {0 if name == '--prune-after' else 1}")
-    workers = worker_count(args.workers, "solo tune")
+    engine = make_engine(args)
     storage = args.storage or Path("tune") / f"{study.script.name}.log"
     found = open_study(storage, study, args.pruner, args.prune_after, args.seed)
     store = Store(args.runs_dir or Path("runs/tune") / storage.stem)
     view = Lines()
-    view.say(f"{len(counted(found))} of {args.trials} trials so far, {workers} runs at once; output in {store.folder}")
+    view.say(
+        f"{len(counted(found))} of {args.trials} trials so far, {engine.slots} runs at once; output in {store.folder}"
+    )
     view.say(f"watch them: optuna-dashboard {shlex.quote(str(storage))}")
-    code = Tuner(study, found, store, LocalEngine(workers), args.trials, view).run()
+    code = Tuner(study, found, store, engine, args.trials, view).run()
     for line in conclusion(study, found, code, args.script):
         print(line)
     return code
@@ -72,9 +76,25 @@ def _parser() -> Parser:
     parser.add_argument("--prune-after", metavar="N", type=int, default=4, help="evaluations before that (default 4)")
     parser.add_argument("--seed", metavar="S", type=int, help="seed of the search (default: a new one each time)")
     parser.add_argument("--workers", metavar="N", type=int, help="runs at once (default: one for each core)")
+    parser.add_argument("--engine", metavar="NAME", default="local", help="local or ray (default local)")
+    parser.add_argument("--engine-option", metavar="KEY=VALUE", action="append", help="an option of the engine")
+    for name, what in (("cores", "of each run on Ray (default 1)"), ("gpus", "(default 0)"), ("memory", "such as 4GB")):
+        parser.add_argument(f"--{name}", metavar="SIZE" if name == "memory" else "N", help=what)
     parser.add_argument("--total-timesteps", metavar="N", type=int, help="given to every run")
     parser.add_argument("--runs-dir", metavar="DIR", type=Path, help="default runs/tune/NAME OF THE STORAGE")
     return parser
+
+
+def make_engine(args: Any) -> Engine:
+    """What runs the trials; UsageError where it cannot."""
+    given = given_resources(args)
+    if args.engine == "local" and given:
+        raise UsageError(
+            f"solo tune: --{next(iter(given))} is for --engine ray; here each run gets its share of the cores"
+        )
+    resources = read_resources(given, "the flags of solo tune")
+    workers = None if args.workers is None and args.engine != "local" else worker_count(args.workers, "solo tune")
+    return open_pool(args.engine, given_options(args, "solo tune"), resources, workers)
 
 
 def make_study(args: Any, extra: Flags) -> Study:

@@ -1,6 +1,6 @@
 """Kubernetes and SkyPilot: what a submission needs is written into a file, which their own tools start.
 
-There is no connection to either: nobody here knows what is alive. A repeated command writes a file for what is missing.
+There is no connection to either, so none counts as alive. A repeated command writes a file for what is missing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ class Written:
         return [f"{path.resolve()}/{index}" for index in range(len(submission.tasks))]
 
     def alive(self, handles: Sequence[str]) -> set[str]:
-        """Nobody knows; the leases of the study tell what runs."""
+        """None: there is no connection. The leases of the study tell what runs."""
         return set()
 
     def cancel(self, handles: Sequence[str], force: bool = False) -> None:
