@@ -139,7 +139,7 @@ def test_a_checkpoint_that_is_deleted_while_it_goes_up_comes_up_whole(storage, t
     for name in found():
         storage.delete(name) if name.endswith("manifest.json") else None
     Mirror(storage, tmp_path / "other", "x").download()
-    assert not (tmp_path / "other").exists()  # nothing to go on from: it begins anew
+    assert not (tmp_path / "other").exists()  # nothing to go on from: it begins again
 
 
 # ---------------------------------------------------------------------- resources

@@ -24,7 +24,7 @@ class Mirror:
 
     def download(self) -> None:
         """The newest run folder with a whole checkpoint, and none that did not come up whole; nothing where there is
-        none, for such a run begins anew. Raises OSError."""
+        none, for such a run begins again. Raises OSError."""
         prefix = f"{self._name}/"
         names = [name.removeprefix(prefix) for name in self._storage.list(self._name)]
         whole = {name.partition("/")[0] for name in names if _order(name) == 2}
