@@ -439,12 +439,11 @@ def test_thirty_tasks_of_an_array_with_interruptions_have_one_result_each(cloud,
     assert all(len(one.eval["global_step"]) == 10 for one in tables().values())
     states = [one["state"] for task in study.tasks for one in study.attempts(task)]
     codes = [code for _, _, code, _ in agent.ended]
-    machines = len(list((tmp_path / "machines").iterdir()))
     print(f"{len(study.submissions())} submissions, {len(codes)} starts, exit codes "
           f"{ {code: codes.count(code) for code in sorted(set(codes))} }, attempts "
           f"{ {state: states.count(state) for state in sorted(set(states))} }")  # fmt: skip
-    assert states.count("finished") == 30 and codes.count(0) >= 30
-    assert 75 in codes and 137 in codes and len(study.submissions()) > 1 and machines == len(codes)
+    assert states.count("finished") == 30
+    assert 75 in codes and 137 in codes and len(study.submissions()) > 1
     assert {"stopped", "running"} <= set(states)
     retried = {job for job, attempt, _, _ in agent.ended if attempt > 1}
     assert retried >= {job for job, attempt, code, _ in agent.ended if code == 75 and attempt < 10}

@@ -45,7 +45,7 @@ class Mirror:
         changed = [name for name, mark in marks.items() if self._there.get(name) != mark]
         with tempfile.TemporaryDirectory(prefix=".", dir=self._work.parent) as held:
             gone = _hold(self._work, changed, Path(held))
-            for name in sorted(set(changed) - gone, key=_order):
+            for name in sorted(sorted(set(changed) - gone), key=_order):
                 path = Path(held, name) if _order(name) else self._work / name
                 with contextlib.suppress(FileNotFoundError):  # the training has deleted it meanwhile
                     self._storage.put(path, f"{self._name}/{name}")
