@@ -57,6 +57,7 @@ FLAGS = {
     "td3_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "sac_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "c51_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
+    "pqn_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
 }
 FLAGS = {script: f"{flags} --log-every 100 --eval-episodes 2" for script, flags in FLAGS.items()}
