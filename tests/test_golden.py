@@ -28,6 +28,7 @@ FLAGS = {
     "rpo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "ppo_atari": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "ppo_atari_envpool": f"--env-id Catch-v5 {PIXELS}",
+    "ppo_atari_envpool_jax": f"--env-id Catch-v5 {PIXELS}",
     "ppo_atari_lstm": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "ppo_atari_multigpu": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",

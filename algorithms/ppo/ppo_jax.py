@@ -9,7 +9,7 @@ Run       solo train ppo_jax --env-id CartPole-v1 --num-seeds 4
 Spaces    vector -> discrete
 Differs   root of its family
 Twin      ppo.py
-Not for   continuous actions: ppo_continuous_action_jax.py; image observations
+Not for   continuous actions: ppo_continuous_action_jax.py; image observations: ppo_atari_envpool_jax.py
 Details   algorithms/ppo/README.md
 """
 

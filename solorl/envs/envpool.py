@@ -54,16 +54,16 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
         self.single_observation_space, self.single_action_space = spec.observation_space, spec.action_space
         self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
         self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
-        self._fire = self.is_atari and has_fire(spec.config.task, self.action_space)
-        self._pool: Any = None
+        self.fire = self.is_atari and has_fire(spec.config.task, self.action_space)
+        self.pool: Any = None  # EnvPool's own, from the first reset on
 
     def reset(self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None) -> Any:
         """Begin new episodes everywhere; with `seed`, a number or one for each environment, as if newly made."""
-        if seed is None and self._pool is None:
+        if seed is None and self.pool is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
         if seed is not None:
             seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
-            self._pool = self.envpool.make_gymnasium(
+            self.pool = self.envpool.make_gymnasium(
                 self.env_id,
                 num_envs=self.num_envs,
                 num_threads=self.num_threads,
@@ -71,7 +71,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
                 max_episode_steps=self.max_steps + 1,
                 **self.options,
             )
-        obs, info = self._pool.reset()
+        obs, info = self.pool.reset()
         self._steps = np.zeros(self.num_envs, np.int64)
         self._life_lost = np.zeros(self.num_envs, bool)
         self._lives = np.array(info["lives"]) if self.is_atari else np.zeros(self.num_envs, np.int32)
@@ -79,9 +79,9 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
 
     def step(self, actions: Any) -> Any:
         """One step everywhere: obs, reward (num_envs,), terminated, truncated, infos."""
-        if self._fire and self._life_lost.any():
+        if self.fire and self._life_lost.any():
             actions = np.where(self._life_lost, FIRE, actions)
-        obs, reward, terminated, _, info = self._pool.step(np.asarray(actions))
+        obs, reward, terminated, _, info = self.pool.step(np.asarray(actions))
         self._steps += 1
         truncated = (self._steps >= self.max_steps) & ~terminated
         done, infos = terminated | truncated, {}
@@ -94,7 +94,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
             infos["final_obs"], infos["_final_obs"] = np.full(self.num_envs, None, object), done
             for i in ended:
                 infos["final_obs"][i] = obs[i].copy()
-            first_obs, first_info = self._pool.reset(ended)
+            first_obs, first_info = self.pool.reset(ended)
             obs = np.array(obs)
             obs[first_info["env_id"]] = first_obs
             self._steps[ended] = 0
@@ -104,11 +104,11 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
 
     def render(self) -> Any:
         """The pictures of all environments, (num_envs, height, width, 3)."""
-        return self._pool.render()
+        return self.pool.render()
 
     def close_extras(self, **kwargs: Any) -> None:
         """Let the environments go."""
-        self._pool = None
+        self.pool = None
 
 
 def has_fire(game: str, actions: Any) -> bool:

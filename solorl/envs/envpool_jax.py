@@ -1,6 +1,7 @@
 """Environments of EnvPool, stepped inside compiled JAX code through its XLA interface.
 
     envs = EnvPoolEnvs("LunarLander-v3", num_envs=8)  # used like the classes of solorl.envs.classic
+    envs = EnvPoolGames("Pong-v5", num_envs=8)  # the same, for games of Atari: bytes, and `step.lives`
 
 EnvPool itself resets an environment one step late: it ignores one action and emits a dummy transition with reward 0.
 Here an environment is reset in the step that ends its episode, as in `solorl.envs.classic`: `final_obs` is the last
@@ -8,12 +9,15 @@ observation of the episode, `obs` the first one of the next. Python is called fo
 task ends in the very last step that the time limit allows, EnvPool calls that a time limit; so its limit is one step
 more than ours, and ours is applied here.
 
+Games of Atari are those of `EnvPoolVectorEnv`, step by step: whole games, rewards that are not clipped, FIRE after a
+lost life, 27,000 steps at most.
+
 EnvPool cannot hand out the state of its environments (`saved` is False): a resumed run starts new episodes.
 """
 
 import warnings
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import jax
@@ -22,8 +26,9 @@ import numpy as np
 from jax.experimental import io_callback
 
 from solorl.envs.classic import DYNAMICS
+from solorl.envs.envpool import FIRE, EnvPoolVectorEnv
 from solorl.envs.interface import Step
-from solorl.errors import did_you_mean, quit_with
+from solorl.errors import did_you_mean, in_one_sentence, quit_with
 
 
 class EnvPoolEnvs:
@@ -41,8 +46,7 @@ class EnvPoolEnvs:
         if env_id not in known:
             hint = did_you_mean(env_id, [*DYNAMICS, *known]) or f"; in JAX there are {', '.join(DYNAMICS)}"
             quit_with(f"{env_id} is neither written in JAX nor known to both EnvPool and Gymnasium{hint}")
-        if any(device.platform != "cpu" for device in jnp.zeros(()).devices()):
-            quit_with(f"{env_id} runs in EnvPool, on the CPU; --device cpu trains there")
+        _require_cpu(env_id)
         env = gym.make(env_id)
         self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
         env.close()
@@ -50,8 +54,6 @@ class EnvPoolEnvs:
         self._obs = jax.ShapeDtypeStruct((num_envs, *(env.observation_space.shape or ())), jnp.float32)
         self.env_id, self.num_envs, self.num_threads = env_id, num_envs, num_threads
         self.pools: list[Any] = []  # one for each seed
-        # the compiled code holds addresses of this process: of no use to another one
-        jax.config.update("jax_enable_compilation_cache", False)
 
     def reset(self, key: Any) -> tuple[Any, Any]:
         """Open environments whose random numbers depend on the key: state, obs (num_envs, *obs_shape)."""
@@ -100,6 +102,105 @@ class EnvPoolEnvs:
         rows, info = self.pools[int(number)][0].reset(np.flatnonzero(done))
         obs[info["env_id"]] = rows
         return obs, np.asarray(handle)
+
+
+class GamesState(NamedTuple):
+    """Where the games of a seed stand; all but the first two (num_envs,)."""
+
+    number: Any  # of the pool, ()
+    handle: Any  # of EnvPool, which passes through each call, so that none overtakes another
+    lives: Any
+    life_lost: Any  # in the last step
+    steps: Any  # of the running games
+
+
+class EnvPoolGames:
+    """`num_envs` games of Atari side by side, for each call of `reset` (one per seed). On the CPU only.
+
+    With the seeds `seeds_of(key)` they are those of `EnvPoolVectorEnv` (see there): observations, rewards, lives, ends.
+    One sentence and exit code 2 where EnvPool is not installed or has no such game, or the device is not the CPU.
+    """
+
+    saved = False  # a checkpoint cannot hold the games
+
+    def __init__(self, env_id: str, num_envs: int, num_threads: int = 1):
+        with in_one_sentence():
+            self._make = partial(EnvPoolVectorEnv, env_id, num_envs, num_threads)
+            games = self._make()
+        _require_cpu(env_id)
+        self.single_observation_space = games.single_observation_space
+        self.single_action_space = games.single_action_space
+        self.max_steps, self.fire, self.num_envs = games.max_steps, games.fire, num_envs
+        self._obs = jax.ShapeDtypeStruct(games.observation_space.shape or (), jnp.uint8)
+        self._lives = jax.ShapeDtypeStruct((num_envs,), jnp.int32)
+        self.pools: list[Any] = []  # one for each seed: EnvPool's own, and its step in compiled code
+
+    def seeds_of(self, key: Any) -> list[int]:
+        """The seeds of the games that `reset(key)` opens: 64 bits of the key and the number of the game."""
+        first, second = (int(word) for word in np.asarray(key).ravel()[-2:])
+        return [(first << 32 | second) << 32 | i for i in range(self.num_envs)]
+
+    def reset(self, key: Any) -> tuple[Any, Any]:
+        """Open games whose random numbers depend on the key: state, obs (num_envs, *obs_shape)."""
+        number, obs, lives = io_callback(self._open, (jax.ShapeDtypeStruct((), jnp.int32), self._obs, self._lives), key)
+        none = jnp.zeros(self.num_envs, jnp.int32)
+        return GamesState(number, jnp.zeros(8, jnp.uint8), lives, none.astype(bool), none), obs
+
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, Step]:
+        """One step everywhere: state, Step. EnvPool has random numbers of its own, `key` is not used."""
+        if self.fire:  # a game stands still after a lost life until this button is pressed
+            action = jnp.where(state.life_lost, FIRE, action)
+        calls = [partial(self._step, step) for _, step in self.pools]
+        handle, obs, reward, terminated, lives = jax.lax.switch(state.number, calls, state.handle, action)
+        steps = state.steps + 1
+        truncated = (steps >= self.max_steps) & ~terminated
+        done = terminated | truncated
+        life_lost = (lives < state.lives) & ~done
+        begin = partial(self._begin, state.number, done)
+        handle, first_obs, lives = jax.lax.cond(done.any(), begin, lambda *same: same, handle, obs, lives)
+        state = GamesState(state.number, handle, lives, life_lost, jnp.where(done, 0, steps))
+        return state, Step(first_obs, reward, terminated, truncated, obs, lives)
+
+    def _open(self, key: Any) -> tuple[Any, Any, Any]:
+        games = self._make()
+        obs, info = games.reset(seed=self.seeds_of(key))
+        with jax.enable_x64(True):
+            self.pools.append((games.pool, games.pool.xla()[3]))
+        return np.int32(len(self.pools) - 1), np.asarray(obs), np.asarray(info["lives"], np.int32)
+
+    def _step(self, step: Any, handle: Any, action: Any) -> tuple[Any, ...]:
+        with jax.enable_x64(True):
+            handle, (obs, reward, terminated, _, info) = step(handle, action.astype(jnp.int32))
+            return handle, obs, reward.astype(jnp.float32), terminated, info["lives"].astype(jnp.int32)
+
+    def _begin(self, number: Any, done: Any, handle: Any, obs: Any, lives: Any) -> tuple[Any, Any, Any]:
+        """New games where they have ended: first observations and lives there, the others elsewhere."""
+        # only small arrays go to Python: a copy of a large one may wait for the thread that waits here (jax#24255)
+        shapes = jax.ShapeDtypeStruct(handle.shape, handle.dtype), self._obs, self._lives
+        handle, first_obs, first_lives = io_callback(self._first, shapes, number, done, handle)
+        return handle, jnp.where(done[:, None, None, None], first_obs, obs), jnp.where(done, first_lives, lives)
+
+    def _first(self, number: Any, done: Any, handle: Any) -> tuple[Any, Any, Any]:
+        obs, lives = np.zeros(self._obs.shape, np.uint8), np.zeros(self._lives.shape, np.int32)
+        rows, info = self.pools[int(number)][0].reset(np.flatnonzero(done))
+        obs[info["env_id"]], lives[info["env_id"]] = rows, info["lives"]
+        return np.asarray(handle), obs, lives
+
+
+def is_game(env_id: str) -> bool:
+    """Whether EnvPool has a game of Atari with this id."""
+    try:
+        import envpool
+    except ImportError:
+        return False
+    return env_id in envpool.list_all_envs() and hasattr(envpool.make_spec(env_id).config, "use_fire_reset")
+
+
+def _require_cpu(env_id: str) -> None:
+    """Compiled code holds addresses of this process: it is of no use to another one, so it is not kept."""
+    if any(device.platform != "cpu" for device in jnp.zeros(()).devices()):
+        quit_with(f"{env_id} runs in EnvPool, on the CPU; --device cpu trains there")
+    jax.config.update("jax_enable_compilation_cache", False)
 
 
 def _import_envpool(env_id: str) -> Any:

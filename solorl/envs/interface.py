@@ -13,3 +13,4 @@ class Step(NamedTuple):
     terminated: jax.Array
     truncated: jax.Array
     final_obs: jax.Array
+    lives: jax.Array | None = None  # of the game that `obs` is of; games of Atari only

@@ -14,14 +14,15 @@ from solorl.envs.ids import family_of
 
 def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
     """`num_envs` environments to be stepped inside a compiled loop: JaxEnvs, GymnaxEnvs or BraxEnvs if there are any of
-    this kind, else EnvPoolEnvs, stepped by `num_threads`; one sentence and exit code 2 where there are none."""
+    this kind, else EnvPoolGames or EnvPoolEnvs, stepped by `num_threads`; one sentence and exit code 2 where there are
+    none."""
     if env_id in DYNAMICS:
         return JaxEnvs(env_id, num_envs)
     if family := family_of(env_id):
         return resolve_name(family[0])(env_id, num_envs)
-    from solorl.envs.envpool_jax import EnvPoolEnvs
+    from solorl.envs.envpool_jax import EnvPoolEnvs, EnvPoolGames, is_game
 
-    return EnvPoolEnvs(env_id, num_envs, num_threads)
+    return (EnvPoolGames if is_game(env_id) else EnvPoolEnvs)(env_id, num_envs, num_threads)
 
 
 class FunctionalEnv(gym.Env[np.ndarray, Any]):

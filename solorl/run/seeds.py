@@ -108,13 +108,15 @@ class _Part:
 class PolicyOfSeed:
     """The greedy policy of one seed, NumPy to NumPy."""
 
-    act: Callable[..., Any]  # a pure function of the model and of observations (n, width), as a script has it
+    act: Callable[..., Any]  # a pure function of the model and of observations, as a script has it
     compiled: Callable[..., Any]  # the same
     model: Callable[[], Any]  # returns the model
 
     def __call__(self, obs: Any) -> np.ndarray:
-        """The actions for a batch of observations (n, *obs_shape)."""
-        return np.asarray(self.compiled(self.model(), np.asarray(obs, np.float32).reshape(len(obs), -1)))
+        """The actions for a batch of observations (n, *obs_shape): images of bytes as they are, all else flat."""
+        if not (np.ndim(obs) == 4 and np.asarray(obs).dtype == np.uint8):
+            obs = np.asarray(obs, np.float32).reshape(len(obs), -1)
+        return np.asarray(self.compiled(self.model(), obs))
 
 
 class Runs:
