@@ -73,6 +73,7 @@ def test_a_convolution_is_one(side, size, stride):
             np.testing.assert_allclose(got[:, i, j], np.tensordot(below, weight, 3) + bias, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_one_update_is_that_of_the_torch_twin():
     """From the same weights on the same minibatches: outputs, loss, clipped gradient and Adam, twice."""
     params, agent = twins()
@@ -106,6 +107,7 @@ def test_one_update_is_that_of_the_torch_twin():
     assert policy(obs).tolist() == agent.act(obs).tolist()
 
 
+@pytest.mark.slow
 def test_weights_begin_orthogonal():
     """As in the twin: gain, zero biases, shapes."""
     params, agent = JAX["init_params"](jax.random.PRNGKey(1), 6), TORCH["Agent"](6)

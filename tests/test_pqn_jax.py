@@ -105,6 +105,7 @@ def test_layers_are_orthogonal_and_normalisation_begins_as_none():
     assert all((norm["weight"] == 1).all() and (norm["bias"] == 0).all() for norm in params["norm"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_grad_norm", [100.0, 0.5])
 def test_updates_are_those_of_the_torch_twin(max_grad_norm):
     """From the same weights on the same batches: loss, clipped gradient and RAdam; the sixth step is the first that is
@@ -208,6 +209,7 @@ def test_one_iteration_is_that_of_the_torch_twin():
     assert not np.allclose(after.params["linear"][1]["weight"], params["linear"][1]["weight"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_minibatches_cover_the_rollout_once_per_epoch_and_are_shuffled():
     """With a learning rate of 0 the means over all minibatches are those of the whole rollout; a moment of the
     gradients tells their order, which is another one where the key is another one."""
@@ -224,6 +226,7 @@ def test_minibatches_cover_the_rollout_once_per_epoch_and_are_shuffled():
     assert not np.allclose(*moments, rtol=0.01)
 
 
+@pytest.mark.slow
 def test_actions_are_random_with_probability_epsilon():
     """With a network whose greedy action is 0, half of the random actions are 1: within 4 standard errors, in each
     environment, which draw independently. Epsilon falls linearly."""

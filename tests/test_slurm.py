@@ -89,7 +89,9 @@ def stand_ins(place, monkeypatch):
     (folder / "bin").mkdir(parents=True)
     (folder / "state").write_text("RUNNING")
     for name, text in STAND_INS.items():
-        (folder / "bin" / name).write_text(f"#!{sys.executable}\n{text}")
+        (folder / "bin" / f"{name}.py").write_text(text)
+        start = f"#!/bin/sh\nexec '{sys.executable}' '{folder}/bin/{name}.py' \"$@\"\n"  # paths may have spaces
+        (folder / "bin" / name).write_text(start)
         (folder / "bin" / name).chmod(0o755)
     monkeypatch.setenv("STAND_INS", str(folder))
     monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
