@@ -146,7 +146,9 @@ def test_the_least_script_asks_for_nothing_that_was_not_given(place):
     ]  # fmt: skip
     at_url = Submission("s3://bucket/x", "submissions/000001.json", "x", ("a",), Resources(cores=4, gpus=2))
     script = slurm.Slurm({"python": "/opt/py", "logs": "out"}, 10).script(at_url)
-    assert {f"output={place}/out/%A_%a.txt", "cpus-per-task=4", "gres=gpu:2"} <= {*directives(script)}
+    log = f"{place}/out/%A_%a.txt"
+    log = f'"{log}"' if " " in log else log
+    assert {f"output={log}", "cpus-per-task=4", "gres=gpu:2"} <= {*directives(script)}
     assert "/opt/py -m solorl.cli work s3://bucket/x submissions/000001.json &" in script
 
 
