@@ -14,10 +14,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from solorl.errors import UsageError
+from solorl.studies.engines.cluster import AGAIN
 from solorl.studies.resources import Resources
 
 GRACE = 120  # seconds in which a training saves before it is killed: what clouds give a spot machine
-STOPPED, BAD_INPUT = 75, 2  # exit codes of the worker: "run me again", and what no repetition helps against
+BAD_INPUT = 2  # exit code of the worker: no repetition helps
 ATTEMPTS = 3
 
 
@@ -63,7 +64,7 @@ def kubernetes_job(
     }
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "Ignore", "onExitCodes": _exit_code(STOPPED)},
+        {"action": "Ignore", "onExitCodes": _exit_code(AGAIN)},
         {"action": "FailIndex", "onExitCodes": _exit_code(BAD_INPUT)},
     ]
     labels = {"app.kubernetes.io/name": "solorl"}
@@ -108,7 +109,7 @@ def skypilot(
             **({"memory": f"{math.ceil(resources.memory / 1000)}+"} if resources.memory else {}),  # gigabytes
             **({"accelerators": {gpu: resources.gpus}} if resources.gpus else {}),
             "use_spot": True,
-            "job_recovery": {"max_restarts_on_errors": attempts - 1, "recover_on_exit_codes": [STOPPED]},
+            "job_recovery": {"max_restarts_on_errors": attempts - 1, "recover_on_exit_codes": [AGAIN]},
         },
         "run": f'{worker} --index "$SKYPILOT_JOB_RANK"\n',
     }
