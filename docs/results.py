@@ -65,6 +65,7 @@ TABLES = [
 SPEEDS = [
     (SPEED, "ppo", "ppo_speed", "ppo"),
     (SPEED, "jax", "jax_speed", "jax"),
+    (SPEED, "atari", "atari_speed", "atari"),
     (PPO, "speed", "ppo_speed", "ppo_halfcheetah"),
     (PPO, "wide", "jax_speed", "jax_wide"),
     (PPO, "rejax", "jax_speed", "jax_rejax"),
