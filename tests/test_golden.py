@@ -21,7 +21,7 @@ FOLDER = Path(__file__).with_name("golden")
 ROWS = 8  # of each script
 PIXELS = "--num-envs 2 --num-steps 64 --num-minibatches 2 --total-timesteps 384 --learning-rate 0.001"
 CATCH = "--env-id pixel_probe:Catch-v0 --total-timesteps 120 --learning-starts 60 --batch-size 8"
-POOLED = "--env-id Catch-v5 --num-envs 2 --total-timesteps 120 --learning-starts 60 --batch-size 8"
+POOLED = "--env-id Catch-v5 --num-envs 2 --total-timesteps 240 --learning-starts 60 --batch-size 8 --eval-every 60"
 FLAGS = {
     "ppo": "--env-id CartPole-v1 --total-timesteps 1536",
     "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
@@ -62,6 +62,7 @@ FLAGS = {
     "pqn_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari_jax": f"{POOLED} --buffer-size 1000",
+    "c51_atari_jax": f"{POOLED} --buffer-size 100 --target-network-frequency 100",
 }
 FLAGS = {script: f"{flags} --log-every 100 --eval-episodes 2" for script, flags in FLAGS.items()}
 
