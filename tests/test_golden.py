@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from catch_teacher import teacher_folder
 from conftest import ROOT, comparable, environment
 from pixel_probe import use_fake_envpool
 
@@ -39,6 +40,8 @@ FLAGS = {
     "ez_greedy_dqn": "--env-id MountainCar-v0 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari": f"{CATCH} --buffer-size 1000",
     "c51_atari": f"{CATCH} --buffer-size 150 --target-network-frequency 100",
+    "qdagger_dqn_atari_impalacnn": f"{CATCH} --learning-starts 20 --buffer-size 150 --target-network-frequency 10 "
+    "--teacher TEACHER --teacher-steps 40 --offline-steps 20",
     "rainbow_atari": f"{CATCH} --buffer-size 150 --target-network-frequency 100",
     "apex_dqn": "--env-id CartPole-v1 --synchronous --total-timesteps 2000 --learning-starts 500",
     "apex_dqn_atari": f"{CATCH} --synchronous --num-steps 10 --train-frequency 10 --buffer-size 150 "
@@ -64,6 +67,11 @@ FLAGS = {
 FLAGS = {script: f"{flags} --log-every 100 --eval-episodes 2" for script, flags in FLAGS.items()}
 
 
+def flags_of(script):
+    """The words of FLAGS, with the run folder of a teacher."""
+    return [str(teacher_folder()) if word == "TEACHER" else word for word in FLAGS[script].split()]
+
+
 def circumstances(script):
     """What the last bits of a script's numbers depend on."""
     library = "jax" if script.endswith("_jax") else "torch"
@@ -73,7 +81,7 @@ def circumstances(script):
 def first_rows(script, folder):
     """The rows of metrics.jsonl, without what depends on the clock, of a short run in a process of its own."""
     program = "pixel_probe" if "envpool" in script else "solorl.cli"
-    words = [sys.executable, "-m", program, "train", script, *FLAGS[script].split(), "--runs-dir", str(folder)]
+    words = [sys.executable, "-m", program, "train", script, *flags_of(script), "--runs-dir", str(folder)]
     subprocess.run(words, env=environment(), check=True, capture_output=True)
     return chosen(comparable(next(Path(folder).iterdir())))
 
@@ -92,7 +100,7 @@ def test_the_first_iterations_are_the_recorded_ones(script, train, monkeypatch):
     assert golden["flags"] == FLAGS[script]
     if "envpool" in script:
         use_fake_envpool(monkeypatch)
-    run = train(script, *FLAGS[script].split())["run"]
+    run = train(script, *flags_of(script))["run"]
     got, want = chosen(comparable(run.runs[0].dir if script.endswith("_jax") else run.dir)), golden["rows"]
     if circumstances(script).items() <= golden.items():
         assert [set(row) for row in got] == [set(row) for row in want]

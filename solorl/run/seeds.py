@@ -71,6 +71,10 @@ class _Part:
     def __init__(self, runs: "Runs", index: int, field: str = ""):
         self.runs, self.index, self.field = runs, index, field
 
+    def tree(self) -> Any:
+        """The arrays as the script has them."""
+        return self.runs.training(self.index, self.field)
+
     def state_dict(self) -> dict[str, np.ndarray]:
         """Name -> array."""
         return {name: np.asarray(leaf) for name, leaf in names_of(self.runs.training(self.index, self.field)).items()}
@@ -158,6 +162,13 @@ class Runs:
         """Environments for training: in JAX if there are any of this kind, else in EnvPool."""
         self._envs = open_envs(env_id, num_envs, num_threads=max(1, len(own_cores()) // self.num_seeds))
         return self._envs
+
+    def teacher(self, address: str, envs: Any, part: str, trust_script: bool = False) -> Any:
+        """See `Run.teacher`; all seeds have the same one."""
+        policy = self.runs[0].teacher(address, envs, part, trust_script)
+        for run in self.runs[1:]:
+            run._teacher = self.runs[0]._teacher
+        return policy
 
     def resume(self, begin: Callable[[Any], Any], model: str, envs: Sequence[str] = ()) -> int:
         """Begin the training of each seed: `begin` maps the key of a seed to a NamedTuple of all that will change; a
