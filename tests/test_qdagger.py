@@ -176,45 +176,35 @@ def test_the_phases_one_after_the_other(num_envs, train, steps):
     assert epsilon[40] == pytest.approx(1 - 0.99 * 9 / 10) and epsilon[160] == pytest.approx(1 - 0.99 * 24 / 25)
     keys = {key for row in rows(v["run"].dir) for key in row} - {"global_step", "wall_time"}
     assert keys == documented_keys(NAME)
+    # the teacher is named, it learns nothing, and is no part of the student's model
+    assert f"teacher {teacher_folder()}: catch_teacher.py, evaluation 1.0\n" in train.out
+    gain = v["teacher"].models["q_network"].gain
+    assert gain.item() == 1 and gain.grad is None
+    assert {name.partition(".")[0] for name in weights_of(v["run"].dir)} == {"q_network", "target_network"}
 
 
 def test_the_weight_falls_as_the_student_nears_its_teacher(train, steps):
-    """1 - student / teacher, the student's score being the mean of its last ten games, each of which was 0 at first."""
-    v = short(train, "--total-timesteps", "360", "--end-e", "0.5", teacher=good_for_two())
-    played = [
-        (row["global_step"], row["charts/episodic_return"]) for row in rows(v["run"].dir, "charts/episodic_return")
-    ]
-    assert len(played) > 12 and {1.0, -1.0} == {score for _, score in played}
+    """1 - student / teacher and never less than 0, the student's score being the mean of its last ten games, each of
+    which was 0 at first. Every game gives 5 here, however it is played."""
+    env_id = ["--env-id", "pixel_doubles:PixelDiary-v0"]
+    teacher = shutil.copytree(teacher_folder(*env_id), teacher_folder(*env_id).with_name("weak"), dirs_exist_ok=True)
+    v = short(train, *env_id, "--total-timesteps", "280", teacher=scored(Path(teacher), 4.0))
+    ends = [row["global_step"] for row in rows(v["run"].dir, "charts/episodic_return")]
+    assert len(ends) > 10
     for row in rows(v["run"].dir, "charts/distill_coeff"):
-        last = ([0.0] * 10 + [score for step, score in played if step <= row["global_step"]])[-10:]
-        assert row["charts/distill_coeff"] == pytest.approx(max(0, 1 - np.mean(last) / 2), abs=1e-6)
-    assert [inputs[-1].item() for inputs in steps[:20]] == [1.0] * 20
+        score = 5 * min(10, sum(end <= row["global_step"] for end in ends)) / 10
+        assert row["charts/distill_coeff"] == pytest.approx(max(0, 1 - score / 4), abs=1e-6)
+    weights = [inputs[-1].item() for inputs in steps]
+    assert weights[:20] == [1.0] * 20 and weights == sorted(weights, reverse=True) and weights[-1] == 0
 
 
-def good_for_two():
-    """The teacher, which says that it scored 2."""
-    return scored(Path(shutil.copytree(teacher_folder(), teacher_folder().with_name("two"), dirs_exist_ok=True)), 2.0)
-
-
-def test_a_student_better_than_its_teacher_is_not_held_back(train):
-    v = short(train, "--end-e", "0.5", teacher=teacher_folder())
-    v["returns"][:] = 1.5
-    weight = max(0.0, 1 - v["returns"].mean() / v["teacher"].score)
-    assert v["teacher"].score == 1 and weight == 0
-
-
+@pytest.mark.slow
 def test_the_teacher_plays_its_own_policy(train):
     """Without random actions it catches every ball, and its clipped rewards are in its buffer."""
     v = short(train, "--start-e", "0", "--end-e", "0")
-    arrays, count = v["teacher_replay"].arrays, v["teacher_replay"].inserted
-    assert arrays["reward"][:count][arrays["done"][:count] == 1].tolist() == [1.0] * int(arrays["done"].sum())
+    arrays = v["teacher_replay"].arrays
+    assert arrays["reward"][arrays["done"] == 1].tolist() == [1.0] * int(arrays["done"].sum())
     assert arrays["done"].sum() >= 2
-
-
-def test_the_teacher_stays_as_it_is(train):
-    v = short(train)
-    assert v["teacher"].models["q_network"].gain.item() == 1 and v["teacher"].models["q_network"].gain.grad is None
-    assert {"q_network", "target_network"} == {name.partition(".")[0] for name in weights_of(v["run"].dir)}
 
 
 def weights_of(run_dir):
@@ -288,11 +278,7 @@ def test_a_student_is_played_without_its_teacher(train, solo, tmp_path):
     assert policy(obs.numpy()).tolist() == policy.models["q_network"](obs).argmax(1).tolist()
 
 
-def test_the_run_says_who_its_teacher_is(train):
-    short(train)
-    assert f"teacher {teacher_folder()}: catch_teacher.py, evaluation 1.0\n" in train.out
-
-
+@pytest.mark.slow
 def test_a_student_teaches_the_next_one(train):
     first = scored(short(train)["run"].dir, 0.5)
     v = short(train, teacher=first)
@@ -352,17 +338,19 @@ def change(folder):
     return folder
 
 
+@pytest.mark.slow
 def test_a_script_that_is_trusted_may_teach_if_its_spaces_fit(train, tmp_path):
     folder = shutil.copytree(teacher_folder(), tmp_path / "teacher")
     script = folder / "catch_teacher.py"
     script.write_text(script.read_text() + "\n# mine\n")
     run_dir = short(train, "--trust-script", "--save-every", "60", teacher=folder)["run"].dir
-    back_to(60, run_dir) if (run_dir / "checkpoint" / "step_000000000060").exists() else None
+    back_to(120, run_dir)
     train(NAME, "--resume", run_dir)
     short(train, "--trust-script", teacher=change(folder), code=2)
     assert "has the observation space Box(0, 255, (3, 84, 84), uint8), not Box(0, 255, (4," in train.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "flags", "words"),
     [
@@ -385,7 +373,9 @@ def test_runs_of_another_kind_are_refused(name, flags, words, train):
     ("flags", "words"),
     [
         ("--temperature 0", "--temperature must be more than 0"),
-        ("--teacher-steps 3", "--teacher-steps 3 is less than one iteration of 4"),
+        ("--teacher-steps 12 --train-frequency 16", "--teacher-steps 12 is less than one iteration of 16"),
+        ("--teacher-steps 9", "--teacher-steps and --buffer-size must be at least 10, the images of a transition"),
+        ("--num-envs 3 --buffer-size 29", "--teacher-steps and --buffer-size must be at least 30"),
         ("--total-timesteps 60", "--total-timesteps 60 leaves no step to the student"),
         ("--offline-steps -1", "--offline-steps is -1, but must be at least 0"),
     ],
@@ -395,6 +385,7 @@ def test_phases_that_cannot_be_are_refused(flags, words, train):
     assert words in train.out and "Traceback" not in train.out
 
 
+@pytest.mark.slow
 def test_there_may_be_no_offline_phase(train, steps):
     v = short(train, "--offline-steps", "0")
     assert len(steps) == 20 and v["online_start"] == 10

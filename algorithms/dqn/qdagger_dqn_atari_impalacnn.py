@@ -42,7 +42,7 @@ class Args(RunArgs):
     teacher_steps: int = 500_000  # environment steps of 4 frames that the teacher plays, summed over environments
     offline_steps: int = 500_000  # gradient steps on what the teacher has played; 0: none
     num_envs: int = 1  # environments stepped in parallel
-    buffer_size: int = 1_000_000  # images in each of the two replay buffers, of 7 kB each
+    buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each; that of the teacher has teacher_steps
     batch_size: int = 32  # transitions per gradient step
     learning_starts: int = 80_000  # steps of the student before its first gradient step on them; 0: none
     train_frequency: int = 4  # environment steps per gradient step
@@ -265,8 +265,9 @@ if __name__ == "__main__":
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
     run.require(
-        args.buffer_size >= 10 * args.num_envs,
-        f"--buffer-size must be at least {10 * args.num_envs}, the images of a transition in every environment",
+        min(args.teacher_steps, args.buffer_size) >= 10 * args.num_envs,
+        f"--teacher-steps and --buffer-size must be at least {10 * args.num_envs}, the images of a transition in every "
+        "environment",
     )
     run.require(
         "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
@@ -287,7 +288,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
     # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
     gradient_step = run.gradient_step(qdagger_loss, q_network, optimizer)
-    teacher_replay, replay = (FrameReplay(args.buffer_size, args.num_envs) for _ in range(2))
+    teacher_replay, replay = (FrameReplay(size, args.num_envs) for size in (args.teacher_steps, args.buffer_size))
     lives = np.zeros(args.num_envs, np.int64)
     running, returns = np.zeros(args.num_envs), np.zeros(10)  # of the student's games: those under way, the last ones
     parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
