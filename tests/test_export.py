@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from conftest import ROOT, refused, section
-from pixel_probe import use_fake_envpool
+from pixel_probe import plays_envpool, use_fake_envpool
 from test_golden import flags_of
 
 import solorl
@@ -29,7 +29,7 @@ def trained(train, monkeypatch):
     """`run_dir, policy = trained("ppo", flags)`: a run folder and its policy as `solorl.load` brings it."""
 
     def call(name, flags):
-        if "envpool" in name:
+        if plays_envpool(name):
             use_fake_envpool(monkeypatch)
         run = train(name, *flags.split())["run"]
         run_dir = run.runs[0].dir if name.endswith("_jax") else run.dir

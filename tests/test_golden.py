@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from catch_teacher import teacher_folder
 from conftest import ROOT, comparable, environment
-from pixel_probe import use_fake_envpool
+from pixel_probe import plays_envpool, use_fake_envpool
 
 from solorl.machine import cpu_model
 
@@ -22,6 +22,7 @@ FOLDER = Path(__file__).with_name("golden")
 ROWS = 8  # of each script
 PIXELS = "--num-envs 2 --num-steps 64 --num-minibatches 2 --total-timesteps 384 --learning-rate 0.001"
 CATCH = "--env-id pixel_probe:Catch-v0 --total-timesteps 120 --learning-starts 60 --batch-size 8"
+POOLED = "--env-id Catch-v5 --num-envs 2 --total-timesteps 120 --learning-starts 60 --batch-size 8"
 FLAGS = {
     "ppo": "--env-id CartPole-v1 --total-timesteps 1536",
     "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
@@ -63,6 +64,7 @@ FLAGS = {
     "c51_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "pqn_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
+    "dqn_atari_jax": f"{POOLED} --buffer-size 1000",
 }
 FLAGS = {script: f"{flags} --log-every 100 --eval-episodes 2" for script, flags in FLAGS.items()}
 
@@ -80,7 +82,7 @@ def circumstances(script):
 
 def first_rows(script, folder):
     """The rows of metrics.jsonl, without what depends on the clock, of a short run in a process of its own."""
-    program = "pixel_probe" if "envpool" in script else "solorl.cli"
+    program = "pixel_probe" if plays_envpool(script) else "solorl.cli"
     words = [sys.executable, "-m", program, "train", script, *flags_of(script), "--runs-dir", str(folder)]
     subprocess.run(words, env=environment(), check=True, capture_output=True)
     return chosen(comparable(next(Path(folder).iterdir())))
@@ -98,7 +100,7 @@ def test_the_first_iterations_are_the_recorded_ones(script, train, monkeypatch):
     trajectories part, the first iteration to 1 %."""
     golden = json.loads((FOLDER / f"{script}.json").read_text())
     assert golden["flags"] == FLAGS[script]
-    if "envpool" in script:
+    if plays_envpool(script):
         use_fake_envpool(monkeypatch)
     run = train(script, *flags_of(script))["run"]
     got, want = chosen(comparable(run.runs[0].dir if script.endswith("_jax") else run.dir)), golden["rows"]

@@ -20,7 +20,7 @@ OFF_POLICY = "--total-timesteps 1200 --learning-starts 100 --batch-size 16 --buf
 PPO = "--total-timesteps 1280 --num-envs 2 --num-steps 16 --num-minibatches 2"
 EVERY = "--eval-episodes 1 --eval-every 400 --save-every 400"
 ON_POLICY = {name for name in TWINS if name.startswith(("ppo", "pqn"))}  # without replay
-SAVED = [name for name in TWINS if "envpool" not in name]  # whose environments can be saved
+GAMES = {name for name in TWINS if "atari" in name}  # of EnvPool, which cannot be saved
 ROOTS = ("ppo", "dqn")  # the others are in `make test-all`
 
 
@@ -35,8 +35,8 @@ def test_arguments_are_those_of_the_torch_twin(name):
     """Names, types and defaults."""
     fields = [dataclasses.fields(definitions(file)["Args"]) for file in (TWINS[name], name)]
     mine, torch = ([(f.name, f.type, f.default) for f in each if f.name != "num_seeds"] for each in fields)
-    if name in BODIES:
-        assert ("env_id", str, "Pendulum-v1") in mine
+    if name in BODIES | GAMES:
+        assert ("env_id", str, "Pendulum-v1" if name in BODIES else "Pong-v5") in mine
         mine, torch = ([field for field in each if field[0] != "env_id"] for each in (mine, torch))
     assert sorted(mine, key=repr) == sorted(torch, key=repr) and len(mine) > 10
 
@@ -48,7 +48,8 @@ def training(run):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ROOTS else pytest.param(name, marks=pytest.mark.slow) for name in SAVED]
+    "name",
+    [name if name in ROOTS else pytest.param(name, marks=pytest.mark.slow) for name in TWINS if name not in GAMES],
 )
 def test_a_stopped_training_goes_on_exactly(name, train, tmp_path):
     """Two seeds ended after a chunk, the second resumed alone: all that a checkpoint holds is equal to the bit."""
