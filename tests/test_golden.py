@@ -4,6 +4,7 @@ A commit that moves them says `[moves results]` and brings a benchmark. To recor
 python tests/test_golden.py [NAME ...]
 """
 
+import importlib
 import json
 import subprocess
 import sys
@@ -12,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from catch_teacher import teacher_folder
 from conftest import ROOT, comparable, environment
 from pixel_probe import plays_envpool, use_fake_envpool
 
@@ -65,13 +65,18 @@ FLAGS = {
     "pqn_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari_jax": f"{POOLED} --buffer-size 1000",
+    "qdagger_dqn_atari_impalacnn_jax": f"{POOLED} --learning-starts 20 --buffer-size 150 --target-network-frequency 10 "
+    "--teacher TEACHER --teacher-steps 40 --offline-steps 20",
 }
 FLAGS = {script: f"{flags} --log-every 100 --eval-episodes 2" for script, flags in FLAGS.items()}
 
 
 def flags_of(script):
     """The words of FLAGS, with the run folder of a teacher."""
-    return [str(teacher_folder()) if word == "TEACHER" else word for word in FLAGS[script].split()]
+    if "TEACHER" not in FLAGS[script]:
+        return FLAGS[script].split()
+    teacher = importlib.import_module("catch_teacher_jax" if script.endswith("_jax") else "catch_teacher")
+    return [str(teacher.teacher_folder()) if word == "TEACHER" else word for word in FLAGS[script].split()]
 
 
 def circumstances(script):

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from catch_teacher import teacher_folder
+from catch_teacher import scored, teacher_folder
 from conftest import comparable, definitions, documented_keys, rows
 from test_hub import hub  # noqa: F401 a fixture
 
 import solorl
-from solorl.run.checkpoint import safetensors_pieces
 from solorl.run.speed import GradientStep
 
 NAME = "qdagger_dqn_atari_impalacnn"
@@ -26,16 +25,6 @@ SMALL += "--learning-starts 40 --batch-size 4 --buffer-size 200 --eval-every 0 -
 def short(train, *flags, teacher=None, name=NAME, **kwargs):
     """The variables of a short training with the perfect teacher, or another one."""
     return train(name, *SMALL, "--teacher", teacher or teacher_folder(), *flags, **kwargs)
-
-
-def scored(run_dir, score):
-    """Have the model of a run folder say that it scored this; None: nothing."""
-    from safetensors.numpy import load_file
-
-    path = run_dir / "model.safetensors"
-    about = {} if score is None else {"eval/episodic_return": repr(score)}
-    path.write_bytes(b"".join(safetensors_pieces(load_file(path), about)))
-    return run_dir
 
 
 def random_images(n, seed=0):
@@ -125,19 +114,17 @@ def test_loss_by_hand():
 def test_returns_of_games_against_a_loop():
     rng = np.random.default_rng(0)
     for num_envs in (1, 3):
-        running, games, naive = np.zeros(num_envs), [], [[] for _ in range(num_envs)]
+        running, returns, games, naive = np.zeros(num_envs), np.zeros(4), [], [[] for _ in range(num_envs)]
         for _ in range(20):
             reward, over = rng.integers(-3, 4, (5, num_envs)).astype(np.float32), rng.random((5, num_envs)) < 0.2
-            want = []
             for t in range(5):
                 for i in range(num_envs):
                     naive[i].append(reward[t, i])
                     if over[t, i]:
-                        want.append(sum(naive[i]))
+                        games.append(sum(naive[i]))
                         naive[i] = []
-            assert QDAGGER["ended_returns"](running, reward, over) == want
-            games += want
-            assert running.tolist() == [sum(each) for each in naive]
+            QDAGGER["count_returns"](running, returns, reward, over)
+            assert returns.tolist() == ([0.0] * 4 + games)[-4:] and running.tolist() == [sum(each) for each in naive]
         assert len(games) > 5
 
 
@@ -310,7 +297,7 @@ def test_files_with_a_q_network_are_teachers(name, train, steps):
         (lambda folder: folder.with_name("nowhere"), ["there is no run folder", "nowhere"]),
         (lambda folder: folder.parent, ["is no run folder: it has no config.json"]),
         (lambda folder: scored(folder, None), ["does not say what its model scored"]),
-        (lambda folder: scored(folder, -0.2), ["must be more than 0"]),
+        (lambda folder: scored(folder, -0.2), ["must have scored more than 0"]),
         (lambda folder: lose(folder, "model.safetensors"), ["model.safetensors cannot be read"]),
         (lambda folder: lose(folder, "catch_teacher.py"), ["has lost its script catch_teacher.py"]),
         (lambda folder: change(folder), ["is neither an algorithm of this installation", "then add --trust-script"]),

@@ -225,15 +225,14 @@ def qdagger_loss(q_network, target_network, teacher, batch, gamma, temperature, 
     return td_loss + weight * distillation, metrics
 
 
-def ended_returns(running, reward, over):
-    """Count the rewards (num_steps, num_envs) of some steps into the returns of the running games (num_envs,), in
-    place; `over` tells where a game has ended. The returns of those games, in their order."""
-    ended = []
+def count_returns(running, returns, reward, over):
+    """Count the rewards (num_steps, num_envs) of some steps into the returns of the running games (num_envs,); where a
+    game is over, its return becomes the newest of `returns`, those of the last games. In place."""
     for rewards, ends in zip(reward, over, strict=True):
         running += rewards
-        ended += running[ends].tolist()
+        for i in np.flatnonzero(ends):
+            returns[:] = [*returns[1:], running[i]]
         running[ends] = 0
-    return ended
 
 
 def soft_update(target, online, tau):
@@ -280,7 +279,7 @@ if __name__ == "__main__":
     teacher = run.teacher(args.teacher, envs, "q_network", args.trust_script)
     run.require(
         teacher is None or teacher.score > 0,
-        f"the score of {args.teacher} must be more than 0, because the student's is divided by it",
+        f"{args.teacher} must have scored more than 0: the student's score is divided by it",
     )
 
     q_network = QNetwork(num_actions).to(run.device)
@@ -332,7 +331,7 @@ if __name__ == "__main__":
             memory.begin(np.flatnonzero(over[step]), obs[over[step], -1])
         if online:
             run.episodes(global_step, reward, over)
-            returns[:] = [*returns, *ended_returns(running, reward, over)][-len(returns) :]
+            count_returns(running, returns, reward, over)
 
         # ---- 3. learn: offline a gradient step for every step; online as DQN does. A game not played yet scores 0
         weight = torch.tensor(max(0.0, 1 - returns.mean() / teacher.score), dtype=torch.float32, device=run.device)
