@@ -1,5 +1,5 @@
-"""A teacher for tests of files in JAX, which nobody has to train: a script with the network of dqn_atari_jax.py and random
-weights. `teacher_folder()` is a run folder of it on Catch-v5, which says that it scored 1."""
+"""A teacher for tests of files in JAX, which nobody has to train: a script with the network of dqn_atari_jax.py and
+random weights. `teacher_folder()` is a run folder of it on Catch-v5, which says that it scored 1."""
 
 import functools
 import runpy
