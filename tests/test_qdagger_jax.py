@@ -114,6 +114,7 @@ def test_maxima_are_those_of_torch():
         np.testing.assert_array_equal(JAX["max_pool"](x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2), want)
 
 
+@pytest.mark.slow
 def test_weights_begin_as_in_torch():
     """Uniform within the same bounds, with the same spread."""
     for mine, layer in zip(layers(random_params(2)), torch_layers(TORCH["QNetwork"](4)), strict=True):
@@ -154,8 +155,8 @@ class Restarted(Script):
 @pytest.fixture
 def scripted(monkeypatch):
     """`training, iterate = scripted(**settings)`: the training on `Script` before its first iteration, with small
-    networks, and the compiled iteration of six steps in both games: two iterations of the teacher, who scored 10 and
-    takes action 2, one offline, then those of the student, who takes action 1."""
+    networks, and the compiled iteration of six steps in both games: one of the teacher, who scored 10 and takes action
+    2, one offline, then those of the student, who takes action 1."""
 
     def q_values(params, obs):
         return obs[:, 0, :1, 0].astype(jnp.float32) * params["scale"] + params["scale"]
@@ -168,7 +169,7 @@ def scripted(monkeypatch):
     def make(**settings):
         settings = {"teacher_steps": 24, "offline_steps": 12, "buffer_size": 40, "learning_starts": 12} | settings
         args = JAX["Args"](batch_size=4, num_envs=2, train_frequency=12, **settings)
-        setup = JAX["Setup"](args, Restarted(), optax.adam(1e-5), 13, 2, 3, 10.0)
+        setup = JAX["Setup"](args, Restarted(), optax.adam(1e-5), 12, 1, 2, 10.0)
         teacher = {"scale": jnp.array([0.1, 0.2, 0.3])}
         training = jax.jit(lambda key: JAX["begin"](key, setup, teacher))(jax.random.PRNGKey(0))
         return training, partial(JAX["iteration"], setup=setup)
@@ -181,21 +182,21 @@ def test_the_phases_one_after_the_other(scripted):
     four steps brings 20."""
     training, iterate = scripted(start_e=0, end_e=0)
     iterate, seen = jax.jit(iterate), []
-    for _ in range(5):
+    for _ in range(4):
         training, (_, over, _, weight, sums, count) = iterate(training)
         seen.append((int(training.teacher_replay.inserted), int(training.replay.inserted), int(count)))
-        if len(seen) == 3:
-            assert not over.any() and training.env_state == 0 and not training.returns.any()  # as after 12 steps
+        if len(seen) == 2:
+            assert not over.any() and training.env_state == 2 and not training.returns.any()  # as after six steps
             assert sums["losses/distill_loss"] > 0 and weight == 1
-        if len(seen) == 4:
+        if len(seen) == 3:
             assert over.astype(int).tolist() == [[0, 0]] * 3 + [[1, 1]] + [[0, 0]] * 2
             assert training.returns.tolist() == [0] * 8 + [20, 20] and training.running.tolist() == [10, 10]
             assert weight == pytest.approx(0.6)
-    assert seen == [(16, 0, 0), (30, 0, 0), (30, 0, 12), (30, 16, 0), (30, 30, 1)]
+    assert seen == [(16, 0, 0), (16, 0, 12), (16, 16, 0), (16, 30, 1)]
     assert training.returns.tolist() == [0] * 4 + [20] * 6 and weight == 0
     for replay, action in ((training.teacher_replay, 2), (training.replay, 1)):
         whole = np.asarray(replay.back)[: int(replay.inserted)] > 0
-        assert whole.sum() >= 18 and (np.asarray(replay.action)[: int(replay.inserted)][whole] == action).all()
+        assert whole.sum() in (12, 24) and (np.asarray(replay.action)[: int(replay.inserted)][whole] == action).all()
     stacks = np.asarray(training.replay.image)[:6, 0, 0].reshape(3, 2)
     assert stacks.tolist() == [[0, 0], [1, 1], [2, 2]]  # the student's first images are those of new games
 
@@ -203,13 +204,13 @@ def test_the_phases_one_after_the_other(scripted):
 def test_each_player_begins_with_the_first_epsilon(scripted):
     training, iterate = scripted(exploration_fraction=0.5)
     iterate, epsilon = jax.jit(iterate), []
-    for _ in range(5):
+    for _ in range(4):
         training, report = iterate(training)
         epsilon.append(float(report[2]))
-    assert epsilon == pytest.approx([1, 1 - 0.99 / 2, 1 - 0.99, 1, 1 - 0.99 / 5], abs=1e-6)
+    assert epsilon == pytest.approx([1, 0.01, 1, 1 - 0.99 / 5], abs=1e-6)
     # a run that was resumed without its images has nothing to learn from offline
     training, _ = scripted(exploration_fraction=0.5)
-    *_, count = iterate(training._replace(iteration=jnp.int32(2)))[1]
+    *_, count = iterate(training._replace(iteration=jnp.int32(1)))[1]
     assert count == 0
 
 
