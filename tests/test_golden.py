@@ -22,7 +22,7 @@ FOLDER = Path(__file__).with_name("golden")
 ROWS = 8  # of each script
 PIXELS = "--num-envs 2 --num-steps 64 --num-minibatches 2 --total-timesteps 384 --learning-rate 0.001"
 CATCH = "--env-id pixel_probe:Catch-v0 --total-timesteps 120 --learning-starts 60 --batch-size 8"
-POOLED = "--env-id Catch-v5 --num-envs 2 --total-timesteps 120 --learning-starts 60 --batch-size 8"
+POOLED = "--env-id Catch-v5 --num-envs 2 --total-timesteps 240 --learning-starts 60 --batch-size 8 --eval-every 60"
 FLAGS = {
     "ppo": "--env-id CartPole-v1 --total-timesteps 1536",
     "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
@@ -65,6 +65,7 @@ FLAGS = {
     "pqn_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari_jax": f"{POOLED} --buffer-size 1000",
+    "c51_atari_jax": f"{POOLED} --buffer-size 100 --target-network-frequency 100",
     "qdagger_dqn_atari_impalacnn_jax": f"{POOLED} --learning-starts 20 --buffer-size 150 --target-network-frequency 10 "
     "--teacher TEACHER --teacher-steps 40 --offline-steps 20",
 }

@@ -26,6 +26,7 @@ LEARNS = {  # script -> flags with which it learns Catch in minutes; environment
     "pqn_atari_envpool": (PQN, 30_000),
     "pqn_atari_envpool_lstm": (PQN, 30_000),
     "c51_atari": (DQN + ATOMS, 20_000),
+    "c51_atari_jax": (DQN + ATOMS, 20_000),
     "rainbow_atari": (RAINBOW + ATOMS, 12_000),
     "apex_dqn_atari": (APEX, 20_000),
     "sac_atari": (SAC, 15_000),
