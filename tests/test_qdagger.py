@@ -157,7 +157,7 @@ def test_the_phases_one_after_the_other(num_envs, train, steps):
     for i, inputs in enumerate(steps):
         seen = {bytes(image) for image in inputs[2].next_obs[:, -1].numpy()}
         assert seen <= (of_teacher if i < 20 else of_student)
-    first = v["replay"].arrays["image"][:num_envs]  # the student begins new games: no ball yet, the paddle in the middle
+    first = v["replay"].arrays["image"][:num_envs]  # of new games: no ball yet, the paddle in the middle
     assert not first[:, :72].any() and (first[:, -1, 36:48] == 255).all()
     logged = rows(v["run"].dir, "charts/epsilon")
     epsilon = {row["global_step"]: row["charts/epsilon"] for row in logged}
