@@ -100,7 +100,10 @@ def chosen(rows):
     return [*learning[:ROWS], *(row for row in rows if any("eval/" in key for key in row))]
 
 
-@pytest.mark.parametrize("script", list(FLAGS))
+SLOW = ("qdagger_dqn_atari_impalacnn_jax",)  # half a minute, most of it compiling
+
+
+@pytest.mark.parametrize("script", [pytest.param(x, marks=pytest.mark.slow) if x in SLOW else x for x in FLAGS])
 def test_the_first_iterations_are_the_recorded_ones(script, train, monkeypatch):
     """All rows on the recorded kind of processor and version of the library; elsewhere, where a last bit may differ and
     trajectories part, the first iteration to 1 %."""
