@@ -183,7 +183,7 @@ class FakePool:
 
 def plays_envpool(name):
     """Whether an algorithm's games are EnvPool's."""
-    return "envpool" in name or name.endswith("_atari_jax")
+    return "envpool" in name or ("atari" in name and name.endswith("_jax"))
 
 
 def use_fake_envpool(monkeypatch):

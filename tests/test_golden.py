@@ -4,6 +4,7 @@ A commit that moves them says `[moves results]` and brings a benchmark. To recor
 python tests/test_golden.py [NAME ...]
 """
 
+import importlib
 import json
 import subprocess
 import sys
@@ -40,6 +41,8 @@ FLAGS = {
     "ez_greedy_dqn": "--env-id MountainCar-v0 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari": f"{CATCH} --buffer-size 1000",
     "c51_atari": f"{CATCH} --buffer-size 150 --target-network-frequency 100",
+    "qdagger_dqn_atari_impalacnn": f"{CATCH} --learning-starts 20 --buffer-size 150 --target-network-frequency 10 "
+    "--teacher TEACHER --teacher-steps 40 --offline-steps 20",
     "rainbow_atari": f"{CATCH} --buffer-size 150 --target-network-frequency 100",
     "apex_dqn": "--env-id CartPole-v1 --synchronous --total-timesteps 2000 --learning-starts 500",
     "apex_dqn_atari": f"{CATCH} --synchronous --num-steps 10 --train-frequency 10 --buffer-size 150 "
@@ -63,8 +66,18 @@ FLAGS = {
     "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari_jax": f"{POOLED} --buffer-size 1000",
     "c51_atari_jax": f"{POOLED} --buffer-size 100 --target-network-frequency 100",
+    "qdagger_dqn_atari_impalacnn_jax": f"{POOLED} --learning-starts 20 --buffer-size 150 --target-network-frequency 10 "
+    "--teacher TEACHER --teacher-steps 40 --offline-steps 20",
 }
 FLAGS = {script: f"{flags} --log-every 100 --eval-episodes 2" for script, flags in FLAGS.items()}
+
+
+def flags_of(script):
+    """The words of FLAGS, with the run folder of a teacher."""
+    if "TEACHER" not in FLAGS[script]:
+        return FLAGS[script].split()
+    teacher = importlib.import_module("catch_teacher_jax" if script.endswith("_jax") else "catch_teacher")
+    return [str(teacher.teacher_folder()) if word == "TEACHER" else word for word in FLAGS[script].split()]
 
 
 def circumstances(script):
@@ -76,7 +89,7 @@ def circumstances(script):
 def first_rows(script, folder):
     """The rows of metrics.jsonl, without what depends on the clock, of a short run in a process of its own."""
     program = "pixel_probe" if plays_envpool(script) else "solorl.cli"
-    words = [sys.executable, "-m", program, "train", script, *FLAGS[script].split(), "--runs-dir", str(folder)]
+    words = [sys.executable, "-m", program, "train", script, *flags_of(script), "--runs-dir", str(folder)]
     subprocess.run(words, env=environment(), check=True, capture_output=True)
     return chosen(comparable(next(Path(folder).iterdir())))
 
@@ -87,7 +100,10 @@ def chosen(rows):
     return [*learning[:ROWS], *(row for row in rows if any("eval/" in key for key in row))]
 
 
-@pytest.mark.parametrize("script", list(FLAGS))
+SLOW = ("qdagger_dqn_atari_impalacnn_jax",)  # half a minute, most of it compiling
+
+
+@pytest.mark.parametrize("script", [pytest.param(x, marks=pytest.mark.slow) if x in SLOW else x for x in FLAGS])
 def test_the_first_iterations_are_the_recorded_ones(script, train, monkeypatch):
     """All rows on the recorded kind of processor and version of the library; elsewhere, where a last bit may differ and
     trajectories part, the first iteration to 1 %."""
@@ -95,7 +111,7 @@ def test_the_first_iterations_are_the_recorded_ones(script, train, monkeypatch):
     assert golden["flags"] == FLAGS[script]
     if plays_envpool(script):
         use_fake_envpool(monkeypatch)
-    run = train(script, *FLAGS[script].split())["run"]
+    run = train(script, *flags_of(script))["run"]
     got, want = chosen(comparable(run.runs[0].dir if script.endswith("_jax") else run.dir)), golden["rows"]
     if circumstances(script).items() <= golden.items():
         assert [set(row) for row in got] == [set(row) for row in want]

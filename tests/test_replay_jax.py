@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from solorl.run import replay
-from solorl.run.replay_jax import JaxReplay, is_replay, with_own_buffers, without_replay
+from solorl.run.replay_jax import JaxReplay, replays_of, with_own_buffers, without_replay
 
 
 class Ring(NamedTuple):
@@ -98,4 +98,5 @@ def test_all_leaves_of_a_training_have_buffers_of_their_own():
 def test_those_who_only_play_have_no_buffer():
     training = without_replay(begin, jax.random.PRNGKey(0))
     assert training.replay is None and training.params.shape == (3,)
-    assert is_replay(ring(3)) and not is_replay(None) and not is_replay(begin(jax.random.PRNGKey(0)))
+    assert replays_of(begin(jax.random.PRNGKey(0))) == ("replay",) and replays_of(training) == ()
+    assert replays_of(training._replace(target_params=ring(3), replay=ring(4))) == ("target_params", "replay")

@@ -1,8 +1,8 @@
-"""The replay buffer of a training in JAX as `replay.ReplayLog` takes it: rows are read and written piece by piece, so
-that a buffer of gigabytes never is in memory twice.
+"""The replay buffers of a training in JAX as `replay.ReplayLog` takes them: rows are read and written piece by piece,
+so that a buffer of gigabytes never is in memory twice.
 
-It is the field `replay` of the training, a NamedTuple of arrays (capacity, ...) with `inserted`, the number of rows
-ever inserted; row i lies at index i % capacity. A field `replay` without `inserted` is saved like all other fields.
+A buffer is a field of the training, a NamedTuple of arrays (capacity, ...) with `inserted`, the number of rows ever
+inserted; row i lies at index i % capacity. A field `replay` without `inserted` is saved like all other fields.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,24 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def is_replay(tree: Any) -> bool:
-    """Whether the field `replay` of a training is a buffer in the sense above."""
-    return hasattr(tree, "inserted")
+def replays_of(training: Any) -> tuple[str, ...]:
+    """The fields of a training that are buffers in the sense above."""
+    return tuple(field for field in training._fields if hasattr(getattr(training, field), "inserted"))
 
 
 def without_replay(begin: Callable[[Any], Any], key: Any) -> Any:
-    """The training that `begin` makes, without its buffer: for those who only play."""
+    """The training that `begin` makes, without its buffers: for those who only play."""
     training = begin(key)
-    return training._replace(replay=None) if is_replay(getattr(training, "replay", None)) else training
+    return training._replace(**dict.fromkeys(replays_of(training)))
 
 
 def with_own_buffers(training: Any) -> Any:
-    """A new training whose leaves have buffers of their own, for the compiled code writes over them. The replay buffer,
-    which is not copied, has them: no other leaf is as large."""
-    replay = getattr(training, "replay", None)
-    if not is_replay(replay):
-        return jax.tree.map(lambda x: jnp.array(x, copy=True), training)
-    return with_own_buffers(training._replace(replay=None))._replace(replay=replay)
+    """A new training whose leaves have memory of their own, for the compiled code writes over them. Replay buffers,
+    which are not copied, have it: no other leaf is as large."""
+    replays = {field: getattr(training, field) for field in replays_of(training)}
+    rest = training._replace(**dict.fromkeys(replays))
+    return jax.tree.map(lambda x: jnp.array(x, copy=True), rest)._replace(**replays)
 
 
 @partial(jax.jit, donate_argnums=0)

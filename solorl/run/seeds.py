@@ -34,7 +34,7 @@ from solorl.run import checkpoint, memory, signals
 from solorl.run.arguments import RunArgs, check_unchanged, saved_arguments
 from solorl.run.device import device_words
 from solorl.run.folder import read_status
-from solorl.run.replay_jax import JaxReplay, is_replay, with_own_buffers, without_replay
+from solorl.run.replay_jax import JaxReplay, replays_of, with_own_buffers, without_replay
 from solorl.run.safety import is_plain_name
 from solorl.run.summary import how_to_go_on
 from solorl.run.verbs import DIVERGED, UNSAVED, Run
@@ -72,6 +72,10 @@ class _Part:
     def __init__(self, runs: "Runs", index: int, field: str = ""):
         self.runs, self.index, self.field = runs, index, field
 
+    def tree(self) -> Any:
+        """The arrays as the script has them."""
+        return self.runs.training(self.index, self.field)
+
     def _tree(self, without: Sequence[str]) -> Any:
         """The field, or all fields of the training but those named."""
         if self.field:
@@ -85,7 +89,10 @@ class _Part:
 
     def must_be_finite(self) -> dict[str, np.ndarray]:
         """Name -> array of the whole training, without what belongs to the environments."""
-        return {name: np.asarray(leaf) for name, leaf in names_of(self._tree(OF_ENVIRONMENTS)).items()}
+        return {
+            name: np.asarray(leaf)
+            for name, leaf in names_of(self._tree((*OF_ENVIRONMENTS, *self.runs.saved_apart))).items()
+        }
 
     def load_state_dict(self, arrays: Mapping[str, Any]) -> None:
         """Bring the training into the saved state; UsageError where the arrays do not fit.
@@ -167,6 +174,13 @@ class Runs:
         self._envs = open_envs(env_id, num_envs, num_threads=max(1, len(own_cores()) // self.num_seeds))
         return self._envs
 
+    def teacher(self, address: str, envs: Any, part: str, trust_script: bool = False) -> Any:
+        """See `Run.teacher`; all seeds have the same one."""
+        policy = self.runs[0].teacher(address, envs, part, trust_script)
+        for run in self.runs[1:]:
+            run._teacher = self.runs[0]._teacher
+        return policy
+
     def resume(self, begin: Callable[[Any], Any], model: str, envs: Sequence[str] = ()) -> int:
         """Begin the training of each seed: `begin` maps the key of a seed to a NamedTuple of all that will change; a
         checkpoint holds it. `model` is the field of it that `act` needs (`params`, `learner.actor`): it becomes
@@ -185,7 +199,7 @@ class Runs:
         for leaf in jax.tree.leaves(jax.eval_shape(begin, keys[0])) if _is_cpu(self.runs[0].device) else ():
             memory.check_array(self.args, leaf.shape, leaf.dtype.itemsize * self.num_seeds)
         self._trainings = [with_own_buffers(start(key)) for key in keys]
-        self.saved_apart = ("replay",) if is_replay(getattr(self._trainings[0], "replay", None)) else ()
+        self.saved_apart = replays_of(self._trainings[0])
         again = jax.jit(lambda key: {field: getattr(begin(key), field) for field in lost})
         if self.args.resume and self.num_seeds > 1:
             self._choose_checkpoints()
