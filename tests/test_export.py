@@ -222,8 +222,10 @@ def test_actions_may_differ_only_where_the_two_best_are_equally_good(monkeypatch
 
 @pytest.mark.parametrize(("error", "rounding", "passes"), [
     (5e-6, 0, True), (2e-5, 0, False), (2e-5, 1e-5, True), (6e-5, 1e-5, False), (np.nan, 0, False),
+    (4.5e-5, 1e-5, True), (-3.5e-5, 1e-5, False),
 ])  # fmt: skip
 def test_a_larger_error_is_allowed_only_where_the_run_itself_rounds_so(error, rounding, passes, monkeypatch):
+    """The file is at most four times as far from double precision (1 + rounding) as the run (1)."""
     values = np.ones((share.OBSERVATIONS, 2))
     run = Fixed(exact={"action": values + rounding}, action=values.astype(np.float32))
     got = (values + error).astype(np.float32)
