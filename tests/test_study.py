@@ -100,10 +100,15 @@ def test_a_mirror_brings_the_newest_whole_checkpoint_elsewhere(storage, tmp_path
     assert (
         order[-1] == "tasks/x/run/checkpoint/step_2/manifest.json" and len(order) == 3
     )  # nothing twice, manifest last
-    Mirror(storage, two, "tasks/x").download()
+    second = Mirror(storage, two, "tasks/x")
+    second.download()
     assert sorted(path.relative_to(two).as_posix() for path in two.rglob("*.json")) == [
         "run/checkpoint/step_2/manifest.json", "run/checkpoint/step_2/state.json", "run/config.json",
     ]  # fmt: skip
+    checkpoint(two, 4)
+    shutil.rmtree(two / "run/checkpoint/step_2")
+    second.upload()  # what did not come up whole goes, too
+    assert {name.split("/")[4] for name in storage.list("tasks") if "step_" in name} == {"step_4"}
 
 
 def test_a_checkpoint_that_is_deleted_while_it_goes_up_comes_up_whole(storage, tmp_path):
