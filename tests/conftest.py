@@ -101,6 +101,12 @@ def refused(result, *fragments):
         assert fragment in err, err
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_notes(tmp_path_factory):
+    """What the library notes in the home folder, of scripts that were started, is noted in a folder of the tests."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("notes"))
+
+
 @pytest.fixture(autouse=True)
 def quick(request, monkeypatch):
     """No test draws a learning curve or waits for the disk, except those marked `disk`: of hundreds of trainings each

@@ -28,6 +28,7 @@ from solorl.catalog.standalone import STUB, standalone
 from solorl.cli import diff
 from solorl.errors import UsageError
 from solorl.run.arguments import RunArgs
+from solorl.run.safety import note_start
 
 SOLO = (sys.executable, "-m", "solorl.cli")
 FAMILY_FILE = '''# /// script
@@ -311,6 +312,8 @@ def test_play_executes_a_script_only_where_it_is_trusted(solo, shown, tmp_path):
     mine = place / "mine.py"
     mine.write_text(WITH_NEIGHBOUR)
     folder = foreign(tmp_path / "r", mine, script_path=str(mine))
+    refused(solo("play", folder), "nor equal to a file that you have started here", "--trust-script")
+    note_start(mine)
     assert shown(folder) == [str(mine), os.__file__.replace("os.py", "colorsys.py")]
     (place / "colorsys.py").write_text("")
     assert shown(folder) == [str(mine), str(place / "colorsys.py")]
@@ -326,12 +329,19 @@ def test_play_executes_a_script_only_where_it_is_trusted(solo, shown, tmp_path):
 
 
 def test_play_trusts_no_file_that_the_folder_brings(solo, tmp_path):
-    """Nor one that is named by a path that means another file in another folder."""
-    mine = tmp_path / "mine.py"
-    mine.write_text("print('executed')")
-    for i, place in enumerate([tmp_path / "0" / "mine.py", "mine.py", "", 3, None, "\0", str(tmp_path)]):
-        path = str(place) if i == 0 else place
-        refused(solo("play", foreign(tmp_path / str(i), mine, script_path=path)), "--trust-script")
+    """Nor one that has come with it, as by `git clone`, and one that is named by a path that means another file in
+    another folder."""
+    mine, others = tmp_path / "mine.py", tmp_path / "cloned" / "mine.py"
+    others.parent.mkdir()
+    for path in (mine, others):
+        path.write_text("print('executed')")
+    note_start(mine)
+    os.mkfifo(tmp_path / "pipe.py")  # who reads it waits for ever
+    files = map(str, [mine, tmp_path / "1" / "mine.py", others, tmp_path / "pipe.py", tmp_path])
+    for i, place in enumerate([*files, "mine.py", "", 3, None, "\0"]):
+        folder = foreign(tmp_path / str(i), mine, script_path=place)
+        code, out, _ = solo("play", folder)
+        assert (code, out) == ((0, "executed\n") if place == str(mine) else (2, "")), place
 
 
 def test_play_runs_the_algorithm_and_not_its_copy(tree, shown, solo, tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import ROOT, refused, section
+from conftest import ROOT, definitions, refused, section
 from pixel_probe import plays_envpool, use_fake_envpool
 from test_golden import flags_of
 
@@ -222,8 +222,10 @@ def test_actions_may_differ_only_where_the_two_best_are_equally_good(monkeypatch
 
 @pytest.mark.parametrize(("error", "rounding", "passes"), [
     (5e-6, 0, True), (2e-5, 0, False), (2e-5, 1e-5, True), (6e-5, 1e-5, False), (np.nan, 0, False),
+    (4.5e-5, 1e-5, True), (-3.5e-5, 1e-5, False),
 ])  # fmt: skip
 def test_a_larger_error_is_allowed_only_where_the_run_itself_rounds_so(error, rounding, passes, monkeypatch):
+    """The file is at most four times as far from double precision (1 + rounding) as the run (1)."""
     values = np.ones((share.OBSERVATIONS, 2))
     run = Fixed(exact={"action": values + rounding}, action=values.astype(np.float32))
     got = (values + error).astype(np.float32)
@@ -285,6 +287,30 @@ def test_operations_of_jax_are_written_as_they_are(tmp_path):
     run = session(tmp_path / "it.onnx")
     for size in (1, 5):
         np.testing.assert_allclose(run(obs=obs[:size])["action"], act(model, obs[:size]), rtol=1e-4, atol=1e-5)
+
+
+def test_images_of_bytes_stay_bytes_and_keep_their_shape(tmp_path):
+    """The network of a file in JAX for games of Atari, whose convolutions are products of matrices."""
+    jax = pytest.importorskip("jax")
+    from solorl.run.seeds import PolicyOfSeed
+    from solorl.share.onnx_jax import JaxPolicy
+
+    names = definitions("ppo_atari_envpool_jax")
+    shapes = jax.eval_shape(lambda: names["init_params"](jax.random.key(1), 6))
+    params = jax.tree.map(lambda x: np.random.default_rng(1).normal(0, 0.05, x.shape).astype(np.float32), shapes)
+    exporter = JaxPolicy(PolicyOfSeed(names["act"], jax.jit(names["act"]), lambda: params), "logits")
+    obs = np.random.default_rng(0).integers(0, 255, (5, 4, 84, 84), np.uint8, endpoint=True)
+    onnx.save(exporter.graph({"obs": obs}, {"obs": 0}), tmp_path / "it.onnx")
+    assert share.types_of(onnx.load(tmp_path / "it.onnx").graph.input) == {"obs": "uint8 (batch, 4, 84, 84)"}
+    run = session(tmp_path / "it.onnx")
+    exact = exporter.exact({"obs": obs})["logits"]
+    assert exact.dtype == np.float64
+    for size in (1, 5):
+        got = run(obs=obs[:size])
+        logits = names["actor_critic"](params, obs[:size])[0]
+        np.testing.assert_allclose(got["logits"], logits, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(got["logits"], exact[:size], rtol=1e-4, atol=1e-6)
+        assert got["action"].tolist() == logits.argmax(1).tolist() and got["action"].dtype == np.int32
 
 
 def test_an_operation_without_a_rule_is_named():

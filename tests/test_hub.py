@@ -17,7 +17,6 @@ from hub_server import Hub
 
 import solorl
 from solorl.errors import UsageError
-from solorl.run.load import trusted
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -244,18 +243,6 @@ def test_a_strangers_script_is_executed_only_when_told_to(pushed, solo, here):
     assert not (here / "executed").exists()
     assert solo("play", "mine", "--episodes", "1", "--trust-script")[0] == 0
     assert (here / "executed").exists()
-
-
-def test_a_pulled_folder_cannot_name_the_script_that_is_trusted(tmp_path):
-    """Neither one outside of it, nor one of another pulled folder."""
-    (tmp_path / "own").mkdir()
-    (tmp_path / "pulled").mkdir()
-    for name in ("own", "pulled"):
-        (tmp_path / name / "mine.py").write_text("print()")
-    own, pulled = tmp_path / "own/mine.py", tmp_path / "pulled/mine.py"
-    assert trusted(pulled, str(own)) == own and trusted(own, str(pulled)) == pulled
-    (tmp_path / "pulled/hub.json").write_text("{}")
-    assert trusted(pulled, str(own)) is None and trusted(own, str(pulled)) is None
 
 
 # ---------------------------------------------------------------------- what is not pulled

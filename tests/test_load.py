@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import script
 
 import solorl
 from solorl import Run, RunArgs
@@ -173,6 +174,25 @@ def test_an_unknown_script_is_not_executed_unless_trusted(ppo, observations, tmp
     assert "add trust_script=True" in sentence(ppo["run"].dir, trust_script=False) and not mark.exists()
     policy = solorl.load(ppo["run"].dir, trust_script=True)
     assert mark.exists() and len(policy(observations)) == 50 and capsys.readouterr().out == ""
+
+
+def test_a_script_of_ones_own_is_executed_where_one_has_started_it(train, tmp_path, monkeypatch, observations):
+    """Not where the home folder does not know of it: then the run comes from elsewhere."""
+    own = tmp_path / "own.py"
+    own.write_text(script("ppo").read_text() + "\n# mine\n")
+    run_dir = train(own, *SHORT)["run"].dir
+    assert len(solorl.load(run_dir)(observations)) == 50
+    notes = Path(os.environ["XDG_STATE_HOME"], "solorl/started.txt")
+    assert notes.read_text().count(repr(str(own))) == 1 and "algorithms" not in notes.read_text()
+    train(own, "--resume", run_dir, "--total-timesteps", 640, "--resume-changed")
+    assert notes.read_text().count(repr(str(own))) == 1
+    with monkeypatch.context() as changed:
+        for elsewhere in (tmp_path / "home", own / "no folder"):
+            changed.setenv("XDG_STATE_HOME", str(elsewhere))
+            assert "a file that you have started here" in sentence(run_dir)
+        train(own, *SHORT)  # where nothing can be noted it trains all the same
+    own.write_text(own.read_text() + "# changed\n")
+    assert "a file that you have started here" in sentence(run_dir)
 
 
 def test_errors_are_exceptions_of_one_sentence(ppo, tmp_path):

@@ -330,7 +330,7 @@ def test_a_pool_takes_over_and_ends_jobs_of_an_earlier_one(on_ray):
 def test_five_hundred_tasks_with_killed_workers_and_a_lost_node_have_one_result_each(cluster, on_ray):
     """The worker of every tenth task, in the mean, is killed with SIGKILL at a random moment, and after a third of the
     tasks one of the nodes."""
-    seeds, draw, killed, lost = int(os.environ.get("STAND_INS", "500")), random.Random(1), set(), ""
+    seeds, draw, killed, lost = int(os.environ.get("SOLORL_TEST_TASKS", "500")), random.Random(1), set(), ""
     delays: dict[str, float] = {}  # task -> the moment to kill its first worker; infinite for most
     leases, done = on_ray / "study/leases", on_ray / "study/results"
     with runner(on_ray, "--", "--pause", "0.05", seeds=seeds) as process:

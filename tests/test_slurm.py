@@ -295,7 +295,7 @@ def killing(leases, share):
 
 @pytest.mark.slow
 def test_five_hundred_tasks_with_killed_workers_have_one_result_each(cluster, place):
-    seeds = int(os.environ.get("SOLORL_TEST_TASKS", 500))
+    seeds = int(os.environ.get("SOLORL_TEST_TASKS", "500"))
     with killing(place / "a study/leases", 0.1) as killed:
         out = finished(runner(*bench("--pause", 0.05, seeds=seeds)), 3000)
     study = open_study("a study")

@@ -100,10 +100,15 @@ def test_a_mirror_brings_the_newest_whole_checkpoint_elsewhere(storage, tmp_path
     assert (
         order[-1] == "tasks/x/run/checkpoint/step_2/manifest.json" and len(order) == 3
     )  # nothing twice, manifest last
-    Mirror(storage, two, "tasks/x").download()
+    second = Mirror(storage, two, "tasks/x")
+    second.download()
     assert sorted(path.relative_to(two).as_posix() for path in two.rglob("*.json")) == [
         "run/checkpoint/step_2/manifest.json", "run/checkpoint/step_2/state.json", "run/config.json",
     ]  # fmt: skip
+    checkpoint(two, 4)
+    shutil.rmtree(two / "run/checkpoint/step_2")
+    second.upload()  # what did not come up whole goes, too
+    assert {name.split("/")[4] for name in storage.list("tasks") if "step_" in name} == {"step_4"}
 
 
 def test_a_checkpoint_that_is_deleted_while_it_goes_up_comes_up_whole(storage, tmp_path):
@@ -318,7 +323,7 @@ def test_two_runners_on_one_plan(place):
 @pytest.mark.slow
 def test_five_hundred_tasks_with_killed_workers_have_one_result_each(place):
     """The worker of every tenth task, in the mean, is killed with SIGKILL at a random moment of its work."""
-    seeds, draw, killed = 500, random.Random(1), set()
+    seeds, draw, killed = int(os.environ.get("SOLORL_TEST_TASKS", "500")), random.Random(1), set()
     delays: dict[str, float] = {}  # task -> the moment to kill its first worker; infinite for most
     with runner(place, "--pause", 0.05, seeds=seeds, workers=4) as process:
         lines = []
@@ -342,7 +347,7 @@ def test_five_hundred_tasks_with_killed_workers_have_one_result_each(place):
     assert set(tables(place)) == set(range(1, seeds + 1))
     found = [one["state"] for task in study.tasks for one in study.attempts(task)]
     print(f"{len(killed)} killed, {found.count('running')} of them in an attempt, {len(found)} attempts")
-    assert found.count("finished") == seeds and len(killed) >= found.count("running") >= 20
+    assert found.count("finished") == seeds and len(killed) >= found.count("running") >= seeds / 25
     assert all(len(one.eval["global_step"]) == 5 for one in tables(place).values())
 
 

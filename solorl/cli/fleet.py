@@ -10,7 +10,7 @@ from solorl.errors import UsageError
 from solorl.studies import fleet
 from solorl.studies.engines import ENGINES, check_storage, open_engine
 from solorl.studies.plan import Plan, check_texts
-from solorl.studies.storage import open_storage
+from solorl.studies.storage import open_storage, refusal
 from solorl.studies.study import ATTEMPTS, LEASE, Study, open_study
 from solorl.studies.task import Task
 
@@ -162,7 +162,7 @@ def main(argv: Sequence[str]) -> int:
             return collect(study, tasks, args.results or Path("benchmark/results") / study.name)
         return {"status": status, "logs": logs, "cancel": cancel, "retry": retry}[verb](study, tasks)
     except OSError as error:
-        raise UsageError(f"{study.storage.where}: {error.strerror or error}") from None
+        raise UsageError(refusal(error, study.storage.where)) from None
 
 
 def status(study: Study, tasks: Sequence[Task]) -> int:

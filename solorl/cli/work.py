@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from solorl.cli import Parser
 from solorl.errors import UsageError
-from solorl.studies.storage import read_object
+from solorl.studies.storage import read_object, refusal
 from solorl.studies.study import Study, open_study
 from solorl.studies.task import Task
 from solorl.studies.worker import Worker
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return Worker(study, task, say).run()
     except OSError as error:
-        say(f"failed: {error.filename or args.plan}: {error.strerror or error}")
+        say(f"failed: {refusal(error, args.plan)}")
         return 1
 
 

@@ -20,7 +20,9 @@ from solorl.files import read_json, remove_leftovers, sha256, write_atomically
 from solorl.machine import cpu_model, git_state
 from solorl.run.arguments import RunArgs
 from solorl.run.device import device_name
+from solorl.run.safety import note_start
 from solorl.run.trackers import MetricsFile
+from solorl.scripts import script_paths
 from solorl.terminal import warn
 
 PACKAGES = ("solorl", "gymnasium", "numpy", "torch", "jax", "mujoco", "ale-py", "envpool", "Box2D")
@@ -115,6 +117,8 @@ class RunFolder:
             if not args.resume:
                 shutil.copyfile(script, self.path / script.name)
                 self._write_config(config_of(args, script, device))
+            if script not in script_paths().values():
+                note_start(script.absolute())
             (self.path / "stop").unlink(missing_ok=True)
             self.metrics = MetricsFile(self.path / "metrics.jsonl")
             self.metrics.truncate(saved.get("metrics_bytes", 0))

@@ -26,7 +26,7 @@ from solorl.errors import UsageError, did_you_mean, missing_extra
 from solorl.run.device import CONFIRM, env_seed
 from solorl.run.evaluation import Policy, film_to, open_game, open_games, play_episodes, undisturbed, watch
 from solorl.run.folder import RunFolder
-from solorl.run.safety import PULLED, is_plain_name, refuse_links
+from solorl.run.safety import is_plain_name, refuse_links, was_started
 from solorl.scripts import script_paths
 
 CACHE_SETTINGS = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "enable_compilation_cache")
@@ -201,23 +201,20 @@ def script_of(run_dir: Path) -> tuple[Path, Path | None]:
 
 def trusted(copy: Path, started_from: Any) -> Path | None:
     """The file to execute instead of `copy`, a script in a run folder, whose name and contents it has: an algorithm of
-    this installation, or the file outside of the folder from which the run was started; else None. A folder that was
-    pulled from the hub was not started here, and no script of such a folder is one's own."""
-    files = [path for path in script_paths().values() if path.name == copy.name]
-    here = not (copy.parent / PULLED).exists()
-    if here and isinstance(started_from, str) and Path(started_from).is_absolute() and "\0" not in started_from:
-        path = Path(started_from)
-        foreign = path.resolve().is_relative_to(copy.parent.resolve()) or (path.resolve().parent / PULLED).exists()
-        files += [] if foreign else [path]
-    same = (path for path in files if path.name == copy.name and path.is_file())
+    this installation, or the file from which the run was started, if it is one that the user has started; else None.
+    What a folder says of its origin is no proof: it may come from elsewhere and name another file that came with it."""
+    files = list(script_paths().values())
+    if isinstance(started_from, str) and Path(started_from).is_absolute() and was_started(Path(started_from)):
+        files.append(Path(started_from))
+    same = (path for path in files if path.name == copy.name)
     return next((path for path in same if path.read_bytes() == copy.read_bytes()), None)
 
 
 def not_trusted(copy: Path, how: str) -> str:
     """The sentence that refuses to execute a script of a run folder; `how` says how to do it all the same."""
     return (
-        f"{copy} is neither an algorithm of this installation nor equal to your own file from which the run was "
-        f"started: read it, because it would be executed, then add {how}"
+        f"{copy} is neither an algorithm of this installation nor equal to a file that you have started here: "
+        f"read it, because it would be executed, then add {how}"
     )
 
 

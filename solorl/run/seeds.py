@@ -118,6 +118,11 @@ class _Part:
             self.runs.put(self.index, field, value)
 
 
+def are_images(obs: Any) -> bool:
+    """Whether an array of observations (n, *obs_shape) has images of bytes."""
+    return bool(obs.ndim == 4 and obs.dtype == np.uint8)
+
+
 @dataclasses.dataclass(frozen=True)
 class PolicyOfSeed:
     """The greedy policy of one seed, NumPy to NumPy."""
@@ -128,8 +133,9 @@ class PolicyOfSeed:
 
     def __call__(self, obs: Any) -> np.ndarray:
         """The actions for a batch of observations (n, *obs_shape): images of bytes as they are, all else flat."""
-        if not (np.ndim(obs) == 4 and np.asarray(obs).dtype == np.uint8):
-            obs = np.asarray(obs, np.float32).reshape(len(obs), -1)
+        obs = np.asarray(obs)
+        if not are_images(obs):
+            obs = obs.astype(np.float32, copy=False).reshape(len(obs), -1)
         return np.asarray(self.compiled(self.model(), obs))
 
 

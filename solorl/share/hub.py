@@ -22,11 +22,12 @@ from solorl.files import sha256
 from solorl.run.arguments import RunArgs
 from solorl.run.evaluation import draw_learning_curve
 from solorl.run.load import Play, not_trusted, play_script, script_of
-from solorl.run.safety import PULLED, is_plain_name
+from solorl.run.safety import is_plain_name
 from solorl.run.upload import repo_name
 from solorl.share.card import Facts, card, facts_of, results
 from solorl.terminal import warn
 
+PULLED = "hub.json"  # in a pulled folder: the repository and the commit
 MODELS = ("model.safetensors", "model_last.safetensors")
 OF_RUN = ("config.json", "status.json", "metrics.jsonl", "learning_curve.png", *MODELS)
 OTHERS = ("README.md", "results.json", "replay.mp4", ".gitattributes", "LICENSE")

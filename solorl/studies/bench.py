@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from solorl.files import read_json, write_atomically
+from solorl.files import read_json, sha256, write_atomically
 from solorl.machine import is_alive, own_handle
 from solorl.metrics import last_rows
 from solorl.results import result as results
@@ -35,6 +35,7 @@ from solorl.studies.found import (
     Found,
     args_of,
     checkpoints,
+    has_sha256,
     is_run_dir,
     is_whole,
     newest_step,
@@ -43,8 +44,9 @@ from solorl.studies.found import (
     trainer,
     verdict,
 )  # fmt: skip
-from solorl.studies.plan import Plan, Task, sha256
+from solorl.studies.plan import Plan, Task
 from solorl.studies.pool import Ended, Pool
+from solorl.studies.storage import refusal
 
 LOOK_AGAIN = 1.0  # seconds between two looks at a task that another process has
 TAIL = 12  # last lines shown of a failed training
@@ -324,7 +326,7 @@ class Runner:
         try:
             self._proceed(task, theirs)
         except OSError as error:
-            self._fail(task, f"{error.filename or self.store.folder}: {error.strerror}")
+            self._fail(task, refusal(error, self.store.folder))
         if not any(task in tasks for tasks in self.running.values()):
             self.store.unlock(task)
 
@@ -340,7 +342,7 @@ class Runner:
             self._fail(task, f"{found.reason} (run by another command)")
         elif handle := self.pool.adopt(self.store.survivors(task, found), [task]):
             self._wait_for(task, found, handle)
-        elif sha256(task.script.path) != task.script.sha256:
+        elif not has_sha256(task.script.path, task.script.sha256):
             self._fail(task, f"{task.script.path.name} has changed since this command began; the same command runs it")
         else:
             self._start(task, found)
@@ -392,7 +394,7 @@ class Runner:
                 found = self.store.settle(task, ended.code, bool(self.pool.signal), len(ended.work))
                 self._report(task, found, ended.adopted)
             except OSError as error:
-                self._fail(task, f"{error.filename or self.store.folder}: {error.strerror}")
+                self._fail(task, refusal(error, self.store.folder))
             self.store.unlock(task)
 
     def _report(self, task: Task, found: Found, adopted: bool) -> None:
@@ -426,7 +428,7 @@ class Runner:
         name = found.record.get("result")
         if not name or Path(name).parent.resolve() != self.folder.resolve():
             return False
-        if sha256(Path(name)) == found.record.get("result_sha256"):
+        if has_sha256(Path(name), found.record.get("result_sha256")):
             return True
         try:
             return found.run_dir is None and results.read(Path(name)).script_sha256 == task.script.sha256

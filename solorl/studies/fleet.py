@@ -18,6 +18,7 @@ from solorl.studies.bench import collected
 from solorl.studies.engines import Cluster, Submission
 from solorl.studies.found import run_dirs
 from solorl.studies.lease import Lease
+from solorl.studies.storage import refusal
 from solorl.studies.study import Study, used
 from solorl.studies.task import Task
 
@@ -109,9 +110,9 @@ class Fleet:
                     if detach or all(task.id in self.finished or task.id in self.failed for task in self.tasks):
                         break
                 except OSError as error:
-                    who, why = error.filename or self._cluster.name, error.strerror or error
                     if detach or isinstance(error, (PermissionError, FileNotFoundError)):
-                        raise UsageError(f"{who}: {why}") from None
+                        raise UsageError(refusal(error, self._cluster.name)) from None
+                    who, why = error.filename or self._cluster.name, error.strerror or error
                     self._note_trouble(f"{who} does not answer, which is tried again: {why}")
                 self._sleep()
         return 128 + self.signal if self.signal else int(bool(self.failed))

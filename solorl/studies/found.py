@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from solorl.files import read_json
+from solorl.files import read_json, sha256
 from solorl.machine import command_line, process_start
 from solorl.studies.engines.local import UNKNOWN
-from solorl.studies.task import Task, sha256
+from solorl.studies.task import Task
 
 
 @dataclass
@@ -70,12 +70,20 @@ def checkpoints(run_dir: Path) -> list[Path]:
     return sorted(path for path in run_dir.glob("checkpoint/step_*") if path.name[5:].isdecimal() and path.is_dir())
 
 
+def has_sha256(path: Path, digest: Any) -> bool:
+    """Whether a file can be read and has this SHA-256."""
+    try:
+        return sha256(path) == digest
+    except OSError:
+        return False
+
+
 def is_whole(checkpoint: Path) -> bool:
     """Whether the files of a checkpoint are those of its manifest."""
     digests = read_json(checkpoint / "manifest.json").get("sha256")
     if not isinstance(digests, dict) or not digests:
         return False
-    return all(sha256(checkpoint / name) == digest for name, digest in digests.items())
+    return all(has_sha256(checkpoint / name, digest) for name, digest in digests.items())
 
 
 def trainer(run_dir: Path | None, task_id: str) -> str:

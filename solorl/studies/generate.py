@@ -14,12 +14,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from solorl.errors import UsageError
-from solorl.studies.engines.cluster import AGAIN
+from solorl.studies.engines.cluster import AGAIN, GRACE
 from solorl.studies.resources import Resources
+from solorl.studies.study import ATTEMPTS
 
-GRACE = 120  # seconds in which a training saves before it is killed: what clouds give a spot machine
 BAD_INPUT = 2  # exit code of the worker: no repetition helps
-ATTEMPTS = 3
 
 
 def kubernetes_job(

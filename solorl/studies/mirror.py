@@ -32,6 +32,7 @@ class Mirror:
         for name in [name for name in names if runs and name.startswith(f"{max(runs)}/")]:
             folder = name.rpartition("/")[0]
             if "/checkpoint/step_" in name and f"{folder}/{MANIFEST}" not in names:
+                self._there[name] = (0, 0)  # a worker was killed while it went up or was deleted: it goes with the old
                 continue
             self._storage.get(prefix + name, self._work / name)
             self._there[name] = _mark(self._work / name)

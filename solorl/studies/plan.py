@@ -20,9 +20,10 @@ from typing import Any
 from solorl.catalog.header import find_path, parse_source
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
+from solorl.files import sha256
 from solorl.results.result import Result
 from solorl.studies.resources import Resources, read_resources
-from solorl.studies.task import Flags, Script, Task, sha256
+from solorl.studies.task import Flags, Script, Task
 
 JOB_KEYS = (
     "script", "scripts", "python", "env_ids", "seeds", "num_seeds", "start_seed", "flags", "variants", "env_flags",

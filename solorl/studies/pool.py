@@ -20,8 +20,8 @@ from typing import Any, Generic, TypeVar
 
 from solorl.run import signals
 from solorl.studies.engines import Engine, Job
+from solorl.studies.engines.cluster import GRACE
 
-GRACE = 120.0  # seconds that a job that was told to end has to save before it is killed
 TICK = 0.02  # seconds between two looks at the jobs
 
 Work = TypeVar("Work")  # what a job is for

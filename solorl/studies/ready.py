@@ -6,8 +6,9 @@ from pathlib import Path
 
 from solorl.errors import UsageError
 from solorl.scripts import script_paths
+from solorl.studies.found import has_sha256
 from solorl.studies.study import Study, installed, script_name
-from solorl.studies.task import Task, sha256
+from solorl.studies.task import Task
 
 
 def check_package(study: Study) -> None:
@@ -26,10 +27,10 @@ def runnable(study: Study, task: Task, scratch: Path | None) -> Task:
     script = task.script
     stored = (scratch or study.storage.folder or Path()) / script_name(script)
     known = [path for path in (script.path, script_paths().get(script.name)) if path]
-    path = next((path for path in known if sha256(path) == script.sha256), stored)
+    path = next((path for path in known if has_sha256(path, script.sha256)), stored)
     if path is stored and scratch:
         study.storage.get(script_name(script), stored)
-    if sha256(path) != script.sha256:
+    if not has_sha256(path, script.sha256):
         raise UsageError(f"{script_name(script)} in {study.storage.where} is missing or damaged")
     if task.python and not shutil.which(task.python):
         raise UsageError(f"the Python of {task}, {task.python}, is not on this machine")

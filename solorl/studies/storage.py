@@ -99,6 +99,11 @@ def why_not(error: BaseException) -> str:
     return reason(error)
 
 
+def refusal(error: OSError, where: object = "") -> str:
+    """What the system refuses: the file, which is `where` if the error names none, and the reason."""
+    return ": ".join(filter(None, (str(error.filename or where), error.strerror or str(error))))
+
+
 def read_object(storage: Storage, name: str) -> dict[str, Any]:
     """The object in a JSON file; empty where there is none, or what is there is no object."""
     try:

@@ -57,14 +57,6 @@ class Script:
         return [*self.args, *(item.name for item in fields(RunArgs))]
 
 
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file in hexadecimal digits; empty where it cannot be read."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""
-
-
 @dataclass(frozen=True)
 class Task:
     """One script on one environment with one seed and fixed flags."""

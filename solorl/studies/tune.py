@@ -36,6 +36,7 @@ from solorl.studies.bench import Found, Store, View
 from solorl.studies.engines import Engine
 from solorl.studies.plan import Flags, Script, Task, args_fields, as_flag, merge, read_toml
 from solorl.studies.pool import Ended, Pool
+from solorl.studies.storage import refusal
 
 SEED_STEPS = 10_000  # pruning steps of one seed: its evaluations 1, 2, ...; the last step is the score so far
 LOOK = 1.0  # seconds between two looks at the learning curves
@@ -331,7 +332,7 @@ class Tuner:
             if self.store.lock(task):
                 return False
         except OSError as error:
-            self._end(trial, "failed", f"{task}: {self.store.tasks}: {error.strerror}")
+            self._end(trial, "failed", f"{task}: {refusal(error, self.store.tasks)}")
             return True
         trial.waiting.remove(task)
         found = self.store.find(task)
@@ -344,7 +345,7 @@ class Tuner:
                 self.store.start([task], lambda job: self.pool.start(job, (trial, task)))
         except OSError as error:
             self.store.unlock(task)
-            self._end(trial, "failed", f"{task}: {error.filename or self.store.folder}: {error.strerror}")
+            self._end(trial, "failed", f"{task}: {refusal(error, self.store.folder)}")
             return True
         trial.curves[task.env_id] = Curve(self.study.metric)
         return True
@@ -355,7 +356,7 @@ class Tuner:
         try:
             found = self.store.settle(task, ended.code, ended.cancelled)
         except OSError as error:
-            found = Found("failed", f"{error.filename or self.store.folder}: {error.strerror}")
+            found = Found("failed", refusal(error, self.store.folder))
         self.store.unlock(task)
         if found.state == "finished" and not trial.end:
             self._score(trial, task, found)

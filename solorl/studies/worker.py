@@ -22,16 +22,16 @@ from solorl.files import read_json
 from solorl.machine import is_alive
 from solorl.run import signals
 from solorl.studies.child import Child, environment, is_locked
-from solorl.studies.engines.cluster import AGAIN
+from solorl.studies.engines.cluster import AGAIN, GRACE
 from solorl.studies.found import Found, checkpoints, is_whole, run_dirs, trainer, verdict
 from solorl.studies.lease import Heart, Lease
 from solorl.studies.mirror import Mirror
 from solorl.studies.ready import check_package, runnable
+from solorl.studies.storage import refusal
 from solorl.studies.study import Study, installed, used
 from solorl.studies.task import Task
 
 LOOK = 0.1  # seconds between two looks for a new checkpoint
-GRACE = 120.0  # seconds that a training has to save at its time limit before it is killed
 LISTENED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -90,7 +90,7 @@ class Worker:
         try:
             found, code = self._work(number)
         except (UsageError, OSError) as error:
-            found.reason = str(error) if isinstance(error, UsageError) else _sentence(error)
+            found.reason = str(error) if isinstance(error, UsageError) else refusal(error)
             refused = {"refused": True} if isinstance(error, UsageError) else {}  # so it would be the next time
             raise
         finally:
@@ -159,7 +159,7 @@ class Worker:
             with contextlib.suppress(OSError):
                 elsewhere.write_text(json.dumps(changes))
             kept = f"; it is in {elsewhere}" if elsewhere.exists() else ""
-            self._say(f"what became of attempt {number} could not be noted: {_sentence(error)}{kept}")
+            self._say(f"what became of attempt {number} could not be noted: {refusal(error)}{kept}")
 
     def _wait_for_others(self, work: Path) -> None:
         """Wait until no process trains in the run folder: one may outlive its worker for a moment."""
@@ -210,7 +210,7 @@ class Worker:
                     mirror.upload()
                     seen = there
                 except OSError as error:
-                    self._say(f"the checkpoint could not be brought up, which is tried again: {_sentence(error)}")
+                    self._say(f"the checkpoint could not be brought up, which is tried again: {refusal(error)}")
                     time.sleep(1.0)
 
     # ------------------------------------------------------------------ endings
@@ -233,7 +233,3 @@ class Worker:
             self._told = self._told or time.monotonic()
             if first or why == "taken":
                 self._child.tell(force=why == "taken")
-
-
-def _sentence(error: OSError) -> str:
-    return ": ".join(filter(None, (str(error.filename or ""), error.strerror or str(error))))

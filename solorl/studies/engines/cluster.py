@@ -22,6 +22,7 @@ from solorl.errors import UsageError, did_you_mean
 from solorl.studies.resources import Resources
 
 AGAIN = 75  # exit code of a worker that has saved and is to be run again (EX_TEMPFAIL)
+GRACE = 120  # seconds that a training which was told to end has to save; then it is killed
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from solorl.errors import UsageError
-from solorl.studies.engines.cluster import AGAIN, Submission, check_options
+from solorl.studies.engines.cluster import AGAIN, GRACE, Submission, check_options
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 OPTIONS = ("partition", "account", "qos", "nice", "max_running", "sbatch", "setup", "python", "logs")
-WARNING = 120  # seconds before its end at which a job is told to save; Slurm may do so a minute earlier
 MARGIN = 300  # seconds that a job gets beyond the time of its task, which the worker watches itself
 PATIENCE = 120  # seconds that a command of Slurm may take
 # What is over, and what is over soon: the words of Slurm.
@@ -80,7 +79,7 @@ class Slurm:
             "array": f"0-{len(submission.tasks) - 1}{most}",
             "output": _quoted(f"{output}/%A_%a.txt"),
             "open-mode": "append",
-            "signal": f"B:USR1@{WARNING}",
+            "signal": f"B:USR1@{GRACE}",  # Slurm may do so a minute earlier
             "nodes": "1",
             "ntasks": "1",
             "cpus-per-task": str(wanted.cores),
