@@ -139,7 +139,8 @@ def evaluate(params, obs, action):  # (batch, obs_dim), (batch,) -> log-probabil
     logits, value = logits_and_value(params, obs)
     logprobs = jax.nn.log_softmax(logits)
     entropy = -(jnp.exp(logprobs) * logprobs).sum(1)
-    return jnp.take_along_axis(logprobs, action[:, None], 1).squeeze(1), entropy, value
+    taken = jax.nn.one_hot(action, logprobs.shape[1])
+    return (taken * logprobs).sum(1), entropy, value
 
 
 def act(params, obs):  # (batch, obs_dim) -> (batch,): the most likely actions

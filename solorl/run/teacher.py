@@ -18,10 +18,9 @@ from solorl.errors import UsageError
 from solorl.files import read_json, write_atomically
 from solorl.run.evaluation import open_games
 from solorl.run.load import LoadedPolicy, load, not_trusted, script_of
-from solorl.run.safety import PULLED
 
 PREFIX = "hf://"  # of an address on the Hugging Face hub
-KEPT = ("config.json", "model.safetensors", PULLED)  # what is copied of a teacher's folder, with its script
+KEPT = ("config.json", "model.safetensors")  # what is copied of a teacher's folder, with its script
 ORIGIN = "origin.json"  # in the copy: the address
 
 
