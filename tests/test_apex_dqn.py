@@ -323,6 +323,24 @@ def test_a_return_may_be_longer_than_a_rollout(n_step, train):
     assert v["shards"][0].inserted >= 120 - n_step and len(v["optimizer"].state) == 1
 
 
+PROBE = "--synchronous --learning-starts 100 --train-frequency 2 --batch-size 32 --num-steps 10 --buffer-size 2000 "
+PROBE += "--learning-rate 0.003 --target-network-frequency 20 --broadcast-frequency 1 --eval-every 0 --eval-episodes 1"
+
+
+@pytest.mark.parametrize(
+    ("probe", "flags", "values"),
+    [
+        ("Delayed", "--gamma 0.5 --total-timesteps 1500", [0.5, 1.0]),
+        ("Forever", "--gamma 0.8 --total-timesteps 3000", [5.0]),  # 1 / (1 - gamma); less if its time limit were an end
+    ],
+)
+def test_learns_the_values_of_probes(probe, flags, values, train):
+    """With returns of three steps, which end with the episode and bootstrap from its last observation."""
+    v = train("apex_dqn", "--env-id", f"probes:{probe}-v0", *PROBE.split(), *flags.split())
+    for obs, value in enumerate(values):
+        assert v["q_network"](torch.tensor([[float(obs)]])).max().item() == pytest.approx(value, rel=0.07)
+
+
 # ---------------------------------------------------------------------- bad input
 @pytest.mark.parametrize(
     ("name", "flags", "sentence"),
