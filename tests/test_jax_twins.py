@@ -22,11 +22,11 @@ EVERY = "--eval-episodes 1 --eval-every 400 --save-every 400"
 ON_POLICY = {name for name in TWINS if name.startswith(("ppo", "pqn"))}  # without replay
 GAMES = {name for name in TWINS if "atari" in name}  # of EnvPool, which cannot be saved
 ROOTS = ("ppo", "dqn")  # the others are in `make test-all`
-ALONE = {"ppo_minatar_jax"}  # MinAtar's games exist in JAX only
+ALONE = {"ppo_minatar_jax"}  # the games are in JAX: in torch they would be slow
 
 
 def test_there_are_twins():
-    """Every file in JAX names one, except those whose environments torch files cannot train on."""
+    """Every file in JAX names one, except those that exist in JAX only."""
     assert set(TWINS.values()) == {each.name for each in catalog.scripts() if each.framework == "jax"} - ALONE
     assert {"ppo", "dqn", "c51"} | BODIES <= set(TWINS)
 
