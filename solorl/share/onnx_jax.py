@@ -72,15 +72,15 @@ class JaxPolicy:
         """The action is that of the compiled policy; the scores are those of the same operations, one by one."""
         with jax.default_device(self.cpu):
             action = self.policy(inputs["obs"])
-            return self._one_by_one(inputs["obs"].astype(np.float32)) | {"action": action}
+            return self._one_by_one(inputs["obs"], np.float32) | {"action": action}
 
     def exact(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See `Exporter`."""
         enable_x64: Any = getattr(jax if hasattr(jax, "enable_x64") else jax.experimental, "enable_x64")  # noqa: B009
         with jax.default_device(self.cpu), enable_x64(True):
-            return self._one_by_one(inputs["obs"].astype(np.float64))
+            return self._one_by_one(inputs["obs"], np.float64)
 
-    def _one_by_one(self, obs: np.ndarray) -> dict[str, np.ndarray]:
+    def _one_by_one(self, obs: np.ndarray, dtype: Any) -> dict[str, np.ndarray]:
         """The outputs, by the operations that the file will have; scores where the action is the best of them."""
         scores = []
 
@@ -90,8 +90,8 @@ class JaxPolicy:
             result = equation.primitive.bind(*values, **equation.params)
             return result if equation.primitive.multiple_results else [result]
 
-        program = self._traced(obs.shape, obs.dtype)
-        [action] = interpret(program.jaxpr, program.consts, [obs], bind)
+        program = self._traced(obs, len(obs), dtype)
+        [action] = interpret(program.jaxpr, program.consts, [obs.astype(dtype)], bind)
         action = np.asarray(action)
         is_best = bool(scores) and np.array_equal(scores[-1].argmax(-1), action)
         return {"action": action} | ({self.scores: scores[-1]} if is_best else {})
@@ -101,21 +101,22 @@ class JaxPolicy:
         obs = inputs["obs"]
         wanted = self.outputs(inputs)
         with jax.default_device(self.cpu):
-            program = self._traced((BATCH, *obs.shape[1:]), np.float32)
+            program = self._traced(obs, BATCH, np.float32)
             writer = Writer()
             given = writer.node("Cast", ["obs"], to=TensorProto.FLOAT) if obs.dtype != np.float32 else "obs"
             [action] = interpret(program.jaxpr, program.consts, [given], writer.write)
         names = {"action": action} | ({self.scores: writer.scores} if self.scores in wanted else {})
         return writer.model(obs, {name: (names[name], value) for name, value in wanted.items()})
 
-    def _traced(self, shape: Sequence[int], dtype: Any) -> Any:
-        """The operations of the policy for observations of a shape."""
+    def _traced(self, example: np.ndarray, size: int, dtype: Any) -> Any:
+        """The operations of the policy for `size` observations like those of `example`, as numbers of this type."""
+        image = example.ndim == 4 and example.dtype == np.uint8  # the others come to it flat, see `PolicyOfSeed`
         model = jax.tree.map(lambda x: np.asarray(x, dtype if x.dtype == np.float32 else x.dtype), self.policy.model())
 
-        def flat(obs: Any) -> Any:
-            return self.policy.act(model, obs.reshape(len(obs), -1))
+        def act(obs: Any) -> Any:
+            return self.policy.act(model, obs if image else obs.reshape(len(obs), -1))
 
-        return jax.make_jaxpr(flat)(jax.ShapeDtypeStruct(tuple(shape), dtype))
+        return jax.make_jaxpr(act)(jax.ShapeDtypeStruct((size, *example.shape[1:]), dtype))
 
 
 class Writer:
