@@ -10,8 +10,7 @@ Run       solo train ppo_minatar_jax --env-id Asterix-MinAtar
 Spaces    vector -> discrete
 Differs   from ppo_jax.py: one convolutional network over the 10 x 10 planes gives logits and value, which are kept when
           acting; settings for these games
-Not for   other vectors: ppo_jax.py; image observations: ppo_atari_envpool_jax.py; continuous actions:
-          ppo_continuous_action_jax.py
+Not for   image observations: ppo_atari_envpool_jax.py; continuous actions: ppo_continuous_action_jax.py
 Details   algorithms/ppo/README.md
 """
 
