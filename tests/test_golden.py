@@ -101,7 +101,11 @@ def chosen(rows):
     return [*learning[:ROWS], *(row for row in rows if any("eval/" in key for key in row))]
 
 
-SLOW = ("qdagger_dqn_atari_impalacnn_jax",)  # half a minute, most of it compiling
+# Variants in JAX that share most with a file that is not slow: 5 to 30 seconds each, most of it compiling.
+SLOW = (
+    "qdagger_dqn_atari_impalacnn_jax", "c51_atari_jax", "c51_jax", "ppo_minatar_jax", "ppo_continuous_action_jax",
+    "ddpg_continuous_action_jax", "td3_continuous_action_jax",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("script", [pytest.param(x, marks=pytest.mark.slow) if x in SLOW else x for x in FLAGS])

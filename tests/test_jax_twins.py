@@ -72,8 +72,9 @@ def test_a_stopped_training_goes_on_exactly(name, train, tmp_path):
     assert logged[0] == logged[1] and len(logged[0]) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(own_cores()) < 2, reason="needs two cores")
-@pytest.mark.parametrize("name", ["ppo", pytest.param("sac_continuous_action", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["ppo", "sac_continuous_action"])
 def test_a_seed_of_two_is_that_trained_alone_with_as_many_threads(name, tmp_path):
     """In processes of their own, whose XLA has two threads each: as users have it, not as these tests."""
     clean = {key: value for key, value in environment(XDG_CACHE_HOME=str(tmp_path)).items() if key != "NPROC"}
