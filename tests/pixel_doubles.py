@@ -47,3 +47,15 @@ class Diary(gym.Env):
 
 if "PixelDiary-v0" not in gym.registry:
     gym.register("PixelDiary-v0", Diary, kwargs={"game": "diary"})
+
+
+class Bonus(Diary):
+    """`pixel_doubles:PixelBonus-v0`: a fourth life comes at frame 56, none is ever lost, frame 80 is a time limit."""
+
+    def step(self, action):
+        image, reward, *_ = super().step(action)
+        return image, reward, False, self.frames == END, {"lives": 3 if self.frames < LIFE else 4}
+
+
+if "PixelBonus-v0" not in gym.registry:
+    gym.register("PixelBonus-v0", Bonus, kwargs={"game": "bonus"})

@@ -1,5 +1,6 @@
 """The files for images refuse vectors, and the files for vectors images: one sentence that names the file to use."""
 
+import numpy as np
 import pytest
 
 from solorl.catalog import header
@@ -39,3 +40,12 @@ def test_vector_files_refuse_images(name, train, tmp_path):
     assert sentence.endswith(f"has image observations, but {name}.py takes vector observations; use {use}\n")
     other = FILES[use.removesuffix(".py")]
     assert other.spaces.startswith("image -> discrete") and other.family == FILES[name].family
+
+
+@pytest.mark.parametrize("name", ["dqn_atari", "c51_atari", "rainbow_atari", "sac_atari"])
+def test_no_life_is_lost_where_the_next_game_begins_with_fewer(name, train):
+    """A time limit after a bonus life does not end the task, though the next game begins with fewer lives."""
+    flags = "--env-id pixel_doubles:PixelBonus-v0 --total-timesteps 120 --buffer-size 200 --learning-starts 110".split()
+    v = train(name, *flags, "--batch-size", 4, "--eval-episodes", 1, "--eval-every", 0, "--save-every", 0)
+    arrays = v["replay"].arrays
+    assert np.sum(arrays["back"][:120] == 0) > 3 and not arrays["done"].any()  # 0: the first image of a game

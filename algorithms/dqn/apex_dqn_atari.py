@@ -268,7 +268,7 @@ class Actor:
             self.obs, reward, terminated, truncated, infos = self.envs.step(action)
             over, lives = bool(terminated[0] | truncated[0]), int(infos["lives"][0])
             # a lost life ends the return, but not the game; a time limit ends the game, but not the task
-            done, self.lives = bool(terminated[0]) or lives < self.lives, lives
+            done, self.lives = bool(terminated[0]) or (lives < self.lives and not over), lives
             before, self.stack = self.stack, [*self.stack[1:], len(self.images)]
             self.images.append(np.array(infos["final_obs"][0][-1] if over else self.obs[0, -1]))
             self.steps.append(([*before, *self.stack], int(action[0]), float(np.sign(reward[0])), done, done or over))

@@ -256,7 +256,7 @@ if __name__ == "__main__":
             over[step] = terminated | truncated
 
             # ---- 2. store: a lost life ends the return, but not the game; a time limit ends the game, but not the task
-            done = terminated | (infos["lives"] < lives)
+            done = terminated | (~over[step] & (infos["lives"] < lives))
             lives[:] = infos["lives"]
             image = obs[:, -1].copy()
             for i in np.flatnonzero(over[step]):  # obs is the next game's
