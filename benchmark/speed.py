@@ -162,9 +162,9 @@ def where(rounds, about):
 
 def write(path, **numbers):
     """Write the numbers with the circumstances in which they were measured."""
-    from solorl.machine import _git, cpu_model
+    from solorl.machine import cpu_model, git_state
 
     about = numbers | {"cpu": cpu_model(), "python": platform.python_version(), "cores": os.cpu_count()}
-    about |= {"date": time.strftime("%Y-%m-%d"), "git": _git(ROOT)}
+    about |= {"date": time.strftime("%Y-%m-%d"), "git": git_state(ROOT)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(about, indent=1) + "\n")

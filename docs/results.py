@@ -48,7 +48,8 @@ TABLES = [
         f"{CONTINUOUS} {JAX} {PENDULUM} ppo_continuous_action rpo_continuous_action ppo_continuous_action_jax",
     ),
     (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5 --methods {PPO_CONTINUOUS}"),
-    (PPO, "minatar", "benchmark/results/minatar"),
+    (PPO, "minatar", "benchmark/results/minatar --methods ppo_jax"),
+    (PPO, "minatar-looks", "benchmark/results/minatar_looks --methods ppo_jax ppo_minatar_jax"),
     (PPO, "atari", "benchmark/results/atari"),
     (PPO, "other", f"{CONTINUOUS} --env-ids {OTHER}"),
     (
@@ -56,6 +57,8 @@ TABLES = [
         "results",
         f"benchmark/results/dqn {JAX} --methods dqn dqn_jax c51 c51_jax double_dqn dueling_dqn d3qn ez_greedy_dqn",
     ),
+    (PQN, "cartpole", "benchmark/results/pqn"),
+    (PQN, "minatar", "benchmark/results/minatar --methods pqn_jax"),
     (ACTOR_CRITIC, "results", f"{OFF_POLICY_RUNS} {JAX} {PENDULUM} {OFF_POLICY} {OFF_POLICY_JAX}"),
     (ACTOR_CRITIC, "long", f"{OFF_POLICY_RUNS} {JAX} --env-ids {LONG} --methods {OFF_POLICY} {OFF_POLICY_JAX}"),
     (ACTOR_CRITIC, "discrete", f"{OFF_POLICY_RUNS} --methods sac_discrete"),
@@ -65,6 +68,7 @@ TABLES = [
 SPEEDS = [
     (SPEED, "ppo", "ppo_speed", "ppo"),
     (SPEED, "jax", "jax_speed", "jax"),
+    (SPEED, "atari", "atari_speed", "atari"),
     (PPO, "speed", "ppo_speed", "ppo_halfcheetah"),
     (PPO, "wide", "jax_speed", "jax_wide"),
     (PPO, "rejax", "jax_speed", "jax_rejax"),
@@ -76,10 +80,10 @@ SPEEDS = [
 
 # Page with results of a family -> the folders of its runs in benchmark/results
 RUNS = {
-    PPO: ["classic", "jax", "mountaincar", "ppo_continuous", "minatar", "atari"],
+    PPO: ["classic", "jax", "mountaincar", "ppo_continuous", "minatar", "minatar_looks", "atari"],
     DQN: ["dqn", "jax"],
     ACTOR_CRITIC: ["actor_critic", "jax"],
-    PQN: [],
+    PQN: ["pqn", "minatar"],
 }
 
 # The headline table of README: environment, method, folder in benchmark/results.

@@ -181,6 +181,11 @@ class FakePool:
         return np.repeat(self.stacks[:, -1, :, :, None], 3, 3)
 
 
+def plays_envpool(name):
+    """Whether an algorithm's games are EnvPool's."""
+    return "envpool" in name or ("atari" in name and name.endswith("_jax"))
+
+
 def use_fake_envpool(monkeypatch):
     """Put a module in the place of `envpool` that has the game `Catch-v5` only."""
 

@@ -30,12 +30,12 @@ ACCEPTED = {
     "-0 0 1 2 200 2147483647": "seed",
     SIZES: "threads eval_episodes total_timesteps num_envs buffer_size batch_size policy_frequency num_seeds num_steps "
     "target_network_frequency train_frequency n_atoms num_minibatches update_epochs num_actors "
-    "num_replay_shards n_step broadcast_frequency",
-    f"-0 0 {SIZES}": "log_every save_every eval_every learning_starts",
+    "num_replay_shards n_step broadcast_frequency teacher_steps",
+    f"-0 0 {SIZES}": "log_every save_every eval_every learning_starts offline_steps",
     f"-200 -1 -0.5 {NUMBERS} None": "target_return",
     f"-200 -1 -0.5 {NUMBERS}": "v_min v_max",
     NUMBERS: "utd_ratio learning_rate exploration_noise policy_lr q_lr alpha target_entropy_scale policy_noise "
-    "duration_exponent epsilon_exponent clip_coef vf_coef ent_coef std_init rpo_alpha",
+    "temperature duration_exponent epsilon_exponent clip_coef vf_coef ent_coef std_init rpo_alpha",
     "-0 0 0.5 1": "gamma tau start_e end_e exploration_fraction gae_lambda q_lambda "
     "base_epsilon prioritized_replay_alpha prioritized_replay_beta",
     f"{NUMBERS} inf": "noise_clip max_grad_norm",

@@ -143,13 +143,9 @@ def test_episodes_that_begin_anew_begin_with_nothing(train, monkeypatch):
         assert "restart" in train.out and seen["left"].any()  # it is the part itself, in use again by now
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("ddpg_continuous_action_jax", marks=pytest.mark.slow),
-        pytest.param("td3_continuous_action_jax", marks=pytest.mark.slow),
-        "sac_continuous_action_jax",
-    ],
+    "name", ["ddpg_continuous_action_jax", "td3_continuous_action_jax", "sac_continuous_action_jax"]
 )
 def test_a_training_in_jax_can_be_extended(name, train, tmp_path):
     """Equal to the longer one, its replay included: the ring had not begun to overwrite its rows."""

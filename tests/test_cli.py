@@ -440,9 +440,10 @@ def test_play_scores_a_real_run(twins):
 
 
 TORCH = [path for path in scripts.script_paths().values() if catalog.parse_header(path).framework == "torch"]
+STUDENTS = [path for path in TORCH if "run.teacher(" in path.read_text()]
 
 
-@pytest.mark.parametrize("path", TORCH, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in TORCH if path not in STUDENTS], ids=lambda path: path.stem)
 def test_standalone_leaves_nothing_of_solorl(path):
     text = standalone(path, "mine.py")
     assert "solorl" not in catalog.top_modules(ast.parse(text)) and '"solorl' not in text.split("# ///\n")[0]
@@ -457,6 +458,12 @@ def test_standalone_refuses_files_in_jax():
     """Their environments and runs of many seeds are of the library."""
     with pytest.raises(UsageError, match=r"cannot stand alone: it says `from solorl import RunArgs, Runs, parse`"):
         standalone(ROOT / "algorithms" / "ppo" / "ppo_jax.py", "mine.py")
+
+
+@pytest.mark.parametrize("path", STUDENTS, ids=lambda path: path.stem)
+def test_standalone_refuses_files_with_a_teacher(path):
+    with pytest.raises(UsageError, match="cannot stand alone: its teacher is a run folder, which the library reads"):
+        standalone(path, "mine.py")
 
 
 @pytest.fixture
@@ -511,6 +518,7 @@ def test_stub_has_the_verbs_of_the_library():
         return {name: list(inspect.signature(f).parameters) for name, f in functions if not name.startswith("_")}
 
     ours = verbs(solorl.run.verbs.Run)
+    del ours["teacher"]  # `standalone` refuses files with one
     assert {name: verbs(stub.Run).get(name) for name in ours} == ours
 
 

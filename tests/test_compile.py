@@ -6,7 +6,7 @@ import sysconfig
 import pytest
 import torch
 from pixel_probe import use_fake_envpool
-from test_golden import FLAGS
+from test_golden import FLAGS, flags_of
 
 from solorl.run import onednn as products
 from solorl.run import speed
@@ -39,11 +39,12 @@ def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatc
         options.append((function.__name__, settings))
         whole = compiler(function, backend="aot_eager", fullgraph=True, dynamic=settings["dynamic"])
 
-        def compare(flat, loss_of, *inputs):
-            gradients, metrics = function(flat, loss_of, *inputs)
+        def compare(flat, parameters, loss_of, *inputs):
+            gradients, metrics = function(flat, parameters, loss_of, *inputs)
             if loss_of.__name__ not in losses:
                 losses.append(loss_of.__name__)
-                torch.testing.assert_close(whole(flat, loss_of, *inputs), (gradients, metrics), rtol=1e-3, atol=1e-5)
+                again = whole(flat, parameters, loss_of, *inputs)
+                torch.testing.assert_close(again, (gradients, metrics), rtol=1e-3, atol=1e-5)
                 assert (
                     flat
                     and gradients.ndim == 1
@@ -59,7 +60,7 @@ def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatc
     monkeypatch.setattr(products, "onednn_is_faster", lambda: False)  # on every machine
     if "Catch-v5" in FLAGS[name]:
         use_fake_envpool(monkeypatch)
-    train(name, *FLAGS[name].split(), "--eval-every", 0, "--save-every", 0, "--compile")
+    train(name, *flags_of(name), "--eval-every", 0, "--save-every", 0, "--compile")
     assert losses and all("_loss" in name for name in losses)
     settings = {"dynamic": False, "options": {"cpp_wrapper": True}}
     assert options == [("gradients_of", settings)] * len(losses)
@@ -94,7 +95,7 @@ def put_a_space_in_the_path(monkeypatch, folder):  # which torch's compiler hand
 def test_where_torch_cannot_compile_a_sentence_says_why(train, monkeypatch, tmp_path, spoil, sentence):
     monkeypatch.setattr(torch, "__file__", "/environment/torch/__init__.py")  # no space, wherever the tests run
     spoil(monkeypatch, tmp_path)
-    train("ppo", *FLAGS["ppo"].split(), "--compile", code=2)
+    train("ppo", *flags_of("ppo"), "--compile", code=2)
     last = train.out.splitlines()[-1]
     assert "--compile " in last and last.endswith(f"{sentence}; train without --compile")
     assert "Traceback" not in train.out

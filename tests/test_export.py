@@ -9,8 +9,8 @@ import onnx
 import onnxruntime
 import pytest
 from conftest import ROOT, definitions, refused, section
-from pixel_probe import use_fake_envpool
-from test_golden import FLAGS
+from pixel_probe import plays_envpool, use_fake_envpool
+from test_golden import flags_of
 
 import solorl
 from solorl import scripts
@@ -29,7 +29,7 @@ def trained(train, monkeypatch):
     """`run_dir, policy = trained("ppo", flags)`: a run folder and its policy as `solorl.load` brings it."""
 
     def call(name, flags):
-        if "envpool" in name:
+        if plays_envpool(name):
             use_fake_envpool(monkeypatch)
         run = train(name, *flags.split())["run"]
         run_dir = run.runs[0].dir if name.endswith("_jax") else run.dir
@@ -116,7 +116,7 @@ def test_last_is_the_model_of_the_end(trained, solo, tmp_path):
 @pytest.mark.parametrize("name", list(scripts.script_paths()))
 def test_every_algorithm_is_exported(name, trained, solo, tmp_path):
     """With the dtype of the environment: bytes for images."""
-    run_dir, policy = trained(name, FLAGS[name])
+    run_dir, policy = trained(name, " ".join(flags_of(name)))
     path = tmp_path / "policy.onnx"
     code, _, err = solo("export", run_dir, path)
     assert (code, err) == (0, ""), err
@@ -134,7 +134,7 @@ def test_every_algorithm_is_exported(name, trained, solo, tmp_path):
 @pytest.mark.parametrize("name", ["ppo_atari_lstm", "pqn_atari_envpool_lstm"])
 def test_memory_is_carried_by_the_caller(name, trained, solo, tmp_path):
     """20 steps in 3 environments, where a game begins at different steps: the same actions and memory as in the run."""
-    run_dir, policy = trained(name, FLAGS[name])
+    run_dir, policy = trained(name, " ".join(flags_of(name)))
     assert solo("export", run_dir, tmp_path / "policy.onnx")[0] == 0
     act, rng = session(tmp_path / "policy.onnx"), np.random.default_rng(3)
     state, mine = None, np.zeros((2, 3, 128), np.float32)

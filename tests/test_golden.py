@@ -4,6 +4,7 @@ A commit that moves them says `[moves results]` and brings a benchmark. To recor
 python tests/test_golden.py [NAME ...]
 """
 
+import importlib
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT, comparable, environment
-from pixel_probe import use_fake_envpool
+from pixel_probe import plays_envpool, use_fake_envpool
 
 from solorl.machine import cpu_model
 
@@ -21,6 +22,7 @@ FOLDER = Path(__file__).with_name("golden")
 ROWS = 8  # of each script
 PIXELS = "--num-envs 2 --num-steps 64 --num-minibatches 2 --total-timesteps 384 --learning-rate 0.001"
 CATCH = "--env-id pixel_probe:Catch-v0 --total-timesteps 120 --learning-starts 60 --batch-size 8"
+POOLED = "--env-id Catch-v5 --num-envs 2 --total-timesteps 240 --learning-starts 60 --batch-size 8 --eval-every 60"
 FLAGS = {
     "ppo": "--env-id CartPole-v1 --total-timesteps 1536",
     "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
@@ -39,6 +41,8 @@ FLAGS = {
     "ez_greedy_dqn": "--env-id MountainCar-v0 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari": f"{CATCH} --buffer-size 1000",
     "c51_atari": f"{CATCH} --buffer-size 150 --target-network-frequency 100",
+    "qdagger_dqn_atari_impalacnn": f"{CATCH} --learning-starts 20 --buffer-size 150 --target-network-frequency 10 "
+    "--teacher TEACHER --teacher-steps 40 --offline-steps 20",
     "rainbow_atari": f"{CATCH} --buffer-size 150 --target-network-frequency 100",
     "apex_dqn": "--env-id CartPole-v1 --synchronous --total-timesteps 2000 --learning-starts 500",
     "apex_dqn_atari": f"{CATCH} --synchronous --num-steps 10 --train-frequency 10 --buffer-size 150 "
@@ -53,6 +57,7 @@ FLAGS = {
     "sac_atari": "--env-id pixel_probe:Catch-v0 --total-timesteps 200 --learning-starts 180 --batch-size 4 "
     "--buffer-size 150",
     "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
+    "ppo_minatar_jax": "--num-envs 8 --num-steps 32 --num-minibatches 4 --total-timesteps 1024 --eval-every 512",
     "ppo_continuous_action_jax": "--num-steps 256 --total-timesteps 768",
     "ddpg_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "td3_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
@@ -60,8 +65,20 @@ FLAGS = {
     "c51_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "pqn_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
+    "dqn_atari_jax": f"{POOLED} --buffer-size 1000",
+    "c51_atari_jax": f"{POOLED} --buffer-size 100 --target-network-frequency 100",
+    "qdagger_dqn_atari_impalacnn_jax": f"{POOLED} --learning-starts 20 --buffer-size 150 --target-network-frequency 10 "
+    "--teacher TEACHER --teacher-steps 40 --offline-steps 20",
 }
 FLAGS = {script: f"{flags} --log-every 100 --eval-episodes 2" for script, flags in FLAGS.items()}
+
+
+def flags_of(script):
+    """The words of FLAGS, with the run folder of a teacher."""
+    if "TEACHER" not in FLAGS[script]:
+        return FLAGS[script].split()
+    teacher = importlib.import_module("catch_teacher_jax" if script.endswith("_jax") else "catch_teacher")
+    return [str(teacher.teacher_folder()) if word == "TEACHER" else word for word in FLAGS[script].split()]
 
 
 def circumstances(script):
@@ -72,8 +89,8 @@ def circumstances(script):
 
 def first_rows(script, folder):
     """The rows of metrics.jsonl, without what depends on the clock, of a short run in a process of its own."""
-    program = "pixel_probe" if "envpool" in script else "solorl.cli"
-    words = [sys.executable, "-m", program, "train", script, *FLAGS[script].split(), "--runs-dir", str(folder)]
+    program = "pixel_probe" if plays_envpool(script) else "solorl.cli"
+    words = [sys.executable, "-m", program, "train", script, *flags_of(script), "--runs-dir", str(folder)]
     subprocess.run(words, env=environment(), check=True, capture_output=True)
     return chosen(comparable(next(Path(folder).iterdir())))
 
@@ -84,15 +101,22 @@ def chosen(rows):
     return [*learning[:ROWS], *(row for row in rows if any("eval/" in key for key in row))]
 
 
-@pytest.mark.parametrize("script", list(FLAGS))
+# Variants in JAX that share most with a file that is not slow: 5 to 30 seconds each, most of it compiling.
+SLOW = (
+    "qdagger_dqn_atari_impalacnn_jax", "c51_atari_jax", "c51_jax", "ppo_minatar_jax", "ppo_continuous_action_jax",
+    "ddpg_continuous_action_jax", "td3_continuous_action_jax",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("script", [pytest.param(x, marks=pytest.mark.slow) if x in SLOW else x for x in FLAGS])
 def test_the_first_iterations_are_the_recorded_ones(script, train, monkeypatch):
     """All rows on the recorded kind of processor and version of the library; elsewhere, where a last bit may differ and
     trajectories part, the first iteration to 1 %."""
     golden = json.loads((FOLDER / f"{script}.json").read_text())
     assert golden["flags"] == FLAGS[script]
-    if "envpool" in script:
+    if plays_envpool(script):
         use_fake_envpool(monkeypatch)
-    run = train(script, *FLAGS[script].split())["run"]
+    run = train(script, *flags_of(script))["run"]
     got, want = chosen(comparable(run.runs[0].dir if script.endswith("_jax") else run.dir)), golden["rows"]
     if circumstances(script).items() <= golden.items():
         assert [set(row) for row in got] == [set(row) for row in want]

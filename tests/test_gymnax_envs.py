@@ -66,6 +66,7 @@ def test_the_environment_of_evaluation_plays_the_same_game():
     assert any(not np.array_equal(again[0], other) for other in again[2:])
 
 
+@pytest.mark.slow
 def test_a_training_counts_its_episodes_and_goes_on_exactly(train, tmp_path):
     whole = train("ppo_jax", *SMALL, "--total-timesteps", 2048)["run"].runs[0].dir
     lengths = [row["charts/episodic_length"] for row in rows(whole, "charts/episodic_length")]

@@ -20,13 +20,14 @@ OFF_POLICY = "--total-timesteps 1200 --learning-starts 100 --batch-size 16 --buf
 PPO = "--total-timesteps 1280 --num-envs 2 --num-steps 16 --num-minibatches 2"
 EVERY = "--eval-episodes 1 --eval-every 400 --save-every 400"
 ON_POLICY = {name for name in TWINS if name.startswith(("ppo", "pqn"))}  # without replay
-SAVED = [name for name in TWINS if "envpool" not in name]  # whose environments can be saved
+GAMES = {name for name in TWINS if "atari" in name}  # of EnvPool, which cannot be saved
 ROOTS = ("ppo", "dqn")  # the others are in `make test-all`
+ALONE = {"ppo_minatar_jax"}  # the games are in JAX: in torch they would be slow
 
 
 def test_there_are_twins():
-    """Every file in JAX names one."""
-    assert set(TWINS.values()) == {each.name for each in catalog.scripts() if each.framework == "jax"}
+    """Every file in JAX names one, except those that exist in JAX only."""
+    assert set(TWINS.values()) == {each.name for each in catalog.scripts() if each.framework == "jax"} - ALONE
     assert {"ppo", "dqn", "c51"} | BODIES <= set(TWINS)
 
 
@@ -35,8 +36,8 @@ def test_arguments_are_those_of_the_torch_twin(name):
     """Names, types and defaults."""
     fields = [dataclasses.fields(definitions(file)["Args"]) for file in (TWINS[name], name)]
     mine, torch = ([(f.name, f.type, f.default) for f in each if f.name != "num_seeds"] for each in fields)
-    if name in BODIES:
-        assert ("env_id", str, "Pendulum-v1") in mine
+    if name in BODIES | GAMES:
+        assert ("env_id", str, "Pendulum-v1" if name in BODIES else "Pong-v5") in mine
         mine, torch = ([field for field in each if field[0] != "env_id"] for each in (mine, torch))
     assert sorted(mine, key=repr) == sorted(torch, key=repr) and len(mine) > 10
 
@@ -48,7 +49,8 @@ def training(run):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ROOTS else pytest.param(name, marks=pytest.mark.slow) for name in SAVED]
+    "name",
+    [name if name in ROOTS else pytest.param(name, marks=pytest.mark.slow) for name in TWINS if name not in GAMES],
 )
 def test_a_stopped_training_goes_on_exactly(name, train, tmp_path):
     """Two seeds ended after a chunk, the second resumed alone: all that a checkpoint holds is equal to the bit."""
@@ -70,8 +72,9 @@ def test_a_stopped_training_goes_on_exactly(name, train, tmp_path):
     assert logged[0] == logged[1] and len(logged[0]) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(own_cores()) < 2, reason="needs two cores")
-@pytest.mark.parametrize("name", ["ppo", pytest.param("sac_continuous_action", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["ppo", "sac_continuous_action"])
 def test_a_seed_of_two_is_that_trained_alone_with_as_many_threads(name, tmp_path):
     """In processes of their own, whose XLA has two threads each: as users have it, not as these tests."""
     clean = {key: value for key, value in environment(XDG_CACHE_HOME=str(tmp_path)).items() if key != "NPROC"}

@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import rows
-from pixel_probe import use_fake_envpool
+from pixel_probe import plays_envpool, use_fake_envpool
 
 PPO = "--num-envs 8 --num-steps 32 --learning-rate 0.001 --no-anneal-lr --gamma 0.9 --eval-every 0 --save-every 0"
 DQN = "--num-envs 1 --learning-starts 500 --buffer-size 20000 --train-frequency 4 --learning-rate 0.0005 --gamma 0.9 "
@@ -22,9 +22,11 @@ LEARNS = {  # script -> flags with which it learns Catch in minutes; environment
     "ppo_atari_lstm": (PPO, 30_000),
     "ppo_atari_multigpu": (PPO, 30_000),
     "dqn_atari": (DQN, 20_000),
+    "dqn_atari_jax": (DQN, 20_000),
     "pqn_atari_envpool": (PQN, 30_000),
     "pqn_atari_envpool_lstm": (PQN, 30_000),
     "c51_atari": (DQN + ATOMS, 20_000),
+    "c51_atari_jax": (DQN + ATOMS, 20_000),
     "rainbow_atari": (RAINBOW + ATOMS, 12_000),
     "apex_dqn_atari": (APEX, 20_000),
     "sac_atari": (SAC, 15_000),
@@ -36,9 +38,9 @@ def train_probe(train, monkeypatch):
     """`train_probe(name, steps, ...)` trains a script on Catch with its flags of the table above."""
 
     def call(name, steps, *flags):
-        if "envpool" in name:
+        if plays_envpool(name):
             use_fake_envpool(monkeypatch)
-        env_id = "Catch-v5" if "envpool" in name else "pixel_probe:Catch-v0"
+        env_id = "Catch-v5" if plays_envpool(name) else "pixel_probe:Catch-v0"
         words = LEARNS[name][0].split()
         return train(name, "--env-id", env_id, "--total-timesteps", steps, *words, *flags)
 

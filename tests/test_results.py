@@ -2,13 +2,14 @@
 
 import copy
 import gzip
+import importlib
 import json
 import os
 import sys
 import time
 
 import pytest
-from conftest import rows
+from conftest import ROOT, rows
 
 from solorl.results import comparison
 from solorl.results import page as report_page
@@ -563,3 +564,13 @@ def test_a_real_run_is_collected(train, tmp_path):
     assert result.last_100_episodes == pytest.approx(sum(episodes[-100:]) / len(episodes[-100:]), rel=1e-5)
     assert result.global_step == 1024 and result.sps > 0
     assert str(tmp_path) not in json.dumps(content(tmp_path / "results/CartPole-v1__ppo__5.json.gz"))
+
+
+def test_speed_benchmarks_write_where_they_were_measured(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmark"))
+    speed = importlib.import_module("speed")
+    speed.write(tmp_path / "new/folder/ppo.json", rounds=[{"a": 1.0}])
+    about = json.loads((tmp_path / "new/folder/ppo.json").read_text())
+    assert about["rounds"] == [{"a": 1.0}] and about["cpu"] and about["cores"] == os.cpu_count()
+    assert about["python"].startswith("3.") and about["date"] == time.strftime("%Y-%m-%d")
+    assert about["git"] is None or set(about["git"]) == {"commit", "dirty"}

@@ -143,7 +143,8 @@ def test_temperature_loss_by_hand(entropy, loss):
     derivative in log alpha; the entropy gets none."""
     temperature, entropy = SAC["Temperature"](0.5), torch.tensor(entropy, requires_grad=True)
     assert temperature().item() == pytest.approx(0.5)
-    (gradient,), metrics = gradients_of(False, SAC["alpha_loss"], temperature, entropy, -2)
+    parameters = list(temperature.parameters())
+    (gradient,), metrics = gradients_of(False, parameters, SAC["alpha_loss"], temperature, entropy, -2)
     assert list(metrics) == ["losses/alpha_loss"] and entropy.grad is None
     assert metrics["losses/alpha_loss"].item() == pytest.approx(loss, abs=1e-6)
     assert gradient.item() == pytest.approx(loss, abs=1e-6)

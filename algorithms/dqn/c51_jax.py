@@ -234,6 +234,7 @@ if __name__ == "__main__":
 
     atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)
     optimizer = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)
+    optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
     setup = Setup(args, envs, optimizer, num_iterations, atoms)
     greedy = partial(act, atoms=atoms)
     start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))

@@ -209,7 +209,9 @@ if __name__ == "__main__":
     envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="discrete")
 
-    setup = Setup(args, envs, optax.adam(args.learning_rate), num_iterations)
+    optimizer = optax.adam(args.learning_rate)
+    optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
+    setup = Setup(args, envs, optimizer, num_iterations)
     start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
     # `run` holds the trainings: `train(iterations)` takes each so many iterations further
     train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 1000 // batch_steps))

@@ -144,7 +144,8 @@ def evaluate(params, obs, action):  # (batch, *obs_shape), (batch,) -> log-proba
     logits, value = actor_critic(params, obs)
     logprobs = jax.nn.log_softmax(logits)
     entropy = -(jnp.exp(logprobs) * logprobs).sum(1)
-    return jnp.take_along_axis(logprobs, action[:, None], 1).squeeze(1), entropy, value
+    taken = jax.nn.one_hot(action, logprobs.shape[1])
+    return (taken * logprobs).sum(1), entropy, value
 
 
 def act(params, obs):  # (batch, 4, 84, 84) -> (batch,): the most likely actions

@@ -330,6 +330,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="continuous")
 
     optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
+    optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
     setup = Setup(args, envs, optimizer, num_iterations)
     start = run.resume(lambda key: begin(key, setup), model="agent", envs=("env_state", "obs", "so_far"))
     # `run` holds the trainings: `train(iterations)` takes each so many iterations further

@@ -116,7 +116,8 @@ def value_of(params, obs):  # (batch, obs_dim) -> (batch,)
 def evaluate(params, obs, action):  # (batch, obs_dim), (batch,) -> log-probabilities, entropies, values, all (batch,)
     logprobs = jax.nn.log_softmax(tanh_mlp(params["actor"], obs))
     entropy = -(jnp.exp(logprobs) * logprobs).sum(1)
-    return jnp.take_along_axis(logprobs, action[:, None], 1).squeeze(1), entropy, value_of(params, obs)
+    taken = jax.nn.one_hot(action, logprobs.shape[1])
+    return (taken * logprobs).sum(1), entropy, value_of(params, obs)
 
 
 def act(params, obs):  # (batch, obs_dim) -> (batch,): the most likely actions
@@ -263,6 +264,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
 
     optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
+    optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
     setup = Setup(args, envs, optimizer, num_iterations)
     start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
     # `run` holds the trainings: `train(iterations)` takes each so many iterations further

@@ -36,6 +36,8 @@ EXEMPT = {
     "init_params": "in JAX: the networks of an algorithm",
     "begin": "in JAX: the first Training",
     "iteration": "in JAX: the main loop's body",
+    "q_values": "in JAX: the network of a DQN",
+    "logits_of": "in JAX: the network of a C51",
     "act": "in JAX: the policy in evaluation",
     "evaluate": "in JAX: log-probabilities for a kind of actions",
 }

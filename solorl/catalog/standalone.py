@@ -87,6 +87,8 @@ def without_solorl(block: str) -> str:
 def standalone(path: Path, name: str) -> str:
     """The text of `path` without the library, for a file `name`; UsageError if it needs more than the stub has."""
     ours, text = library_import(path), read_source(path)
+    if "run.teacher(" in text:
+        raise UsageError(f"{path.name} cannot stand alone: its teacher is a run folder, which the library reads")
     lines = text.splitlines(keepends=True)
     body = [node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))]
     last = body[-1].end_lineno or 0

@@ -146,6 +146,13 @@ class EnvPoolGames:
         none = jnp.zeros(self.num_envs, jnp.int32)
         return GamesState(number, jnp.zeros(8, jnp.uint8), lives, none.astype(bool), none), obs
 
+    def restart(self, state: Any) -> tuple[Any, Any]:
+        """New games everywhere: state, obs."""
+        none = jnp.zeros(self.num_envs, jnp.int32)
+        old = jnp.zeros(self._obs.shape, self._obs.dtype), state.lives
+        handle, obs, lives = self._begin(state.number, none == 0, state.handle, *old)
+        return GamesState(state.number, handle, lives, none.astype(bool), none), obs
+
     def step(self, key: Any, state: Any, action: Any) -> tuple[Any, Step]:
         """One step everywhere: state, Step. EnvPool has random numbers of its own, `key` is not used."""
         if self.fire:  # a game stands still after a lost life until this button is pressed

@@ -14,9 +14,9 @@ import os
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,15 @@ class Play:
     render: bool = False
     seed: int | None = None
     model: str = "model.safetensors"
-    take: Callable[[Any, Policy, Callable[..., Any]], None] | None = None  # gets args, policy, make_env; plays nothing
+    # Gets args, policy, make_env and models (see LoadedPolicy); plays nothing.
+    take: Callable[[Any, Policy, Callable[..., Any], Mapping[str, Any]], None] | None = None
 
-    def __call__(self, args: Any, folder: RunFolder, policy: Policy, make_env: Callable[..., Any]) -> None:
-        """Hand over the loaded policy, or evaluate it; film or show it on request."""
+    def __call__(
+        self, args: Any, folder: RunFolder, policy: Policy, make_env: Callable[..., Any], models: Mapping[str, Any]
+    ) -> None:
+        """Hand over the loaded policy and its models, or evaluate it; film or show it on request."""
         if self.take is not None:
-            self.take(args, policy, make_env)
+            self.take(args, policy, make_env, models)
             return
         seed = args.seed if self.seed is None else self.seed
         seeds = [env_seed(seed, CONFIRM, 2**19 + i) for i in range(self.episodes)]
@@ -83,6 +86,9 @@ class LoadedPolicy:
     args: Any  # the arguments of the training
     policy: Policy  # as the script hands it to `run.close`
     maker: Callable[..., Any]  # of environments, the same
+    # What the model file holds, under the names that it has there: modules of torch, in JAX trees of arrays.
+    models: Mapping[str, Any] = field(default_factory=dict)
+    score: float | None = None  # mean return of the evaluation after which the model was saved
 
     def __call__(self, obs: Any, *memory: Any) -> Any:
         """The greedy actions for a batch of observations; ValueError where `obs` is not a batch."""
@@ -112,10 +118,13 @@ def load(
         raise UsageError(not_trusted(copy, "trust_script=True"))
     found: list[LoadedPolicy] = []
 
-    def take(args: Any, act: Policy, make_env: Callable[..., Any]) -> None:
-        found.append(LoadedPolicy(args.env_id, replace(args), act, make_env))
+    model = "model_last.safetensors" if last else "model.safetensors"
 
-    play = Play(model="model_last.safetensors" if last else "model.safetensors", take=take)
+    def take(args: Any, act: Policy, make_env: Callable[..., Any], models: Mapping[str, Any]) -> None:
+        score = score_of(Path(run_dir) / model)
+        found.append(LoadedPolicy(args.env_id, replace(args), act, make_env, models, score))
+
+    play = Play(model=model, take=take)
     imports = set(re.findall(r"^\s*(?:import|from) (jax|torch)\b", copy.read_text(encoding="utf-8"), flags=re.M))
     with _unchanged(imports), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
@@ -127,6 +136,18 @@ def load(
     if not found:
         raise UsageError(f"{copy} came to its end without run.close, which hands over the policy")
     return found[-1]
+
+
+def score_of(model: Path) -> float | None:
+    """The mean return of the evaluation after which a model file was saved; None where it names none."""
+    from safetensors import safe_open
+
+    with safe_open(model, framework="numpy") as file:
+        said = (file.metadata() or {}).get("eval/episodic_return", "")
+    try:
+        return float(said)
+    except ValueError:
+        return None
 
 
 def play_script(path: Path, run_dir: Path, play: Play, neighbours: bool, flags: Sequence[str] = ()) -> None:

@@ -193,6 +193,11 @@ class Checkpoints:
         return where
 
     # ------------------------------------------------------------------ models
+    def networks(self) -> dict[str, Any]:
+        """What a model holds, as a script computes with it: modules of torch, in JAX trees of arrays."""
+        models = self._models().items()
+        return {name: part if hasattr(part, "named_parameters") else part.tree() for name, part in models}
+
     def _models(self) -> dict[str, Any]:
         if self.models is not None:
             return self.models

@@ -34,6 +34,7 @@ from solorl.run import checkpoint, memory, signals
 from solorl.run.arguments import RunArgs, check_unchanged, saved_arguments
 from solorl.run.device import device_words
 from solorl.run.folder import read_status
+from solorl.run.replay_jax import JaxReplay, replays_of, with_own_buffers, without_replay
 from solorl.run.safety import is_plain_name
 from solorl.run.summary import how_to_go_on
 from solorl.run.verbs import DIVERGED, UNSAVED, Run
@@ -71,15 +72,27 @@ class _Part:
     def __init__(self, runs: "Runs", index: int, field: str = ""):
         self.runs, self.index, self.field = runs, index, field
 
+    def tree(self) -> Any:
+        """The arrays as the script has them."""
+        return self.runs.training(self.index, self.field)
+
+    def _tree(self, without: Sequence[str]) -> Any:
+        """The field, or all fields of the training but those named."""
+        if self.field:
+            return self.runs.training(self.index, self.field)
+        fields = self.runs._trainings[self.index]._fields
+        return {field: self.runs.training(self.index, field) for field in fields if field not in without}
+
     def state_dict(self) -> dict[str, np.ndarray]:
         """Name -> array."""
-        return {name: np.asarray(leaf) for name, leaf in names_of(self.runs.training(self.index, self.field)).items()}
+        return {name: np.asarray(leaf) for name, leaf in names_of(self._tree(self.runs.saved_apart)).items()}
 
     def must_be_finite(self) -> dict[str, np.ndarray]:
         """Name -> array of the whole training, without what belongs to the environments."""
-        fields = self.runs._trainings[self.index]._fields
-        trees = {field: self.runs.training(self.index, field) for field in fields if field not in OF_ENVIRONMENTS}
-        return {name: np.asarray(leaf) for name, leaf in names_of(trees).items()}
+        return {
+            name: np.asarray(leaf)
+            for name, leaf in names_of(self._tree((*OF_ENVIRONMENTS, *self.runs.saved_apart))).items()
+        }
 
     def load_state_dict(self, arrays: Mapping[str, Any]) -> None:
         """Bring the training into the saved state; UsageError where the arrays do not fit.
@@ -87,7 +100,7 @@ class _Part:
         The arrays of a field named `replay`, rings of rows, may be longer than the saved ones if those have not begun
         to overwrite their rows.
         """
-        tree = self.runs.training(self.index, self.field)
+        tree = self._tree(self.runs.saved_apart)
         leaves = []
         for name, leaf in names_of(tree).items():
             if name.startswith("replay.") and name in arrays:
@@ -101,7 +114,8 @@ class _Part:
                 raise UsageError(f"what was saved does not fit: {what}")
             leaves.append(jnp.asarray(np.asarray(arrays[name]), leaf.dtype))
         tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
-        self.runs.put(self.index, self.field, tree)
+        for field, value in {self.field: tree}.items() if self.field else tree.items():
+            self.runs.put(self.index, field, value)
 
 
 def are_images(obs: Any) -> bool:
@@ -141,6 +155,7 @@ class Runs:
         self._model = ""  # the field of a training that `act` needs
         self.side_by_side = self.num_seeds > 1 and not _is_cpu(self.runs[0].device)  # vmap
         self._envs: Any = None
+        self.saved_apart: tuple[str, ...] = ()  # the fields of a training that are a part of their own in a checkpoint
         self._trainings: list[Any] = []
         self._stack: Any = None  # all trainings in one, an axis of seeds in front of each leaf, where side_by_side
         self._active = list(range(self.num_seeds))
@@ -165,10 +180,17 @@ class Runs:
         self._envs = open_envs(env_id, num_envs, num_threads=max(1, len(own_cores()) // self.num_seeds))
         return self._envs
 
+    def teacher(self, address: str, envs: Any, part: str, trust_script: bool = False) -> Any:
+        """See `Run.teacher`; all seeds have the same one."""
+        policy = self.runs[0].teacher(address, envs, part, trust_script)
+        for run in self.runs[1:]:
+            run._teacher = self.runs[0]._teacher
+        return policy
+
     def resume(self, begin: Callable[[Any], Any], model: str, envs: Sequence[str] = ()) -> int:
         """Begin the training of each seed: `begin` maps the key of a seed to a NamedTuple of all that will change; a
         checkpoint holds it. `model` is the field of it that `act` needs (`params`, `learner.actor`): it becomes
-        model.safetensors.
+        model.safetensors. A replay buffer that counts its rows (see `replay_jax`) is saved with `--save-replay` only.
 
         With `--resume` the trainings are as saved, except the fields `envs` where no checkpoint can hold the
         environments: then their episodes start again, and the run says so. Several seeds go on from the newest step of
@@ -176,23 +198,26 @@ class Runs:
         start from. Opens the run folders: nothing has been written before.
         """
         lost = () if self._envs.saved else tuple(envs)
+        if self.play:
+            begin = functools.partial(without_replay, begin)
         start = jax.jit(begin)
         keys = [jax.random.PRNGKey(run.args.seed) for run in self.runs]
         for leaf in jax.tree.leaves(jax.eval_shape(begin, keys[0])) if _is_cpu(self.runs[0].device) else ():
             memory.check_array(self.args, leaf.shape, leaf.dtype.itemsize * self.num_seeds)
-        # no two leaves may share a buffer, for the compiled code writes over them
-        self._trainings = [jax.tree.map(lambda x: jnp.array(x, copy=True), start(key)) for key in keys]
+        self._trainings = [with_own_buffers(start(key)) for key in keys]
+        self.saved_apart = replays_of(self._trainings[0])
+        again = jax.jit(lambda key: {field: getattr(begin(key), field) for field in lost})
         if self.args.resume and self.num_seeds > 1:
             self._choose_checkpoints()
         self._model, starts = model, []
         for i in self._active:
             run = self.runs[i]
             models = {model.rpartition(".")[2]: _Part(self, i, model)}
-            starts.append(run._fit({"training": _Part(self, i)}, models))
+            parts = {field: self._replay(i, field) for field in self.saved_apart}
+            starts.append(run._fit({"training": _Part(self, i), **parts}, models))
             if lost and starts[-1]:
-                fresh = start(jax.random.fold_in(keys[i], starts[-1]))
-                for field in lost:
-                    self.put(i, field, getattr(fresh, field))
+                for field, fresh in again(jax.random.fold_in(keys[i], starts[-1])).items():
+                    self.put(i, field, fresh)
                 run.meter.begin_episodes()
         if len(set(starts)) > 1:
             quit_with(f"the seeds stand at different iterations ({starts}); resume each alone, by its own folder")
@@ -213,11 +238,14 @@ class Runs:
             self._say(device_words(self.runs[0].device, self.threads))
         return starts[0]
 
-    def training(self, index: int, field: str = "") -> Any:
-        """The training of one seed as it is now, or one field of it. Its arrays are gone once the training goes on."""
+    def training(self, index: int, field: str = "", rows: Any = ...) -> Any:
+        """The training of one seed as it is now, one field of it, or some rows of one array. Its arrays are gone once
+        the training goes on."""
         tree = self._trainings[index] if self._stack is None else self._stack
         tree = attrgetter(field)(tree) if field else tree
-        return tree if self._stack is None else jax.tree.map(lambda x: x[index], tree)
+        if self._stack is not None:
+            return jax.tree.map(lambda x: x[index] if rows is ... else x[index, rows], tree)
+        return tree if rows is ... else tree[rows]
 
     def put(self, index: int, field: str, tree: Any) -> None:
         """Replace the training of one seed, or one field of it; before `compile`."""
@@ -235,7 +263,7 @@ class Runs:
         if self.play:
             return lambda iterations: None
         for name, reason in WITHOUT_EFFECT.items():
-            if getattr(self.args, name) != getattr(RunArgs, name):
+            if getattr(self.args, name) != getattr(RunArgs, name) and not (name == "save_replay" and self.saved_apart):
                 flag = name.replace("_", "-")
                 warn(f"--{'no-' if getattr(RunArgs, name) else ''}{flag} changes nothing here: {reason}")
         began = time.perf_counter()
@@ -369,6 +397,17 @@ class Runs:
             if i not in self._active:
                 self._say(f"seed {run.args.seed} stays as it is: {statuses[i]}, last saved at step {newest[i]:,}")
                 self._code = DIVERGED if statuses[i].startswith("diverged") else self._code
+
+    def _replay(self, index: int, field: str) -> JaxReplay:
+        """The replay buffer of a seed as a part of a checkpoint."""
+
+        def get(name: str, rows: Any = ...) -> Any:
+            return self.training(index, f"{field}.{name}", rows)
+
+        def put(name: str, array: Any) -> None:
+            self.put(index, f"{field}.{name}", array)
+
+        return JaxReplay(getattr(self._trainings[index], field)._fields, get, put)
 
     def _arguments(self) -> list[Any]:
         """The arguments of each seed as if it were trained alone, so that it can be resumed alone."""

@@ -1,6 +1,7 @@
 """Everything a training script needs that is not the algorithm, behind a few verbs.
 
     require, compile, fast, gradient_step, resume, reset, loop, episodes, gather, learned, log, evaluate, save, close
+    teacher: the trained policy of another run
     place, share, first, answers: objects in other processes, for scripts that play and learn side by side
 
 No verb changes what is learned. This module knows no algorithm, no network and no loss. The rest is done by parts
@@ -36,6 +37,7 @@ from solorl.run.ranks import Ranks, from_environment, local_rank
 from solorl.run.returns import teams_of
 from solorl.run.saving import Checkpoints
 from solorl.run.summary import how_to_go_on, summary
+from solorl.run.teacher import Teacher
 from solorl.run.trackers import Safe, check_wandb, trackers_of
 from solorl.run.upload import check_upload, upload
 from solorl.scripts import header_fields, not_for
@@ -81,6 +83,7 @@ class Run:
         self.ending, self.signal = "", 0  # why the run ends, and the signal that has come
         self.trained = False  # the loop is over: all that was learned is saved
         self._before: dict[int, Any] = {}  # where signals went before the loop
+        self._teacher: Teacher | None = None
         self._trackers: list[Safe] = []
         self._looked, self._line = -math.inf, Progress()
         if self.world_size > 1:
@@ -117,6 +120,22 @@ class Run:
             if kind != wanted:
                 use = _not_for(f"{kind} {what}")
                 quit_with(f"{env_id} has {kind} {what}, but {self.script.name} takes {wanted} {what}{use}")
+
+    def teacher(self, address: str, envs: Any, part: str, trust_script: bool = False) -> Any:
+        """The trained policy of another run as `solorl.load` gives it, on the device of this run; `address` is a run
+        folder or hf://USER/NAME. Ends with one sentence and exit code 2 unless that run has a model named `part` and a
+        score, and was trained on the same environment, with the spaces of `envs`. `trust_script`: see `load`.
+
+        The run folder gets a copy of the teacher, which a resumed run takes. A run that is only played needs none:
+        then None is returned. To be called before `resume`.
+        """
+        if self.play:
+            return None
+        device = getattr(self.device, "platform", str(self.device))
+        with in_one_sentence():
+            self._teacher = Teacher.find(address, self.dir, device, trust_script)
+            self._teacher.check(str(getattr(self.args, "env_id", "")), envs, part)
+        return self._teacher.policy
 
     def resume(self, **parts: Any) -> int:
         """Name all that a checkpoint must hold; with `--resume` bring it into the saved state. In all ranks modules
@@ -241,7 +260,7 @@ class Run:
         could not be written, one sentence says what, and the exit code is 4.
         """
         if self.play:
-            self.play(self.args, self.folder, policy, make_env)
+            self.play(self.args, self.folder, policy, make_env, self.checkpoints.networks())
             return
         self.ranks.close()
         self.processes.close()
@@ -352,11 +371,15 @@ class Run:
                 self.folder.make()
             self.checkpoints.open(self.dir)
             self.folder.open(self.args, self.script, self.device, saved)
+            if self._teacher is not None:
+                self._teacher.keep(self.dir)
         self._trackers = trackers_of(self.args, self.dir, saved["step"] + 1 if saved else None)
         self._set_status("running")
         atexit.register(self._abandon, "failed")
         self._say(f"run folder {self.dir}")
         self._say(device_words(self.device, self.args.threads))
+        if self._teacher is not None:
+            self._say(f"teacher {self._teacher}")
         size = sum(array.nbytes for replay in self.checkpoints.replays.values() for array in replay.arrays.values())
         if size > 1e9 and self.args.save_replay:
             self._say(f"the replay buffer will take up to {size / 1e9:.1f} GB in {self.dir / 'replay'}")

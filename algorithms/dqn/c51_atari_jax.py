@@ -1,0 +1,341 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["solorl[atari,envpool,jax]>=0.1", "jax>=0.4.34", "optax>=0.2"]
+# ///
+"""Categorical DQN (C51) on EnvPool's Atari games: learns the distribution of the return; discrete actions, images; JAX.
+
+Paper     Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887 ("Alg. 1", "Eq. 7" of the loss); loop:
+          Alg. 1 of Mnih et al. 2015, https://www.nature.com/articles/nature14236
+          EnvPool: Weng et al. 2022, https://arxiv.org/abs/2206.10558
+Run       solo train c51_atari_jax --env-id Pong-v5
+Spaces    image -> discrete
+Differs   from c51_jax.py, dqn_atari_jax.py: the merge of both, with 51 atoms between -10 and 10 and the settings of C51
+          on Atari: learning rate, moves of the target network
+Twin      c51_atari.py
+Not for   vector observations: c51_jax.py; continuous actions: ddpg_continuous_action_jax.py
+Details   algorithms/dqn/README.md
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from solorl import EnvPoolVectorEnv, RunArgs, Runs, parse
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "Pong-v5"  # id of the game in EnvPool
+    num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
+    total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
+    num_envs: int = 1  # environments stepped in parallel
+    buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each
+    batch_size: int = 32  # transitions per gradient step
+    learning_starts: int = 80_000  # environment steps before the first gradient step; 0: none
+    train_frequency: int = 4  # environment steps per gradient step
+    learning_rate: float = 2.5e-4  # of Adam
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    target_network_frequency: int = 10_000  # environment steps between moves of the target network
+    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
+    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
+    end_e: float = 0.01  # epsilon at the end, from 0 to 1
+    exploration_fraction: float = 0.1  # share of total_timesteps in which epsilon falls linearly, from 0 to 1
+    n_atoms: int = 51  # returns that a distribution knows: the atoms
+    v_min: float = -10.0  # the least of them; may be negative
+    v_max: float = 10.0  # the largest of them; may be negative
+    eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
+
+
+class Setup(NamedTuple):
+    """What stays the same while a seed trains."""
+
+    args: Args
+    envs: Any
+    optimizer: optax.GradientTransformation
+    num_iterations: int
+    atoms: jax.Array  # (n_atoms,)
+
+
+class Batch(NamedTuple):
+    """Transitions."""
+
+    obs: jax.Array  # (batch_size, 4, 84, 84), bytes
+    action: jax.Array  # (batch_size,)
+    reward: jax.Array  # (batch_size,)
+    done: jax.Array  # (batch_size,), 0 at a time limit: that is not the end of the task
+    next_obs: jax.Array  # (batch_size, 4, 84, 84), bytes
+
+
+class FrameReplay(NamedTuple):
+    """The last `capacity` images. Each is stored once; stacks are put together when they are sampled.
+
+    A row is what one step led to: the image, and the step's action, reward and done. `back` tells how many rows before
+    it the previous image of its game lies; it is 0 for the first image of a game, to which no step led. Rows are
+    numbered from 0 on; row i lies at index i % capacity.
+    """
+
+    image: jax.Array  # (capacity, 84, 84), bytes
+    action: jax.Array  # (capacity,), like the next three
+    reward: jax.Array
+    done: jax.Array
+    back: jax.Array
+    inserted: jax.Array  # the number of the next row, ()
+
+    @classmethod
+    def empty(cls, capacity):
+        image, (action, back) = jnp.zeros((capacity, 84, 84), jnp.uint8), jnp.zeros((2, capacity), jnp.int32)
+        reward, done = jnp.zeros((2, capacity))
+        return cls(image, action, reward, done, back, jnp.int32(0))
+
+    def insert(self, new_game, obs_image, image, action, reward, done):
+        """Insert what num_steps steps in every environment led to, all (num_steps, num_envs, ...). A step of a new game
+        has two rows, of which the first is the image that the game began with, `obs_image`."""
+        capacity = len(self.image)
+        row = jnp.stack([new_game, jnp.ones_like(new_game)], 1)  # (num_steps, 2, num_envs): the rows that there are
+        number = self.inserted + row.cumsum().reshape(row.shape) - 1
+        # otherwise the previous image is that of the step before, whose last num_envs rows were of all environments
+        back = jnp.where(new_game, number[:, 1] - number[:, 0], row.sum((1, 2))[:, None])
+        index = jnp.where(row, number % capacity, capacity)  # after the end where there is no row
+        columns = (obs_image, image), *((jnp.zeros_like(x), x) for x in (action, reward, done, back))
+        arrays = [
+            array.at[index].set(jnp.stack(column, 1).astype(array.dtype), mode="drop")
+            for array, column in zip(self[:-1], columns, strict=True)
+        ]
+        return FrameReplay(*arrays, number[-1, 1, -1] + 1)
+
+    def history(self, row):
+        """Indices (n, 5) of the images up to and with each row's, the first one of a game repeated; and which rows (n,)
+        can be sampled: a step has led to them, and none of these images has been overwritten."""
+        rows, capacity = [row], len(self.image)
+        for _ in range(4):
+            rows.append(rows[-1] - self.back[rows[-1] % capacity])
+        whole = (rows[1] < row) & (rows[-1] >= self.inserted - capacity)
+        return jnp.stack(rows[::-1], 1) % capacity, whole
+
+    def sample(self, key, batch_size):
+        """A Batch of transitions drawn uniformly with replacement."""
+        capacity = len(self.image)
+        oldest = jnp.maximum(0, self.inserted - capacity)
+
+        def draw(carry):
+            key, row, whole = carry
+            key, row_key = jax.random.split(key)
+            row = jnp.where(whole, row, jax.random.randint(row_key, (batch_size,), oldest, self.inserted))
+            return key, row, self.history(row)[1]
+
+        none = jnp.zeros(batch_size, jnp.int32), jnp.zeros(batch_size, bool)
+        _, row, _ = jax.lax.while_loop(lambda carry: ~carry[2].all(), draw, (key, *none))
+        image = self.image[self.history(row)[0]]  # (batch_size, 5, 84, 84)
+        columns = (array[row % capacity] for array in (self.action, self.reward, self.done))
+        return Batch(image[:, :4], *columns, image[:, 1:])
+
+
+class Training(NamedTuple):
+    """All that changes while a seed trains."""
+
+    params: dict  # of the Q-network
+    target_params: dict
+    optimizer_state: Any
+    replay: FrameReplay
+    env_state: Any
+    obs: jax.Array  # (num_envs, 4, 84, 84) bytes, the current observations
+    lives: jax.Array  # (num_envs,), after the last step
+    new_game: jax.Array  # (num_envs,), where obs is the first of a game
+    key: jax.Array  # of the random numbers to come
+    iteration: jax.Array  # iterations done, ()
+
+
+def make_envs(env_id, num_envs, **kwargs):
+    """Whole games, for training and for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
+    return EnvPoolVectorEnv(env_id, num_envs, **kwargs)
+
+
+def uniform(key, shape):
+    """A layer with weights (..., fan_out) and biases uniform within 1 / sqrt(fan_in), as in torch."""
+    keys, bound = jax.random.split(key), prod(shape[:-1]) ** -0.5
+    shapes = {"weight": (keys[0], shape), "bias": (keys[1], shape[-1:])}
+    return {name: jax.random.uniform(*each, minval=-bound, maxval=bound) for name, each in shapes.items()}
+
+
+def linear(layer, x):  # (batch, fan_in) -> (batch, fan_out)
+    return x @ layer["weight"] + layer["bias"]
+
+
+def convolution(layer, x, stride):
+    """A convolution without padding, (batch, side, side, fan_in) -> (batch, new_side, new_side, fan_out): products of
+    matrices: in a loop XLA's own is many times slower on a CPU. `stride` divides the sides of image and kernel.
+    """
+    batch, side, k = len(x), x.shape[1] // stride, layer["weight"].shape[0] // stride
+    fan_in, fan_out = layer["weight"].shape[2:]
+    # a block of stride x stride pixels becomes one pixel: then the stride is 1 and the kernel k x k
+    x = x.reshape(batch, side, stride, side, stride, fan_in).swapaxes(2, 3).reshape(batch, side, side, -1)
+    weight = layer["weight"].reshape(k, stride, k, stride, fan_in, fan_out).swapaxes(1, 2)
+    weight = weight.reshape(k * k, x.shape[3], fan_out)
+    places, new_side = [(i, j) for i in range(k) for j in range(k)], side - k + 1
+    if k > 2:  # the pixels below the kernel next to each other: larger inputs
+        x = jnp.concatenate([x[:, i : i + new_side, j : j + new_side] for i, j in places], 3)
+        return x @ weight.reshape(-1, fan_out) + layer["bias"]
+    # every pixel by every place of the kernel, then moved and added: larger outputs
+    parts = (x @ weight.swapaxes(0, 1).reshape(x.shape[3], -1)).reshape(batch, side, side, k * k, fan_out)
+    return sum(parts[:, i : i + new_side, j : j + new_side, n] for n, (i, j) in enumerate(places)) + layer["bias"]
+
+
+def nature_cnn(params, obs):
+    """The convolutional network of Mnih et al. 2015, (batch, 4, 84, 84) bytes -> (batch, 512)."""
+    x = obs.transpose(0, 2, 3, 1).astype(jnp.float32) / 255
+    for name, stride in (("conv1", 4), ("conv2", 2), ("conv3", 1)):
+        x = jax.nn.relu(convolution(params[name], x, stride))
+    return jax.nn.relu(linear(params["dense"], x.reshape(len(x), -1)))
+
+
+def init_params(key, num_actions, n_atoms):
+    shapes = {
+        "conv1": (8, 8, 4, 32),
+        "conv2": (4, 4, 32, 64),
+        "conv3": (3, 3, 64, 64),
+        "dense": (7 * 7 * 64, 512),
+        "head": (512, num_actions * n_atoms),
+    }
+    keys = jax.random.split(key, len(shapes))
+    return {name: uniform(key, shape) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
+
+
+def logits_of(params, obs, atoms):  # (batch, 4, 84, 84) -> (batch, num_actions, n_atoms)
+    return linear(params["head"], nature_cnn(params, obs)).reshape(len(obs), -1, len(atoms))
+
+
+def act(params, obs, atoms):  # (batch, 4, 84, 84) -> (batch,): the greedy actions
+    return (jax.nn.softmax(logits_of(params, obs, atoms)) @ atoms).argmax(1)
+
+
+def project(p, value, atoms):
+    """The distribution on the atoms (n_atoms,) that stands for probabilities p of values, both (batch, n_atoms): each
+    value, clipped to their range, gives its probability to the two atoms next to it, more to the closer one (Eq. 7)."""
+    last, row = len(atoms) - 1, jnp.arange(len(p))[:, None]
+    b = ((value - atoms[0]) / (atoms[last] - atoms[0]) * last).clip(0, last)  # position among the atoms
+    lower = b.astype(jnp.int32)
+    to_upper = p * (b - lower)  # nothing where the value is an atom: the lower one gets all
+    target = jnp.zeros((len(p), last + 2))  # with a column after the last atom, which gets nothing
+    return target.at[row, lower].add(p - to_upper).at[row, lower + 1].add(to_upper)[:, :-1]
+
+
+def c51_loss(params, target_params, batch, atoms, gamma):
+    """Cross entropy of Alg. 1, and the metrics."""
+    row = jnp.arange(len(batch.action))
+    next_p = jax.nn.softmax(logits_of(target_params, batch.next_obs, atoms))
+    next_p = next_p[row, (next_p @ atoms).argmax(1)]  # (batch_size, n_atoms), of the best action
+    value = batch.reward[:, None] + gamma * (1 - batch.done[:, None]) * atoms
+    target = project(next_p, value, atoms)
+    logprob = jax.nn.log_softmax(logits_of(params, batch.obs, atoms)[row, batch.action])
+    assert logprob.shape == target.shape == (len(batch.reward), len(atoms))
+    loss = -(target * logprob).sum(1).mean()
+    q = jnp.exp(logprob) @ atoms
+    return loss, {"losses/td_loss": loss, "losses/q_values": q.mean()}
+
+
+def begin(key, setup):
+    """The training of one seed before its first iteration."""
+    params_key, envs_key, key = jax.random.split(key, 3)
+    params = init_params(params_key, int(setup.envs.single_action_space.n), setup.args.n_atoms)
+    env_state, obs = setup.envs.reset(envs_key)
+    replay, num_envs = FrameReplay.empty(setup.args.buffer_size), setup.args.num_envs
+    games = env_state, obs, jnp.zeros(num_envs, jnp.int32), jnp.ones(num_envs, bool)
+    return Training(params, params, setup.optimizer.init(params), replay, *games, key, jnp.int32(0))
+
+
+def iteration(training, setup):
+    """One iteration of one seed: the next training, and what it reports."""
+    args, envs, optimizer, num_iterations, atoms = setup
+    coin_key, action_key, step_key, sample_key, key = jax.random.split(training.key, 5)
+    num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
+    batch_steps = args.num_envs * num_steps
+    before, global_step = training.iteration * batch_steps, (training.iteration + 1) * batch_steps
+
+    # ---- 1. act: "with probability epsilon select a random action" (Alg. 1)
+    progress = jnp.minimum(1, training.iteration / max(1.0, args.exploration_fraction * num_iterations))
+    epsilon = args.start_e + (args.end_e - args.start_e) * progress
+
+    def env_step(carry, drawn):
+        (env_state, obs, lives, new_game), (key, greedy, random) = carry, drawn
+        chosen = lambda: jnp.where(greedy, act(training.params, obs, atoms), random)  # noqa: E731
+        action = jax.lax.cond(greedy.any(), chosen, lambda: random)
+        env_state, step = envs.step(key, env_state, action)
+        over = step.terminated | step.truncated
+        # a lost life ends the return, but not the game; a time limit ends the game, but not the task
+        done = step.terminated | ((step.lives < lives) & ~over)
+        row = new_game, obs[:, -1], step.final_obs[:, -1], action, jnp.sign(step.reward), done
+        return (env_state, step.obs, step.lives, over), (row, step.reward, over)
+
+    shape = (num_steps, args.num_envs)
+    random = jax.random.randint(action_key, shape, 0, int(envs.single_action_space.n))
+    greedy = jax.random.uniform(coin_key, shape) >= epsilon
+    drawn = (jax.random.split(step_key, num_steps), greedy, random)
+    games = training.env_state, training.obs, training.lives, training.new_game
+    games, (rows, reward, over) = jax.lax.scan(env_step, games, drawn)  # (num_steps, num_envs, ...)
+
+    # ---- 2. store: each image once
+    replay = training.replay.insert(*rows)
+
+    # ---- 3. learn: a gradient step for every train_frequency environment steps after learning_starts
+    def gradient_step(i, carry):
+        params, optimizer_state, sums = carry
+        batch = replay.sample(jax.random.fold_in(sample_key, i), args.batch_size)
+        gradients, metrics = jax.grad(c51_loss, has_aux=True)(params, training.target_params, batch, atoms, args.gamma)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state)
+        return optax.apply_updates(params, updates), optimizer_state, jax.tree.map(jnp.add, sums, metrics)
+
+    first, last = jnp.maximum(before, args.learning_starts) // args.train_frequency, global_step // args.train_frequency
+    last = jnp.where(replay.inserted < args.learning_starts, first, last)  # resumed without its images
+    carry = (training.params, training.optimizer_state, {"losses/td_loss": 0.0, "losses/q_values": 0.0})
+    params, optimizer_state, sums = jax.lax.fori_loop(first, last, gradient_step, carry)
+    move = jnp.where(global_step % args.target_network_frequency < batch_steps, args.tau, 0.0)
+    target_params = optax.incremental_update(params, training.target_params, move)
+
+    # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
+    training = Training(params, target_params, optimizer_state, replay, *games, key, training.iteration + 1)
+    return training, (reward, over, epsilon, sums, jnp.maximum(0, last - first))
+
+
+if __name__ == "__main__":
+    # ---- setup
+    args = parse(Args)
+    run = Runs(args)
+    batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
+    num_iterations = args.total_timesteps // batch_steps
+    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
+    run.require(
+        args.target_network_frequency >= batch_steps,
+        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
+    )
+    run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
+    least = max(10 * args.num_envs, 2 * batch_steps)
+    run.require(
+        args.buffer_size >= least,
+        f"--buffer-size must be at least {least}, the images of an iteration, and of a transition in every environment",
+    )
+    envs = run.open_envs(args.env_id, args.num_envs)  # EnvPool's, stepped inside of the compiled code
+    run.require_spaces(envs, obs="image", action="discrete")
+
+    atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)
+    optimizer = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)
+    setup = Setup(args, envs, optimizer, num_iterations, atoms)
+    greedy = partial(act, atoms=atoms)
+    games = ("env_state", "obs", "lives", "new_game")
+    start = run.resume(lambda key: begin(key, setup), model="params", envs=games)
+    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
+    train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 64 // batch_steps))
+
+    for iterations in run.loop(start, num_iterations, batch_steps):
+        global_step = iterations.stop * batch_steps
+        reward, over, epsilon, sums, count = train(iterations)  # (num_seeds, len(iterations), ...) each
+        run.episodes(global_step, reward, over)
+        run.learned(sums, count)
+        run.log(global_step, {"charts/epsilon": epsilon[:, -1]})
+        run.evaluate(global_step, greedy, make_envs)
+        run.save(global_step)
+    run.close(greedy, make_envs)

@@ -1,0 +1,359 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["solorl[atari]>=0.1", "ale-py>=0.11", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# ///
+"""QDagger on Atari: a deep Q-network (DQN) with the IMPALA CNN that learns from a trained teacher; images.
+
+Paper     Agarwal et al. 2022, https://arxiv.org/abs/2206.01626 ("Sec. 4.1" below); "DQN": Mnih et al. 2015,
+          https://www.nature.com/articles/nature14236; "IMPALA": Espeholt et al. 2018, https://arxiv.org/abs/1802.01561
+Run       solo train qdagger_dqn_atari_impalacnn --env-id ALE/Pong-v5 --teacher runs/TEACHER
+Spaces    image -> discrete
+Differs   from dqn_atari.py: a teacher, which is the run folder of a file with a Q-network, such as dqn_atari.py; before
+          the student plays, the teacher fills a replay buffer of its own and the student learns from that; a loss that
+          draws the student towards the teacher, by a weight that falls as the student's score rises; the IMPALA CNN
+Not for   vector observations: dqn.py; continuous actions: ddpg_continuous_action.py
+Details   algorithms/dqn/README.md
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import ale_py
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, ResizeObservation, TimeLimit
+
+from solorl import Run, RunArgs, parse
+
+gym.register_envs(ale_py)
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
+    teacher: str = ""  # run folder of the teacher, or hf://USER/NAME of one on the Hugging Face hub
+    trust_script: bool = False  # execute the script in the teacher's folder, whatever it does
+    total_timesteps: int = 11_000_000  # steps of the three phases: the next two numbers, then the student's own steps
+    teacher_steps: int = 500_000  # environment steps of 4 frames that the teacher plays, summed over environments
+    offline_steps: int = 500_000  # gradient steps on what the teacher has played; 0: none
+    num_envs: int = 1  # environments stepped in parallel
+    buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each; that of the teacher has teacher_steps
+    batch_size: int = 32  # transitions per gradient step
+    learning_starts: int = 80_000  # steps of the student before its first gradient step on them; 0: none
+    train_frequency: int = 4  # environment steps per gradient step
+    learning_rate: float = 1e-4  # of Adam
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    target_network_frequency: int = 1000  # environment steps between moves of the target network
+    temperature: float = 1.0  # of the policies softmax(Q / temperature) that are compared
+    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
+    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
+    end_e: float = 0.01  # epsilon at the end, from 0 to 1
+    exploration_fraction: float = 0.1  # share of the student's steps in which epsilon falls linearly, from 0 to 1
+    eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
+
+
+class Batch(NamedTuple):
+    """Transitions."""
+
+    obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
+    action: torch.Tensor  # (batch_size,)
+    reward: torch.Tensor  # (batch_size,)
+    done: torch.Tensor  # (batch_size,), 0 at a time limit: that is not the end of the task
+    next_obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
+
+
+class RandomNoops(gym.Wrapper):
+    """Begins each game with 1 to 30 frames of doing nothing, so that games differ."""
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        for _ in range(self.unwrapped.np_random.integers(1, 31)):
+            obs, _, _, _, info = self.env.step(0)
+        return obs, info
+
+
+class PressFire(gym.Wrapper):
+    """Presses FIRE at the start of a game and after a lost life, where the game waits for it."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.fire, self.lives, self.life_lost = env.unwrapped.get_action_meanings()[1] == "FIRE", 0, False
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        if self.fire:
+            obs, _, _, _, info = self.env.step(1)
+        self.lives, self.life_lost = info["lives"], False
+        return obs, info
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(1 if self.fire and self.life_lost else action)
+        self.life_lost, self.lives = info["lives"] < self.lives, info["lives"]
+        return obs, reward, terminated, truncated, info
+
+
+def make_env(env_id, **kwargs):
+    """One whole game, for training and for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
+    env = gym.make(env_id, obs_type="grayscale", frameskip=1, max_num_frames_per_episode=0, **kwargs)
+    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # the larger of the last two images: objects flicker
+    env = ResizeObservation(PressFire(env), (84, 84))
+    return TimeLimit(FrameStackObservation(env, 4), 27_000)
+
+
+class FrameReplay:
+    """The last `capacity` images, in host memory. Each is stored once; stacks are put together when they are sampled.
+
+    A row is what one step led to: the image, and the step's action, reward and done. `back` tells how many rows before
+    it the previous image of its game lies; it is 0 for the first image of a game, to which no step led. Rows are
+    numbered from 0 on; row i lies at index i % capacity.
+    """
+
+    def __init__(self, capacity, num_envs):
+        self.arrays = {
+            "image": np.zeros((capacity, 84, 84), np.uint8),
+            "action": np.zeros(capacity, np.int64),
+            "reward": np.zeros(capacity, np.float32),
+            "done": np.zeros(capacity, np.float32),
+            "back": np.zeros(capacity, np.int32),
+        }
+        self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
+        self.state = {"age": np.zeros(num_envs, np.int64)}  # rows since each game's newest one, itself included
+
+    def begin(self, games, image):
+        """Insert the first images (n, 84, 84) of new games in the environments `games` (n,)."""
+        self._insert(games, image, 0, 0, 0, 0)
+
+    def add(self, image, action, reward, done):
+        """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
+        games = np.arange(len(image))
+        self._insert(games, image, action, reward, done, self.state["age"] + games)
+
+    def _insert(self, games, *columns):
+        index = (self.inserted + np.arange(len(games))) % self.capacity
+        for array, rows in zip(self.arrays.values(), columns, strict=True):
+            array[index] = rows
+        self.inserted += len(games)
+        self.state["age"] += len(games)
+        self.state["age"][games] = len(games) - np.arange(len(games))
+
+    def history(self, row):
+        """Indices (n, 5) of the images up to and with each row's, the first one of a game repeated; and which rows (n,)
+        can be sampled: a step has led to them, and none of these images has been overwritten."""
+        rows = [row]
+        for _ in range(4):
+            rows.append(rows[-1] - self.arrays["back"][rows[-1] % self.capacity])
+        whole = (rows[1] < row) & (rows[-1] >= self.inserted - self.capacity)
+        return np.stack(rows[::-1], 1) % self.capacity, whole
+
+    def sample(self, batch_size, device):
+        """A Batch of transitions drawn uniformly with replacement."""
+        oldest = max(0, self.inserted - self.capacity)
+        row = np.random.randint(oldest, self.inserted, batch_size)
+        while not (whole := self.history(row)[1]).all():
+            row[~whole] = np.random.randint(oldest, self.inserted, np.sum(~whole))
+        image = torch.from_numpy(self.arrays["image"][self.history(row)[0]]).to(device)  # (batch_size, 5, 84, 84)
+        columns = (self.arrays[name][row % self.capacity] for name in ("action", "reward", "done"))
+        return Batch(image[:, :4], *(torch.from_numpy(column).to(device) for column in columns), image[:, 1:])
+
+
+class Scaled(nn.Module):
+    """Bytes to numbers from 0 to 1; channels last in memory, for that is faster in convolutions."""
+
+    def forward(self, x):
+        return x.to(torch.float32, memory_format=torch.channels_last) / 255
+
+
+class ResidualBlock(nn.Module):
+    """x + f(x) with two convolutions as f, (batch, channels, height, width) -> the same."""
+
+    def __init__(self, channels):
+        super().__init__()
+        convolutions = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
+        self.layers = nn.Sequential(*(layer for convolution in convolutions for layer in (nn.ReLU(), convolution)))
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+def impala_cnn():
+    """The deep convolutional network of IMPALA (Fig. 3, right), (batch, 4, 84, 84) bytes -> (batch, 256)."""
+    layers = []
+    for inputs, channels in ((4, 16), (16, 32), (32, 32)):  # each halves height and width: 42, 21, 11
+        layers += [nn.Conv2d(inputs, channels, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+        layers += [ResidualBlock(channels), ResidualBlock(channels)]
+    return nn.Sequential(Scaled(), *layers, nn.ReLU(), nn.Flatten(), nn.Linear(32 * 11 * 11, 256), nn.ReLU())
+
+
+class QNetwork(nn.Module):
+    """The values of all actions."""
+
+    def __init__(self, num_actions):
+        super().__init__()
+        self.network, self.head = impala_cnn(), nn.Linear(256, num_actions)
+
+    def forward(self, obs):  # (batch, 4, 84, 84) -> (batch, num_actions)
+        return self.head(self.network(obs))
+
+    @torch.no_grad()
+    def act(self, obs):  # NumPy (batch, 4, 84, 84) -> NumPy (batch,): the greedy actions
+        return self(torch.as_tensor(obs, device=self.head.weight.device)).argmax(1).cpu().numpy()
+
+
+def distill_loss(q, teacher_q, temperature):
+    """How far the student's policy is from the teacher's (Sec. 4.1): the cross entropy -sum_a pi_T(a|s) log pi(a|s),
+    its mean over the batch, with pi = softmax(Q / temperature). Values are (batch_size, num_actions)."""
+    assert q.shape == teacher_q.shape
+    cross_entropy = -(F.softmax(teacher_q / temperature, 1) * F.log_softmax(q / temperature, 1)).sum(1)
+    return cross_entropy.mean()
+
+
+def qdagger_loss(q_network, target_network, teacher, batch, gamma, temperature, weight):
+    """The error of DQN plus `weight` times the distillation (Sec. 4.1), and the metrics."""
+    with torch.no_grad():
+        target = batch.reward + gamma * (1 - batch.done) * target_network(batch.next_obs).amax(1)
+        teacher_q = teacher(batch.obs)
+    q = q_network(batch.obs)
+    taken = q.gather(1, batch.action[:, None]).squeeze(1)
+    assert taken.shape == target.shape == batch.reward.shape
+    td_loss, distillation = F.mse_loss(taken, target), distill_loss(q, teacher_q, temperature)
+    metrics = {"losses/td_loss": td_loss, "losses/q_values": taken.mean(), "losses/distill_loss": distillation}
+    return td_loss + weight * distillation, metrics
+
+
+def count_returns(running, returns, reward, over):
+    """Count the rewards (num_steps, num_envs) of some steps into the returns of the running games (num_envs,); where a
+    game is over, its return becomes the newest of `returns`, those of the last games. In place."""
+    for rewards, ends in zip(reward, over, strict=True):
+        running += rewards
+        for i in np.flatnonzero(ends):
+            returns[:] = [*returns[1:], running[i]]
+        running[ends] = 0
+
+
+def soft_update(target, online, tau):
+    """Move the parameters of `target` by the share `tau` towards those of `online`."""
+    with torch.no_grad():
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
+
+
+if __name__ == "__main__":
+    # ---- setup
+    args = parse(Args)
+    run = Run(args)  # seeds Python, NumPy and torch
+    num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
+    batch_steps = args.num_envs * num_steps
+    num_iterations = args.total_timesteps // batch_steps
+    # three phases: the teacher plays; from offline_start on the student learns from that; from online_start on it plays
+    offline_start = args.teacher_steps // batch_steps
+    online_start = offline_start + args.offline_steps // batch_steps
+    run.require(offline_start, f"--teacher-steps {args.teacher_steps} is less than one iteration of {batch_steps}")
+    run.require(
+        num_iterations > online_start,
+        f"--total-timesteps {args.total_timesteps} leaves no step to the student: it must be more than the sum of "
+        f"--teacher-steps {args.teacher_steps} and --offline-steps {args.offline_steps}",
+    )
+    run.require(args.temperature > 0, "--temperature must be more than 0")
+    run.require(
+        args.target_network_frequency >= batch_steps,
+        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
+    )
+    run.require(
+        min(args.teacher_steps, args.buffer_size) >= 10 * args.num_envs,
+        f"--teacher-steps and --buffer-size must be at least {10 * args.num_envs}, the images of a transition in every "
+        "environment",
+    )
+    run.require(
+        "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
+        f"{args.env_id} is no Atari game; dqn.py takes vector observations",
+    )
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="image", action="discrete")
+    num_actions = int(envs.single_action_space.n)
+    # what `solorl.load` gives: the greedy policy, its networks, its score; None where the run is only played
+    teacher = run.teacher(args.teacher, envs, "q_network", args.trust_script)
+    run.require(
+        teacher is None or teacher.score > 0,
+        f"{args.teacher} must have scored more than 0: the student's score is divided by it",
+    )
+
+    q_network = QNetwork(num_actions).to(run.device)
+    target_network = copy.deepcopy(q_network)
+    optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
+    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
+    gradient_step = run.gradient_step(qdagger_loss, q_network, optimizer)
+    teacher_replay, replay = (FrameReplay(size, args.num_envs) for size in (args.teacher_steps, args.buffer_size))
+    lives = np.zeros(args.num_envs, np.int64)
+    running, returns = np.zeros(args.num_envs), np.zeros(10)  # of the student's games: those under way, the last ones
+    parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
+    parts |= {"teacher_replay": teacher_replay, "replay": replay, "running": running, "returns": returns}
+    start = run.resume(**parts, envs=envs, lives=lives)  # what a checkpoint holds
+
+    # ---- storage of one iteration
+    shape = (num_steps, args.num_envs)
+    reward, over = np.zeros(shape, np.float32), np.zeros(shape, bool)
+
+    obs = run.reset(envs)  # (num_envs, 4, 84, 84)
+    for iteration in run.loop(start, num_iterations):
+        global_step = (iteration + 1) * batch_steps  # at the end of this iteration
+        online_step = global_step - online_start * batch_steps  # of the student
+        teaching, online = iteration < offline_start, iteration >= online_start
+        policy, memory = (q_network.act, replay) if online else (teacher, teacher_replay)
+
+        # ---- 1. act: first the teacher, last the student, "with probability epsilon" at random (Alg. 1 of DQN)
+        falls = args.exploration_fraction * (num_iterations - online_start)  # in so many iterations of the student
+        progress = (iteration - online_start) / max(1.0, falls) if online else iteration / offline_start
+        epsilon = args.start_e + (args.end_e - args.start_e) * min(1.0, progress)
+        action = np.random.randint(num_actions, size=shape)
+        greedy = np.random.random(shape) >= epsilon
+        if iteration == online_start:  # new games for the student
+            obs, lives[:] = envs.reset()[0], 0
+        if memory.inserted == 0 and (teaching or online):
+            memory.begin(np.arange(args.num_envs), obs[:, -1])
+        for step in range(num_steps) if teaching or online else ():
+            if greedy[step].any():
+                action[step] = np.where(greedy[step], policy(obs), action[step])
+            obs, reward[step], terminated, truncated, infos = envs.step(action[step])
+            over[step] = terminated | truncated
+
+            # ---- 2. store: a lost life ends the return, but not the game; a time limit ends the game, but not the task
+            done = terminated | (infos["lives"] < lives)
+            lives[:] = infos["lives"]
+            image = obs[:, -1].copy()
+            for i in np.flatnonzero(over[step]):  # obs is the next game's
+                image[i] = infos["final_obs"][i][-1]
+            memory.add(image, action[step], np.sign(reward[step]), done)
+            memory.begin(np.flatnonzero(over[step]), obs[over[step], -1])
+        if online:
+            run.episodes(global_step, reward, over)
+            count_returns(running, returns, reward, over)
+
+        # ---- 3. learn: offline a gradient step for every step; online as DQN does. A game not played yet scores 0
+        weight = torch.tensor(max(0.0, 1 - returns.mean() / teacher.score), dtype=torch.float32, device=run.device)
+        if online:
+            begin = max(online_step - batch_steps, args.learning_starts)
+            updates = range(begin // args.train_frequency, online_step // args.train_frequency)
+            updates = updates if replay.inserted >= args.learning_starts else ()
+        else:  # a run resumed without --save-replay has nothing here to learn from
+            updates = range(batch_steps) if not teaching and teacher_replay.inserted else ()
+        for _ in updates:
+            batch = memory.sample(args.batch_size, run.device)
+            inputs = (target_network, teacher.models["q_network"], batch, args.gamma, args.temperature, weight)
+            metrics = gradient_step(*inputs)
+            run.learned(metrics)
+        if global_step % args.target_network_frequency < batch_steps:
+            soft_update(target_network, q_network, args.tau)
+
+        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
+        run.log(global_step, {"charts/epsilon": epsilon, "charts/distill_coeff": weight})
+        if not teaching:  # before, the student has learned nothing
+            run.evaluate(global_step, q_network.act, make_env)
+        run.save(global_step)
+
+    envs.close()
+    run.close(q_network.act, make_env)

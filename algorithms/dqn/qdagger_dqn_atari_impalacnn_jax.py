@@ -1,0 +1,442 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["solorl[atari,envpool,jax]>=0.1", "jax>=0.4.34", "optax>=0.2"]
+# ///
+"""QDagger on EnvPool's Atari games: a deep Q-network (DQN) with the IMPALA CNN that learns from a trained teacher;
+images; in JAX, the whole training compiled.
+
+Paper     Agarwal et al. 2022, https://arxiv.org/abs/2206.01626 ("Sec. 4.1" below); "DQN": Mnih et al. 2015,
+          https://www.nature.com/articles/nature14236; "IMPALA": Espeholt et al. 2018, https://arxiv.org/abs/1802.01561
+          EnvPool: Weng et al. 2022, https://arxiv.org/abs/2206.10558
+Run       solo train qdagger_dqn_atari_impalacnn_jax --env-id Pong-v5 --teacher runs/TEACHER
+Spaces    image -> discrete
+Differs   from dqn_atari_jax.py: a teacher, which is the run folder of dqn_atari_jax.py; before the student plays, the
+          teacher fills a replay buffer of its own and the student learns from that; a loss that draws the student
+          towards the teacher, by a weight that falls as the student's score rises; the IMPALA CNN
+Twin      qdagger_dqn_atari_impalacnn.py
+Not for   vector observations: dqn_jax.py; continuous actions: ddpg_continuous_action_jax.py
+Details   algorithms/dqn/README.md
+"""
+
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from solorl import EnvPoolVectorEnv, RunArgs, Runs, parse
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "Pong-v5"  # id of the game in EnvPool
+    num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
+    teacher: str = ""  # run folder of the teacher, or hf://USER/NAME of one on the Hugging Face hub
+    trust_script: bool = False  # execute the script in the teacher's folder, whatever it does
+    total_timesteps: int = 11_000_000  # steps of the three phases: the next two numbers, then the student's own steps
+    teacher_steps: int = 500_000  # environment steps of 4 frames that the teacher plays, summed over environments
+    offline_steps: int = 500_000  # gradient steps on what the teacher has played; 0: none
+    num_envs: int = 1  # environments stepped in parallel
+    buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each; that of the teacher has teacher_steps
+    batch_size: int = 32  # transitions per gradient step
+    learning_starts: int = 80_000  # steps of the student before its first gradient step on them; 0: none
+    train_frequency: int = 4  # environment steps per gradient step
+    learning_rate: float = 1e-4  # of Adam
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    target_network_frequency: int = 1000  # environment steps between moves of the target network
+    temperature: float = 1.0  # of the policies softmax(Q / temperature) that are compared
+    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
+    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
+    end_e: float = 0.01  # epsilon at the end, from 0 to 1
+    exploration_fraction: float = 0.1  # share of the student's steps in which epsilon falls linearly, from 0 to 1
+    eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
+
+
+class Setup(NamedTuple):
+    """What stays the same while a seed trains."""
+
+    args: Args
+    envs: Any
+    optimizer: optax.GradientTransformation
+    num_iterations: int
+    offline_start: int  # the iteration with which the student begins to learn
+    online_start: int  # and that with which it begins to play
+    teacher_score: float
+
+
+class Batch(NamedTuple):
+    """Transitions."""
+
+    obs: jax.Array  # (batch_size, 4, 84, 84), bytes
+    action: jax.Array  # (batch_size,)
+    reward: jax.Array  # (batch_size,)
+    done: jax.Array  # (batch_size,), 0 at a time limit: that is not the end of the task
+    next_obs: jax.Array  # (batch_size, 4, 84, 84), bytes
+
+
+class FrameReplay(NamedTuple):
+    """The last `capacity` images. Each is stored once; stacks are put together when they are sampled.
+
+    A row is what one step led to: the image, and the step's action, reward and done. `back` tells how many rows before
+    it the previous image of its game lies; it is 0 for the first image of a game, to which no step led. Rows are
+    numbered from 0 on; row i lies at index i % capacity.
+    """
+
+    image: jax.Array  # (capacity, 84, 84), bytes
+    action: jax.Array  # (capacity,), like the next three
+    reward: jax.Array
+    done: jax.Array
+    back: jax.Array
+    inserted: jax.Array  # the number of the next row, ()
+
+    @classmethod
+    def empty(cls, capacity):
+        image, (action, back) = jnp.zeros((capacity, 84, 84), jnp.uint8), jnp.zeros((2, capacity), jnp.int32)
+        reward, done = jnp.zeros((2, capacity))
+        return cls(image, action, reward, done, back, jnp.int32(0))
+
+    def insert(self, new_game, obs_image, image, action, reward, done):
+        """Insert what num_steps steps in every environment led to, all (num_steps, num_envs, ...). A step of a new game
+        has two rows, of which the first is the image that the game began with, `obs_image`."""
+        capacity = len(self.image)
+        row = jnp.stack([new_game, jnp.ones_like(new_game)], 1)  # (num_steps, 2, num_envs): the rows that there are
+        number = self.inserted + row.cumsum().reshape(row.shape) - 1
+        # otherwise the previous image is that of the step before, whose last num_envs rows were of all environments
+        back = jnp.where(new_game, number[:, 1] - number[:, 0], row.sum((1, 2))[:, None])
+        index = jnp.where(row, number % capacity, capacity)  # after the end where there is no row
+        columns = (obs_image, image), *((jnp.zeros_like(x), x) for x in (action, reward, done, back))
+        arrays = [
+            array.at[index].set(jnp.stack(column, 1).astype(array.dtype), mode="drop")
+            for array, column in zip(self[:-1], columns, strict=True)
+        ]
+        return FrameReplay(*arrays, number[-1, 1, -1] + 1)
+
+    def history(self, row):
+        """Indices (n, 5) of the images up to and with each row's, the first one of a game repeated; and which rows (n,)
+        can be sampled: a step has led to them, and none of these images has been overwritten."""
+        rows, capacity = [row], len(self.image)
+        for _ in range(4):
+            rows.append(rows[-1] - self.back[rows[-1] % capacity])
+        whole = (rows[1] < row) & (rows[-1] >= self.inserted - capacity)
+        return jnp.stack(rows[::-1], 1) % capacity, whole
+
+    def sample(self, key, batch_size):
+        """A Batch of transitions drawn uniformly with replacement."""
+        capacity = len(self.image)
+        oldest = jnp.maximum(0, self.inserted - capacity)
+
+        def draw(carry):
+            key, row, whole = carry
+            key, row_key = jax.random.split(key)
+            row = jnp.where(whole, row, jax.random.randint(row_key, (batch_size,), oldest, self.inserted))
+            return key, row, self.history(row)[1]
+
+        none = jnp.zeros(batch_size, jnp.int32), jnp.zeros(batch_size, bool)
+        _, row, _ = jax.lax.while_loop(lambda carry: ~carry[2].all(), draw, (key, *none))
+        image = self.image[self.history(row)[0]]  # (batch_size, 5, 84, 84)
+        columns = (array[row % capacity] for array in (self.action, self.reward, self.done))
+        return Batch(image[:, :4], *columns, image[:, 1:])
+
+
+class Training(NamedTuple):
+    """All that changes while a seed trains."""
+
+    params: dict  # of the Q-network
+    target_params: dict
+    teacher_params: dict
+    optimizer_state: Any
+    teacher_replay: FrameReplay
+    replay: FrameReplay
+    env_state: Any
+    obs: jax.Array  # (num_envs, 4, 84, 84) bytes, the current observations
+    lives: jax.Array  # (num_envs,), after the last step
+    new_game: jax.Array  # (num_envs,), where obs is the first of a game
+    running: jax.Array  # (num_envs,), the returns of the student's games
+    returns: jax.Array  # (10,), those of its last games that are over
+    key: jax.Array  # of the random numbers to come
+    iteration: jax.Array  # iterations done, ()
+
+
+def make_envs(env_id, num_envs, **kwargs):
+    """Whole games, for training and for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
+    return EnvPoolVectorEnv(env_id, num_envs, **kwargs)
+
+
+def uniform(key, shape):
+    """A layer with weights (..., fan_out) and biases uniform within 1 / sqrt(fan_in), as in torch."""
+    keys, bound = jax.random.split(key), prod(shape[:-1]) ** -0.5
+    shapes = {"weight": (keys[0], shape), "bias": (keys[1], shape[-1:])}
+    return {name: jax.random.uniform(*each, minval=-bound, maxval=bound) for name, each in shapes.items()}
+
+
+def linear(layer, x):  # (batch, fan_in) -> (batch, fan_out)
+    return x @ layer["weight"] + layer["bias"]
+
+
+def convolution(layer, x, stride):
+    """A convolution without padding, (batch, side, side, fan_in) -> (batch, new_side, new_side, fan_out): products of
+    matrices: in a loop XLA's own is many times slower on a CPU. `stride` divides the sides of image and kernel.
+    """
+    batch, side, k = len(x), x.shape[1] // stride, layer["weight"].shape[0] // stride
+    fan_in, fan_out = layer["weight"].shape[2:]
+    # a block of stride x stride pixels becomes one pixel: then the stride is 1 and the kernel k x k
+    x = x.reshape(batch, side, stride, side, stride, fan_in).swapaxes(2, 3).reshape(batch, side, side, -1)
+    weight = layer["weight"].reshape(k, stride, k, stride, fan_in, fan_out).swapaxes(1, 2)
+    weight = weight.reshape(k * k, x.shape[3], fan_out)
+    places, new_side = [(i, j) for i in range(k) for j in range(k)], side - k + 1
+    if k > 2:  # the pixels below the kernel next to each other: larger inputs
+        x = jnp.concatenate([x[:, i : i + new_side, j : j + new_side] for i, j in places], 3)
+        return x @ weight.reshape(-1, fan_out) + layer["bias"]
+    # every pixel by every place of the kernel, then moved and added: larger outputs
+    parts = (x @ weight.swapaxes(0, 1).reshape(x.shape[3], -1)).reshape(batch, side, side, k * k, fan_out)
+    return sum(parts[:, i : i + new_side, j : j + new_side, n] for n, (i, j) in enumerate(places)) + layer["bias"]
+
+
+def nature_cnn(params, obs):
+    """The convolutional network of Mnih et al. 2015, (batch, 4, 84, 84) bytes -> (batch, 512)."""
+    x = obs.transpose(0, 2, 3, 1).astype(jnp.float32) / 255
+    for name, stride in (("conv1", 4), ("conv2", 2), ("conv3", 1)):
+        x = jax.nn.relu(convolution(params[name], x, stride))
+    return jax.nn.relu(linear(params["dense"], x.reshape(len(x), -1)))
+
+
+def teacher_values(params, obs):  # (batch, 4, 84, 84) -> (batch, num_actions): those of dqn_atari_jax.py
+    return linear(params["head"], nature_cnn(params, obs))
+
+
+def teacher_shapes(num_actions):
+    """The shapes of the parameters of `teacher_values`."""
+    weights = {"conv1": (8, 8, 4, 32), "conv2": (4, 4, 32, 64), "conv3": (3, 3, 64, 64)}
+    weights |= {"dense": (7 * 7 * 64, 512), "head": (512, num_actions)}
+    return {name: {"weight": shape, "bias": shape[-1:]} for name, shape in weights.items()}
+
+
+def padded(layer, x):
+    """A convolution of 3 x 3 with a border of zeros, (batch, side, side, fan_in) -> (batch, side, side, fan_out)."""
+    return convolution(layer, jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), 1)
+
+
+def max_pool(x):
+    """The maxima of 3 x 3 pixels around every second one, (batch, side, side, n) -> (batch, new_side, new_side, n)."""
+    side = (x.shape[1] + 1) // 2
+    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
+    return reduce(jnp.maximum, (x[:, i:, j:][:, : 2 * side : 2, : 2 * side : 2] for i in range(3) for j in range(3)))
+
+
+def impala_cnn(params, obs):
+    """The deep convolutional network of IMPALA (Fig. 3, right), (batch, 4, 84, 84) bytes -> (batch, 256)."""
+    x = obs.transpose(0, 2, 3, 1).astype(jnp.float32) / 255
+    for stage in params["stages"]:  # each halves height and width: 42, 21, 11
+        x = max_pool(padded(stage["conv"], x))
+        for first, second in stage["blocks"]:
+            x = x + padded(second, jax.nn.relu(padded(first, jax.nn.relu(x))))
+    return jax.nn.relu(linear(params["dense"], jax.nn.relu(x).reshape(len(x), -1)))
+
+
+def init_params(key, num_actions):
+    keys = iter(jax.random.split(key, 17))
+    stages = []
+    for inputs, channels in ((4, 16), (16, 32), (32, 32)):
+        first, *others = (uniform(next(keys), (3, 3, size, channels)) for size in (inputs, *[channels] * 4))
+        stages.append({"conv": first, "blocks": [others[:2], others[2:]]})
+    dense, head = uniform(next(keys), (11 * 11 * 32, 256)), uniform(next(keys), (256, num_actions))
+    return {"stages": stages, "dense": dense, "head": head}
+
+
+def q_values(params, obs):  # (batch, 4, 84, 84) -> (batch, num_actions)
+    return linear(params["head"], impala_cnn(params, obs))
+
+
+def act(params, obs):  # (batch, 4, 84, 84) -> (batch,): the greedy actions
+    return q_values(params, obs).argmax(1)
+
+
+def distill_loss(q, teacher_q, temperature):
+    """How far the student's policy is from the teacher's (Sec. 4.1): the cross entropy -sum_a pi_T(a|s) log pi(a|s),
+    its mean over the batch, with pi = softmax(Q / temperature). Values are (batch_size, num_actions)."""
+    assert q.shape == teacher_q.shape
+    cross_entropy = -(jax.nn.softmax(teacher_q / temperature) * jax.nn.log_softmax(q / temperature)).sum(1)
+    return cross_entropy.mean()
+
+
+def qdagger_loss(params, target_params, teacher_params, batch, gamma, temperature, weight):
+    """The error of DQN plus `weight` times the distillation (Sec. 4.1), and the metrics."""
+    target = batch.reward + gamma * (1 - batch.done) * q_values(target_params, batch.next_obs).max(1)
+    q = q_values(params, batch.obs)
+    taken = jnp.take_along_axis(q, batch.action[:, None], 1).squeeze(1)
+    assert taken.shape == target.shape == batch.reward.shape
+    distillation = distill_loss(q, teacher_values(teacher_params, batch.obs), temperature)
+    td_loss = ((taken - target) ** 2).mean()
+    metrics = {"losses/td_loss": td_loss, "losses/q_values": taken.mean(), "losses/distill_loss": distillation}
+    return td_loss + weight * distillation, metrics
+
+
+def count_returns(running, returns, reward, over):
+    """Count the rewards (num_steps, num_envs) of some steps into the returns of the running games (num_envs,); where a
+    game is over, its return becomes the newest of `returns`, those of the last games. The new running, returns."""
+
+    def one_game(returns, game):
+        value, ends = game
+        return jnp.where(ends, jnp.append(returns[1:], value), returns), None
+
+    def one_step(carry, step):
+        (running, returns), (rewards, ends) = carry, step
+        running = running + rewards
+        returns, _ = jax.lax.scan(one_game, returns, (running, ends))
+        return (jnp.where(ends, 0, running), returns), None
+
+    return jax.lax.scan(one_step, (running, returns), (reward, over))[0]
+
+
+def begin(key, setup, teacher_params):
+    """The training of one seed before its first iteration."""
+    params_key, envs_key, key = jax.random.split(key, 3)
+    params = init_params(params_key, int(setup.envs.single_action_space.n))
+    env_state, obs = setup.envs.reset(envs_key)
+    replays, num_envs = map(FrameReplay.empty, (setup.args.teacher_steps, setup.args.buffer_size)), setup.args.num_envs
+    games = env_state, obs, jnp.zeros(num_envs, jnp.int32), jnp.ones(num_envs, bool), jnp.zeros(num_envs)
+    learned = params, params, teacher_params, setup.optimizer.init(params)
+    return Training(*learned, *replays, *games, jnp.zeros(10), key, jnp.int32(0))
+
+
+def iteration(training, setup):
+    """One iteration of one seed: the next training, and what it reports."""
+    args, envs, optimizer, num_iterations, offline_start, online_start, teacher_score = setup
+    coin_key, action_key, step_key, sample_key, key = jax.random.split(training.key, 5)
+    num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
+    batch_steps = args.num_envs * num_steps
+    global_step = (training.iteration + 1) * batch_steps
+    online_step = global_step - online_start * batch_steps  # of the student
+    teaching, online = training.iteration < offline_start, training.iteration >= online_start
+
+    # ---- 1. act: first the teacher, last the student, "with probability epsilon" at random (Alg. 1 of DQN)
+    falls = args.exploration_fraction * (num_iterations - online_start)  # in so many iterations of the student
+    played = jnp.where(
+        online, (training.iteration - online_start) / max(1.0, falls), training.iteration / offline_start
+    )
+    epsilon = args.start_e + (args.end_e - args.start_e) * jnp.minimum(1, played)
+
+    def best(obs):
+        of_teacher = lambda: teacher_values(training.teacher_params, obs)  # noqa: E731
+        return jax.lax.cond(online, lambda: q_values(training.params, obs), of_teacher).argmax(1)
+
+    def env_step(carry, drawn):
+        (env_state, obs, lives, new_game), (key, greedy, random) = carry, drawn
+        action = jax.lax.cond(greedy.any(), lambda: jnp.where(greedy, best(obs), random), lambda: random)
+        env_state, step = envs.step(key, env_state, action)
+        over = step.terminated | step.truncated
+        # a lost life ends the return, but not the game; a time limit ends the game, but not the task
+        done = step.terminated | ((step.lives < lives) & ~over)
+        row = new_game, obs[:, -1], step.final_obs[:, -1], action, jnp.sign(step.reward), done
+        return (env_state, step.obs, step.lives, over), (row, step.reward, over)
+
+    def new_games(games):
+        return *envs.restart(games[0]), jnp.zeros_like(games[2]), jnp.ones_like(games[3])
+
+    def play(games):
+        games = jax.lax.cond(training.iteration == online_start, new_games, lambda games: games, games)
+        return jax.lax.scan(env_step, games, drawn)
+
+    shape = (num_steps, args.num_envs)
+    random = jax.random.randint(action_key, shape, 0, int(envs.single_action_space.n))
+    greedy = jax.random.uniform(coin_key, shape) >= epsilon
+    drawn = (jax.random.split(step_key, num_steps), greedy, random)
+    games = training.env_state, training.obs, training.lives, training.new_game
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(play, games)[1])
+    games, (rows, reward, over) = jax.lax.cond(teaching | online, play, lambda games: (games, nothing), games)
+    counted = count_returns(training.running, training.returns, jnp.where(online, reward, 0), online & over)
+
+    # ---- 2. store: each image once
+    def store(replay, when):
+        return jax.lax.cond(when, lambda replay: replay.insert(*rows), lambda replay: replay, replay)
+
+    teacher_replay, replay = store(training.teacher_replay, teaching), store(training.replay, online)
+
+    # ---- 3. learn: offline a gradient step for every step; online as DQN does. A game not played yet scores 0
+    weight = jnp.maximum(0, 1 - counted[1].mean() / teacher_score)
+
+    def gradient_step(i, carry):
+        params, optimizer_state, sums = carry
+        draw = lambda replay: lambda: replay.sample(jax.random.fold_in(sample_key, i), args.batch_size)  # noqa: E731
+        batch = jax.lax.cond(online, draw(replay), draw(teacher_replay))
+        inputs = training.target_params, training.teacher_params, batch, args.gamma, args.temperature, weight
+        gradients, metrics = jax.grad(qdagger_loss, has_aux=True)(params, *inputs)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state)
+        return optax.apply_updates(params, updates), optimizer_state, jax.tree.map(jnp.add, sums, metrics)
+
+    first = jnp.maximum(online_step - batch_steps, args.learning_starts) // args.train_frequency
+    updates = jnp.maximum(0, online_step // args.train_frequency - first) * (replay.inserted >= args.learning_starts)
+    # a run resumed without --save-replay has nothing to learn from offline
+    count = jnp.where(online, updates, batch_steps * (~teaching & (teacher_replay.inserted > 0)))
+    none = dict.fromkeys(("losses/td_loss", "losses/q_values", "losses/distill_loss"), 0.0)
+    carry = (training.params, training.optimizer_state, none)
+    params, optimizer_state, sums = jax.lax.fori_loop(0, count, gradient_step, carry)
+    move = jnp.where(global_step % args.target_network_frequency < batch_steps, args.tau, 0.0)
+    target_params = optax.incremental_update(params, training.target_params, move)
+
+    # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
+    learned = params, target_params, training.teacher_params, optimizer_state, teacher_replay, replay
+    training = Training(*learned, *games, *counted, key, training.iteration + 1)
+    return training, (reward, over, epsilon, weight, sums, count)
+
+
+if __name__ == "__main__":
+    # ---- setup
+    args = parse(Args)
+    run = Runs(args)
+    batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
+    num_iterations = args.total_timesteps // batch_steps
+    # three phases: the teacher plays; from offline_start on the student learns from that; from online_start on it plays
+    offline_start = args.teacher_steps // batch_steps
+    online_start = offline_start + args.offline_steps // batch_steps
+    run.require(offline_start, f"--teacher-steps {args.teacher_steps} is less than one iteration of {batch_steps}")
+    run.require(
+        num_iterations > online_start,
+        f"--total-timesteps {args.total_timesteps} leaves no step to the student: it must be more than the sum of "
+        f"--teacher-steps {args.teacher_steps} and --offline-steps {args.offline_steps}",
+    )
+    run.require(args.temperature > 0, "--temperature must be more than 0")
+    run.require(
+        args.target_network_frequency >= batch_steps,
+        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
+    )
+    least = max(10 * args.num_envs, 2 * batch_steps)
+    run.require(
+        min(args.teacher_steps, args.buffer_size) >= least,
+        f"--teacher-steps and --buffer-size must be at least {least}, the images of an iteration, and of a transition "
+        "in every environment",
+    )
+    envs = run.open_envs(args.env_id, args.num_envs)  # EnvPool's, stepped inside of the compiled code
+    run.require_spaces(envs, obs="image", action="discrete")
+
+    # what `solorl.load` gives: the greedy policy, its parameters, its score; None where the run is only played
+    teacher = run.teacher(args.teacher, envs, "params", args.trust_script)
+    teacher_params, teacher_score = (teacher.models["params"], teacher.score) if teacher else (None, 1.0)
+    run.require(
+        teacher is None or jax.tree.map(jnp.shape, teacher_params) == teacher_shapes(int(envs.single_action_space.n)),
+        f"{args.teacher} must be a run of dqn_atari_jax.py, or have its network",
+    )
+    run.require(teacher_score > 0, f"{args.teacher} must have scored more than 0: the student's score is divided by it")
+
+    phases = offline_start, online_start, teacher_score
+    setup = Setup(args, envs, optax.adam(args.learning_rate), num_iterations, *phases)
+    games = ("env_state", "obs", "lives", "new_game", "running")
+    start = run.resume(lambda key: begin(key, setup, teacher_params), model="params", envs=games)
+    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
+    train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 64 // batch_steps))
+
+    for iterations in run.loop(start, num_iterations, batch_steps):
+        global_step = iterations.stop * batch_steps
+        reward, over, epsilon, weight, sums, count = train(iterations)  # (num_seeds, len(iterations), ...) each
+        if iterations.stop > online_start:  # of the student's iterations only
+            first = max(0, online_start - iterations.start)
+            run.episodes(global_step, reward[:, first:], over[:, first:])
+        run.learned(sums, count)
+        run.log(global_step, {"charts/epsilon": epsilon[:, -1], "charts/distill_coeff": weight[:, -1]})
+        if iterations.stop > offline_start:  # before, the student has learned nothing
+            run.evaluate(global_step, act, make_envs)
+        run.save(global_step)
+    run.close(act, make_envs)

@@ -1,0 +1,111 @@
+"""The teacher of a run: the trained policy of another run, of which the run folder keeps a copy.
+
+So a resumed run has the teacher with which it began, wherever the other folder is and whatever it holds by then.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from solorl.errors import UsageError
+from solorl.files import read_json, write_atomically
+from solorl.run.evaluation import open_games
+from solorl.run.load import LoadedPolicy, load, not_trusted, script_of
+
+PREFIX = "hf://"  # of an address on the Hugging Face hub
+KEPT = ("config.json", "model.safetensors")  # what is copied of a teacher's folder, with its script
+ORIGIN = "origin.json"  # in the copy: the address
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The trained policy of another run."""
+
+    address: str  # its run folder, or hf://USER/NAME
+    script: str  # the name of its script
+    policy: LoadedPolicy
+    files: dict[str, bytes]  # what the copy holds, by name; empty where there is one already
+
+    def __str__(self) -> str:
+        return f"{self.address}: {self.script}, evaluation {self.policy.score:.1f}"
+
+    @classmethod
+    def find(cls, address: str, run_dir: Path, device: str, trust_script: bool) -> "Teacher":
+        """The copy in the run folder, if it is of this address, else the teacher itself. UsageError where there is
+        none, or where its script is neither trusted nor to be trusted."""
+        with _folder_of(address, run_dir / "teacher") as folder:
+            script, original = script_of(folder)
+            if original is None and not trust_script:
+                raise UsageError(not_trusted(script, "--trust-script"))
+            policy = load(folder, trust_script=trust_script, device=device)
+            files = {}
+            if folder != run_dir / "teacher":
+                paths = [path for path in (folder / name for name in (script.name, *KEPT)) if path.exists()]
+                files = {path.name: path.read_bytes() for path in paths}
+                files[ORIGIN] = json.dumps({"address": address}).encode()
+        return cls(address, script.name, policy, files)
+
+    def check(self, env_id: str, envs: Any, part: str) -> None:
+        """UsageError unless the teacher has a model named `part` and a score, and has learned on the environment
+        `env_id` with the spaces of the vector environment `envs`."""
+        who, policy = f"{self.address}, a run of {self.script},", self.policy
+        if policy.env_id != env_id:
+            raise UsageError(f"{who} was trained on {policy.env_id}, not on {env_id}")
+        if part not in policy.models:
+            raise UsageError(f"{who} has no {part}, but {' and '.join(policy.models)}: it cannot be the teacher here")
+        if policy.score is None:
+            raise UsageError(f"{who} does not say what its model scored, so it cannot be the teacher here")
+        [game] = open_games(policy.maker, policy.env_id, 1)
+        for kind in ("observation", "action"):
+            theirs = getattr(game, f"single_{kind}_space", getattr(game, f"{kind}_space"))
+            ours = getattr(envs, f"single_{kind}_space")
+            if theirs != ours:
+                raise UsageError(f"{who} has the {kind} space {theirs}, not {ours}: it cannot be the teacher here")
+        game.close()
+
+    def keep(self, run_dir: Path) -> None:
+        """Put the copy into the run folder. UsageError where that cannot be done."""
+        folder = run_dir / "teacher"
+        try:
+            if self.files:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+            for name, data in self.files.items():  # ORIGIN comes last: without it a copy is none
+                write_atomically(folder / name, data)
+        except OSError as error:
+            raise UsageError(f"the run folder {run_dir} cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def _folder_of(address: str, copy: Path) -> Iterator[Path]:
+    """The copy, if it is of this address; else the folder of a run, pulled for as long as this lasts if it is on the
+    hub. UsageError where there is none."""
+    if not address:
+        raise UsageError("there is no teacher: --teacher must name a run folder, or hf://USER/NAME")
+    if read_json(copy / ORIGIN).get("address") == address:
+        yield copy
+    elif address.startswith(PREFIX):
+        with tempfile.TemporaryDirectory() as place:
+            yield _pulled(address, Path(place, "run"))
+    else:
+        yield Path(address)
+
+
+def _pulled(address: str, folder: Path) -> Path:
+    """The folder, with the run of an address on the hub: pulled by a process of its own, for this room does not know
+    the hub."""
+    repo, _, revision = address.removeprefix(PREFIX).partition("@")
+    words = [sys.executable, "-m", "solorl.cli", "pull", repo, str(folder)]
+    words += ["--revision", revision] if revision else []
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"solo pull ended with exit code {done.returncode}"]
+        raise UsageError(said[-1].removeprefix("error: "))
+    return folder
