@@ -276,6 +276,7 @@ def test_operations_of_jax_are_written_as_they_are(tmp_path):
         cube = z.reshape(len(z), 2, 4)
         sums = jnp.einsum("nij,kj->nik", cube, model["k"]) + cube.transpose(0, 2, 1)[:, :2, :1]
         wide = jnp.broadcast_to(model["b"], (len(x), 4))
+        wide = jnp.pad(wide, ((0, 0), (1, 2)), constant_values=7)[:, :6]
         return jnp.concatenate([sums.reshape(len(x), -1), wide, jax.nn.softmax(z), jnp.abs(-jnp.exp(z))], 1)
 
     rng = np.random.default_rng(0)

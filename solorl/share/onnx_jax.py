@@ -231,6 +231,15 @@ class Writer:
         """Tensors one after the other."""
         return self.node("Concat", values, axis=dimension)
 
+    def write_pad(self, equation: Any, values: Any, padding_config: Any, **_: Any) -> Any:
+        """A border of one number before and after each axis."""
+        before, after, between = zip(*padding_config, strict=True)
+        if any(between):
+            raise UsageError(
+                "the policy of this script cannot be exported: numbers between others have no rule for ONNX"
+            )
+        return self.node("Pad", [values[0], ints([*before, *after]), values[1]])
+
     def write_split(self, equation: Any, values: Any, sizes: Any, axis: int, **_: Any) -> Any:
         """Parts of a tensor."""
         found = self.node("Split", [values[0], ints(sizes)], len(sizes), axis=axis)
