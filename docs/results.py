@@ -50,7 +50,7 @@ TABLES = [
     (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5 --methods {PPO_CONTINUOUS}"),
     (PPO, "minatar", "benchmark/results/minatar --methods ppo_jax"),
     (PPO, "minatar-looks", "benchmark/results/minatar_looks --methods ppo_jax ppo_minatar_jax"),
-    (PPO, "atari", "benchmark/results/atari"),
+    (PPO, "atari", "benchmark/results/atari --methods 'ppo_atari_envpool budget'"),
     (PPO, "other", f"{CONTINUOUS} --env-ids {OTHER}"),
     (
         DQN,
@@ -59,6 +59,7 @@ TABLES = [
     ),
     (PQN, "cartpole", "benchmark/results/pqn"),
     (PQN, "minatar", "benchmark/results/minatar --methods pqn_jax"),
+    (PQN, "atari", "benchmark/results/atari --methods 'pqn_atari_envpool budget'"),
     (ACTOR_CRITIC, "results", f"{OFF_POLICY_RUNS} {JAX} {PENDULUM} {OFF_POLICY} {OFF_POLICY_JAX}"),
     (ACTOR_CRITIC, "long", f"{OFF_POLICY_RUNS} {JAX} --env-ids {LONG} --methods {OFF_POLICY} {OFF_POLICY_JAX}"),
     (ACTOR_CRITIC, "discrete", f"{OFF_POLICY_RUNS} --methods sac_discrete"),
@@ -83,13 +84,13 @@ RUNS = {
     PPO: ["classic", "jax", "mountaincar", "ppo_continuous", "minatar", "minatar_looks", "atari"],
     DQN: ["dqn", "jax"],
     ACTOR_CRITIC: ["actor_critic", "jax"],
-    PQN: ["pqn", "minatar"],
+    PQN: ["pqn", "minatar", "atari"],
 }
 
 # The headline table of README: environment, method, folder in benchmark/results.
 HEADLINE = [
     ("CartPole-v1", "ppo", "classic"),
-    ("Acrobot-v1", "dqn", "dqn"),
+    ("Pong-v5", "pqn_atari_envpool budget", "atari"),
     ("LunarLander-v3", "ppo_jax unclipped", "jax"),
     ("Breakout-MinAtar", "ppo_jax", "minatar"),
     ("Pendulum-v1", "sac_continuous_action", "actor_critic"),
