@@ -62,6 +62,11 @@ def needed(jaxpr: Any) -> list[Any]:
     return found[::-1]
 
 
+def pieces(obs: np.ndarray) -> list[np.ndarray]:
+    """At most 50 observations at once: a thousand images in a deep network would need more memory than there is."""
+    return [obs[i : i + 50] for i in range(0, len(obs), 50)]
+
+
 class JaxPolicy:
     """See `Exporter`. `policy`: a `PolicyOfSeed`."""
 
@@ -72,7 +77,7 @@ class JaxPolicy:
     def outputs(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The action is that of the compiled policy; the scores are those of the same operations, one by one."""
         with jax.default_device(self.cpu):
-            action = self.policy(inputs["obs"])
+            action = np.concatenate([self.policy(piece) for piece in pieces(inputs["obs"])])
             return self._one_by_one(inputs["obs"], np.float32) | {"action": action}
 
     def exact(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -91,12 +96,15 @@ class JaxPolicy:
             result = equation.primitive.bind(*values, **equation.params)
             return result if equation.primitive.multiple_results else [result]
 
-        obs = obs if are_images(obs) else obs.astype(precision)
-        program = self._traced(obs.shape, obs.dtype, precision)
-        [action] = interpret(program.jaxpr, program.consts, [obs], bind)
-        action = np.asarray(action)
-        is_best = bool(scores) and np.array_equal(scores[-1].argmax(-1), action)
-        return {"action": action} | ({self.scores: scores[-1]} if is_best else {})
+        actions, best = [], []
+        for piece in pieces(obs if are_images(obs) else obs.astype(precision)):
+            program = self._traced(piece.shape, piece.dtype, precision)
+            actions.append(np.asarray(*interpret(program.jaxpr, program.consts, [piece], bind)))
+            best += scores[-1:]
+            scores.clear()
+        action = np.concatenate(actions)
+        is_best = bool(best) and np.array_equal(np.concatenate(best).argmax(-1), action)
+        return {"action": action} | ({self.scores: np.concatenate(best)} if is_best else {})
 
     def graph(self, inputs: Mapping[str, np.ndarray], batch_axes: Mapping[str, int]) -> Any:
         """See `Exporter`."""
