@@ -7,8 +7,9 @@ Equal settings: 4 grey images of 84 x 84, 4 frames an action, the network of Mni
 rollouts of 128 steps, 4 epochs of 4 minibatches. DQN: 1 game, a buffer of 10,000, an update of 32 transitions every 4
 steps. The clock starts when imports, the first rollouts and the steps without updates are over. SoloRL's PPO plays
 EnvPool's games, Stable-Baselines3 those of Gymnasium in its own process, as its `make_atari_env` makes them; the DQN
-of both plays Gymnasium's. Each measurement is a process of its own; a round measures every contestant once, in turn;
-the table gives the median, the range and the ratio within the same round. Writes the numbers to `--out`.
+of both plays Gymnasium's, but in JAX EnvPool's. "Compiled" is `--compile`. Each measurement is a process of its own; a
+round measures every contestant once, in turn; the table gives the median, the range and the ratio within the same
+round. Writes the numbers to `--out`.
 """
 
 import json
@@ -18,14 +19,21 @@ import speed
 
 THREADS = 2
 PPO, DQN = "Stable-Baselines3, PPO", "Stable-Baselines3, DQN"
-# Contestant -> script, steps, where the clock starts, flags.
-OURS = {
-    "SoloRL ppo_atari_envpool": ("ppo/ppo_atari_envpool.py", 8 * 1024, 2 * 1024, "--env-id", "Pong-v5"),
-    "SoloRL dqn_atari": (
-        "dqn/dqn_atari.py", 4_000, 1_000, "--env-id", "PongNoFrameskip-v4", "--learning-starts", 500,
-        "--buffer-size", 10_000, "--exploration-fraction", 0.1,
+WORK = {  # steps, where the clock starts, flags
+    "ppo": (8 * 1024, 2 * 1024, "--log-every", 1024),
+    "dqn": (
+        4_096, 1_024, "--log-every", 512, "--learning-starts", 500, "--buffer-size", 10_000,
+        "--exploration-fraction", 0.1,
     ),
 }  # fmt: skip
+OURS = {  # contestant: script
+    "SoloRL ppo_atari_envpool": "ppo/ppo_atari_envpool.py",
+    "SoloRL ppo_atari_envpool compiled": "ppo/ppo_atari_envpool.py",
+    "SoloRL ppo_atari_envpool_jax": "ppo/ppo_atari_envpool_jax.py",
+    "SoloRL dqn_atari": "dqn/dqn_atari.py",
+    "SoloRL dqn_atari compiled": "dqn/dqn_atari.py",
+    "SoloRL dqn_atari_jax": "dqn/dqn_atari_jax.py",
+}
 
 
 def sb3(name):
@@ -48,14 +56,16 @@ def sb3(name):
             "target_update_interval": 1000, "exploration_fraction": 0.1, "exploration_final_eps": 0.01,
         }  # fmt: skip
     model = getattr(stable_baselines3, name[-3:])("CnnPolicy", envs, device="cpu", seed=1, **settings)
-    speed.time_sb3(model, *next(each[1:3] for mine, each in OURS.items() if name[-3:].lower() in mine))
+    speed.time_sb3(model, *WORK[name[-3:].lower()][:2])
 
 
 def measure(name):
     if name not in OURS:
         return speed.sb3(__file__, name, threads=THREADS)
-    script, steps, warm_up, *flags = OURS[name]
-    return speed.solorl(script, steps, warm_up, "--log-every", 1024 if "ppo" in name else 500, *flags, threads=THREADS)
+    steps, warm_up, *flags = WORK["ppo" if "ppo" in name else "dqn"]
+    flags += ["--env-id", "PongNoFrameskip-v4" if "dqn_atari" in name and "jax" not in name else "Pong-v5"]
+    flags += ["--compile"] * name.endswith("compiled")
+    return speed.solorl(OURS[name], steps, warm_up, *flags, threads=THREADS)
 
 
 def flops(name):
@@ -89,7 +99,12 @@ def main():
     if args.sb3 is not None:
         sb3(args.sb3[0])
         return
-    rounds = [{name: measure(name) for name in (PPO, *OURS, DQN)} for _ in range(args.rounds)]
+    rounds = []
+    for _ in range(args.rounds):
+        rounds.append({})
+        for name in (PPO, *OURS, DQN):
+            rounds[-1][name] = measure(name)
+            print(name, round(rounds[-1][name]), flush=True)
     speed.write(args.out, rounds=rounds, threads=THREADS, gemm=speed.gemm(THREADS))
     print(table(args.out))
 

@@ -29,7 +29,9 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # so below `nohup`, but t
 for name in ("NO_COLOR", "FORCE_COLOR"):  # what is tested are plain words, unless a test says otherwise
     os.environ.pop(name, None)
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(Path(__file__).parent))  # `probes:...` as environment ids
+TESTS = Path(__file__).resolve().parent
+# `probes:...` as environment ids; some modules of tests take a fixture or a reference from one in another folder.
+sys.path[:0] = [str(TESTS), *(str(folder) for folder in sorted(TESTS.iterdir()) if folder.is_dir())]
 
 
 def own_registry(monkeypatch):
@@ -174,7 +176,7 @@ def batches(monkeypatch):
 
 def environment(**extra):
     """The environment of a subprocess: the probes importable, one thread."""
-    paths = [str(ROOT), str(Path(__file__).parent)]
+    paths = [str(ROOT), str(TESTS)]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"} | extra
 
 

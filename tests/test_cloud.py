@@ -19,7 +19,7 @@ import hcl2
 import pytest
 import yaml
 from conftest import ROOT, environment, refused
-from studies import FAKE
+from study_tasks import FAKE
 
 from solorl.errors import UsageError
 from solorl.studies import generate

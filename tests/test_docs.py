@@ -24,7 +24,7 @@ PAGES += [ROOT / "algorithms/README.md", *sorted((ROOT / "algorithms").glob("*/R
 SHORT = "--total-timesteps 2100 --eval-episodes 1".split()
 # Run elsewhere: these set up the environment in which the tests run, or take many minutes.
 ELSEWHERE = {"make train", "make test", "make lint", "make bench", "pip install ."}
-SHARING = ROOT / "docs/share.md"  # its commands need a hub: tests/test_hub.py runs them
+SHARING = ROOT / "docs/share.md"  # its commands need a hub: tests/share/test_hub.py runs them
 
 
 def commands(page):
@@ -72,7 +72,7 @@ def test_every_command_works(page, folder):
         if name := re.match(r"# (\w+\.py)\n", block):
             (folder / name[1]).write_text(block)
     for command in seen:
-        if command in ELSEWHERE or command.startswith("pip install") or "--teacher" in command:  # tests/test_qdagger.py
+        if command in ELSEWHERE or command.startswith("pip install") or "--teacher" in command:  # test_qdagger.py
             continue
         if re.match(r"(solo train|python (algorithms/|my_))", command):
             command += " " + " ".join(SHORT)
@@ -315,7 +315,7 @@ def texts():
     for folder, pattern in (("docs", "*.py"), ("solorl", "**/*.py"), ("benchmark", "*.py")):
         paths += sorted((ROOT / folder).glob(pattern))
     found = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
-    for path in [*sorted((ROOT / "algorithms").glob("*/*.py")), *sorted((ROOT / "tests").glob("*.py"))]:
+    for path in [*sorted((ROOT / "algorithms").glob("*/*.py")), *sorted((ROOT / "tests").rglob("*.py"))]:
         found[str(path.relative_to(ROOT))] = remarks(path.read_text())
     entries = re.split(r"^(?=## )", (ROOT / "LOG.md").read_text(), flags=re.M)[1:]
     found["LOG.md"] = "".join(entry for entry in entries if entry[3:13] >= PLAIN_SINCE)

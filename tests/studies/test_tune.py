@@ -9,10 +9,9 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from conftest import environment, refused
+from conftest import ROOT, environment, refused
 
 optuna = pytest.importorskip("optuna")
 
@@ -24,7 +23,7 @@ from solorl.studies.engines import LocalEngine  # noqa: E402
 from solorl.studies.plan import load_script  # noqa: E402
 from solorl.studies.tune import Choice, Range, parse_space  # noqa: E402
 
-FAKE = Path(__file__).parent / "fake_training.py"
+FAKE = ROOT / "tests/fake_training.py"
 SPACE = 'learning-rate = "log 1e-5..1e-1"\nwidth = "16..64 step 16"\n'
 
 

@@ -14,7 +14,7 @@ import time
 
 import pytest
 from conftest import environment, refused
-from studies import FAKE, attempts, open_study, planned, steps, until
+from study_tasks import FAKE, attempts, open_study, planned, steps, until
 
 from solorl.errors import UsageError
 from solorl.results import result as results

@@ -25,7 +25,7 @@ from solorl.results import result as results
 from solorl.studies import bench, plan, task
 from solorl.studies.engines import UNKNOWN, Job, LocalEngine
 
-FAKE = Path(__file__).parent / "fake_training.py"
+FAKE = ROOT / "tests/fake_training.py"
 FOREIGN = """
 import os, sys
 from pathlib import Path

@@ -71,7 +71,7 @@ def test_q_lambda_by_hand():
 
 @pytest.mark.parametrize("lam", [0.0, 0.65, 1.0])
 def test_q_lambda_is_that_of_the_torch_twin(lam):
-    """Which tests/test_pqn.py compares with the definition; also where the last step of the rollout is an end."""
+    """Which test_pqn.py compares with the definition; also where the last step of the rollout is an end."""
     rng = np.random.default_rng(0)
     reward, value, next_value = rng.normal(size=(40, 3)), rng.normal(size=(40, 3)), rng.normal(size=3)
     done = rng.random((40, 3)) < 0.2

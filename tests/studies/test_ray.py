@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, environment, refused, section
-from studies import FAKE, attempts, open_study, until
+from study_tasks import FAKE, attempts, open_study, until
 
 from solorl.results import result as results
 from solorl.studies import engines

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import ROOT, environment, refused
-from studies import attempts, open_study, planned, rows, steps, until, work, worker
+from study_tasks import attempts, open_study, planned, rows, steps, until, work, worker
 
 from solorl.cli.work import chosen
 from solorl.files import sha256

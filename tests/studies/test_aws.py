@@ -14,7 +14,7 @@ import pytest
 from batch_agent import BUCKET, QUEUE, REGION, Agent, aws, furnish, keys, sometimes
 from conftest import refused
 from moto.core.authorization import enable_iam_authentication
-from studies import FAKE, attempts, open_study, planned, rows, steps, until, worker
+from study_tasks import FAKE, attempts, open_study, planned, rows, steps, until, worker
 
 from solorl.errors import UsageError
 from solorl.results import result as results
