@@ -61,10 +61,10 @@ def make_envs(env_id, num_envs, **kwargs):
 
 
 class Scaled(nn.Module):
-    """Bytes to numbers from 0 to 1; channels last in memory, for that is faster in convolutions."""
+    """Bytes to numbers from 0 to 1; channels last in memory: faster in convolutions. Bytes move faster than floats."""
 
     def forward(self, x):
-        return x.to(torch.float32, memory_format=torch.channels_last) / 255
+        return x.contiguous(memory_format=torch.channels_last).to(torch.float32).div_(255)
 
 
 def orthogonal(layer, gain):
