@@ -317,6 +317,15 @@ def test_updates_targets_and_broadcasts_come_when_due(name, train):
     assert runs[120]["update"] == 23 and torch.equal(acting, flat[120])  # the 24th since step 0
 
 
+def test_no_life_is_lost_where_the_next_game_begins_with_fewer(train):
+    """A time limit after a bonus life does not end the task, though the next game begins with fewer lives."""
+    v = train("apex_dqn_atari", *SMALL.split(), "--env-id", "pixel_doubles:PixelBonus-v0", "--buffer-size", 200)
+    [shard] = v["shards"]
+    stored = shard.tree.sum[shard.tree.size :][:200] > 0
+    assert len(rows(v["run"].dir, "charts/episodic_return")) > 3  # games that a time limit has ended
+    assert np.sum(stored) > 100 and np.all(shard.arrays["discount"][stored] > 0)
+
+
 @pytest.mark.parametrize("n_step", [12, 25])
 def test_a_return_may_be_longer_than_a_rollout(n_step, train):
     v = train(*small("apex_dqn", "--n-step", n_step))

@@ -44,7 +44,8 @@ def test_vector_files_refuse_images(name, train, tmp_path):
 
 @pytest.mark.parametrize("name", ["dqn_atari", "c51_atari", "rainbow_atari", "sac_atari"])
 def test_no_life_is_lost_where_the_next_game_begins_with_fewer(name, train):
-    """A time limit after a bonus life does not end the task, though the next game begins with fewer lives."""
+    """A time limit after a bonus life does not end the task, though the next game begins with fewer lives. QDagger and
+    Ape-X, which have other flags and buffers, are tested with them."""
     flags = "--env-id pixel_doubles:PixelBonus-v0 --total-timesteps 120 --buffer-size 200 --learning-starts 110".split()
     v = train(name, *flags, "--batch-size", 4, "--eval-episodes", 1, "--eval-every", 0, "--save-every", 0)
     arrays = v["replay"].arrays

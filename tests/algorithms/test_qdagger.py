@@ -172,6 +172,16 @@ def test_the_phases_one_after_the_other(num_envs, train, steps):
     assert {name.partition(".")[0] for name in weights_of(v["run"].dir)} == {"q_network", "target_network"}
 
 
+def test_no_life_is_lost_where_the_next_game_begins_with_fewer(train):
+    """A time limit after a bonus life does not end the task, though the next game begins with fewer lives; neither for
+    the teacher nor for the student."""
+    env = ["--env-id", "pixel_doubles:PixelBonus-v0"]
+    v = short(train, *env, teacher=teacher_folder(*env))
+    for replay, played in ((v["teacher_replay"], 40), (v["replay"], 100)):
+        arrays = replay.arrays
+        assert np.sum(arrays["back"][:played] == 0) > 1 and not arrays["done"].any()  # 0: the first image of a game
+
+
 def test_the_weight_falls_as_the_student_nears_its_teacher(train, steps):
     """1 - student / teacher and never less than 0, the student's score being the mean of its last ten games, each of
     which was 0 at first. Every game gives 5 here, however it is played."""
