@@ -22,14 +22,37 @@ PROCESSES = PACKAGE / "run" / "processes.py"
 BANNER = "# ---- SoloRL's run library in short: the same seeds and environments, no run folder, no checkpoints\n"
 
 
-def stub_parts(names: Collection[str] = (), with_processes: bool = False) -> tuple[list[str], str]:
-    """The import lines and the definitions of the reader of command lines, of the stub, which uses it, of EnvPool's
-    environments where they are among the `names` that a script imports, and of what places objects in other processes
-    where it is needed."""
+def attributes_of(name: str, node: ast.AST) -> set[str]:
+    """The names `x` of all `name.x` in it."""
+    attributes = (each for each in ast.walk(node) if isinstance(each, ast.Attribute))
+    return {each.attr for each in attributes if isinstance(each.value, ast.Name) and each.value.id == name}
+
+
+def stub_with(used: set[str]) -> str:
+    """The stub with the verbs that are `used`, and those that they use in turn."""
+    text = read_source(STUB)
+    [run] = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == "Run"]
+    verbs = {node.name: node for node in run.body if isinstance(node, ast.FunctionDef)}
+    kept: set[str] = set()
+    found = {"__init__", *used} & set(verbs)
+    while not found <= kept:
+        kept |= found
+        found = set().union(*(attributes_of("self", verbs[name]) for name in kept)) & set(verbs)
+    lines: list[str] = text.splitlines(keepends=True)
+    for node in (verbs[name] for name in set(verbs) - kept):
+        end = node.end_lineno or 0
+        lines[node.lineno - 2 : end] = [""] * (end - node.lineno + 2)  # with the empty line before it
+    return "".join(lines)
+
+
+def stub_parts(names: Collection[str], used: set[str]) -> tuple[list[str], str]:
+    """The import lines and the definitions of the reader of command lines, of the stub with the verbs that are `used`,
+    of EnvPool's environments where they are among the `names` that a script imports, and of what places objects in
+    other processes where it does that."""
     imports, codes = [], []
-    more = (*(ENVPOOL if "EnvPoolVectorEnv" in names else ()), *([PROCESSES] if with_processes else []))
+    more = (*(ENVPOOL if "EnvPoolVectorEnv" in names else ()), *([PROCESSES] if "place" in used else []))
     for path in (READER, STUB, *more):
-        text = read_source(path)
+        text = stub_with(used) if path == STUB else read_source(path)
         lines = text.splitlines(keepends=True)
         nodes = [node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))]
         imports += [lines[node.lineno - 1] for node in nodes]
@@ -92,7 +115,7 @@ def standalone(path: Path, name: str) -> str:
     lines = text.splitlines(keepends=True)
     body = [node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))]
     last = body[-1].end_lineno or 0
-    imports, code = stub_parts([alias.name for alias in ours.names], "run.place(" in text)
+    imports, code = stub_parts([alias.name for alias in ours.names], attributes_of("run", ast.parse(text)))
     missing = [line for line in imports if line not in lines]
     before, after = lines[: ours.lineno - 1], lines[ours.end_lineno : last]
     text = "".join([*before, *missing, *after, "\n\n", BANNER, code, *lines[last:]])
