@@ -30,6 +30,7 @@ PPO_CONTINUOUS = (
     " ppo_continuous_action_jax 'ppo_continuous_action_jax tuned'"
 )
 LANDER = "ppo_jax 'ppo_jax unclipped' ppo sb3_ppo"
+PPO_PENDULUM = "ppo_continuous_action_jax 'ppo_continuous_action_jax unclipped'"
 OTHER = "BipedalWalker-v3 Hopper-v5 InvertedPendulum-v5 Walker2d-v5"
 LONG = "BipedalWalker-v3 HalfCheetah-v5 Hopper-v5 LunarLanderContinuous-v3"
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
@@ -42,6 +43,8 @@ TABLES = [
     (PPO, "results", f"{CLASSIC} {JAX} --methods ppo ppo_jax sb3_ppo"),
     (PPO, "mountaincar", "benchmark/results/mountaincar"),
     (PPO, "lunarlander", f"{JAX} {CLASSIC} --env-ids LunarLander-v3 --methods {LANDER}"),
+    (PPO, "unclipped", f"{JAX} --env-ids CartPole-v1 Acrobot-v1 --methods ppo_jax 'ppo_jax unclipped'"),
+    (PPO, "unclipped-pendulum", f"{JAX} --env-ids Pendulum-v1 --methods {PPO_PENDULUM}"),
     (
         PPO,
         "pendulum",
@@ -50,7 +53,7 @@ TABLES = [
     (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5 --methods {PPO_CONTINUOUS}"),
     (PPO, "minatar", "benchmark/results/minatar --methods ppo_jax ppo_minatar_jax"),
     (PPO, "minatar-looks", "benchmark/results/minatar_looks --methods ppo_jax ppo_minatar_jax"),
-    (PPO, "atari", "benchmark/results/atari --methods 'ppo_atari_envpool budget'"),
+    (PPO, "atari", "benchmark/results/atari --methods 'ppo_atari_envpool budget' 'ppo_atari_envpool_jax budget'"),
     (PPO, "other", f"{CONTINUOUS} --env-ids {OTHER}"),
     (
         DQN,
