@@ -53,7 +53,7 @@ TABLES = [
     (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5 --methods {PPO_CONTINUOUS}"),
     (PPO, "minatar", "benchmark/results/minatar --methods ppo_jax ppo_minatar_jax"),
     (PPO, "minatar-looks", "benchmark/results/minatar_looks --methods ppo_jax ppo_minatar_jax"),
-    (PPO, "atari", "benchmark/results/atari --methods 'ppo_atari_envpool budget' 'ppo_atari_envpool_jax budget'"),
+    (PPO, "atari", "benchmark/results/atari --methods 'ppo_atari_envpool budget'"),
     (PPO, "other", f"{CONTINUOUS} --env-ids {OTHER}"),
     (
         DQN,
