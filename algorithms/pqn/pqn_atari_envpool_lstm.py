@@ -64,7 +64,7 @@ class Scaled(nn.Module):
     """Bytes to numbers from 0 to 1; channels last in memory: faster in convolutions. Bytes move faster than floats."""
 
     def forward(self, x):
-        return x.contiguous(memory_format=torch.channels_last).to(torch.float32).div_(255)
+        return x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
 
 
 def orthogonal(layer, gain):

@@ -1,7 +1,7 @@
 """The files for images: they learn the pixel probe, through the wrappers of the Atari files and through EnvPool's."""
 
 import pytest
-from conftest import rows
+from conftest import TESTS, rows
 from pixel_probe import plays_envpool, use_fake_envpool
 
 PPO = "--num-envs 8 --num-steps 32 --learning-rate 0.001 --no-anneal-lr --gamma 0.9 --eval-every 0 --save-every 0"
@@ -40,6 +40,7 @@ def train_probe(train, monkeypatch):
     def call(name, steps, *flags):
         if plays_envpool(name):
             use_fake_envpool(monkeypatch)
+        monkeypatch.setenv("PYTHONPATH", str(TESTS))  # for the processes of Ray
         env_id = "Catch-v5" if plays_envpool(name) else "pixel_probe:Catch-v0"
         words = LEARNS[name][0].split()
         return train(name, "--env-id", env_id, "--total-timesteps", steps, *words, *flags)
