@@ -104,7 +104,7 @@ def chosen(rows):
 # Variants in JAX that share most with a file that is not slow: 5 to 30 seconds each, most of it compiling.
 SLOW = (
     "qdagger_dqn_atari_impalacnn_jax", "c51_atari_jax", "c51_jax", "ppo_minatar_jax", "ppo_continuous_action_jax",
-    "ddpg_continuous_action_jax", "td3_continuous_action_jax",
+    "ppo_atari_envpool_jax", "ddpg_continuous_action_jax", "td3_continuous_action_jax",
 )  # fmt: skip
 
 

@@ -101,6 +101,7 @@ class Empty(Match):
         return state, step._replace(reward=jnp.ones(self.num_envs))
 
 
+@pytest.mark.slow
 def test_it_learns_where_the_square_is():
     """A random policy has 0.5. In the very first gradient step of an iteration the ratio is one."""
     settings = {"num_steps": 16, "update_epochs": 1, "anneal_lr": False, "gamma": 0.5}

@@ -258,6 +258,7 @@ def test_a_time_limit_bootstraps():
 
 
 # ---------------------------------------------------------------------- whole trainings
+@pytest.mark.slow
 def test_it_logs_what_its_twin_logs(train):
     """The same keys at the same steps, the same schedules, and what the page says."""
     flags = [*SMALL, "--total-timesteps", 256, "--eval-every", 96]
