@@ -29,7 +29,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # so below `nohup`, but t
 for name in ("NO_COLOR", "FORCE_COLOR"):  # what is tested are plain words, unless a test says otherwise
     os.environ.pop(name, None)
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = Path(__file__).resolve().parent
+TESTS = ROOT / "tests"
 # `probes:...` as environment ids; some modules of tests take a fixture or a reference from one in another folder.
 sys.path[:0] = [str(TESTS), *(str(folder) for folder in sorted(TESTS.iterdir()) if folder.is_dir())]
 

@@ -110,12 +110,14 @@ def without_solorl(block: str) -> str:
 def standalone(path: Path, name: str) -> str:
     """The text of `path` without the library, for a file `name`; UsageError if it needs more than the stub has."""
     ours, text = library_import(path), read_source(path)
-    if "run.teacher(" in text:
+    tree = ast.parse(text)
+    used = attributes_of("run", tree)
+    if "teacher" in used:
         raise UsageError(f"{path.name} cannot stand alone: its teacher is a run folder, which the library reads")
     lines = text.splitlines(keepends=True)
-    body = [node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     last = body[-1].end_lineno or 0
-    imports, code = stub_parts([alias.name for alias in ours.names], attributes_of("run", ast.parse(text)))
+    imports, code = stub_parts([alias.name for alias in ours.names], used)
     missing = [line for line in imports if line not in lines]
     before, after = lines[: ours.lineno - 1], lines[ours.end_lineno : last]
     text = "".join([*before, *missing, *after, "\n\n", BANNER, code, *lines[last:]])
