@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from solorl.catalog import budget
 from solorl.catalog.header import scripts
 from solorl.results import comparison as cmp
 from solorl.results import figures, text
@@ -225,7 +226,18 @@ def put(page, marker, block):
     path.write_text(pattern.sub(lambda match: f"{match[1]}{block}\n{match[2]}", before))
 
 
+def sizes():
+    """Write the size of each file's diff into the last column of its family's first table."""
+    for script in scripts():
+        path = script.path.parent / "README.md"
+        names = "` and `".join(script.parents)
+        size = f"{budget.measure(script)[0]} of `{names}`" if names else "–"
+        row = re.compile(rf"^(\| \[`{script.path.name}`\].*\| ).*?( \|)$", re.MULTILINE)
+        path.write_text(row.sub(lambda match, size=size: f"{match[1]}{size}{match[2]}", path.read_text(), count=1))
+
+
 if __name__ == "__main__":
+    sizes()
     for (page, marker), block in blocks().items():
         put(page, marker, block)
     for path, (comparison, shown) in curves().items():

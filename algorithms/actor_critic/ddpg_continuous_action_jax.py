@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[jax]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "jax>=0.4.34", "optax>=0.2"]
+# dependencies = ["solorl[jax]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "jax>=0.4.34", "optax>=0.2.3"]
 # ///
 """Deep deterministic policy gradient (DDPG), continuous actions, vector observations; in JAX, all of it compiled.
 
@@ -74,7 +74,7 @@ class Learner(NamedTuple):
 
 
 class Training(NamedTuple):
-    """All that changes while a seed trains."""
+    """The training state of one seed: all that changes."""
 
     learner: Learner
     replay: Batch  # the last transitions, (capacity, ...)
@@ -169,7 +169,7 @@ def ddpg_actor_loss(actor, critic, batch):
 
 
 def begin(key, setup):
-    """The training of one seed before its first iteration."""
+    """The initial training state of one seed."""
     args, envs = setup.args, setup.envs
     params_key, envs_key, key = jax.random.split(key, 3)
     obs_dim, action_dim = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
@@ -227,7 +227,7 @@ def learn_ddpg(update, learner, learned, batch, setup):
 
 
 def iteration(training, setup):
-    """One iteration of one seed: the next training, and what it reports."""
+    """One iteration of one seed: the next training state, and what is reported."""
     args, envs = setup.args, setup.envs
     random_key, noise_key, step_key, sample_key, key = jax.random.split(training.key, 5)
     space, shape = envs.single_action_space, (args.num_envs, envs.single_action_space.shape[0])
@@ -275,7 +275,7 @@ if __name__ == "__main__":
 
     setup = Setup(args, envs, optax.adam(args.learning_rate), optax.adam(args.learning_rate))
     start = run.resume(lambda key: begin(key, setup), model="learner.actor", envs=("env_state", "obs"))
-    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
+    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
     train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 500 // args.num_envs))
 
     for iterations in run.loop(start, num_iterations, args.num_envs):

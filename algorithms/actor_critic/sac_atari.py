@@ -61,7 +61,7 @@ class Batch(NamedTuple):
     obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
     action: torch.Tensor  # (batch_size,)
     reward: torch.Tensor  # (batch_size,)
-    done: torch.Tensor  # (batch_size,), 0 at a time limit: that is not the end of the task
+    done: torch.Tensor  # (batch_size,), 1 where the game is over or a life is lost, 0 at a time limit
     next_obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
 
 
@@ -317,7 +317,7 @@ if __name__ == "__main__":
         over = terminated | truncated
         run.episodes(global_step, reward, over)
 
-        # ---- 2. store: a lost life ends the return, but not the game; a time limit ends the game, but not the task
+        # ---- 2. store: done at a lost life, though the game goes on; not done at a time limit, though it is over
         done = terminated | (~over & (infos["lives"] < lives))
         lives[:] = infos["lives"]
         image = obs[:, -1].copy()

@@ -267,7 +267,7 @@ class Actor:
                 action[0] = np.random.randint(self.num_actions)
             self.obs, reward, terminated, truncated, infos = self.envs.step(action)
             over, lives = bool(terminated[0] | truncated[0]), int(infos["lives"][0])
-            # a lost life ends the return, but not the game; a time limit ends the game, but not the task
+            # done at a lost life, though the game goes on; not done at a time limit, though it is over
             done, self.lives = bool(terminated[0]) or (lives < self.lives and not over), lives
             before, self.stack = self.stack, [*self.stack[1:], len(self.images)]
             self.images.append(np.array(infos["final_obs"][0][-1] if over else self.obs[0, -1]))

@@ -188,7 +188,7 @@ if __name__ == "__main__":
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * batch_steps  # at the end of this iteration
 
-        # ---- 1. act: "with probability epsilon select a random action" (Alg. 1)
+        # ---- 1. act: "with probability epsilon select a random action" (Alg. 1 of Mnih et al.)
         progress = min(1.0, iteration / max(1.0, args.exploration_fraction * num_iterations))
         epsilon = args.start_e + (args.end_e - args.start_e) * progress
         action = np.random.randint(num_actions, size=shape)

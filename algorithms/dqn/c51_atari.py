@@ -59,7 +59,7 @@ class Batch(NamedTuple):
     obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
     action: torch.Tensor  # (batch_size,)
     reward: torch.Tensor  # (batch_size,)
-    done: torch.Tensor  # (batch_size,), 0 at a time limit: that is not the end of the task
+    done: torch.Tensor  # (batch_size,), 1 where the game is over or a life is lost, 0 at a time limit
     next_obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
 
 
@@ -271,7 +271,7 @@ if __name__ == "__main__":
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * batch_steps  # at the end of this iteration
 
-        # ---- 1. act: "with probability epsilon select a random action" (Alg. 1)
+        # ---- 1. act: "with probability epsilon select a random action" (Alg. 1 of Mnih et al.)
         progress = min(1.0, iteration / max(1.0, args.exploration_fraction * num_iterations))
         epsilon = args.start_e + (args.end_e - args.start_e) * progress
         action = np.random.randint(num_actions, size=shape)
@@ -282,7 +282,7 @@ if __name__ == "__main__":
             obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step] = terminated | truncated
 
-            # ---- 2. store: a lost life ends the return, but not the game; a time limit ends the game, but not the task
+            # ---- 2. store: done at a lost life, though the game goes on; not done at a time limit, though it is over
             done = terminated | (~over[step] & (infos["lives"] < lives))
             lives[:] = infos["lives"]
             image = obs[:, -1].copy()

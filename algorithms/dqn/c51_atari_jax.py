@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[atari,envpool,jax]>=0.1", "jax>=0.4.34", "optax>=0.2"]
+# dependencies = ["solorl[atari,envpool,jax]>=0.1", "jax>=0.4.34", "optax>=0.2.3"]
 # ///
 """Categorical DQN (C51) on EnvPool's Atari games: learns the distribution of the return; discrete actions, images; JAX.
 
@@ -67,7 +67,7 @@ class Batch(NamedTuple):
     obs: jax.Array  # (batch_size, 4, 84, 84), bytes
     action: jax.Array  # (batch_size,)
     reward: jax.Array  # (batch_size,)
-    done: jax.Array  # (batch_size,), 0 at a time limit: that is not the end of the task
+    done: jax.Array  # (batch_size,), 1 where the game is over or a life is lost, 0 at a time limit
     next_obs: jax.Array  # (batch_size, 4, 84, 84), bytes
 
 
@@ -93,14 +93,15 @@ class FrameReplay(NamedTuple):
         return cls(image, action, reward, done, back, jnp.int32(0))
 
     def insert(self, new_game, obs_image, image, action, reward, done):
-        """Insert what num_steps steps in every environment led to, all (num_steps, num_envs, ...). A step of a new game
-        has two rows, of which the first is the image that the game began with, `obs_image`."""
+        """Insert what num_steps steps in every environment led to, all (num_steps, num_envs, ...). The first step of a
+        game (`new_game`) has two rows, of which the first is the image before it, `obs_image`."""
         capacity = len(self.image)
-        row = jnp.stack([new_game, jnp.ones_like(new_game)], 1)  # (num_steps, 2, num_envs): the rows that there are
-        number = self.inserted + row.cumsum().reshape(row.shape) - 1
-        # otherwise the previous image is that of the step before, whose last num_envs rows were of all environments
-        back = jnp.where(new_game, number[:, 1] - number[:, 0], row.sum((1, 2))[:, None])
-        index = jnp.where(row, number % capacity, capacity)  # after the end where there is no row
+        exists = jnp.stack([new_game, jnp.ones_like(new_game)], 1)  # (num_steps, 2, num_envs): which rows there are
+        number = self.inserted + exists.cumsum().reshape(exists.shape) - 1
+        # back to the game's first image, else to the step before: as its last num_envs rows have one of every
+        # environment, that is as far as this step has rows
+        back = jnp.where(new_game, number[:, 1] - number[:, 0], exists.sum((1, 2))[:, None])
+        index = jnp.where(exists, number % capacity, capacity)  # after the end where there is no row
         columns = (obs_image, image), *((jnp.zeros_like(x), x) for x in (action, reward, done, back))
         arrays = [
             array.at[index].set(jnp.stack(column, 1).astype(array.dtype), mode="drop")
@@ -136,7 +137,7 @@ class FrameReplay(NamedTuple):
 
 
 class Training(NamedTuple):
-    """All that changes while a seed trains."""
+    """The training state of one seed: all that changes."""
 
     params: dict  # of the Q-network
     target_params: dict
@@ -144,14 +145,14 @@ class Training(NamedTuple):
     replay: FrameReplay
     env_state: Any
     obs: jax.Array  # (num_envs, 4, 84, 84) bytes, the current observations
-    lives: jax.Array  # (num_envs,), after the last step
+    lives: jax.Array  # (num_envs,), after the last step; 0 before the first, in which no life counts as lost
     new_game: jax.Array  # (num_envs,), where obs is the first of a game
     key: jax.Array  # of the random numbers to come
     iteration: jax.Array  # iterations done, ()
 
 
 def make_envs(env_id, num_envs, **kwargs):
-    """Whole games, for training and for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
+    """Whole games, for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
     return EnvPoolVectorEnv(env_id, num_envs, **kwargs)
 
 
@@ -167,9 +168,9 @@ def linear(layer, x):  # (batch, fan_in) -> (batch, fan_out)
 
 
 def convolution(layer, x, stride):
-    """A convolution without padding, (batch, side, side, fan_in) -> (batch, new_side, new_side, fan_out): products of
-    matrices: in a loop XLA's own is many times slower on a CPU. `stride` divides the sides of image and kernel.
-    """
+    """A convolution without padding, (batch, side, side, fan_in) -> (batch, new_side, new_side, fan_out), as a
+    product of matrices: inside a compiled loop XLA's own is many times slower on a CPU. `stride` must divide the sides
+    of image and kernel."""
     batch, side, k = len(x), x.shape[1] // stride, layer["weight"].shape[0] // stride
     fan_in, fan_out = layer["weight"].shape[2:]
     # a block of stride x stride pixels becomes one pixel: then the stride is 1 and the kernel k x k
@@ -177,10 +178,10 @@ def convolution(layer, x, stride):
     weight = layer["weight"].reshape(k, stride, k, stride, fan_in, fan_out).swapaxes(1, 2)
     weight = weight.reshape(k * k, x.shape[3], fan_out)
     places, new_side = [(i, j) for i in range(k) for j in range(k)], side - k + 1
-    if k > 2:  # the pixels below the kernel next to each other: larger inputs
+    if k > 2:  # the k x k pixels under the kernel side by side, then one product (im2col)
         x = jnp.concatenate([x[:, i : i + new_side, j : j + new_side] for i, j in places], 3)
         return x @ weight.reshape(-1, fan_out) + layer["bias"]
-    # every pixel by every place of the kernel, then moved and added: larger outputs
+    # few places: each pixel times each place of the kernel, then moved and added
     parts = (x @ weight.swapaxes(0, 1).reshape(x.shape[3], -1)).reshape(batch, side, side, k * k, fan_out)
     return sum(parts[:, i : i + new_side, j : j + new_side, n] for n, (i, j) in enumerate(places)) + layer["bias"]
 
@@ -239,7 +240,7 @@ def c51_loss(params, target_params, batch, atoms, gamma):
 
 
 def begin(key, setup):
-    """The training of one seed before its first iteration."""
+    """The initial training state of one seed."""
     params_key, envs_key, key = jax.random.split(key, 3)
     params = init_params(params_key, int(setup.envs.single_action_space.n), setup.args.n_atoms)
     env_state, obs = setup.envs.reset(envs_key)
@@ -249,27 +250,29 @@ def begin(key, setup):
 
 
 def iteration(training, setup):
-    """One iteration of one seed: the next training, and what it reports."""
+    """One iteration of one seed: the next training state, and what is reported."""
     args, envs, optimizer, num_iterations, atoms = setup
     coin_key, action_key, step_key, sample_key, key = jax.random.split(training.key, 5)
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
     batch_steps = args.num_envs * num_steps
     before, global_step = training.iteration * batch_steps, (training.iteration + 1) * batch_steps
 
-    # ---- 1. act: "with probability epsilon select a random action" (Alg. 1)
+    # ---- 1. act: "with probability epsilon select a random action" (Alg. 1 of Mnih et al.)
     progress = jnp.minimum(1, training.iteration / max(1.0, args.exploration_fraction * num_iterations))
     epsilon = args.start_e + (args.end_e - args.start_e) * progress
 
     def env_step(carry, drawn):
         (env_state, obs, lives, new_game), (key, greedy, random) = carry, drawn
-        chosen = lambda: jnp.where(greedy, act(training.params, obs, atoms), random)  # noqa: E731
-        action = jax.lax.cond(greedy.any(), chosen, lambda: random)
+        action = jax.lax.cond(
+            greedy.any(), lambda: jnp.where(greedy, act(training.params, obs, atoms), random), lambda: random
+        )
         env_state, step = envs.step(key, env_state, action)
         over = step.terminated | step.truncated
-        # a lost life ends the return, but not the game; a time limit ends the game, but not the task
+        # done at a lost life, though the game goes on; not done at a time limit, though it is over
         done = step.terminated | ((step.lives < lives) & ~over)
-        row = new_game, obs[:, -1], step.final_obs[:, -1], action, jnp.sign(step.reward), done
-        return (env_state, step.obs, step.lives, over), (row, step.reward, over)
+        # final_obs: what the step led to, in every environment; obs: where a game is over, the next one's first
+        rows = new_game, obs[:, -1], step.final_obs[:, -1], action, jnp.sign(step.reward), done
+        return (env_state, step.obs, step.lives, over), (rows, step.reward, over)
 
     shape = (num_steps, args.num_envs)
     random = jax.random.randint(action_key, shape, 0, int(envs.single_action_space.n))
@@ -316,7 +319,7 @@ if __name__ == "__main__":
     least = max(10 * args.num_envs, 2 * batch_steps)
     run.require(
         args.buffer_size >= least,
-        f"--buffer-size must be at least {least}, the images of an iteration, and of a transition in every environment",
+        f"--buffer-size must be at least {least}: the images of one iteration and a transition of each environment",
     )
     envs = run.open_envs(args.env_id, args.num_envs)  # EnvPool's, stepped inside of the compiled code
     run.require_spaces(envs, obs="image", action="discrete")
@@ -325,10 +328,10 @@ if __name__ == "__main__":
     optimizer = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)
     setup = Setup(args, envs, optimizer, num_iterations, atoms)
     greedy = partial(act, atoms=atoms)
-    games = ("env_state", "obs", "lives", "new_game")
+    games = ("env_state", "obs", "lives", "new_game")  # begin again when resumed: EnvPool cannot save them
     start = run.resume(lambda key: begin(key, setup), model="params", envs=games)
-    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
-    train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 64 // batch_steps))
+    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
+    train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 64 // batch_steps))  # 64 steps a call
 
     for iterations in run.loop(start, num_iterations, batch_steps):
         global_step = iterations.stop * batch_steps

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[jax]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "jax>=0.4.34", "optax>=0.2"]
+# dependencies = ["solorl[jax]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "jax>=0.4.34", "optax>=0.2.3"]
 # ///
 """Categorical DQN (C51): learns the distribution of the return; discrete actions, vector observations; in JAX.
 
@@ -70,7 +70,7 @@ class Batch(NamedTuple):
 
 
 class Training(NamedTuple):
-    """All that changes while a seed trains."""
+    """The training state of one seed: all that changes."""
 
     params: list  # of the Q-network
     target_params: list
@@ -145,7 +145,7 @@ def c51_loss(params, target_params, batch, atoms, gamma):
 
 
 def begin(key, setup):
-    """The training of one seed before its first iteration."""
+    """The initial training state of one seed."""
     params_key, envs_key, key = jax.random.split(key, 3)
     obs_dim, num_actions = setup.envs.single_observation_space.shape[0], int(setup.envs.single_action_space.n)
     params = init_params(params_key, obs_dim, num_actions, setup.args.n_atoms)
@@ -168,14 +168,14 @@ def sample(replay, key, size, batch_size):
 
 
 def iteration(training, setup):
-    """One iteration of one seed: the next training, and what it reports."""
+    """One iteration of one seed: the next training state, and what is reported."""
     args, envs, optimizer, num_iterations, atoms = setup
     coin_key, action_key, step_key, sample_key, key = jax.random.split(training.key, 5)
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
     batch_steps = args.num_envs * num_steps
     before, global_step = training.iteration * batch_steps, (training.iteration + 1) * batch_steps
 
-    # ---- 1. act: "with probability epsilon select a random action" (Alg. 1)
+    # ---- 1. act: "with probability epsilon select a random action" (Alg. 1 of Mnih et al.)
     progress = jnp.minimum(1, training.iteration / max(1.0, args.exploration_fraction * num_iterations))
     epsilon = args.start_e + (args.end_e - args.start_e) * progress
 
@@ -238,7 +238,7 @@ if __name__ == "__main__":
     setup = Setup(args, envs, optimizer, num_iterations, atoms)
     greedy = partial(act, atoms=atoms)
     start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
-    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
+    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
     train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 1000 // batch_steps))
 
     for iterations in run.loop(start, num_iterations, batch_steps):

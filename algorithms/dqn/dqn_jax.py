@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[jax]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "jax>=0.4.34", "optax>=0.2"]
+# dependencies = ["solorl[jax]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "jax>=0.4.34", "optax>=0.2.3"]
 # ///
 """Deep Q-network (DQN), discrete actions, vector observations; in JAX, the whole training compiled.
 
@@ -64,7 +64,7 @@ class Batch(NamedTuple):
 
 
 class Training(NamedTuple):
-    """All that changes while a seed trains."""
+    """The training state of one seed: all that changes."""
 
     params: list  # of the Q-network
     target_params: list
@@ -123,7 +123,7 @@ def td_loss(params, target_params, batch, gamma):
 
 
 def begin(key, setup):
-    """The training of one seed before its first iteration."""
+    """The initial training state of one seed."""
     params_key, envs_key, key = jax.random.split(key, 3)
     obs_dim, num_actions = setup.envs.single_observation_space.shape[0], int(setup.envs.single_action_space.n)
     params = init_params(params_key, obs_dim, num_actions)
@@ -146,7 +146,7 @@ def sample(replay, key, size, batch_size):
 
 
 def iteration(training, setup):
-    """One iteration of one seed: the next training, and what it reports."""
+    """One iteration of one seed: the next training state, and what is reported."""
     args, envs, optimizer, num_iterations = setup
     coin_key, action_key, step_key, sample_key, key = jax.random.split(training.key, 5)
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
@@ -213,7 +213,7 @@ if __name__ == "__main__":
     optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
     setup = Setup(args, envs, optimizer, num_iterations)
     start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
-    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
+    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
     train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 1000 // batch_steps))
 
     for iterations in run.loop(start, num_iterations, batch_steps):

@@ -8,8 +8,8 @@ Paper     Agarwal et al. 2022, https://arxiv.org/abs/2206.01626 ("Sec. 4.1" belo
           https://www.nature.com/articles/nature14236; "IMPALA": Espeholt et al. 2018, https://arxiv.org/abs/1802.01561
 Run       solo train qdagger_dqn_atari_impalacnn --env-id ALE/Pong-v5 --teacher runs/TEACHER
 Spaces    image -> discrete
-Differs   from dqn_atari.py: a teacher, which is the run folder of a file with a Q-network, such as dqn_atari.py; before
-          the student plays, the teacher fills a replay buffer of its own and the student learns from that; a loss that
+Differs   from dqn_atari.py: a teacher, the trained Q-network of a run of dqn_atari.py or of another file that has one;
+          before the student plays, the teacher fills a replay buffer of its own and the student learns from it; a loss
           draws the student towards the teacher, by a weight that falls as the student's score rises; the IMPALA CNN
 Not for   vector observations: dqn.py; continuous actions: ddpg_continuous_action.py
 Details   algorithms/dqn/README.md
@@ -38,8 +38,8 @@ class Args(RunArgs):
     env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
     teacher: str = ""  # run folder of the teacher, or hf://USER/NAME of one on the Hugging Face hub
     trust_script: bool = False  # execute the script in the teacher's folder, whatever it does
-    total_timesteps: int = 11_000_000  # steps of the three phases: the next two numbers, then the student's own steps
-    teacher_steps: int = 500_000  # environment steps of 4 frames that the teacher plays, summed over environments
+    total_timesteps: int = 11_000_000  # teacher_steps + offline_steps + environment steps of the student
+    teacher_steps: int = 500_000  # environment steps of the teacher, while epsilon falls; summed over environments
     offline_steps: int = 500_000  # gradient steps on what the teacher has played; 0: none
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each; that of the teacher has teacher_steps
@@ -48,7 +48,7 @@ class Args(RunArgs):
     train_frequency: int = 4  # environment steps per gradient step
     learning_rate: float = 1e-4  # of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
-    target_network_frequency: int = 1000  # environment steps between moves of the target network
+    target_network_frequency: int = 1000  # steps between moves of the target network; offline gradient steps
     temperature: float = 1.0  # of the policies softmax(Q / temperature) that are compared
     tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
     start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
@@ -63,7 +63,7 @@ class Batch(NamedTuple):
     obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
     action: torch.Tensor  # (batch_size,)
     reward: torch.Tensor  # (batch_size,)
-    done: torch.Tensor  # (batch_size,), 0 at a time limit: that is not the end of the task
+    done: torch.Tensor  # (batch_size,), 1 where the game is over or a life is lost, 0 at a time limit
     next_obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
 
 
@@ -205,8 +205,8 @@ class QNetwork(nn.Module):
 
 
 def distill_loss(q, teacher_q, temperature):
-    """How far the student's policy is from the teacher's (Sec. 4.1): the cross entropy -sum_a pi_T(a|s) log pi(a|s),
-    its mean over the batch, with pi = softmax(Q / temperature). Values are (batch_size, num_actions)."""
+    """Cross entropy of the teacher's and the student's policy (Sec. 4.1), -sum_a pi_T(a|s) log pi(a|s), the mean over
+    the batch, with pi = softmax(Q / temperature). Least, but not 0, where both are equal. (batch_size, num_actions)."""
     assert q.shape == teacher_q.shape
     cross_entropy = -(F.softmax(teacher_q / temperature, 1) * F.log_softmax(q / temperature, 1)).sum(1)
     return cross_entropy.mean()
@@ -231,7 +231,7 @@ def count_returns(running, returns, reward, over):
     for rewards, ends in zip(reward, over, strict=True):
         running += rewards
         for i in np.flatnonzero(ends):
-            returns[:] = [*returns[1:], running[i]]
+            returns[:-1], returns[-1] = returns[1:].copy(), running[i]
         running[ends] = 0
 
 
@@ -255,7 +255,7 @@ if __name__ == "__main__":
     run.require(offline_start, f"--teacher-steps {args.teacher_steps} is less than one iteration of {batch_steps}")
     run.require(
         num_iterations > online_start,
-        f"--total-timesteps {args.total_timesteps} leaves no step to the student: it must be more than the sum of "
+        f"--total-timesteps {args.total_timesteps} leaves no iteration of {batch_steps} steps to the student, after "
         f"--teacher-steps {args.teacher_steps} and --offline-steps {args.offline_steps}",
     )
     run.require(args.temperature > 0, "--temperature must be more than 0")
@@ -275,7 +275,7 @@ if __name__ == "__main__":
     envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     run.require_spaces(envs, obs="image", action="discrete")
     num_actions = int(envs.single_action_space.n)
-    # what `solorl.load` gives: the greedy policy, its networks, its score; None where the run is only played
+    # as solorl.load gives it: policy, networks, score; None where this run is only played, which needs no teacher
     teacher = run.teacher(args.teacher, envs, "q_network", args.trust_script)
     run.require(
         teacher is None or teacher.score > 0,
@@ -289,7 +289,7 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(qdagger_loss, q_network, optimizer)
     teacher_replay, replay = (FrameReplay(size, args.num_envs) for size in (args.teacher_steps, args.buffer_size))
     lives = np.zeros(args.num_envs, np.int64)
-    running, returns = np.zeros(args.num_envs), np.zeros(10)  # of the student's games: those under way, the last ones
+    running, returns = np.zeros(args.num_envs), np.zeros(10)  # returns of the student's games: under way; the last 10
     parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
     parts |= {"teacher_replay": teacher_replay, "replay": replay, "running": running, "returns": returns}
     start = run.resume(**parts, envs=envs, lives=lives)  # what a checkpoint holds
@@ -306,8 +306,8 @@ if __name__ == "__main__":
         policy, memory = (q_network.act, replay) if online else (teacher, teacher_replay)
 
         # ---- 1. act: first the teacher, last the student, "with probability epsilon" at random (Alg. 1 of DQN)
-        falls = args.exploration_fraction * (num_iterations - online_start)  # in so many iterations of the student
-        progress = (iteration - online_start) / max(1.0, falls) if online else iteration / offline_start
+        fall_iterations = args.exploration_fraction * (num_iterations - online_start)  # of the student
+        progress = (iteration - online_start) / max(1.0, fall_iterations) if online else iteration / offline_start
         epsilon = args.start_e + (args.end_e - args.start_e) * min(1.0, progress)
         action = np.random.randint(num_actions, size=shape)
         greedy = np.random.random(shape) >= epsilon
@@ -321,7 +321,7 @@ if __name__ == "__main__":
             obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step] = terminated | truncated
 
-            # ---- 2. store: a lost life ends the return, but not the game; a time limit ends the game, but not the task
+            # ---- 2. store: done at a lost life, though the game goes on; not done at a time limit, though it is over
             done = terminated | (~over[step] & (infos["lives"] < lives))
             lives[:] = infos["lives"]
             image = obs[:, -1].copy()
@@ -333,7 +333,7 @@ if __name__ == "__main__":
             run.episodes(global_step, reward, over)
             count_returns(running, returns, reward, over)
 
-        # ---- 3. learn: offline a gradient step for every step; online as DQN does. A game not played yet scores 0
+        # ---- 3. learn: offline batch_steps gradient steps, online as DQN; the last 10 returns begin at 0, weight at 1
         weight = torch.tensor(max(0.0, 1 - returns.mean() / teacher.score), dtype=torch.float32, device=run.device)
         if online:
             begin = max(online_step - batch_steps, args.learning_starts)
@@ -351,7 +351,7 @@ if __name__ == "__main__":
 
         # ---- 4. report: when it is due; a row has the means of what was learned since the last one
         run.log(global_step, {"charts/epsilon": epsilon, "charts/distill_coeff": weight})
-        if not teaching:  # before, the student has learned nothing
+        if not teaching:  # the first time at once, then at multiples of --eval-every
             run.evaluate(global_step, q_network.act, make_env)
         run.save(global_step)
 

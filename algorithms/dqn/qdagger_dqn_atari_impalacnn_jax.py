@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[atari,envpool,jax]>=0.1", "jax>=0.4.34", "optax>=0.2"]
+# dependencies = ["solorl[atari,envpool,jax]>=0.1", "jax>=0.4.34", "optax>=0.2.3"]
 # ///
 """QDagger on EnvPool's Atari games: a deep Q-network (DQN) with the IMPALA CNN that learns from a trained teacher;
 images; in JAX, the whole training compiled.
@@ -10,16 +10,16 @@ Paper     Agarwal et al. 2022, https://arxiv.org/abs/2206.01626 ("Sec. 4.1" belo
           EnvPool: Weng et al. 2022, https://arxiv.org/abs/2206.10558
 Run       solo train qdagger_dqn_atari_impalacnn_jax --env-id Pong-v5 --teacher runs/TEACHER
 Spaces    image -> discrete
-Differs   from dqn_atari_jax.py: a teacher, which is the run folder of dqn_atari_jax.py; before the student plays, the
-          teacher fills a replay buffer of its own and the student learns from that; a loss that draws the student
-          towards the teacher, by a weight that falls as the student's score rises; the IMPALA CNN
+Differs   from dqn_atari_jax.py: a teacher, the trained Q-network of a run of that file; before the student plays, the
+          teacher fills a replay buffer of its own and the student learns from it; a loss draws the student towards the
+          teacher, by a weight that falls as the student's score rises; the IMPALA CNN
 Twin      qdagger_dqn_atari_impalacnn.py
 Not for   vector observations: dqn_jax.py; continuous actions: ddpg_continuous_action_jax.py
 Details   algorithms/dqn/README.md
 """
 
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from math import prod
 from typing import Any, NamedTuple
 
@@ -36,8 +36,8 @@ class Args(RunArgs):
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     teacher: str = ""  # run folder of the teacher, or hf://USER/NAME of one on the Hugging Face hub
     trust_script: bool = False  # execute the script in the teacher's folder, whatever it does
-    total_timesteps: int = 11_000_000  # steps of the three phases: the next two numbers, then the student's own steps
-    teacher_steps: int = 500_000  # environment steps of 4 frames that the teacher plays, summed over environments
+    total_timesteps: int = 11_000_000  # teacher_steps + offline_steps + environment steps of the student
+    teacher_steps: int = 500_000  # environment steps of the teacher, while epsilon falls; summed over environments
     offline_steps: int = 500_000  # gradient steps on what the teacher has played; 0: none
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each; that of the teacher has teacher_steps
@@ -46,7 +46,7 @@ class Args(RunArgs):
     train_frequency: int = 4  # environment steps per gradient step
     learning_rate: float = 1e-4  # of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
-    target_network_frequency: int = 1000  # environment steps between moves of the target network
+    target_network_frequency: int = 1000  # steps between moves of the target network; offline gradient steps
     temperature: float = 1.0  # of the policies softmax(Q / temperature) that are compared
     tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
     start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
@@ -73,7 +73,7 @@ class Batch(NamedTuple):
     obs: jax.Array  # (batch_size, 4, 84, 84), bytes
     action: jax.Array  # (batch_size,)
     reward: jax.Array  # (batch_size,)
-    done: jax.Array  # (batch_size,), 0 at a time limit: that is not the end of the task
+    done: jax.Array  # (batch_size,), 1 where the game is over or a life is lost, 0 at a time limit
     next_obs: jax.Array  # (batch_size, 4, 84, 84), bytes
 
 
@@ -99,14 +99,15 @@ class FrameReplay(NamedTuple):
         return cls(image, action, reward, done, back, jnp.int32(0))
 
     def insert(self, new_game, obs_image, image, action, reward, done):
-        """Insert what num_steps steps in every environment led to, all (num_steps, num_envs, ...). A step of a new game
-        has two rows, of which the first is the image that the game began with, `obs_image`."""
+        """Insert what num_steps steps in every environment led to, all (num_steps, num_envs, ...). The first step of a
+        game (`new_game`) has two rows, of which the first is the image before it, `obs_image`."""
         capacity = len(self.image)
-        row = jnp.stack([new_game, jnp.ones_like(new_game)], 1)  # (num_steps, 2, num_envs): the rows that there are
-        number = self.inserted + row.cumsum().reshape(row.shape) - 1
-        # otherwise the previous image is that of the step before, whose last num_envs rows were of all environments
-        back = jnp.where(new_game, number[:, 1] - number[:, 0], row.sum((1, 2))[:, None])
-        index = jnp.where(row, number % capacity, capacity)  # after the end where there is no row
+        exists = jnp.stack([new_game, jnp.ones_like(new_game)], 1)  # (num_steps, 2, num_envs): which rows there are
+        number = self.inserted + exists.cumsum().reshape(exists.shape) - 1
+        # back to the game's first image, else to the step before: as its last num_envs rows have one of every
+        # environment, that is as far as this step has rows
+        back = jnp.where(new_game, number[:, 1] - number[:, 0], exists.sum((1, 2))[:, None])
+        index = jnp.where(exists, number % capacity, capacity)  # after the end where there is no row
         columns = (obs_image, image), *((jnp.zeros_like(x), x) for x in (action, reward, done, back))
         arrays = [
             array.at[index].set(jnp.stack(column, 1).astype(array.dtype), mode="drop")
@@ -142,7 +143,7 @@ class FrameReplay(NamedTuple):
 
 
 class Training(NamedTuple):
-    """All that changes while a seed trains."""
+    """The training state of one seed: all that changes."""
 
     params: dict  # of the Q-network
     target_params: dict
@@ -152,7 +153,7 @@ class Training(NamedTuple):
     replay: FrameReplay
     env_state: Any
     obs: jax.Array  # (num_envs, 4, 84, 84) bytes, the current observations
-    lives: jax.Array  # (num_envs,), after the last step
+    lives: jax.Array  # (num_envs,), after the last step; 0 before the first, in which no life counts as lost
     new_game: jax.Array  # (num_envs,), where obs is the first of a game
     running: jax.Array  # (num_envs,), the returns of the student's games
     returns: jax.Array  # (10,), those of its last games that are over
@@ -161,7 +162,7 @@ class Training(NamedTuple):
 
 
 def make_envs(env_id, num_envs, **kwargs):
-    """Whole games, for training and for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
+    """Whole games, for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
     return EnvPoolVectorEnv(env_id, num_envs, **kwargs)
 
 
@@ -177,9 +178,9 @@ def linear(layer, x):  # (batch, fan_in) -> (batch, fan_out)
 
 
 def convolution(layer, x, stride):
-    """A convolution without padding, (batch, side, side, fan_in) -> (batch, new_side, new_side, fan_out): products of
-    matrices: in a loop XLA's own is many times slower on a CPU. `stride` divides the sides of image and kernel.
-    """
+    """A convolution without padding, (batch, side, side, fan_in) -> (batch, new_side, new_side, fan_out), as a
+    product of matrices: inside a compiled loop XLA's own is many times slower on a CPU. `stride` must divide the sides
+    of image and kernel."""
     batch, side, k = len(x), x.shape[1] // stride, layer["weight"].shape[0] // stride
     fan_in, fan_out = layer["weight"].shape[2:]
     # a block of stride x stride pixels becomes one pixel: then the stride is 1 and the kernel k x k
@@ -187,10 +188,10 @@ def convolution(layer, x, stride):
     weight = layer["weight"].reshape(k, stride, k, stride, fan_in, fan_out).swapaxes(1, 2)
     weight = weight.reshape(k * k, x.shape[3], fan_out)
     places, new_side = [(i, j) for i in range(k) for j in range(k)], side - k + 1
-    if k > 2:  # the pixels below the kernel next to each other: larger inputs
+    if k > 2:  # the k x k pixels under the kernel side by side, then one product (im2col)
         x = jnp.concatenate([x[:, i : i + new_side, j : j + new_side] for i, j in places], 3)
         return x @ weight.reshape(-1, fan_out) + layer["bias"]
-    # every pixel by every place of the kernel, then moved and added: larger outputs
+    # few places: each pixel times each place of the kernel, then moved and added
     parts = (x @ weight.swapaxes(0, 1).reshape(x.shape[3], -1)).reshape(batch, side, side, k * k, fan_out)
     return sum(parts[:, i : i + new_side, j : j + new_side, n] for n, (i, j) in enumerate(places)) + layer["bias"]
 
@@ -255,8 +256,8 @@ def act(params, obs):  # (batch, 4, 84, 84) -> (batch,): the greedy actions
 
 
 def distill_loss(q, teacher_q, temperature):
-    """How far the student's policy is from the teacher's (Sec. 4.1): the cross entropy -sum_a pi_T(a|s) log pi(a|s),
-    its mean over the batch, with pi = softmax(Q / temperature). Values are (batch_size, num_actions)."""
+    """Cross entropy of the teacher's and the student's policy (Sec. 4.1), -sum_a pi_T(a|s) log pi(a|s), the mean over
+    the batch, with pi = softmax(Q / temperature). Least, but not 0, where both are equal. (batch_size, num_actions)."""
     assert q.shape == teacher_q.shape
     cross_entropy = -(jax.nn.softmax(teacher_q / temperature) * jax.nn.log_softmax(q / temperature)).sum(1)
     return cross_entropy.mean()
@@ -292,7 +293,7 @@ def count_returns(running, returns, reward, over):
 
 
 def begin(key, setup, teacher_params):
-    """The training of one seed before its first iteration."""
+    """The initial training state of one seed."""
     params_key, envs_key, key = jax.random.split(key, 3)
     params = init_params(params_key, int(setup.envs.single_action_space.n))
     env_state, obs = setup.envs.reset(envs_key)
@@ -303,7 +304,7 @@ def begin(key, setup, teacher_params):
 
 
 def iteration(training, setup):
-    """One iteration of one seed: the next training, and what it reports."""
+    """One iteration of one seed: the next training state, and what is reported."""
     args, envs, optimizer, num_iterations, offline_start, online_start, teacher_score = setup
     coin_key, action_key, step_key, sample_key, key = jax.random.split(training.key, 5)
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
@@ -313,25 +314,25 @@ def iteration(training, setup):
     teaching, online = training.iteration < offline_start, training.iteration >= online_start
 
     # ---- 1. act: first the teacher, last the student, "with probability epsilon" at random (Alg. 1 of DQN)
-    falls = args.exploration_fraction * (num_iterations - online_start)  # in so many iterations of the student
-    played = jnp.where(
-        online, (training.iteration - online_start) / max(1.0, falls), training.iteration / offline_start
-    )
-    epsilon = args.start_e + (args.end_e - args.start_e) * jnp.minimum(1, played)
+    fall_iterations = args.exploration_fraction * (num_iterations - online_start)  # of the student
+    student_progress = (training.iteration - online_start) / max(1.0, fall_iterations)
+    progress = jnp.where(online, student_progress, training.iteration / offline_start)
+    epsilon = args.start_e + (args.end_e - args.start_e) * jnp.minimum(1, progress)
 
     def best(obs):
-        of_teacher = lambda: teacher_values(training.teacher_params, obs)  # noqa: E731
-        return jax.lax.cond(online, lambda: q_values(training.params, obs), of_teacher).argmax(1)
+        of_teacher = partial(teacher_values, training.teacher_params)
+        return jax.lax.cond(online, partial(q_values, training.params), of_teacher, obs).argmax(1)
 
     def env_step(carry, drawn):
         (env_state, obs, lives, new_game), (key, greedy, random) = carry, drawn
         action = jax.lax.cond(greedy.any(), lambda: jnp.where(greedy, best(obs), random), lambda: random)
         env_state, step = envs.step(key, env_state, action)
         over = step.terminated | step.truncated
-        # a lost life ends the return, but not the game; a time limit ends the game, but not the task
+        # done at a lost life, though the game goes on; not done at a time limit, though it is over
         done = step.terminated | ((step.lives < lives) & ~over)
-        row = new_game, obs[:, -1], step.final_obs[:, -1], action, jnp.sign(step.reward), done
-        return (env_state, step.obs, step.lives, over), (row, step.reward, over)
+        # final_obs: what the step led to, in every environment; obs: where a game is over, the next one's first
+        rows = new_game, obs[:, -1], step.final_obs[:, -1], action, jnp.sign(step.reward), done
+        return (env_state, step.obs, step.lives, over), (rows, step.reward, over)
 
     def new_games(games):
         return *envs.restart(games[0]), jnp.zeros_like(games[2]), jnp.ones_like(games[3])
@@ -355,13 +356,13 @@ def iteration(training, setup):
 
     teacher_replay, replay = store(training.teacher_replay, teaching), store(training.replay, online)
 
-    # ---- 3. learn: offline a gradient step for every step; online as DQN does. A game not played yet scores 0
+    # ---- 3. learn: offline batch_steps gradient steps, online as DQN; the last 10 returns begin at 0, weight at 1
     weight = jnp.maximum(0, 1 - counted[1].mean() / teacher_score)
 
     def gradient_step(i, carry):
         params, optimizer_state, sums = carry
-        draw = lambda replay: lambda: replay.sample(jax.random.fold_in(sample_key, i), args.batch_size)  # noqa: E731
-        batch = jax.lax.cond(online, draw(replay), draw(teacher_replay))
+        draw = partial(FrameReplay.sample, key=jax.random.fold_in(sample_key, i), batch_size=args.batch_size)
+        batch = jax.lax.cond(online, lambda: draw(replay), lambda: draw(teacher_replay))
         inputs = training.target_params, training.teacher_params, batch, args.gamma, args.temperature, weight
         gradients, metrics = jax.grad(qdagger_loss, has_aux=True)(params, *inputs)
         updates, optimizer_state = optimizer.update(gradients, optimizer_state)
@@ -378,8 +379,8 @@ def iteration(training, setup):
     target_params = optax.incremental_update(params, training.target_params, move)
 
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
-    learned = params, target_params, training.teacher_params, optimizer_state, teacher_replay, replay
-    training = Training(*learned, *games, *counted, key, training.iteration + 1)
+    learned = params, target_params, training.teacher_params, optimizer_state
+    training = Training(*learned, teacher_replay, replay, *games, *counted, key, training.iteration + 1)
     return training, (reward, over, epsilon, weight, sums, count)
 
 
@@ -395,7 +396,7 @@ if __name__ == "__main__":
     run.require(offline_start, f"--teacher-steps {args.teacher_steps} is less than one iteration of {batch_steps}")
     run.require(
         num_iterations > online_start,
-        f"--total-timesteps {args.total_timesteps} leaves no step to the student: it must be more than the sum of "
+        f"--total-timesteps {args.total_timesteps} leaves no iteration of {batch_steps} steps to the student, after "
         f"--teacher-steps {args.teacher_steps} and --offline-steps {args.offline_steps}",
     )
     run.require(args.temperature > 0, "--temperature must be more than 0")
@@ -406,13 +407,13 @@ if __name__ == "__main__":
     least = max(10 * args.num_envs, 2 * batch_steps)
     run.require(
         min(args.teacher_steps, args.buffer_size) >= least,
-        f"--teacher-steps and --buffer-size must be at least {least}, the images of an iteration, and of a transition "
-        "in every environment",
+        f"--teacher-steps and --buffer-size must be at least {least}, the images of one iteration and a "
+        "transition of each environment",
     )
     envs = run.open_envs(args.env_id, args.num_envs)  # EnvPool's, stepped inside of the compiled code
     run.require_spaces(envs, obs="image", action="discrete")
 
-    # what `solorl.load` gives: the greedy policy, its parameters, its score; None where the run is only played
+    # as solorl.load gives it: policy, parameters, score; None where this run is only played, which needs no teacher
     teacher = run.teacher(args.teacher, envs, "params", args.trust_script)
     teacher_params, teacher_score = (teacher.models["params"], teacher.score) if teacher else (None, 1.0)
     run.require(
@@ -423,10 +424,10 @@ if __name__ == "__main__":
 
     phases = offline_start, online_start, teacher_score
     setup = Setup(args, envs, optax.adam(args.learning_rate), num_iterations, *phases)
-    games = ("env_state", "obs", "lives", "new_game", "running")
+    games = ("env_state", "obs", "lives", "new_game", "running")  # begin again when resumed: EnvPool cannot save them
     start = run.resume(lambda key: begin(key, setup, teacher_params), model="params", envs=games)
-    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
-    train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 64 // batch_steps))
+    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
+    train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 64 // batch_steps))  # 64 steps a call
 
     for iterations in run.loop(start, num_iterations, batch_steps):
         global_step = iterations.stop * batch_steps
@@ -436,7 +437,7 @@ if __name__ == "__main__":
             run.episodes(global_step, reward[:, first:], over[:, first:])
         run.learned(sums, count)
         run.log(global_step, {"charts/epsilon": epsilon[:, -1], "charts/distill_coeff": weight[:, -1]})
-        if iterations.stop > offline_start:  # before, the student has learned nothing
+        if iterations.stop > offline_start:  # the first time at once, then at multiples of --eval-every
             run.evaluate(global_step, act, make_envs)
         run.save(global_step)
     run.close(act, make_envs)

@@ -411,7 +411,7 @@ if __name__ == "__main__":
             obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step] = terminated | truncated
 
-            # ---- 2. store: a lost life ends the return, but not the game; a time limit ends the game, but not the task
+            # ---- 2. store: done at a lost life, though the game goes on; not done at a time limit, though it is over
             done = terminated | (~over[step] & (infos["lives"] < lives))
             lives[:] = infos["lives"]
             image = obs[:, -1].copy()

@@ -150,8 +150,8 @@ class Agent(nn.Module):
 def gae(reward, value, done, final_value, next_value, gamma, lam):
     """Advantages by Eq. 11-12. NumPy, all (num_steps, num_envs) except next_value (num_envs,).
 
-    next_value: value of the observation after the last step. done[t]: the episode ended with step t. final_value[t]: if
-    a time limit ended it, the value of its final observation, else 0.
+    next_value: value of the observation after the last step. done[t]: the return ends with step t. final_value[t]: if
+    a time limit ended the episode, the value of its final observation, else 0.
     """
     assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
     advantage, next_advantage = np.zeros_like(reward), np.zeros_like(next_value)
@@ -257,7 +257,9 @@ if __name__ == "__main__":
         # ---- 2. credit: "compute advantage estimates"
         _, next_value = policy(next_obs)
         final_value = np.zeros(shape, np.float32)
-        if timeout.any():  # a time limit is not the end of the task: the return goes on with the value of what it left
+        if (
+            timeout.any()
+        ):  # a time limit is not the end of the task: the return goes on with the value of the final observation
             final_value[timeout] = policy(final_obs[timeout])[1]
         advantage = gae(np.sign(reward), value, done, final_value, next_value, args.gamma, args.gae_lambda)
         logprob = torch.as_tensor(logits).log_softmax(-1).gather(-1, torch.as_tensor(action)[..., None]).squeeze(-1)

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[atari,envpool,jax]>=0.1", "jax>=0.4.34", "optax>=0.2"]
+# dependencies = ["solorl[atari,envpool,jax]>=0.1", "jax>=0.4.34", "optax>=0.2.3"]
 # ///
 """Proximal policy optimisation (PPO) on EnvPool's Atari games: discrete actions, images; in JAX, all of it compiled.
 
@@ -58,13 +58,13 @@ class Setup(NamedTuple):
 
 
 class Training(NamedTuple):
-    """All that changes while a seed trains."""
+    """The training state of one seed: all that changes."""
 
     params: dict  # of the network
     optimizer_state: Any
     env_state: Any
     obs: jax.Array  # (num_envs, 4, 84, 84) bytes, the current observations
-    lives: jax.Array  # (num_envs,), after the last step
+    lives: jax.Array  # (num_envs,), after the last step; 0 before the first, in which no life counts as lost
     key: jax.Array  # of the random numbers to come
     iteration: jax.Array  # iterations done, ()
 
@@ -81,7 +81,7 @@ class Batch(NamedTuple):
 
 
 def make_envs(env_id, num_envs, **kwargs):
-    """Whole games, for training and for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
+    """Whole games, for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
     return EnvPoolVectorEnv(env_id, num_envs, **kwargs)
 
 
@@ -95,9 +95,9 @@ def linear(layer, x):  # (batch, fan_in) -> (batch, fan_out)
 
 
 def convolution(layer, x, stride):
-    """A convolution without padding, (batch, side, side, fan_in) -> (batch, new_side, new_side, fan_out): products of
-    matrices: in a loop XLA's own is many times slower on a CPU. `stride` divides the sides of image and kernel.
-    """
+    """A convolution without padding, (batch, side, side, fan_in) -> (batch, new_side, new_side, fan_out), as a
+    product of matrices: inside a compiled loop XLA's own is many times slower on a CPU. `stride` must divide the sides
+    of image and kernel."""
     batch, side, k = len(x), x.shape[1] // stride, layer["weight"].shape[0] // stride
     fan_in, fan_out = layer["weight"].shape[2:]
     # a block of stride x stride pixels becomes one pixel: then the stride is 1 and the kernel k x k
@@ -105,10 +105,10 @@ def convolution(layer, x, stride):
     weight = layer["weight"].reshape(k, stride, k, stride, fan_in, fan_out).swapaxes(1, 2)
     weight = weight.reshape(k * k, x.shape[3], fan_out)
     places, new_side = [(i, j) for i in range(k) for j in range(k)], side - k + 1
-    if k > 2:  # the pixels below the kernel next to each other: larger inputs
+    if k > 2:  # the k x k pixels under the kernel side by side, then one product (im2col)
         x = jnp.concatenate([x[:, i : i + new_side, j : j + new_side] for i, j in places], 3)
         return x @ weight.reshape(-1, fan_out) + layer["bias"]
-    # every pixel by every place of the kernel, then moved and added: larger outputs
+    # few places: each pixel times each place of the kernel, then moved and added
     parts = (x @ weight.swapaxes(0, 1).reshape(x.shape[3], -1)).reshape(batch, side, side, k * k, fan_out)
     return sum(parts[:, i : i + new_side, j : j + new_side, n] for n, (i, j) in enumerate(places)) + layer["bias"]
 
@@ -155,8 +155,8 @@ def act(params, obs):  # (batch, 4, 84, 84) -> (batch,): the most likely actions
 def gae(reward, value, done, final_value, next_value, gamma, lam):
     """Advantages by Eq. 11-12. All (num_steps, num_envs) except next_value (num_envs,).
 
-    next_value: value of the observation after the last step. done[t]: the episode ended with step t. final_value[t]: if
-    a time limit ended it, the value of its final observation, else 0.
+    next_value: value of the observation after the last step. done[t]: the return ends with step t. final_value[t]: if
+    a time limit ended the episode, the value of its final observation, else 0.
     """
     assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
     bootstrap = (1 - done) * jnp.concatenate([value[1:], next_value[None]]) + final_value
@@ -204,7 +204,7 @@ def ppo_loss(params, batch, args):
 
 
 def begin(key, setup):
-    """The training of one seed before its first iteration."""
+    """The initial training state of one seed."""
     params_key, envs_key, key = jax.random.split(key, 3)
     params = init_params(params_key, int(setup.envs.single_action_space.n))
     env_state, obs = setup.envs.reset(envs_key)
@@ -213,7 +213,7 @@ def begin(key, setup):
 
 
 def iteration(training, setup):
-    """One iteration of one seed: the next training, and what it reports."""
+    """One iteration of one seed: the next training state, and what is reported."""
     args, envs, optimizer, num_iterations = setup
     params, batch_size = training.params, args.num_envs * args.num_steps
     action_key, step_key, learn_key, key = jax.random.split(training.key, 4)
@@ -224,18 +224,21 @@ def iteration(training, setup):
         logits, value = actor_critic(params, obs)
         action = (logits + gumbel).argmax(1)  # Gumbel-max: a sample of the softmax of the logits
         env_state, step = envs.step(key, env_state, action)
-        # a time limit is not the end of the task: the return goes on with the value of what it left
+        # a time limit is not the end of the task: the return goes on with the value of the final observation
         timeout = step.truncated & ~step.terminated
-        left = lambda: jnp.where(timeout, actor_critic(params, step.final_obs)[1], 0)  # noqa: E731
-        final_value = jax.lax.cond(timeout.any(), left, lambda: jnp.zeros_like(value))
+        final_value = jax.lax.cond(
+            timeout.any(),
+            lambda: jnp.where(timeout, actor_critic(params, step.final_obs)[1], 0),
+            lambda: jnp.zeros_like(value),
+        )
         over = step.terminated | step.truncated
         return (env_state, step.obs), (obs, action, logits, value, final_value, step.reward, over, step.lives)
 
     gumbel = jax.random.gumbel(action_key, (args.num_steps, args.num_envs, int(envs.single_action_space.n)))
     drawn = (jax.random.split(step_key, args.num_steps), gumbel)
-    (env_state, next_obs), kept = jax.lax.scan(env_step, (training.env_state, training.obs), drawn)
-    obs, action, logits, value, final_value, reward, over, lives = kept  # (num_steps, num_envs, ...) each
-    # a lost life ends the return, but not the game
+    (env_state, next_obs), steps = jax.lax.scan(env_step, (training.env_state, training.obs), drawn)
+    obs, action, logits, value, final_value, reward, over, lives = steps  # (num_steps, num_envs, ...) each
+    # a lost life ends the return, but not the game; EnvPool presses FIRE after it, whatever the action
     done = over | (lives < jnp.concatenate([training.lives[None], lives[:-1]]))
 
     # ---- 2. credit: "compute advantage estimates"
@@ -246,13 +249,13 @@ def iteration(training, setup):
     rollout = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
 
     # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
-    learning_rate = args.learning_rate * (1 - training.iteration / num_iterations if args.anneal_lr else 1)
+    learning_rate = args.learning_rate * ((1 - training.iteration / num_iterations) if args.anneal_lr else 1)
 
     def gradient_step(learner, index):
         params, optimizer_state = learner
         minibatch = jax.tree.map(lambda x: x[index], rollout)
         gradients, metrics = jax.grad(ppo_loss, has_aux=True)(params, minibatch, args)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state)  # all but the learning rate
         params = optax.apply_updates(params, jax.tree.map(lambda x: -learning_rate * x, updates))
         return (params, optimizer_state), metrics
 
@@ -267,11 +270,11 @@ def iteration(training, setup):
 
     carry = ((params, training.optimizer_state), jnp.array(True))
     keys = jax.random.split(learn_key, args.update_epochs)
-    ((params, optimizer_state), _), (metrics, done_epochs) = jax.lax.scan(epoch, carry, keys)
+    ((params, optimizer_state), _), (metrics, epoch_ran) = jax.lax.scan(epoch, carry, keys)
 
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
-    sums = {name: values.sum(where=done_epochs[:, None]) for name, values in metrics.items()}
-    count = done_epochs.sum() * args.num_minibatches
+    sums = {name: values.sum(where=epoch_ran[:, None]) for name, values in metrics.items()}
+    count = epoch_ran.sum() * args.num_minibatches
     explained_variance = 1 - rollout.advantage.var(ddof=1) / (rollout.returns.var(ddof=1) + 1e-8)
     charts = {"charts/learning_rate": jnp.float32(learning_rate), "losses/explained_variance": explained_variance}
     training = Training(params, optimizer_state, env_state, next_obs, lives[-1], key, training.iteration + 1)
@@ -297,7 +300,7 @@ if __name__ == "__main__":
     optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
     setup = Setup(args, envs, optimizer, num_iterations)
     start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs", "lives"))
-    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
+    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
     train = run.compile(lambda training: iteration(training, setup), chunk=1)
 
     for iterations in run.loop(start, num_iterations, batch_size):

@@ -174,8 +174,8 @@ class Agent(nn.Module):
 def gae(reward, value, done, final_value, next_value, gamma, lam):
     """Advantages by Eq. 11-12. NumPy, all (num_steps, num_envs) except next_value (num_envs,).
 
-    next_value: value of the observation after the last step. done[t]: the episode ended with step t. final_value[t]: if
-    a time limit ended it, the value of its final observation, else 0.
+    next_value: value of the observation after the last step. done[t]: the return ends with step t. final_value[t]: if
+    a time limit ended the episode, the value of its final observation, else 0.
     """
     assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
     advantage, next_advantage = np.zeros_like(reward), np.zeros_like(next_value)
@@ -280,8 +280,8 @@ if __name__ == "__main__":
             lives[:] = infos["lives"]
             next_first[:] = over[step]
             if (cut := np.flatnonzero(timeout[step])).size:
-                # A time limit is not the end of the task: the return goes on with the value of what it left, seen with
-                # the memory of the game that was cut.
+                # A time limit is not the end of the task: the return goes on with the value of the final observation,
+                # seen with the memory of the game that was cut.
                 final_obs, goes_on = np.stack(infos["final_obs"][cut]), np.zeros(len(cut), bool)
                 _, final_value[step, cut], _ = agent.step(final_obs, state[:, cut], goes_on)
         run.episodes(global_step, reward, over)

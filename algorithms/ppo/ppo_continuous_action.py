@@ -141,8 +141,8 @@ def discounted_returns(reward, done, so_far, gamma):
 def gae(reward, value, done, final_value, next_value, gamma, lam):
     """Advantages by Eq. 11-12. NumPy, all (num_steps, num_envs) except next_value (num_envs,).
 
-    next_value: value of the observation after the last step. done[t]: the episode ended with step t. final_value[t]: if
-    a time limit ended it, the value of its final observation, else 0.
+    next_value: value of the observation after the last step. done[t]: the return ends with step t. final_value[t]: if
+    a time limit ended the episode, the value of its final observation, else 0.
     """
     assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
     advantage, next_advantage = np.zeros_like(reward), np.zeros_like(next_value)

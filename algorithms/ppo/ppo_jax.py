@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[jax]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "jax>=0.4.34", "optax>=0.2"]
+# dependencies = ["solorl[jax]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "jax>=0.4.34", "optax>=0.2.3"]
 # ///
 """Proximal policy optimisation (PPO), discrete actions, vector observations; in JAX, the whole training compiled.
 
@@ -57,7 +57,7 @@ class Setup(NamedTuple):
 
 
 class Training(NamedTuple):
-    """All that changes while a seed trains."""
+    """The training state of one seed: all that changes."""
 
     params: dict  # of the two networks
     optimizer_state: Any
@@ -127,8 +127,8 @@ def act(params, obs):  # (batch, obs_dim) -> (batch,): the most likely actions
 def gae(reward, value, done, final_value, next_value, gamma, lam):
     """Advantages by Eq. 11-12. All (num_steps, num_envs) except next_value (num_envs,).
 
-    next_value: value of the observation after the last step. done[t]: the episode ended with step t. final_value[t]: if
-    a time limit ended it, the value of its final observation, else 0.
+    next_value: value of the observation after the last step. done[t]: the return ends with step t. final_value[t]: if
+    a time limit ended the episode, the value of its final observation, else 0.
     """
     assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
     bootstrap = (1 - done) * jnp.concatenate([value[1:], next_value[None]]) + final_value
@@ -176,7 +176,7 @@ def ppo_loss(params, batch, args):
 
 
 def begin(key, setup):
-    """The training of one seed before its first iteration."""
+    """The initial training state of one seed."""
     params_key, envs_key, key = jax.random.split(key, 3)
     obs_dim, num_actions = setup.envs.single_observation_space.shape[0], int(setup.envs.single_action_space.n)
     params = init_params(params_key, obs_dim, num_actions)
@@ -185,7 +185,7 @@ def begin(key, setup):
 
 
 def iteration(training, setup):
-    """One iteration of one seed: the next training, and what it reports."""
+    """One iteration of one seed: the next training state, and what is reported."""
     args, envs, optimizer, num_iterations = setup
     params, batch_size = training.params, args.num_envs * args.num_steps
     action_key, step_key, learn_key, key = jax.random.split(training.key, 4)
@@ -215,13 +215,13 @@ def iteration(training, setup):
     rollout = Batch(obs, action, logprob, value, advantage, advantage + value)
 
     # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
-    learning_rate = args.learning_rate * (1 - training.iteration / num_iterations if args.anneal_lr else 1)
+    learning_rate = args.learning_rate * ((1 - training.iteration / num_iterations) if args.anneal_lr else 1)
 
     def gradient_step(learner, index):
         params, optimizer_state = learner
         minibatch = jax.tree.map(lambda x: x[index], rollout)
         gradients, metrics = jax.grad(ppo_loss, has_aux=True)(params, minibatch, args)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state)  # all but the learning rate
         params = optax.apply_updates(params, jax.tree.map(lambda x: -learning_rate * x, updates))
         return (params, optimizer_state), metrics
 
@@ -236,11 +236,11 @@ def iteration(training, setup):
 
     carry = ((params, training.optimizer_state), jnp.array(True))
     keys = jax.random.split(learn_key, args.update_epochs)
-    ((params, optimizer_state), _), (metrics, done_epochs) = jax.lax.scan(epoch, carry, keys)
+    ((params, optimizer_state), _), (metrics, epoch_ran) = jax.lax.scan(epoch, carry, keys)
 
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
-    sums = {name: values.sum(where=done_epochs[:, None]) for name, values in metrics.items()}
-    count = done_epochs.sum() * args.num_minibatches
+    sums = {name: values.sum(where=epoch_ran[:, None]) for name, values in metrics.items()}
+    count = epoch_ran.sum() * args.num_minibatches
     explained_variance = 1 - advantage.var(ddof=1) / (rollout.returns.var(ddof=1) + 1e-8)
     charts = {"charts/learning_rate": jnp.float32(learning_rate), "losses/explained_variance": explained_variance}
     training = Training(params, optimizer_state, env_state, next_obs, key, training.iteration + 1)
@@ -267,7 +267,7 @@ if __name__ == "__main__":
     optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
     setup = Setup(args, envs, optimizer, num_iterations)
     start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
-    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
+    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
     train = run.compile(lambda training: iteration(training, setup), chunk=16)
 
     for iterations in run.loop(start, num_iterations, batch_size):

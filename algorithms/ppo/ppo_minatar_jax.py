@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[jax,gymnax]>=0.1", "gymnasium>=1.2,<1.4", "numpy>=1.26,<3", "jax>=0.4.34", "optax>=0.2"]
+# dependencies = ["solorl[jax,gymnax]>=0.1", "gymnasium>=1.2,<1.4", "numpy>=1.26,<3", "jax>=0.4.34", "optax>=0.2.3"]
 # ///
 """Proximal policy optimisation (PPO) on MinAtar's games: a convolutional network; in JAX, the whole training compiled.
 
@@ -8,8 +8,8 @@ Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below)
           MinAtar: Young & Tian 2019, https://arxiv.org/abs/1903.03176
 Run       solo train ppo_minatar_jax --env-id Asterix-MinAtar
 Spaces    vector -> discrete
-Differs   from ppo_jax.py: one convolutional network over the 10 x 10 planes gives logits and value, which are kept when
-          acting; settings for these games
+Differs   from ppo_jax.py: one convolutional network over the 10 x 10 planes, which come as one vector, gives logits and
+          value, which are kept when acting; 64 environments, learning rate 0.001
 Not for   image observations: ppo_atari_envpool_jax.py; continuous actions: ppo_continuous_action_jax.py
 Details   algorithms/ppo/README.md
 """
@@ -27,7 +27,7 @@ from solorl import RunArgs, Runs, parse
 
 @dataclass
 class Args(RunArgs):
-    env_id: str = "Breakout-MinAtar"  # id of the game in gymnax
+    env_id: str = "Asterix-MinAtar"  # or Breakout-, Freeway-, SpaceInvaders-MinAtar: games of gymnax
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 10_000_000  # environment steps, summed over environments
     num_envs: int = 64  # environments stepped in parallel
@@ -57,7 +57,7 @@ class Setup(NamedTuple):
 
 
 class Training(NamedTuple):
-    """All that changes while a seed trains."""
+    """The training state of one seed: all that changes."""
 
     params: dict  # of the network
     optimizer_state: Any
@@ -93,9 +93,9 @@ def linear(layer, x):  # (batch, fan_in) -> (batch, fan_out)
 
 
 def convolution(layer, x, stride):
-    """A convolution without padding, (batch, side, side, fan_in) -> (batch, new_side, new_side, fan_out): products of
-    matrices: in a loop XLA's own is many times slower on a CPU. `stride` divides the sides of image and kernel.
-    """
+    """A convolution without padding, (batch, side, side, fan_in) -> (batch, new_side, new_side, fan_out), as a
+    product of matrices: inside a compiled loop XLA's own is many times slower on a CPU. `stride` must divide the sides
+    of image and kernel."""
     batch, side, k = len(x), x.shape[1] // stride, layer["weight"].shape[0] // stride
     fan_in, fan_out = layer["weight"].shape[2:]
     # a block of stride x stride pixels becomes one pixel: then the stride is 1 and the kernel k x k
@@ -103,16 +103,16 @@ def convolution(layer, x, stride):
     weight = layer["weight"].reshape(k, stride, k, stride, fan_in, fan_out).swapaxes(1, 2)
     weight = weight.reshape(k * k, x.shape[3], fan_out)
     places, new_side = [(i, j) for i in range(k) for j in range(k)], side - k + 1
-    if k > 2:  # the pixels below the kernel next to each other: larger inputs
+    if k > 2:  # the k x k pixels under the kernel side by side, then one product (im2col)
         x = jnp.concatenate([x[:, i : i + new_side, j : j + new_side] for i, j in places], 3)
         return x @ weight.reshape(-1, fan_out) + layer["bias"]
-    # every pixel by every place of the kernel, then moved and added: larger outputs
+    # few places: each pixel times each place of the kernel, then moved and added
     parts = (x @ weight.swapaxes(0, 1).reshape(x.shape[3], -1)).reshape(batch, side, side, k * k, fan_out)
     return sum(parts[:, i : i + new_side, j : j + new_side, n] for n, (i, j) in enumerate(places)) + layer["bias"]
 
 
 def minatar_cnn(params, obs):
-    """The network of Young & Tian 2019 up to its last layer, (batch, 100 * planes) -> (batch, 128)."""
+    """The network of Young & Tian's DQN up to its last layer, (batch, 100 * planes) -> (batch, 128)."""
     x = obs.reshape(len(obs), 10, 10, -1)
     x = jax.nn.relu(convolution(params["conv"], x, 1))
     return jax.nn.relu(linear(params["dense"], x.reshape(len(x), -1)))
@@ -150,8 +150,8 @@ def act(params, obs):  # (batch, obs_dim) -> (batch,): the most likely actions
 def gae(reward, value, done, final_value, next_value, gamma, lam):
     """Advantages by Eq. 11-12. All (num_steps, num_envs) except next_value (num_envs,).
 
-    next_value: value of the observation after the last step. done[t]: the episode ended with step t. final_value[t]: if
-    a time limit ended it, the value of its final observation, else 0.
+    next_value: value of the observation after the last step. done[t]: the return ends with step t. final_value[t]: if
+    a time limit ended the episode, the value of its final observation, else 0.
     """
     assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
     bootstrap = (1 - done) * jnp.concatenate([value[1:], next_value[None]]) + final_value
@@ -199,7 +199,7 @@ def ppo_loss(params, batch, args):
 
 
 def begin(key, setup):
-    """The training of one seed before its first iteration."""
+    """The initial training state of one seed."""
     params_key, envs_key, key = jax.random.split(key, 3)
     obs_dim, num_actions = setup.envs.single_observation_space.shape[0], int(setup.envs.single_action_space.n)
     params = init_params(params_key, obs_dim, num_actions)
@@ -208,7 +208,7 @@ def begin(key, setup):
 
 
 def iteration(training, setup):
-    """One iteration of one seed: the next training, and what it reports."""
+    """One iteration of one seed: the next training state, and what is reported."""
     args, envs, optimizer, num_iterations = setup
     params, batch_size = training.params, args.num_envs * args.num_steps
     action_key, step_key, learn_key, key = jax.random.split(training.key, 4)
@@ -221,15 +221,18 @@ def iteration(training, setup):
         env_state, step = envs.step(key, env_state, action)
         # a time limit is not the end of the task: the return goes on with the value of the final observation
         timeout = step.truncated & ~step.terminated
-        left = lambda: jnp.where(timeout, logits_and_value(params, step.final_obs)[1], 0)  # noqa: E731
-        final_value = jax.lax.cond(timeout.any(), left, lambda: jnp.zeros_like(value))
+        final_value = jax.lax.cond(
+            timeout.any(),
+            lambda: jnp.where(timeout, logits_and_value(params, step.final_obs)[1], 0),
+            lambda: jnp.zeros_like(value),
+        )
         done = step.terminated | step.truncated
         return (env_state, step.obs), (obs, action, logits, value, final_value, step.reward, done)
 
     gumbel = jax.random.gumbel(action_key, (args.num_steps, args.num_envs, int(envs.single_action_space.n)))
     drawn = (jax.random.split(step_key, args.num_steps), gumbel)
-    (env_state, next_obs), kept = jax.lax.scan(env_step, (training.env_state, training.obs), drawn)
-    obs, action, logits, value, final_value, reward, done = kept  # (num_steps, num_envs, ...) each
+    (env_state, next_obs), steps = jax.lax.scan(env_step, (training.env_state, training.obs), drawn)
+    obs, action, logits, value, final_value, reward, done = steps  # (num_steps, num_envs, ...) each
 
     # ---- 2. credit: "compute advantage estimates"
     _, next_value = logits_and_value(params, next_obs)
@@ -239,13 +242,13 @@ def iteration(training, setup):
     rollout = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
 
     # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
-    learning_rate = args.learning_rate * (1 - training.iteration / num_iterations if args.anneal_lr else 1)
+    learning_rate = args.learning_rate * ((1 - training.iteration / num_iterations) if args.anneal_lr else 1)
 
     def gradient_step(learner, index):
         params, optimizer_state = learner
         minibatch = jax.tree.map(lambda x: x[index], rollout)
         gradients, metrics = jax.grad(ppo_loss, has_aux=True)(params, minibatch, args)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state)  # all but the learning rate
         params = optax.apply_updates(params, jax.tree.map(lambda x: -learning_rate * x, updates))
         return (params, optimizer_state), metrics
 
@@ -260,11 +263,11 @@ def iteration(training, setup):
 
     carry = ((params, training.optimizer_state), jnp.array(True))
     keys = jax.random.split(learn_key, args.update_epochs)
-    ((params, optimizer_state), _), (metrics, done_epochs) = jax.lax.scan(epoch, carry, keys)
+    ((params, optimizer_state), _), (metrics, epoch_ran) = jax.lax.scan(epoch, carry, keys)
 
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
-    sums = {name: values.sum(where=done_epochs[:, None]) for name, values in metrics.items()}
-    count = done_epochs.sum() * args.num_minibatches
+    sums = {name: values.sum(where=epoch_ran[:, None]) for name, values in metrics.items()}
+    count = epoch_ran.sum() * args.num_minibatches
     explained_variance = 1 - rollout.advantage.var(ddof=1) / (rollout.returns.var(ddof=1) + 1e-8)
     charts = {"charts/learning_rate": jnp.float32(learning_rate), "losses/explained_variance": explained_variance}
     training = Training(params, optimizer_state, env_state, next_obs, key, training.iteration + 1)
@@ -288,14 +291,14 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
     run.require(
         args.env_id.endswith("-MinAtar"),
-        f"{args.env_id} is no game of MinAtar (Breakout-MinAtar, ...); use ppo_jax.py for other vectors",
+        f"{args.env_id} is not a MinAtar game (Asterix-MinAtar, ...); use ppo_jax.py for other vectors",
     )
 
     optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
     optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
     setup = Setup(args, envs, optimizer, num_iterations)
     start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
-    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
+    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
     train = run.compile(lambda training: iteration(training, setup), chunk=16)
 
     for iterations in run.loop(start, num_iterations, batch_size):

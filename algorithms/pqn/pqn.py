@@ -4,7 +4,7 @@
 # ///
 """Parallelised Q-network (PQN), discrete actions, vector observations.
 
-Paper     Gallici et al. 2024, https://arxiv.org/abs/2407.04811 ("Alg. 1" below)
+Paper     Gallici et al. 2024, https://arxiv.org/abs/2407.04811
 Run       solo train pqn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   root of its family
@@ -91,8 +91,9 @@ class QNetwork(nn.Module):
 def q_lambda(reward, value, done, final_value, next_value, gamma, lam):
     """Returns of Q(lambda). NumPy, all (num_steps, num_envs) except next_value (num_envs,).
 
-    value: of the best action. next_value: the same of the observation after the last step. done[t]: the episode ended
-    with step t. final_value[t]: if a time limit ended it, the value of its final observation, else 0.
+    value: max_a Q, by the network that acted. next_value: the same of the observation after the last step. done[t]: the
+    return ends with step t. final_value[t]: if a time limit ended the episode, the value of its final observation, else
+    0. A random action does not end a return (Peng's Q(lambda)).
     """
     assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
     returns, next_return = np.zeros_like(reward), next_value
@@ -167,12 +168,14 @@ if __name__ == "__main__":
         # ---- 2. credit: the returns of Q(lambda), by the network that acted
         next_value = q_values(next_obs.reshape(args.num_envs, obs_dim)).max(1)
         final_value = np.zeros(shape, np.float32)
-        if timeout.any():  # a time limit is not the end of the task: the return goes on with the value of what it left
+        if (
+            timeout.any()
+        ):  # a time limit is not the end of the task: the return goes on with the value of the final observation
             final_value[timeout] = q_values(final_obs[timeout]).max(1)
         returns = q_lambda(reward, value, done, final_value, next_value, args.gamma, args.q_lambda)
         rollout = Batch(*(torch.as_tensor(x, device=run.device).flatten(0, 1) for x in (obs, action, returns)))
 
-        # ---- 3. learn: epochs of minibatches towards returns that stand still; no target network, no replay
+        # ---- 3. learn: epochs of minibatches with fixed targets; no target network, no replay
         for _ in range(args.update_epochs):
             for index in torch.randperm(batch_size, device=run.device).split(minibatch_size):
                 metrics = gradient_step(Batch(*(x[index] for x in rollout)))

@@ -4,7 +4,7 @@
 # ///
 """Parallelised Q-network (PQN) on EnvPool's Atari games with an LSTM: discrete actions, images, one at a time.
 
-Paper     Gallici et al. 2024, https://arxiv.org/abs/2407.04811 ("Alg. 1" below)
+Paper     Gallici et al. 2024, https://arxiv.org/abs/2407.04811
           EnvPool: Weng et al. 2022, https://arxiv.org/abs/2206.10558
           LSTM: Hochreiter & Schmidhuber 1997, https://doi.org/10.1162/neco.1997.9.8.1735
 Run       solo train pqn_atari_envpool_lstm --env-id Pong-v5 --threads 2
@@ -136,8 +136,9 @@ class QNetwork(nn.Module):
 def q_lambda(reward, value, done, final_value, next_value, gamma, lam):
     """Returns of Q(lambda). NumPy, all (num_steps, num_envs) except next_value (num_envs,).
 
-    value: of the best action. next_value: the same of the observation after the last step. done[t]: the episode ended
-    with step t. final_value[t]: if a time limit ended it, the value of its final observation, else 0.
+    value: max_a Q, by the network that acted. next_value: the same of the observation after the last step. done[t]: the
+    return ends with step t. final_value[t]: if a time limit ended the episode, the value of its final observation, else
+    0. A random action does not end a return (Peng's Q(lambda)).
     """
     assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
     returns, next_return = np.zeros_like(reward), next_value
@@ -216,8 +217,8 @@ if __name__ == "__main__":
             lives[:] = infos["lives"]
             next_first[:] = over[step]
             if (cut := np.flatnonzero(timeout[step])).size:
-                # A time limit is not the end of the task: the return goes on with the value of what it left, seen with
-                # the memory of the game that was cut.
+                # A time limit is not the end of the task: the return goes on with the value of the final observation,
+                # seen with the memory of the game that was cut.
                 final_obs, goes_on = np.stack(infos["final_obs"][cut]), np.zeros(len(cut), bool)
                 final_value[step, cut] = q_network.step(final_obs, state[:, cut], goes_on)[0].max(1)
         run.episodes(global_step, reward, over)
@@ -228,7 +229,7 @@ if __name__ == "__main__":
         rollout = (obs, first, first_state, action, returns)
         rollout = Batch(*(torch.as_tensor(x, device=run.device) for x in rollout))
 
-        # ---- 3. learn: epochs of minibatches towards returns that stand still; no target network, no replay
+        # ---- 3. learn: epochs of minibatches with fixed targets; no target network, no replay
         for _ in range(args.update_epochs):
             for index in torch.randperm(args.num_envs, device=run.device).split(minibatch_envs):
                 metrics = gradient_step(Batch(*(x[:, index] for x in rollout)))

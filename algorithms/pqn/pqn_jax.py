@@ -4,7 +4,7 @@
 # ///
 """Parallelised Q-network (PQN), discrete actions, vector observations; in JAX, the whole training compiled.
 
-Paper     Gallici et al. 2024, https://arxiv.org/abs/2407.04811 ("Alg. 1" below)
+Paper     Gallici et al. 2024, https://arxiv.org/abs/2407.04811
 Run       solo train pqn_jax --env-id CartPole-v1 --num-seeds 4
 Spaces    vector -> discrete
 Differs   from ppo_jax.py: one network, with layer normalisation, gives the values of all actions; an action is random
@@ -55,7 +55,7 @@ class Setup(NamedTuple):
 
 
 class Training(NamedTuple):
-    """All that changes while a seed trains."""
+    """The training state of one seed: all that changes."""
 
     params: dict  # of the Q-network
     optimizer_state: Any
@@ -93,7 +93,7 @@ def layer_norm_mlp(params, x):
     *hidden, last = params["linear"]
     for linear, norm in zip(hidden, params["norm"], strict=True):
         x = x @ linear["weight"] + linear["bias"]
-        # its own variance, mean(x^2) - mean(x)^2, is less exact than torch's
+        # variance in two passes, as in torch: standardize's own, mean(x^2) - mean(x)^2, loses digits
         x = jax.nn.standardize(x, variance=x.var(1, keepdims=True), epsilon=1e-5)
         x = jax.nn.relu(x * norm["weight"] + norm["bias"])
     return x @ last["weight"] + last["bias"]
@@ -113,8 +113,9 @@ def act(params, obs):  # (batch, obs_dim) -> (batch,): the greedy actions
 def q_lambda(reward, value, done, final_value, next_value, gamma, lam):
     """Returns of Q(lambda). All (num_steps, num_envs) except next_value (num_envs,).
 
-    value: of the best action. next_value: the same of the observation after the last step. done[t]: the episode ended
-    with step t. final_value[t]: if a time limit ended it, the value of its final observation, else 0.
+    value: max_a Q, by the network that acted. next_value: the same of the observation after the last step. done[t]: the
+    return ends with step t. final_value[t]: if a time limit ended the episode, the value of its final observation, else
+    0. A random action does not end a return (Peng's Q(lambda)).
     """
     assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
 
@@ -137,7 +138,7 @@ def q_lambda_loss(params, batch):
 
 
 def begin(key, setup):
-    """The training of one seed before its first iteration."""
+    """The initial training state of one seed."""
     params_key, envs_key, key = jax.random.split(key, 3)
     obs_dim, num_actions = setup.envs.single_observation_space.shape[0], int(setup.envs.single_action_space.n)
     params = init_params(params_key, obs_dim, num_actions)
@@ -146,7 +147,7 @@ def begin(key, setup):
 
 
 def iteration(training, setup):
-    """One iteration of one seed: the next training, and what it reports."""
+    """One iteration of one seed: the next training state, and what is reported."""
     args, envs, optimizer, num_iterations = setup
     params, batch_size = training.params, args.num_envs * args.num_steps
     coin_key, action_key, step_key, learn_key, key = jax.random.split(training.key, 5)
@@ -179,14 +180,14 @@ def iteration(training, setup):
     returns = q_lambda(step.reward, value, done, final_value, next_value, args.gamma, args.q_lambda)
     rollout = Batch(obs.reshape(batch_size, -1), action.reshape(batch_size), returns.reshape(batch_size))
 
-    # ---- 3. learn: epochs of minibatches towards returns that stand still; no target network, no replay
-    learning_rate = args.learning_rate * (1 - training.iteration / num_iterations if args.anneal_lr else 1)
+    # ---- 3. learn: epochs of minibatches with fixed targets; no target network, no replay
+    learning_rate = args.learning_rate * ((1 - training.iteration / num_iterations) if args.anneal_lr else 1)
 
     def gradient_step(learner, index):
         params, optimizer_state = learner
         minibatch = jax.tree.map(lambda x: x[index], rollout)
         gradients, metrics = jax.grad(q_lambda_loss, has_aux=True)(params, minibatch)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state)  # all but the learning rate
         params = optax.apply_updates(params, jax.tree.map(lambda x: -learning_rate * x, updates))
         return (params, optimizer_state), metrics
 
@@ -225,7 +226,7 @@ if __name__ == "__main__":
     optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
     setup = Setup(args, envs, optimizer, num_iterations)
     start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
-    # `run` holds the trainings: `train(iterations)` takes each so many iterations further
+    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
     train = run.compile(lambda training: iteration(training, setup), chunk=16)
 
     for iterations in run.loop(start, num_iterations, batch_size):

@@ -4,7 +4,7 @@
     env = gymnasium.make("Breakout-MinAtar")  # registered when this module is imported
 
 Observations (10, 10, channels) become vectors of numbers. Unlike the original, gymnax's games have no sticky actions
-and cut episodes off (at 1,000 steps; Freeway: 2,500).
+and cut episodes off at 1,000 steps. Freeway's 2,500 steps, a termination there, are a truncation here.
 """
 
 from typing import Any
