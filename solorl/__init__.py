@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from solorl.run.arguments import RunArgs, parse
+    from solorl.args.arguments import RunArgs, parse
     from solorl.run.verbs import Run
 
 __all__ = ["EnvPoolVectorEnv", "PettingZooEnvs", "Run", "RunArgs", "Runs", "load", "parse"]
@@ -16,10 +16,10 @@ MODULES = {
     "EnvPoolVectorEnv": "solorl.envs.envpool",
     "PettingZooEnvs": "solorl.envs.pettingzoo",
     "Run": "solorl.run.verbs",
-    "RunArgs": "solorl.run.arguments",
+    "RunArgs": "solorl.args.arguments",
     "Runs": "solorl.run.seeds",
     "load": "solorl.run.load",
-    "parse": "solorl.run.arguments",
+    "parse": "solorl.args.arguments",
 }
 
 

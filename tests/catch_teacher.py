@@ -18,7 +18,7 @@ from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, Tim
 from safetensors.numpy import load_file
 
 from solorl import Run, RunArgs, parse
-from solorl.run.checkpoint import safetensors_pieces
+from solorl.checkpoints.checkpoint import safetensors_pieces
 
 
 @dataclass

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from solorl import cli
-from solorl.run.speed import GradientStep
+from solorl.compute.speed import GradientStep
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NPROC", "1")  # threads of XLA: the first training of a process would choose for all others

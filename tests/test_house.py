@@ -8,15 +8,18 @@ from conftest import ROOT
 from solorl.catalog.header import code_lines
 
 PACKAGE = ROOT / "solorl"
-GROUND = ("errors", "files", "machine", "metrics", "scripts", "terminal")
-FLOORS = ("ground", "envs", "run", "catalog", "results", "studies", "share", "cli")  # a room may import those before it
+GROUND = ("errors", "files", "machine", "memory", "metrics", "scripts", "signals", "terminal")
+# A room may import those before it.
+FLOORS = ("ground", "envs", "checkpoints", "args", "compute", "run", "catalog", "results", "studies", "share", "cli")
 # Lines of code (as rule R1 counts them) that a room may have: what it has, rounded up to the next 50. A commit that
 # raises a number says why. In brackets: the target.
 BUDGETS = {
-    "ground": 350,
-    "envs": 800,  # EnvPool for torch and JAX, games of Atari in both, which a student begins again (5); PettingZoo's
-    "run": 3400,  # [2,000]; vector back ends, returns of teams, ranks (170 lines), objects in other processes (95),
-    # replay buffers in JAX piece by piece (45), teachers (105)
+    "ground": 450,
+    "envs": 850,  # EnvPool for torch and JAX, games of Atari in both, which a student begins again (5); PettingZoo's
+    "checkpoints": 600,
+    "args": 250,
+    "compute": 500,
+    "run": 2000,
     "catalog": 900,  # standalone copies without the verbs that a script does not use (15)
     "results": 1400,  # [1,500]
     "studies": 3150,  # [1,300] and the studies of clusters: storage, plan on disk, worker, fleet, engines

@@ -97,7 +97,9 @@ BREAKS = {
     "call in a condition": (MAIN, f"{MAIN}    if run.save(0):\n        pass\n", "R5: hides run.save inside"),
     "private part": (MAIN, f"{MAIN}    print(run._due)\n", "R5: uses run._due, which is private"),
     "function of the library": (
-        MAIN, f"from solorl.run.checkpoint import sha256\n\n{MAIN}    sha256(1)\n", "R5: calls sha256 of the library"
+        MAIN,
+        f"from solorl.checkpoints.checkpoint import sha256\n\n{MAIN}    sha256(1)\n",
+        "R5: calls sha256 of the library",
     ),
     "no main block": (MAIN, 'if __name__ == "main":\n', "R5: the file has no block"),
 }  # fmt: skip

@@ -119,7 +119,7 @@ def fields_of(tree: ast.Module, name: str) -> dict[str, int]:
 @lru_cache
 def plumbing_flags() -> frozenset[str]:
     """The fields of RunArgs, read from the library's source."""
-    return frozenset(fields_of(parse_source(PACKAGE / "run" / "arguments.py"), "RunArgs"))
+    return frozenset(fields_of(parse_source(PACKAGE / "args" / "arguments.py"), "RunArgs"))
 
 
 def main_block(tree: ast.Module) -> ast.If | None:

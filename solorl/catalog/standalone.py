@@ -17,8 +17,8 @@ from solorl.scripts import PACKAGE, header_fields, in_checkout
 
 STUB = Path(__file__).with_name("stub.py")
 ENVPOOL = (Path(__file__).with_name("stub_envpool.py"), PACKAGE / "envs" / "envpool.py")
-READER = PACKAGE / "run" / "command_line.py"
-PROCESSES = PACKAGE / "run" / "processes.py"
+READER = PACKAGE / "args" / "command_line.py"
+PROCESSES = PACKAGE / "compute" / "processes.py"
 BANNER = "# ---- SoloRL's run library in short: the same seeds and environments, no run folder, no checkpoints\n"
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from solorl.run.command_line import check_ranges, given_arguments
-from solorl.run.processes import Processes
+from solorl.args.command_line import check_ranges, given_arguments
+from solorl.compute.processes import Processes
 
 
 @dataclass

@@ -13,10 +13,10 @@ from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
+from solorl.args.arguments import RunArgs
 from solorl.catalog.header import find_path, parse_source, scripts
 from solorl.cli import VERBS, Parser
 from solorl.errors import UsageError, did_you_mean
-from solorl.run.arguments import RunArgs
 from solorl.scripts import script_paths
 from solorl.studies.plan import args_fields
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from solorl import signals
 from solorl.catalog.header import find_path
 from solorl.errors import UsageError
 from solorl.machine import end_with_parent
-from solorl.run import signals
 from solorl.run.load import run_script
 
 HELP = """usage: solo train NAME_OR_PATH [flags...] [--nproc N]

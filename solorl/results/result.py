@@ -18,9 +18,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from solorl.args.arguments import RunArgs
 from solorl.files import write_atomically
 from solorl.metrics import read_rows
-from solorl.run.arguments import RunArgs
 
 FORMAT = 1
 BINS = 200  # rows that the training episodes of one run are thinned to

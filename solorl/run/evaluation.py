@@ -13,13 +13,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from solorl.checkpoints.checkpoint import random_states, set_random_states
+from solorl.compute.device import CONFIRM, EVALUATE, env_seed
+from solorl.envs.returns import named, of_game, teams_of
 from solorl.files import write_atomically
 from solorl.metrics import read_rows
-from solorl.run.checkpoint import random_states, set_random_states
-from solorl.run.device import CONFIRM, EVALUATE, env_seed
 from solorl.run.folder import RunFolder
 from solorl.run.meter import Diverged
-from solorl.run.returns import named, of_game, teams_of
 from solorl.terminal import warn
 
 # A NumPy batch of observations (n, *obs_shape) -> a NumPy batch of actions (n, ...). A policy with memory is a function

@@ -15,12 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from solorl.args.arguments import RunArgs
+from solorl.checkpoints.safety import note_start
+from solorl.compute.device import device_name
 from solorl.errors import UsageError
 from solorl.files import read_json, remove_leftovers, sha256, write_atomically
 from solorl.machine import cpu_model, git_state
-from solorl.run.arguments import RunArgs
-from solorl.run.device import device_name
-from solorl.run.safety import note_start
 from solorl.run.trackers import MetricsFile
 from solorl.scripts import script_paths
 from solorl.terminal import warn

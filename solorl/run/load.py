@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from solorl.checkpoints.safety import is_plain_name, refuse_links, was_started
+from solorl.compute.device import CONFIRM, env_seed
 from solorl.errors import UsageError, did_you_mean, missing_extra
-from solorl.run.device import CONFIRM, env_seed
 from solorl.run.evaluation import Policy, film_to, open_game, open_games, play_episodes, undisturbed, watch
 from solorl.run.folder import RunFolder
-from solorl.run.safety import is_plain_name, refuse_links, was_started
 from solorl.scripts import script_paths
 
 CACHE_SETTINGS = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "enable_compilation_cache")

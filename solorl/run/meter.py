@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from solorl.run.returns import Teams, ended, named, rollout
+from solorl.envs.returns import Teams, ended, named, rollout
 
 RETURN, LENGTH = "charts/episodic_return", "charts/episodic_length"
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from solorl.checkpoints import checkpoint, env_state
+from solorl.checkpoints.replay import ReplayLog, is_replay
+from solorl.checkpoints.safety import check_checkpoint, check_running_episodes
+from solorl.compute.ranks import Ranks
 from solorl.errors import UsageError, fitting
 from solorl.files import write_atomically
-from solorl.run import checkpoint, env_state
 from solorl.run.evaluation import undisturbed
 from solorl.run.folder import read_status
 from solorl.run.meter import Diverged
-from solorl.run.ranks import Ranks
-from solorl.run.replay import ReplayLog, is_replay
-from solorl.run.safety import check_checkpoint, check_running_episodes
 from solorl.terminal import warn
 
 

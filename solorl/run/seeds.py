@@ -26,16 +26,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from solorl import memory, signals
+from solorl.args.arguments import RunArgs, check_unchanged, saved_arguments
+from solorl.checkpoints import checkpoint
+from solorl.checkpoints.replay_jax import JaxReplay, replays_of, with_own_buffers, without_replay
+from solorl.checkpoints.safety import is_plain_name
+from solorl.compute.device import device_words
 from solorl.envs.open import open_envs
 from solorl.errors import UsageError, quit_with
 from solorl.files import write_atomically
 from solorl.machine import own_cores
-from solorl.run import checkpoint, memory, signals
-from solorl.run.arguments import RunArgs, check_unchanged, saved_arguments
-from solorl.run.device import device_words
 from solorl.run.folder import read_status
-from solorl.run.replay_jax import JaxReplay, replays_of, with_own_buffers, without_replay
-from solorl.run.safety import is_plain_name
 from solorl.run.summary import how_to_go_on
 from solorl.run.verbs import DIVERGED, UNSAVED, Run
 from solorl.terminal import Progress, paint, say, warn, wiped

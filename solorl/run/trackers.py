@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from solorl.args.arguments import RunArgs
 from solorl.errors import UsageError, needs_extra
-from solorl.run.arguments import RunArgs
 from solorl.terminal import warn
 
 

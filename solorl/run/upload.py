@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from solorl.args.arguments import RunArgs
 from solorl.errors import UsageError, needs_extra
-from solorl.run.arguments import RunArgs
 
 
 def check_upload(args: RunArgs) -> None:

@@ -24,17 +24,18 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
+from solorl import memory, signals
+from solorl.args.arguments import RunArgs, script_path
+from solorl.checkpoints import env_state
+from solorl.compute.device import EVALUATE, TRAIN, choose_device, device_words, env_seed, seed_all
+from solorl.compute.processes import Processes
+from solorl.compute.ranks import Ranks, from_environment, local_rank
+from solorl.envs.returns import teams_of
 from solorl.errors import UsageError, in_one_sentence, missing_extra, quit_with
-from solorl.run import env_state, memory, signals
-from solorl.run.arguments import RunArgs, script_path
-from solorl.run.device import EVALUATE, TRAIN, choose_device, device_words, env_seed, seed_all
 from solorl.run.evaluation import Evaluator, Policy, draw_learning_curve, film_to, undisturbed
 from solorl.run.folder import RunFolder, new_path
 from solorl.run.load import play_wanted
 from solorl.run.meter import Diverged, Meter, check_finite
-from solorl.run.processes import Processes
-from solorl.run.ranks import Ranks, from_environment, local_rank
-from solorl.run.returns import teams_of
 from solorl.run.saving import Checkpoints
 from solorl.run.summary import how_to_go_on, summary
 from solorl.run.teacher import Teacher
@@ -276,7 +277,7 @@ class Run:
     def fast(self, module: Any) -> Callable[[np.ndarray], np.ndarray]:
         """A module as a function from a NumPy batch (n, ...) to a NumPy batch, with its present weights at each call:
         for a few rows on the CPU several times as fast as torch, if it is an `nn.Sequential` of simple layers."""
-        from solorl.run.speed import Forward
+        from solorl.compute.speed import Forward
 
         return Forward(module, self.args.fast)
 
@@ -288,7 +289,7 @@ class Run:
         to `max_grad_norm`. With `--compile` the loss and its derivative are compiled together. Several ranks give
         inputs of equal shapes; gradients, before they are clipped, and metrics are means over the ranks. To be called
         before `resume`."""
-        from solorl.run.speed import GradientStep
+        from solorl.compute.speed import GradientStep
 
         average = self.ranks.average if self.world_size > 1 else None
         return GradientStep(loss_of, module, optimizer, max_grad_norm, self.compile, self.args.fast, average)
@@ -298,7 +299,7 @@ class Run:
         pieces is C++, too: with small networks that would take as long as the pieces. See also `onednn`."""
         if not self.args.compile:
             return function
-        from solorl.run.speed import compiled
+        from solorl.compute.speed import compiled
 
         with in_one_sentence():
             return compiled(function, self.device)

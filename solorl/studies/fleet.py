@@ -12,8 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from solorl import signals
 from solorl.errors import UsageError
-from solorl.run import signals
 from solorl.studies.bench import collected
 from solorl.studies.engines import Cluster, Submission
 from solorl.studies.found import run_dirs

@@ -66,7 +66,7 @@ def newest_step(run_dir: Path | None) -> int | None:
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
-    """The checkpoints of a run folder, oldest first, as `run/checkpoint.py` has them."""
+    """The checkpoints of a run folder, oldest first, as `checkpoints/checkpoint.py` has them."""
     return sorted(path for path in run_dir.glob("checkpoint/step_*") if path.name[5:].isdecimal() and path.is_dir())
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from solorl.run import signals
+from solorl import signals
 from solorl.studies.engines import Engine, Job
 from solorl.studies.engines.cluster import GRACE
 

@@ -52,7 +52,7 @@ class Script:
                 raise UsageError(f"{self.path.name} has no flag {name}{did_you_mean(plain, allowed)}")
 
     def _flags(self) -> list[str]:
-        from solorl.run.arguments import RunArgs
+        from solorl.args.arguments import RunArgs
 
         return [*self.args, *(item.name for item in fields(RunArgs))]
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from solorl import signals
 from solorl.errors import UsageError
 from solorl.files import read_json
 from solorl.machine import is_alive
-from solorl.run import signals
 from solorl.studies.child import Child, environment, is_locked
 from solorl.studies.engines.cluster import AGAIN, GRACE
 from solorl.studies.found import Found, checkpoints, is_whole, run_dirs, trainer, verdict

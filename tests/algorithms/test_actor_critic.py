@@ -14,7 +14,7 @@ from probes_offpolicy import HIGH, LOW
 from test_resume import assert_same_run, finish, start, wait_for_steps
 
 import solorl
-from solorl.run.speed import gradients_of
+from solorl.compute.speed import gradients_of
 
 CONTINUOUS = ["ddpg_continuous_action", "td3_continuous_action", "sac_continuous_action"]
 SCRIPTS = [*CONTINUOUS, "sac_discrete"]

@@ -20,8 +20,8 @@ import torch
 from conftest import comparable, definitions, documented_keys, environment, rows, script
 from test_frame_replay import images, numbers_on
 
-from solorl.run.processes import Processes, Promise
-from solorl.run.speed import GradientStep
+from solorl.compute.processes import Processes, Promise
+from solorl.compute.speed import GradientStep
 
 APEX = {name: definitions(name) for name in ("apex_dqn", "apex_dqn_atari")}
 BOTH = ["apex_dqn", pytest.param("apex_dqn_atari", marks=pytest.mark.slow)]  # images take seconds

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import definitions, rows
 
-from solorl.run.speed import Forward
+from solorl.compute.speed import Forward
 
 PPO = definitions("ppo")
 SMALL = "--num-envs 2 --num-steps 16 --total-timesteps 128 --num-minibatches 2 --eval-episodes 1".split()

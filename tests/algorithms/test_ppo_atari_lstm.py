@@ -12,8 +12,8 @@ from gymnasium.vector import SyncVectorEnv
 from pixel_doubles import END
 
 import solorl
+from solorl.compute.speed import GradientStep
 from solorl.run.evaluation import play_episodes
-from solorl.run.speed import GradientStep
 
 LSTM = definitions("ppo_atari_lstm")
 DIARY = "--env-id pixel_doubles:PixelDiary-v0 --num-envs 2 --num-steps 32 --num-minibatches 2 --eval-episodes 1".split()
@@ -264,7 +264,7 @@ def test_the_memory_is_empty_where_resuming_starts_a_game_again(train, monkeypat
     flags = [*DIARY, "--num-steps", "10", "--total-timesteps", "40", "--save-every", "20", "--learning-rate", "0"]
     run_dir = train("ppo_atari_lstm", *flags)["run"].dir
     shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
-    monkeypatch.setattr("solorl.run.env_state.data_equivalence", lambda *_, **__: False)
+    monkeypatch.setattr("solorl.checkpoints.env_state.data_equivalence", lambda *_, **__: False)
     v = train("ppo_atari_lstm", "--resume", run_dir)
     assert "restart" in train.out and v["first"][0].all()
     value = v["agent"].step(v["obs"][0], torch.zeros(2, 2, 128), np.ones(2, bool))[1]

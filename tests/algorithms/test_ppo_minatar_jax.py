@@ -155,7 +155,7 @@ def test_it_trains_on_a_game_and_logs_what_the_page_says(train):
 def test_another_kind_of_environment_is_refused(train, tmp_path):
     """One sentence, and nothing is written."""
     train("ppo_minatar_jax", "--env-id", "CartPole-v1", code=2)
-    assert train.out.count("\n") == 1 and "CartPole-v1 is no game of MinAtar" in train.out and "ppo_jax.py" in train.out
+    assert train.out.count("\n") == 1 and "CartPole-v1 is not a MinAtar game" in train.out and "ppo_jax.py" in train.out
     assert not (tmp_path / "runs").exists()
     train("ppo_minatar_jax", "--num-minibatches", 3, code=2)
     assert "--num-minibatches 3 must divide the batch of 8192 steps" in train.out

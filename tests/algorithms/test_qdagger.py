@@ -14,7 +14,7 @@ from conftest import comparable, definitions, documented_keys, rows
 from test_hub import hub  # noqa: F401 a fixture
 
 import solorl
-from solorl.run.speed import GradientStep
+from solorl.compute.speed import GradientStep
 
 NAME = "qdagger_dqn_atari_impalacnn"
 QDAGGER, DQN = definitions(NAME), definitions("dqn_atari")
@@ -217,7 +217,7 @@ def weights_of(run_dir):
 def whole(train, tmp_path, monkeypatch):
     """The variables of a training that has all its checkpoints, one every 20 steps, and whose teacher's folder is gone:
     40 steps of the teacher, 40 updates, 80 steps of the student."""
-    monkeypatch.setattr("solorl.run.checkpoint.KEEP", 100)
+    monkeypatch.setattr("solorl.checkpoints.checkpoint.KEEP", 100)
     folder = shutil.copytree(teacher_folder(), tmp_path / "teacher")
     flags = "--num-envs 2 --offline-steps 40 --learning-starts 20 --save-every 20 --save-replay".split()
     v = short(train, *flags, teacher=folder)
@@ -255,7 +255,7 @@ def test_resumed_in_any_phase_equals_uninterrupted(step, whole, train):
 @pytest.mark.slow
 def test_without_its_replay_a_resumed_run_skips_what_is_left_offline(train, steps, monkeypatch):
     """It has nothing to learn from there; what the student plays afterwards is learned from as always."""
-    monkeypatch.setattr("solorl.run.checkpoint.KEEP", 100)
+    monkeypatch.setattr("solorl.checkpoints.checkpoint.KEEP", 100)
     run_dir = short(train, "--save-every", "20", "--offline-steps", "40")["run"].dir
     for step, offline in ((60, 0), (20, 40)):
         back_to(step, run_dir)
@@ -375,7 +375,7 @@ def test_runs_of_another_kind_are_refused(name, flags, words, train):
         ("--teacher-steps 12 --train-frequency 16", "--teacher-steps 12 is less than one iteration of 16"),
         ("--teacher-steps 9", "--teacher-steps and --buffer-size must be at least 10, the images of a transition"),
         ("--num-envs 3 --buffer-size 29", "--teacher-steps and --buffer-size must be at least 30"),
-        ("--total-timesteps 60", "--total-timesteps 60 leaves no step to the student"),
+        ("--total-timesteps 60", "--total-timesteps 60 leaves no iteration of"),
         ("--offline-steps -1", "--offline-steps is -1, but must be at least 0"),
     ],
 )

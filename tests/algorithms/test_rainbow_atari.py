@@ -10,7 +10,7 @@ from conftest import comparable, definitions, documented_keys, rows
 from test_c51 import projected
 from test_frame_replay import CPU, DQN, histories, images, numbers_on
 
-from solorl.run.speed import GradientStep
+from solorl.compute.speed import GradientStep
 
 RAINBOW = definitions("rainbow_atari")
 SMALL = (

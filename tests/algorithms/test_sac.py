@@ -8,7 +8,7 @@ import torch
 from conftest import definitions, rows
 from test_actor_critic import SMALL, diary, random_batch, reference, spread, values
 
-from solorl.run.speed import gradients_of
+from solorl.compute.speed import gradients_of
 
 SAC, DISCRETE = definitions("sac_continuous_action"), definitions("sac_discrete")
 

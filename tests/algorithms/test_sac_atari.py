@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import comparable, definitions, documented_keys, rows
 
-from solorl.run.device import EVALUATE
+from solorl.compute.device import EVALUATE
 
 SAC = definitions("sac_atari")
 SMALL = "--num-envs 2 --batch-size 4 --buffer-size 200 --eval-every 0 --eval-episodes 2 --save-every 0 --no-save-model"

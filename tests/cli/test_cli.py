@@ -22,13 +22,13 @@ from safetensors.numpy import load_file
 import solorl.run.load
 import solorl.run.verbs
 from solorl import cli, scripts
+from solorl.args.arguments import RunArgs
 from solorl.catalog import header as catalog
 from solorl.catalog import stub
 from solorl.catalog.standalone import attributes_of, standalone, stub_with
+from solorl.checkpoints.safety import note_start
 from solorl.cli import diff
 from solorl.errors import UsageError
-from solorl.run.arguments import RunArgs
-from solorl.run.safety import note_start
 
 SOLO = (sys.executable, "-m", "solorl.cli")
 FAMILY_FILE = '''# /// script
@@ -547,7 +547,11 @@ def test_standalone_brings_what_the_extras_bring(tmp_path):
 
 
 def test_standalone_refuses_other_uses_of_the_library(solo, tree, tmp_path):
-    for line in ("import solorl", "from solorl.run.checkpoint import write_state", "from solorl import Run as R"):
+    for line in (
+        "import solorl",
+        "from solorl.checkpoints.checkpoint import write_state",
+        "from solorl import Run as R",
+    ):
         (tree / "b.py").write_text((tree / "a.py").read_text().replace("from solorl import RunArgs", line))
         refused(solo("copy", "b", "--standalone"), f"it says `{line}`")
     (tree / "b.py").write_text('"""Title."""\nimport sys\n')

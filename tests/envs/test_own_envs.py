@@ -11,7 +11,7 @@ import torch
 from conftest import definitions, own_registry, refused, script
 
 from solorl.catalog.standalone import standalone
-from solorl.run import env_state as simulators
+from solorl.checkpoints import env_state as simulators
 
 PPO = "--num-envs 1 --total-timesteps 64 --num-steps 32 --num-minibatches 2 --eval-episodes 1".split()
 SMALL = "--total-timesteps 60 --learning-starts 20 --batch-size 8 --eval-episodes 1".split()

@@ -15,13 +15,13 @@ from gymnasium.utils.seeding import np_random
 from raid import LIMIT, TEAMS, Raid
 
 from solorl import errors
-from solorl.envs import ids
+from solorl.checkpoints import env_state
+from solorl.checkpoints.safety import check_running_episodes
+from solorl.compute.device import CONFIRM, env_seed
+from solorl.envs import ids, returns
 from solorl.envs.pettingzoo import Game, PettingZooEnvs, register
-from solorl.run import env_state, returns
-from solorl.run.device import CONFIRM, env_seed
 from solorl.run.evaluation import Evaluator, film, play_episodes, play_games
 from solorl.run.meter import Diverged, Meter
-from solorl.run.safety import check_running_episodes
 
 SPREAD = "mpe/simple_spread_v3"
 GAMES = {

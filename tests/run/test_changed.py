@@ -186,7 +186,7 @@ def test_a_disk_that_is_really_full_keeps_the_last_checkpoint(tmp_path):
 
 def test_a_checkpoint_that_fails_takes_nothing_from_the_one_before(train, tmp_path, monkeypatch):
     """The replay buffer of the last good checkpoint stays on the disk although the ring goes on."""
-    from solorl.run import checkpoint as state
+    from solorl.checkpoints import checkpoint as state
 
     real = state.write_state
 

@@ -13,7 +13,7 @@ from conftest import script
 from safetensors.numpy import load_file
 from test_ppo_jax import folders, same
 
-from solorl.run import checkpoint as state
+from solorl.checkpoints import checkpoint as state
 from solorl.run import seeds
 
 FLAGS = (

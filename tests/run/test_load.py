@@ -63,7 +63,7 @@ def test_the_default_is_the_model_of_the_best_evaluation(ppo, observations):
 
 
 def test_it_scores_what_solo_play_says(ppo, solo):
-    from solorl.run.device import CONFIRM, env_seed
+    from solorl.compute.device import CONFIRM, env_seed
     from solorl.run.evaluation import play_episodes
 
     policy = solorl.load(ppo["run"].dir)

@@ -11,13 +11,13 @@ import torch
 from conftest import refused, rows, script
 
 from solorl import Run
+from solorl.args.arguments import RunArgs
+from solorl.compute.device import CONFIRM, TRAIN, env_seed
+from solorl.compute.ranks import Ranks
 from solorl.errors import UsageError
-from solorl.run.arguments import RunArgs
-from solorl.run.device import CONFIRM, TRAIN, env_seed
 from solorl.run.evaluation import Evaluator
 from solorl.run.folder import RunFolder, new_path
 from solorl.run.meter import Diverged, Meter
-from solorl.run.ranks import Ranks
 from solorl.run.saving import Checkpoints
 
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import comparable, environment, rows, script
 from safetensors.numpy import load_file
 
-from solorl.run import checkpoint
+from solorl.checkpoints import checkpoint
 
 # A short training with evaluations and checkpoints; 2 environments, so that episodes are cut at different moments.
 FLAGS = {

@@ -19,8 +19,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from solorl import Run, RunArgs
-from solorl.run import checkpoint as state
-from solorl.run import device, evaluation, trackers
+from solorl.checkpoints import checkpoint as state
+from solorl.compute import device
+from solorl.run import evaluation, trackers
 from solorl.run.meter import Meter
 from solorl.run.summary import how_to_go_on
 

@@ -13,8 +13,8 @@ from conftest import environment, rows, script
 from safetensors.numpy import load_file
 
 from solorl import Run, terminal
+from solorl.checkpoints import checkpoint as state
 from solorl.files import write_atomically
-from solorl.run import checkpoint as state
 from solorl.run import saving, trackers
 
 TINY = "--num-envs 2 --num-steps 32 --total-timesteps 640 --eval-episodes 2 --eval-every 320 --save-every 320".split()

@@ -16,10 +16,10 @@ import pytest
 from conftest import ROOT, environment, refused
 from study_tasks import attempts, open_study, planned, rows, steps, until, work, worker
 
+from solorl import signals
 from solorl.cli.work import chosen
 from solorl.files import sha256
 from solorl.machine import own_handle
-from solorl.run import signals
 from solorl.studies import child
 from solorl.studies import worker as module
 from solorl.studies.lease import Lease, machine

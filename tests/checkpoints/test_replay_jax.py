@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from solorl.run import replay
-from solorl.run.replay_jax import JaxReplay, replays_of, with_own_buffers, without_replay
+from solorl.checkpoints import replay
+from solorl.checkpoints.replay_jax import JaxReplay, replays_of, with_own_buffers, without_replay
 
 
 class Ring(NamedTuple):

@@ -13,9 +13,9 @@ import pytest
 from conftest import ROOT
 
 from solorl import RunArgs
+from solorl.args import command_line
+from solorl.args.command_line import RANGE, check_ranges, comments_of, given_arguments, help_text, value_of
 from solorl.catalog import stub
-from solorl.run import command_line
-from solorl.run.command_line import RANGE, check_ranges, comments_of, given_arguments, help_text, value_of
 from solorl.scripts import script_paths
 
 VALUES = (
@@ -304,7 +304,7 @@ def test_ranges_need_the_source():
 
 
 def test_the_reader_needs_the_standard_library_only():
-    tree = ast.parse((ROOT / "solorl/run/command_line.py").read_text())
+    tree = ast.parse((ROOT / "solorl/args/command_line.py").read_text())
     modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert modules and modules <= sys.stdlib_module_names

@@ -13,11 +13,13 @@ import torch
 from conftest import refused, run, script
 from safetensors.numpy import load_file, save_file
 
+from solorl import memory
+from solorl.args.arguments import RunArgs
+from solorl.checkpoints import checkpoint as state
+from solorl.checkpoints import env_state as simulators
+from solorl.checkpoints import safety
 from solorl.errors import UsageError
-from solorl.run import checkpoint as state
-from solorl.run import env_state as simulators
-from solorl.run import evaluation, memory, safety
-from solorl.run.arguments import RunArgs
+from solorl.run import evaluation
 
 TINY = "--num-envs 2 --num-steps 32 --total-timesteps 128 --eval-episodes 1".split()
 MORE = "--total-timesteps 192 --resume-changed".split()

@@ -215,7 +215,7 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
             raise UsageError(f"--compile {problem}; train without --compile")
         options["cpp_wrapper"] = True
         if importlib.util.find_spec("torch._inductor.custom_graph_pass"):  # since torch 2.6
-            from solorl.run.onednn import ProductsByOneDNN, onednn_is_faster
+            from solorl.compute.onednn import ProductsByOneDNN, onednn_is_faster
 
             if onednn_is_faster():
                 options["post_grad_custom_pre_pass"] = ProductsByOneDNN()

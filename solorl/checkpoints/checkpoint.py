@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from solorl.checkpoints import env_state
 from solorl.errors import reason
 from solorl.files import sha256, sync_file
-from solorl.run import env_state
 
 KEEP = 2  # checkpoints that stay on the disk
 FILES = ("tensors.safetensors", "state.json")

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from solorl.checkpoints.checkpoint import CheckpointError, save_arrays
+from solorl.checkpoints.safety import is_count
 from solorl.errors import reason
 from solorl.files import sha256, sync_file
-from solorl.run.checkpoint import CheckpointError, save_arrays
-from solorl.run.safety import is_count
 
 MOST_HEADER = 2**20  # bytes of a segment that are no rows
 MOST_BYTES = 2**26  # of the rows of a segment

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from solorl.args.arguments import RunArgs
 from solorl.errors import UsageError
-from solorl.run.arguments import RunArgs
 
 TRAIN, EVALUATE, CONFIRM = range(3)  # streams of environment seeds
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>

@@ -10,7 +10,7 @@ import torch
 import torch.nn as nn
 from conftest import comparable, rows
 
-from solorl.run.speed import Forward, GradientStep
+from solorl.compute.speed import Forward, GradientStep
 
 
 # ---------------------------------------------------------------------- fast: a module in NumPy

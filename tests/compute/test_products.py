@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from conftest import ROOT
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from solorl.run import onednn as products
+from solorl.compute import onednn as products
 
 N = 256
 

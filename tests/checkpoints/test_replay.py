@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from solorl.run.checkpoint import CheckpointError
-from solorl.run.replay import ReplayLog, is_replay
+from solorl.checkpoints.checkpoint import CheckpointError
+from solorl.checkpoints.replay import ReplayLog, is_replay
 
 
 class Ring:
@@ -115,7 +115,7 @@ def test_a_segment_of_another_size_is_not_read(tmp_path, monkeypatch):
     saved = log.append(ring)
     with open(next(tmp_path.iterdir()), "ab") as file:
         file.truncate(2**40)  # sparse: reading it would take hours
-    monkeypatch.setattr("solorl.run.replay.sha256", lambda path: pytest.fail("it is read"))
+    monkeypatch.setattr("solorl.checkpoints.replay.sha256", lambda path: pytest.fail("it is read"))
     with pytest.raises(CheckpointError, match="is damaged"):
         ReplayLog(tmp_path).load(Ring(10), saved)
 

@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from solorl.run import checkpoint as state
-from solorl.run import env_state as simulators
+from solorl.checkpoints import checkpoint as state
+from solorl.checkpoints import env_state as simulators
 
 
 def round_trip(tree, tmp_path):

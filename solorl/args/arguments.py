@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from solorl import memory
+from solorl.args.command_line import check_ranges, given_arguments
+from solorl.checkpoints.safety import refuse_links
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean, quit_with
-from solorl.run import memory
-from solorl.run.command_line import check_ranges, given_arguments
-from solorl.run.safety import refuse_links
 from solorl.terminal import warn
 
 # Types of fields -> those of their values in JSON.

@@ -1,0 +1,1 @@
+"""The arguments of a script and of `solo`'s verbs."""

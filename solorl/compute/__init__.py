@@ -1,0 +1,1 @@
+"""What computes: device, seeds, threads, fast forward passes and gradient steps, ranks, other processes."""
