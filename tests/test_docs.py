@@ -80,7 +80,8 @@ def test_every_command_works(page, folder):
         assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("name", ["README.md", pytest.param("docs/using.md", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["README.md", "docs/using.md"])
 def test_the_code_that_uses_a_trained_model_works(name, folder):
     shutil.rmtree(folder / "mine", ignore_errors=True)
     done = shell(f"solo train ppo --env-id Acrobot-v1 --runs-dir mine --seed 2 {' '.join(SHORT)}", folder)

@@ -262,7 +262,7 @@ def test_training_acts_by_the_present_policy_with_its_noise(name):
     assert abs(np.corrcoef(z.T) - np.eye(4)).max() < 0.5  # and in each environment
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["ddpg", "td3", pytest.param("sac", marks=pytest.mark.slow)])
 def test_the_actor_moves_every_policy_frequency_updates(name):
     """As many steps in a row as were left out in SAC, else one, and then the targets move with it."""
     history, (_, _, (of_critic, of_actor), *_) = played(name)

@@ -57,6 +57,11 @@ def test_loss_and_one_update_are_those_of_the_torch_twin():
         np.testing.assert_allclose(mine["bias"], layer.bias.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
+def slow(values):
+    """Parameters that are left to the second tier: the body is the same in both files."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def begun(name, count, env_id="CartPole-v1", batch_size=16, **settings):
     """The training before its first iteration, and one iteration as a compiled function."""
     script = SCRIPTS[name]
@@ -79,7 +84,7 @@ def iterations(name, count, **settings):
     return history, jax.tree.map(lambda *x: np.stack(x), *reports)
 
 
-@pytest.mark.parametrize(("name", "num_envs"), [("dqn_jax", 1), ("dqn_jax", 2), ("c51_jax", 2)])
+@pytest.mark.parametrize(("name", "num_envs"), [("dqn_jax", 2), *map(slow, [("dqn_jax", 1), ("c51_jax", 2)])])
 def test_the_buffer_holds_the_last_transitions_of_each_environment(name, num_envs):
     """They follow each other within an environment; at an end `next_obs` is where it led; the oldest are gone."""
     settings = {"buffer_size": 250, "num_envs": num_envs, "learning_starts": 10_000}
@@ -100,7 +105,7 @@ def test_a_time_limit_is_not_stored_as_an_end():
     assert done.sum() == 1 and (replay.done == 0).all() and (replay.reward == -1).all()
 
 
-@pytest.mark.parametrize(("name", "num_envs"), [("dqn_jax", 1), ("dqn_jax", 20), ("c51_jax", 4)])
+@pytest.mark.parametrize(("name", "num_envs"), [("dqn_jax", 20), *map(slow, [("dqn_jax", 1), ("c51_jax", 4)])])
 def test_gradient_steps_begin_after_learning_starts_and_come_every_train_frequency_steps(name, num_envs):
     history, (*_, sums, count) = iterations(name, 20, num_envs=num_envs, learning_starts=100, buffer_size=400)
     steps = num_envs * max(1, 10 // num_envs)
@@ -124,7 +129,7 @@ def test_the_target_network_is_the_q_network_of_the_last_move():
         np.testing.assert_allclose(got, 0.75 * old + 0.25 * new, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ["dqn_jax", pytest.param("c51_jax", marks=pytest.mark.slow)])
 def test_epsilon_falls_linearly_and_actions_are_random_as_often(name):
     """With a network whose greedy action is 0: half of the random actions are 1."""
     settings = {"num_envs": 4, "train_frequency": 2_000, "learning_starts": 10**6, "buffer_size": 2_000}

@@ -52,6 +52,7 @@ def training(run):
     "name",
     [name if name in ROOTS else pytest.param(name, marks=pytest.mark.slow) for name in TWINS if name not in GAMES],
 )
+@pytest.mark.slow
 def test_a_stopped_training_goes_on_exactly(name, train, tmp_path):
     """Two seeds ended after a chunk, the second resumed alone: all that a checkpoint holds is equal to the bit."""
     flags = [TWINS[name], *(PPO if name in ON_POLICY else OFF_POLICY).split(), *EVERY.split(), "--num-seeds", 2]

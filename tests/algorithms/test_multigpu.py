@@ -192,6 +192,7 @@ def test_two_ranks_resume_exactly_and_no_other_number_does(train, tmp_path):
     assert np.array_equal(again.weights(0), learned) and np.array_equal(again.weights(1), learned)
 
 
+@pytest.mark.slow
 def test_a_run_of_one_rank_is_not_resumed_by_two(train, tmp_path):
     v = train(NAME, *TINY, "--total-timesteps", "48")
     two = Ranks(tmp_path / "two", 2, "--resume", v["run"].dir)
@@ -202,7 +203,12 @@ def test_a_run_of_one_rank_is_not_resumed_by_two(train, tmp_path):
 
 # ---------------------------------------------------------------------- how they end
 @pytest.mark.parametrize(
-    ("killed", "flags"), [(1, []), (0, []), (1, ["--eval-every", "1", "--eval-episodes", "3000"])]
+    ("killed", "flags"),
+    [
+        (1, []),
+        pytest.param(0, [], marks=pytest.mark.slow),
+        pytest.param(1, ["--eval-every", "1", "--eval-episodes", "3000"], marks=pytest.mark.slow),
+    ],
 )  # while both learn; or while rank 1 waits for rank 0, which evaluates
 def test_a_killed_rank_ends_the_others_at_once(killed, flags, tmp_path):
     ranks = Ranks(tmp_path / "two", 2, *ENDLESS, *flags)
@@ -220,7 +226,7 @@ def test_a_killed_rank_ends_the_others_at_once(killed, flags, tmp_path):
         assert '"failed"' in (ranks.run_dir / "status.json").read_text()
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "stop"])
+@pytest.mark.parametrize("how", ["SIGTERM", pytest.param("stop", marks=pytest.mark.slow)])
 def test_all_end_after_the_same_iteration(how, tmp_path):
     """A signal to rank 1 alone, or a file named stop, which rank 0 alone sees."""
     ranks = Ranks(tmp_path / "two", 2, *ENDLESS)

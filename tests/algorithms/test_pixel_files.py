@@ -42,7 +42,10 @@ def test_vector_files_refuse_images(name, train, tmp_path):
     assert other.spaces.startswith("image -> discrete") and other.family == FILES[name].family
 
 
-@pytest.mark.parametrize("name", ["dqn_atari", "c51_atari", "rainbow_atari", "sac_atari"])
+@pytest.mark.parametrize(
+    "name",
+    ["dqn_atari", *(pytest.param(x, marks=pytest.mark.slow) for x in ("c51_atari", "rainbow_atari", "sac_atari"))],
+)
 def test_no_life_is_lost_where_the_next_game_begins_with_fewer(name, train):
     """A time limit after a bonus life does not end the task, though the next game begins with fewer lives. QDagger and
     Ape-X, which have other flags and buffers, are tested with them."""

@@ -57,7 +57,9 @@ def test_learns_catch(name, train_probe):
     assert rows(run.dir, "eval/episodic_return")[-1]["eval/episodic_return"] >= 0.9
 
 
-@pytest.mark.parametrize("name", [name for name in LEARNS if "envpool" in name and not name.endswith("_jax")])
+@pytest.mark.parametrize(
+    "name", ["ppo_atari_envpool", *(pytest.param(x, marks=pytest.mark.slow) for x in sorted(LEARNS) if "pqn" in x)]
+)
 def test_plays_a_game_of_envpool(name, train, monkeypatch):
     """200 steps of Breakout, in training and evaluation cut off after 30 steps of each game."""
     pytest.importorskip("envpool")

@@ -246,6 +246,7 @@ def test_first_ratio_is_one(name, train, monkeypatch):
 
 
 # ---------------------------------------------------------------------- EnvPool
+@pytest.mark.slow
 def test_trains_on_envpool_itself(train, monkeypatch):
     """200 steps of Pong: images, raw rewards, evaluation in EnvPool (cut, for a game is a thousand steps)."""
     pytest.importorskip("envpool")
@@ -272,7 +273,7 @@ def test_envpool_resumes_with_new_games_and_says_so(train, monkeypatch):
 
 
 # ---------------------------------------------------------------------- resuming
-@pytest.mark.parametrize("stop", [True, False])
+@pytest.mark.parametrize("stop", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_resumed_equals_uninterrupted_with_sticky_actions(stop, train, monkeypatch):
     """Stopped after half of it, or its last checkpoint lost as after a kill; in the middle of games of Breakout."""
     flags = ["--env-id", "ALE/Breakout-v5", *SHORT, "--num-steps", "32", "--total-timesteps", "256", "--eval-every=0"]

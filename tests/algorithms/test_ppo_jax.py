@@ -147,7 +147,7 @@ class Constant:
         return state + 1, Step(obs, jnp.ones(2), end & ~limit, end & limit, obs)
 
 
-@pytest.mark.parametrize("time_limit", [True, False])
+@pytest.mark.parametrize("time_limit", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_time_limit_bootstraps(time_limit):
     """The only state is worth 1 / (1 - gamma) under a time limit; where the task ends, a mean of what is left."""
     args = JAX["Args"](num_envs=2, num_steps=20, gamma=0.5, learning_rate=0.02, anneal_lr=False, clip_vloss=False)
@@ -239,6 +239,7 @@ def test_it_logs_what_its_twin_logs(train):
     assert config == dataclasses.asdict(twin.args).keys()
 
 
+@pytest.mark.slow
 def test_flags_that_change_nothing_say_so(train):
     train("ppo_jax", "--total-timesteps", "512", "--eval-episodes", "1")
     assert "warning" not in train.out
@@ -261,6 +262,7 @@ def test_a_model_can_be_played(train, tmp_path):
     assert comparable(run.dir) == before  # nothing of the run was touched
 
 
+@pytest.mark.slow
 def test_seeds_side_by_side_are_trained_as_in_threads(train, tmp_path, monkeypatch):
     """As on a GPU, one call for all seeds: rows, models and checkpoints are those of threads except for rounding."""
     flags = [*SMALL, "--num-seeds", 2, "--total-timesteps", 256]
@@ -281,6 +283,7 @@ def test_seeds_side_by_side_are_trained_as_in_threads(train, tmp_path, monkeypat
     assert not np.allclose(first["params.actor.0.weight"], second["params.actor.0.weight"])
 
 
+@pytest.mark.slow
 def test_a_seed_that_diverges_ends_alone(train, tmp_path):
     """The first of two: its row has a NaN in the second chunk; the other seed trains as it would alone."""
     source, line = script("ppo_jax").read_text(), "        run.log(global_step"
@@ -322,6 +325,7 @@ print("XLA threads:", names["tf_XLAEigen"])
 """
 
 
+@pytest.mark.slow
 def test_the_number_of_threads_is_kept(train, tmp_path, monkeypatch):
     """For each seed while they are trained together; the run folders hold the sum."""
     asked = []

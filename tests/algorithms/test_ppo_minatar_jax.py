@@ -143,6 +143,7 @@ def test_a_stopped_training_goes_on_exactly(train, tmp_path):
     assert logged[0] == logged[1] and len(logged[0]) > 5
 
 
+@pytest.mark.slow
 def test_it_trains_on_a_game_and_logs_what_the_page_says(train):
     pytest.importorskip("gymnax")
     run = train("ppo_minatar_jax", *SMALL, "--total-timesteps", 256)["run"].runs[0]

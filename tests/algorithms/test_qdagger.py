@@ -142,7 +142,7 @@ def steps(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize("num_envs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_phases_one_after_the_other(num_envs, train, steps):
     """40 steps of the teacher, 20 updates on them, 100 steps of the student: an update every 4 after the first 40."""
     v = short(train, "--num-envs", num_envs, "--exploration-fraction", "1")
@@ -266,6 +266,7 @@ def test_without_its_replay_a_resumed_run_skips_what_is_left_offline(train, step
 
 
 # ---------------------------------------------------------------------- the teacher
+@pytest.mark.slow
 def test_a_student_is_played_without_its_teacher(train, solo, tmp_path):
     run_dir = short(train, teacher=shutil.copytree(teacher_folder(), tmp_path / "teacher"))["run"].dir
     shutil.rmtree(tmp_path / "teacher")

@@ -172,6 +172,7 @@ def test_a_ring_that_has_wrapped_is_not_lengthened(train):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the size of files")
+@pytest.mark.slow
 def test_a_disk_that_is_really_full_keeps_the_last_checkpoint(tmp_path):
     """No file may be larger than 300,000 bytes: the third checkpoint with its networks would be."""
     flags = [*PENDULUM.split(), "--save-every", "50", "--runs-dir", str(tmp_path), "--no-save-model"]
@@ -254,6 +255,7 @@ def test_lost_metrics_do_not_end_a_training(damage, train):
     assert "Traceback" not in train.out
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_does_not_end_a_training(tmp_path):
     words = [sys.executable, str(script("ppo")), *PPO.split(), "--eval-every", "64", "--runs-dir", str(tmp_path)]
     process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -265,6 +267,7 @@ def test_a_closed_pipe_does_not_end_a_training(tmp_path):
     assert (run_dir / "model_last.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_log_on_a_full_disk_does_not_end_a_training(tmp_path):
     words = [
         sys.executable,
@@ -321,6 +324,7 @@ def states(folder):
 DQN_JAX = "--num-seeds 2 --learning-starts 100 --eval-every 1000 --eval-episodes 1 --save-every 1000".split()
 
 
+@pytest.mark.slow
 def test_seeds_that_do_not_fit_together_are_left_as_they_are(train, tmp_path):
     train("dqn_jax", *DQN_JAX, "--total-timesteps", 2000)
     first, second = sorted(tmp_path.glob("runs/*"))
@@ -367,6 +371,7 @@ def test_the_last_of_two_resumes_counts(train, tmp_path):
     assert v["args"].gamma == 0.8 and v["run"].dir == other
 
 
+@pytest.mark.slow
 def test_characters_that_cannot_be_shown_do_not_end_a_training(tmp_path):
     words = [sys.executable, str(script("ppo")), *PPO.split(), "--exp-name", "a/b", "--runs-dir", str(tmp_path)]
     done = subprocess.run(words, env=environment(PYTHONIOENCODING="ascii"), capture_output=True, text=True)

@@ -73,6 +73,7 @@ def test_it_scores_what_solo_play_says(ppo, solo):
     assert out.startswith(f"CartPole-v1: {returns.mean():.1f} ± {returns.std():.1f} over 3")
 
 
+@pytest.mark.slow
 def test_a_run_in_jax_acts_as_it_evaluated(train, observations):
     pytest.importorskip("jax")
     v = train("ppo_jax", *SHORT)

@@ -115,6 +115,7 @@ def rows_of_whole_lines(run_dir):
 @pytest.mark.parametrize(
     ("sig", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_signals_save_and_say_how_to_go_on(sig, code, tmp_path, uninterrupted):
     process = start(command("CartPole-v1", tmp_path))
     run_dir = wait_for_steps(tmp_path, 3000, process)
@@ -136,6 +137,7 @@ def test_signals_save_and_say_how_to_go_on(sig, code, tmp_path, uninterrupted):
         *(pytest.param(x, marks=pytest.mark.slow) for x in ("truncated", "missing file", "manifest garbled")),
     ],
 )
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(damage, tmp_path, uninterrupted):
     """The one before is used, the run says so, and the result is the same."""
     run_dir = tmp_path / "run"
@@ -165,6 +167,7 @@ def test_a_finished_run_resumed_stays_as_it_is(tmp_path, uninterrupted):
     assert_same_run(uninterrupted("CartPole-v1"), run_dir)
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path, uninterrupted):
     process = start(command("CartPole-v1", tmp_path, "--save-every", "0"))
     run_dir = wait_for_steps(tmp_path, 5000, process)

@@ -41,7 +41,7 @@ def assert_equal_weights(a, b):
     "flags",
     [
         "--eval-every 64 --save-every 64",
-        "--eval-every 64 --capture-video",
+        pytest.param("--eval-every 64 --capture-video", marks=pytest.mark.slow),
         "--eval-every 0 --save-every 0 --no-save-model",
         "--track --eval-every 200",
     ],
@@ -346,6 +346,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
     assert json.loads(next(tmp_path.glob("*/status.json")).read_text())["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_below_a_worker_a_second_signal_is_the_first_one_again(tmp_path):
     """A scheduler signals all processes of a job, and the worker passes the signal on."""
     words = [sys.executable, script("ppo"), "--num-steps", "256", "--save-every", "256", "--runs-dir", tmp_path]
@@ -370,6 +371,7 @@ def test_a_script_that_crashes_is_marked_failed(tmp_path):
     assert json.loads(next(tmp_path.glob("runs/*/status.json")).read_text())["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_variables_stay_in_the_shell_after_ctrl_c(tmp_path):
     """`python -i` keeps the script's variables when Ctrl+C ends the run."""
     words = [sys.executable, "-i", script("ppo"), "--num-steps", "32", "--runs-dir", tmp_path]

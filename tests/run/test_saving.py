@@ -230,8 +230,14 @@ finally:
         ("ppo", "draw", 0, "finished", "SIGINT: all is saved, evaluating and drawing; once more ends at once"),
         ("ppo", "log,log", 130, "failed", "SIGINT: the run ends at once, before its first checkpoint"),
         ("ppo", "log,draw", 130, "stopped", "SIGINT: the run ends at once, saved up to step 64"),
-        ("ppo", "draw,exit", 130, "finished", "SIGINT: the run ends at once, saved up to step 640"),
-        ("ppo_jax", "log,log", 130, "failed", "SIGINT: the run ends at once, before its first checkpoint"),
+        pytest.param(
+            *("ppo", "draw,exit", 130, "finished", "SIGINT: the run ends at once, saved up to step 640"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("ppo_jax", "log,log", 130, "failed", "SIGINT: the run ends at once, before its first checkpoint"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_no_signal_shows_a_traceback(name, where, code, state_of_run, words, tmp_path):

@@ -290,6 +290,7 @@ def test_operations_of_jax_are_written_as_they_are(tmp_path):
         np.testing.assert_allclose(run(obs=obs[:size])["action"], act(model, obs[:size]), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_images_of_bytes_stay_bytes_and_keep_their_shape(tmp_path):
     """The network of a file in JAX for games of Atari, whose convolutions are products of matrices."""
     jax = pytest.importorskip("jax")
