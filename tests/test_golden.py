@@ -105,7 +105,7 @@ def chosen(rows):
 SLOW = (
     "qdagger_dqn_atari_impalacnn_jax", "c51_atari_jax", "c51_jax", "ppo_minatar_jax", "ppo_continuous_action_jax",
     "ppo_atari_envpool_jax", "ddpg_continuous_action_jax", "td3_continuous_action_jax",
-    "sac_continuous_action_jax", "dqn_atari_jax",
+    "sac_continuous_action_jax", "dqn_atari_jax", "pqn_jax",
 )  # fmt: skip
 
 

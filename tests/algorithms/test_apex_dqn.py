@@ -339,7 +339,7 @@ PROBE += "--learning-rate 0.003 --target-network-frequency 20 --broadcast-freque
 @pytest.mark.parametrize(
     ("probe", "flags", "values"),
     [
-        ("Delayed", "--gamma 0.5 --total-timesteps 1500", [0.5, 1.0]),
+        pytest.param("Delayed", "--gamma 0.5 --total-timesteps 1500", [0.5, 1.0], marks=pytest.mark.slow),
         ("Forever", "--gamma 0.8 --total-timesteps 3000", [5.0]),  # 1 / (1 - gamma); less if its time limit were an end
     ],
 )

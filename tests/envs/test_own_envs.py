@@ -50,6 +50,7 @@ def test_a_module_of_the_current_folder_is_found(train, here, tmp_path):
     assert sys.path[-1] == "" and "" not in sys.path[:-1]
 
 
+@pytest.mark.slow
 def test_bench_and_play_find_it_too(solo, here, tmp_path):
     """The trainings of a bench are processes of their own."""
     here("walks_b", MODULE)

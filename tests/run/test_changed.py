@@ -163,6 +163,7 @@ def test_a_training_in_jax_can_be_extended(name, train, tmp_path):
         assert key.startswith("/random") or np.array_equal(one[key], other[key]), key
 
 
+@pytest.mark.slow
 def test_a_ring_that_has_wrapped_is_not_lengthened(train):
     flags = "--env-id Pendulum-v1 --learning-starts 100 --batch-size 16 --eval-episodes 1 --total-timesteps 300".split()
     run_dir = train("ddpg_continuous_action_jax", *flags, "--buffer-size", 200)["run"].runs[0].dir
@@ -392,6 +393,7 @@ def test_ctrl_c_while_jax_compiles_ends_cleanly(tmp_path):
     assert process.wait() == 130 and "saved at step" in out and "Traceback" not in out, out
 
 
+@pytest.mark.slow
 def test_observations_of_other_libraries_can_be_saved(train):
     """Gymnasium's environments in JAX: they draw from a generator of their own, so the run says that they restart."""
     flags = ["--env-id", "phys2d/CartPole-v1", *PPO.split(), "--save-every", "320"]

@@ -76,9 +76,11 @@ def killed_when(train, monkeypatch, folder, killed, *flags):
 @pytest.mark.parametrize(
     ("saves", "found", "said"),
     [
-        (1, [[64], []], "not all seeds have a checkpoint yet: starting from the beginning"),
+        pytest.param(
+            *(1, [[64], []], "not all seeds have a checkpoint yet: starting from the beginning"), marks=pytest.mark.slow
+        ),
         (3, [[64, 128], [64]], "resumed at step 64 (iteration 2)"),
-        (7, [[192, 256], [128, 192]], "resumed at step 192 (iteration 6)"),
+        pytest.param(*(7, [[192, 256], [128, 192]], "resumed at step 192 (iteration 6)"), marks=pytest.mark.slow),
     ],
 )
 def test_a_group_killed_between_the_saves_of_two_seeds_goes_on_exactly(train, tmp_path, group, saves, found, said):
@@ -88,6 +90,7 @@ def test_a_group_killed_between_the_saves_of_two_seeds_goes_on_exactly(train, tm
     assert said in train.out and [steps_of(run) for run in folders(tmp_path)] == [[192, 256]] * 2
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_of_one_seed_sets_all_seeds_back(train, tmp_path, group, monkeypatch):
     """To the one before it. The newer one of the other seed is gone at once: it would be the newest for too long."""
     shutil.copytree(group / "killed_6", tmp_path, dirs_exist_ok=True)
@@ -104,6 +107,7 @@ def test_a_damaged_checkpoint_of_one_seed_sets_all_seeds_back(train, tmp_path, g
         assert all(np.array_equal(finals[0][key], finals[1][key]) for key in finals[0])
 
 
+@pytest.mark.slow
 def test_a_seed_that_could_not_save_has_a_step_in_common_with_the_others(train, tmp_path, group, monkeypatch):
     """Seed 2 finds a full disk at step 128, and the process is killed after seed 1 has saved step 192."""
     write = state.write_state

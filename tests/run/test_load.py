@@ -151,6 +151,7 @@ def test_nothing_is_printed_and_all_global_state_is_restored(ppo, capfd, monkeyp
     assert capfd.readouterr() == ("", "") and sorted(ppo["run"].dir.rglob("*")) == files
 
 
+@pytest.mark.slow
 def test_the_settings_of_jax_are_restored(train):
     jax = pytest.importorskip("jax")
     run_dir = train("ppo_jax", *SHORT)["run"].runs[0].dir

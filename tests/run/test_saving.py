@@ -188,6 +188,7 @@ def test_weights_that_are_nan_replace_nothing(flags, train, tmp_path):
         assert "resumed at step 250" in train.out and status(folder) == "finished"
 
 
+@pytest.mark.slow
 def test_a_seed_with_nan_weights_ends_alone(train, tmp_path):
     poison = (
         "        if global_step == 256:\n"
@@ -229,7 +230,10 @@ finally:
     [
         ("ppo", "draw", 0, "finished", "SIGINT: all is saved, evaluating and drawing; once more ends at once"),
         ("ppo", "log,log", 130, "failed", "SIGINT: the run ends at once, before its first checkpoint"),
-        ("ppo", "log,draw", 130, "stopped", "SIGINT: the run ends at once, saved up to step 64"),
+        pytest.param(
+            *("ppo", "log,draw", 130, "stopped", "SIGINT: the run ends at once, saved up to step 64"),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             *("ppo", "draw,exit", 130, "finished", "SIGINT: the run ends at once, saved up to step 640"),
             marks=pytest.mark.slow,
