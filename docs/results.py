@@ -150,14 +150,15 @@ def algorithms():
     for script in scripts():
         families[script.family].append(script)
     for family, files in families.items():
-        title = (ROOT / f"algorithms/{family}/README.md").read_text().partition("\n")[0].removeprefix("# ")
+        page = (ROOT / f"algorithms/{family}/README.md").read_text()
+        title = page.partition("\n")[0].removeprefix("# ")
         lines = [
             f"## [{title}]({family}/README.md)",
             "",
             "| file | what it is | observations → actions | from | paper |",
         ]
         lines.append("|---|---|---|---|---|")
-        for script in sorted(files, key=lambda script: (script.framework != "torch", script.parent or "", script.name)):
+        for script in sorted(files, key=lambda script: page.index(f"[`{script.path.name}`]")):
             what = re.split(r"[,;] (?:discrete|continuous|vector|image|in JAX)", script.title.rstrip("."))[0]
             what += ", in JAX" if script.framework == "jax" else ""
             paper = re.sub(r"^(.*?),? (https?://[^\s;]+).*", r"[\1](\2)", script.paper)

@@ -2,8 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["solorl[atari,envpool,jax]>=0.1", "jax>=0.4.34", "optax>=0.2.3"]
 # ///
-"""QDagger on EnvPool's Atari games: a deep Q-network (DQN) with the IMPALA CNN that learns from a trained teacher;
-images; in JAX, the whole training compiled.
+"""QDagger on EnvPool's Atari games: a DQN with the IMPALA CNN learns from a trained teacher; images; in JAX, compiled.
 
 Paper     Agarwal et al. 2022, https://arxiv.org/abs/2206.01626 ("Sec. 4.1" below); "DQN": Mnih et al. 2015,
           https://www.nature.com/articles/nature14236; "IMPALA": Espeholt et al. 2018, https://arxiv.org/abs/1802.01561

@@ -1,1 +1,1 @@
-"""The arguments of a script and of `solo`'s verbs."""
+"""A command line from a dataclass, and the arguments that all scripts share."""

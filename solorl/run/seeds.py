@@ -47,6 +47,7 @@ PARALLEL = ("xla_cpu_multi_thread_eigen", "xla_cpu_enable_concurrency_optimized_
 ONE_THREAD: dict[str, str | bool] = dict.fromkeys(PARALLEL, False)
 WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they change nothing
     "compile": "these files are always compiled",
+    "fast": "these files have no other way",
     "torch_deterministic": "these files do not use torch",
     "save_replay": "checkpoints of these files hold everything anyway",
 }

@@ -243,7 +243,7 @@ def test_it_logs_what_its_twin_logs(train):
 def test_flags_that_change_nothing_say_so(train):
     train("ppo_jax", "--total-timesteps", "512", "--eval-episodes", "1")
     assert "warning" not in train.out
-    flags = ["--compile", "--no-torch-deterministic", "--save-replay"]
+    flags = ["--compile", "--no-fast", "--no-torch-deterministic", "--save-replay"]
     train("ppo_jax", "--total-timesteps", "512", "--eval-episodes", "1", *flags)
     found = re.findall(r"warning: (\S+) changes nothing here: (?:these|checkpoints of these) files", train.out)
     assert found == flags
