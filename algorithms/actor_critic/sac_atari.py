@@ -145,7 +145,7 @@ class FrameReplay:
         rows = [row]
         for _ in range(4):
             rows.append(rows[-1] - self.arrays["back"][rows[-1] % self.capacity])
-        whole = (rows[1] < row) & (rows[-1] >= self.inserted - self.capacity)
+        whole = (rows[1] < row) & (rows[-1] >= max(0, self.inserted - self.capacity))
         return np.stack(rows[::-1], 1) % self.capacity, whole
 
     def sample(self, batch_size, device):

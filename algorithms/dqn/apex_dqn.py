@@ -118,8 +118,9 @@ class ReplayShard:
             "next_obs": np.zeros((capacity, obs_dim), np.float32),
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next transition
-        self.tree = SumTree(capacity)
-        self.state = {"sum": self.tree.sum, "least": self.tree.least}  # what a checkpoint holds with the arrays
+        self.tree = tree = SumTree(capacity)
+        # what a checkpoint holds with the arrays; by `leaves` (capacity,) it fits a buffer of the same capacity only
+        self.state = {"leaves": tree.sum[tree.size :][:capacity], "sum": tree.sum, "least": tree.least}
 
     def facts(self):
         """(3,): how many were inserted, the sum and the least of the priorities."""
@@ -299,6 +300,8 @@ if __name__ == "__main__":
     start = run.resume(**parts, optimizer=optimizer)  # what a checkpoint holds
     if args.synchronous:
         actors[0].obs = run.reset(envs)
+        if run.restarted:  # the episode is gone, and with it the steps whose returns were not complete
+            actors[0].steps, actors[0].rewards = [], []
 
     # ---- under way: two rollouts of each actor and two batches, so that nobody waits; none with --synchronous
     ahead = 0 if args.synchronous else 2

@@ -162,8 +162,9 @@ class FrameShard:
             "discount": np.zeros(capacity, np.float32),
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
-        self.tree = SumTree(capacity)
-        self.state = {"sum": self.tree.sum, "least": self.tree.least}  # what a checkpoint holds with the arrays
+        self.tree = tree = SumTree(capacity)
+        # what a checkpoint holds with the arrays; by `leaves` (capacity,) it fits a buffer of the same capacity only
+        self.state = {"leaves": tree.sum[tree.size :][:capacity], "sum": tree.sum, "least": tree.least}
 
     def facts(self):
         """(3,): how many rows were inserted, the sum and the least of the priorities."""

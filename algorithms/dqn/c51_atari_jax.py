@@ -115,7 +115,7 @@ class FrameReplay(NamedTuple):
         rows, capacity = [row], len(self.image)
         for _ in range(4):
             rows.append(rows[-1] - self.back[rows[-1] % capacity])
-        whole = (rows[1] < row) & (rows[-1] >= self.inserted - capacity)
+        whole = (rows[1] < row) & (rows[-1] >= jnp.maximum(0, self.inserted - capacity))
         return jnp.stack(rows[::-1], 1) % capacity, whole
 
     def sample(self, key, batch_size):

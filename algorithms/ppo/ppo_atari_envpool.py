@@ -183,6 +183,7 @@ if __name__ == "__main__":
     policy = run.fast(agent)  # NumPy (batch, 4, 84, 84) -> NumPy logits (batch, num_actions), values (batch,)
     lives = np.zeros(args.num_envs, np.int64)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs, lives=lives)  # what a checkpoint holds
+    lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)

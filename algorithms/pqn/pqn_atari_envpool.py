@@ -157,6 +157,7 @@ if __name__ == "__main__":
     q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions), with the present weights
     lives = np.zeros(args.num_envs, np.int64)
     start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs, lives=lives)  # what a checkpoint holds
+    lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)

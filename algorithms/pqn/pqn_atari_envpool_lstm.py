@@ -186,6 +186,7 @@ if __name__ == "__main__":
     next_first, lives = np.ones(args.num_envs, bool), np.zeros(args.num_envs, np.int64)
     parts = {"q_network": q_network, "optimizer": optimizer, "state": state, "next_first": next_first, "lives": lives}
     start = run.resume(**parts, envs=envs)  # what a checkpoint holds
+    lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
     next_first[run.restarted] = True
 
     # ---- storage of one rollout

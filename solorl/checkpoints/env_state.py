@@ -5,8 +5,9 @@ episode is fully given by the generator's state before its reset and the actions
 resets and replays, and compares the observation it arrives at. Where that differs, or where the environments live in
 other processes, the episode restarts and the run says so.
 
-The Arcade Learning Environment hands out its whole state, with its generator, as bytes: no replay is needed. Then the
-state of the wrappers around it is saved, too: their attributes that are numbers, arrays or queues of arrays.
+The Arcade Learning Environment hands out its state, with its generator, as bytes: no replay is needed. Then the state
+of the wrappers around it is saved, too: their attributes that are numbers, arrays or queues of arrays. The bytes lack
+one thing, the action of the last frame, which a sticky action repeats; `_last_action` finds it out.
 """
 
 import copy
@@ -18,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
+ASKED = 12  # frames whose actions are noted; the chance that all were sticky, so that an earlier one goes on, is 6e-8
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")  # all that NumPy has
 
 
@@ -42,6 +44,8 @@ class Recorder(gym.Wrapper):
         self.actions: list[np.ndarray] = []
         self.obs: Any = None
         self.hands_out_state = emulator_of(env) is not None
+        if self.hands_out_state:
+            _note_actions(env.unwrapped)
 
     def reset(self, *, seed=None, options=None):
         """Reset the environment, noting the seed or else the state of its generator."""
@@ -75,6 +79,47 @@ def emulator_of(env: gym.Env) -> Any:
     return ale if hasattr(ale, "cloneState") else None
 
 
+def _note_actions(game: Any) -> None:
+    """From now on, the actions asked of an Atari game stand in `game.asked`, the newest last."""
+    step, game.asked = game.step, deque(getattr(game, "asked", ()), maxlen=ASKED)
+
+    def noting(action):
+        game.asked.append(int(game._action_set[action].value))
+        return step(action)
+
+    game.step = noting
+
+
+def _ask(game: Any, action: int, state: Any) -> None:
+    """Make `action` that of the last frame, and the rest of the emulator as in `state`."""
+    import ale_py
+
+    for _ in range(30):  # each is sticky at most once in four times
+        game.ale.act(ale_py.Action(action))
+    game.restore_state(state)
+
+
+def _last_action(game: Any, state: Any) -> int:
+    """The action of the last frame: of those asked for, the one with which the game goes on as it does now."""
+    import ale_py
+
+    def later() -> bytes:
+        for _ in range(ASKED):
+            game.ale.act(ale_py.Action.NOOP)
+        return bytes(game.clone_state(include_rng=True).serialize())
+
+    found = list(dict.fromkeys(reversed(game.asked))) or [0]
+    if len(found) > 1:
+        goes_on = later()
+        for action in found:
+            _ask(game, action, state)
+            if later() == goes_on:
+                break
+        _ask(game, action, state)
+        return action
+    return found[0]
+
+
 def _wrappers(env: gym.Env) -> list[gym.Wrapper]:
     """The wrappers around an environment, the outermost first."""
     found = []
@@ -99,6 +144,7 @@ def _emulator_state(env: gym.Env) -> dict[str, Any]:
     ]
     return {
         "emulator": np.frombuffer(state.serialize(), np.uint8),
+        "last_action": _last_action(env.unwrapped, state),
         "generator": env.unwrapped.np_random.bit_generator.state,
         "wrappers": wrappers,
     }
@@ -108,6 +154,9 @@ def _restore_emulator(env: gym.Env, tree: dict[str, Any]) -> None:
     """Bring an Atari game and its wrappers to a state of `_emulator_state`. ValueError where it does not fit."""
     import ale_py
 
+    last = tree.get("last_action", -1)
+    if last not in range(18):
+        raise ValueError("it does not name the action of the last frame")
     env.reset(seed=0)
     wrappers = _wrappers(env)
     fits = [{name for name, x in vars(wrapper).items() if _is_plain(x)} for wrapper in wrappers]
@@ -123,7 +172,8 @@ def _restore_emulator(env: gym.Env, tree: dict[str, Any]) -> None:
                 setattr(wrapper, name, value)
     env.unwrapped.np_random = generator_in(tree["generator"])
     state = ale_py.ALEState(np.asarray(tree["emulator"], np.uint8).tobytes())
-    env.unwrapped.restore_state(state)  # type: ignore[attr-defined]
+    env.unwrapped.asked.append(last)  # type: ignore[attr-defined]
+    _ask(env.unwrapped, last, state)
 
 
 def _copied(obs: Any) -> Any:

@@ -20,6 +20,8 @@ import torch
 from conftest import comparable, definitions, documented_keys, environment, rows, script
 from test_frame_replay import images, numbers_on
 
+from solorl.checkpoints.checkpoint import CheckpointError
+from solorl.checkpoints.replay import ReplayLog
 from solorl.compute.processes import Processes, Promise
 from solorl.compute.speed import GradientStep
 
@@ -289,6 +291,29 @@ def test_a_resumed_run_is_the_uninterrupted_one(name, train, tmp_path):
             assert torch.equal(x, y)
     for mine, other in zip(v["shards"], whole["shards"], strict=True):
         assert mine.inserted == other.inserted > 0 and np.array_equal(mine.tree.sum, other.tree.sum)
+
+
+@pytest.mark.parametrize("name", APEX)
+def test_priorities_fit_a_buffer_of_the_same_size_only(name, tmp_path):
+    """The tree is saved leaf by leaf, and `--resume-changed --buffer-size` gives rows other leaves."""
+    cls, more = ("FrameShard", ()) if name.endswith("atari") else ("ReplayShard", (2,))
+    log = ReplayLog(tmp_path)
+    saved = log.append(APEX[name][cls](50, *more))
+    log.load(APEX[name][cls](50, *more), saved)
+    for capacity in (40, 60):  # with as many leaves in the tree
+        with pytest.raises(CheckpointError, match="does not fit"):
+            log.load(APEX[name][cls](capacity, *more), saved)
+
+
+def test_returns_end_where_a_resumed_episode_begins_again(train):
+    """The steps before, whose returns were not complete, belong to an episode that is gone."""
+    flags = ["--save-replay", "--save-every", 50, "--env-id", "probes:Fickle-v0"]
+    run_dir = train(*small("apex_dqn"), *flags)["run"].dir
+    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    v = train("apex_dqn", "--resume", run_dir)
+    assert "did not replay exactly" in train.out and v["start"] == 10
+    assert len(v["actors"][0].rewards) == 20  # of the steps since: an episode of this probe lasts 1,000
+    assert sum(shard.inserted for shard in v["shards"]) == 100 + 20 - 2 * 2  # two are not complete, two are gone
 
 
 @pytest.mark.parametrize("name", BOTH)

@@ -331,6 +331,14 @@ def test_it_plays_a_game_of_envpool(train, monkeypatch):
     assert rows(run.dir, "losses/td_loss")
 
 
+@pytest.mark.parametrize("name", ["dqn_atari_jax", "c51_atari_jax", "qdagger_dqn_atari_impalacnn_jax"])
+def test_no_image_is_taken_from_before_the_first_row(name):
+    """After `--resume-changed --buffer-size` rows are counted from the oldest one that is left, and the first of them
+    point to rows that are gone."""
+    replay = definitions(name)["FrameReplay"].empty(20)._replace(back=jnp.full(20, 2), inserted=jnp.int32(14))
+    assert replay.history(jnp.arange(14))[1].tolist() == [False] * 8 + [True] * 6
+
+
 # ---------------------------------------------------------------------- bad input
 @pytest.mark.parametrize(
     ("flags", "words"),

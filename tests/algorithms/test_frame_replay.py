@@ -5,6 +5,8 @@ import pytest
 import torch
 from conftest import definitions
 
+from solorl.checkpoints.replay import ReplayLog
+
 DQN = definitions("dqn_atari")
 CPU = torch.device("cpu")
 
@@ -132,3 +134,16 @@ def test_a_batch_is_bytes_and_numbers():
     batch = replay.sample(3, CPU)
     assert [tuple(x.shape) for x in batch] == [(3, 4, 84, 84), (3,), (3,), (3,), (3, 4, 84, 84)]
     assert [x.dtype for x in batch] == [torch.uint8, torch.int64, torch.float32, torch.float32, torch.uint8]
+
+
+def test_in_a_larger_buffer_no_image_is_taken_from_before_the_first_row(tmp_path):
+    """As `--resume-changed --buffer-size` does it: rows are counted from the oldest one that is left."""
+    for seed in range(20):
+        *_, (small, naive) = histories(seed, DQN["FrameReplay"], (10, 60))
+        large, log = DQN["FrameReplay"](400, len(naive.stack)), ReplayLog(tmp_path / f"log{seed}")
+        log.load(large, log.append(small))
+        gone, (index, whole) = small.inserted - large.inserted, large.history(np.arange(large.inserted))
+        assert set(np.flatnonzero(whole) + gone) == set(naive.kept())
+        for row in np.flatnonzero(whole):
+            obs = naive.transitions[row + gone][0]
+            assert tuple(numbers_on(large.arrays["image"][index[row, :4]])) == obs

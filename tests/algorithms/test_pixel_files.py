@@ -1,9 +1,13 @@
 """The files for images refuse vectors, and the files for vectors images: one sentence that names the file to use."""
 
+import shutil
+
 import numpy as np
 import pytest
+from pixel_probe import use_fake_envpool
 
 from solorl.catalog import header
+from solorl.run.saving import Checkpoints
 
 FILES = {each.name: each for each in header.scripts() if each.framework == "torch"}
 PIXELS = [name for name, each in FILES.items() if each.spaces.startswith("image ->")]
@@ -53,3 +57,23 @@ def test_no_life_is_lost_where_the_next_game_begins_with_fewer(name, train):
     v = train(name, *flags, "--batch-size", 4, "--eval-episodes", 1, "--eval-every", 0, "--save-every", 0)
     arrays = v["replay"].arrays
     assert np.sum(arrays["back"][:120] == 0) > 3 and not arrays["done"].any()  # 0: the first image of a game
+
+
+@pytest.mark.parametrize("name", ["ppo_atari_envpool", "pqn_atari_envpool", "pqn_atari_envpool_lstm"])
+def test_new_games_of_a_resumed_run_lose_no_life_in_their_first_step(name, train, monkeypatch):
+    """EnvPool's games begin again; the lives in the checkpoint are those of games that are gone."""
+    use_fake_envpool(monkeypatch)
+    flags = "--env-id Catch-v5 --num-envs 2 --num-steps 8 --num-minibatches 2 --update-epochs 1 --total-timesteps 32"
+    run_dir = train(name, *flags.split(), "--eval-episodes", 1, "--eval-every", 0, "--save-every", 16)["run"].dir
+    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    resumed, resume = [], Checkpoints.resume
+
+    def noted(self, *inputs):
+        found = resume(self, *inputs)
+        self.parts["lives"][:] = 9  # a bonus life was saved
+        resumed.append(found)
+        return found
+
+    monkeypatch.setattr(Checkpoints, "resume", noted)
+    v = train(name, "--resume", run_dir)
+    assert len(resumed) == 1 and v["start"] == 1 and not v["done"][0].any() and v["done"].any()
