@@ -30,7 +30,7 @@ PPO_CONTINUOUS = (
     "ppo_continuous_action 'ppo_continuous_action tuned' rpo_continuous_action"
     " ppo_continuous_action_jax 'ppo_continuous_action_jax tuned'"
 )
-LANDER = "ppo_jax 'ppo_jax unclipped' ppo sb3_ppo"
+LANDER = "ppo 'ppo unclipped' sb3_ppo ppo_jax 'ppo_jax unclipped'"
 PPO_PENDULUM = "ppo_continuous_action_jax 'ppo_continuous_action_jax unclipped'"
 OTHER = "BipedalWalker-v3 Hopper-v5 InvertedPendulum-v5 Walker2d-v5"
 LONG = "BipedalWalker-v3 HalfCheetah-v5 Hopper-v5 LunarLanderContinuous-v3"
@@ -52,7 +52,7 @@ TABLES = [
         f"{CONTINUOUS} {JAX} {PENDULUM} ppo_continuous_action rpo_continuous_action ppo_continuous_action_jax",
     ),
     (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5 --methods {PPO_CONTINUOUS}"),
-    (PPO, "minatar", "benchmark/results/minatar --methods ppo_jax ppo_minatar_jax"),
+    (PPO, "minatar", "benchmark/results/minatar --methods ppo_jax ppo_minatar_jax 'rejax_gymnax ppo'"),
     (PPO, "minatar-looks", "benchmark/results/minatar_looks --methods ppo_jax ppo_minatar_jax"),
     (PPO, "atari", "benchmark/results/atari --methods 'ppo_atari_envpool budget'"),
     (PPO, "other", f"{CONTINUOUS} --env-ids {OTHER}"),
@@ -61,8 +61,9 @@ TABLES = [
         "results",
         f"benchmark/results/dqn {JAX} --methods dqn dqn_jax c51 c51_jax double_dqn dueling_dqn d3qn ez_greedy_dqn",
     ),
+    (DQN, "minatar", "benchmark/results/minatar --methods dqn_jax"),
     (PQN, "cartpole", "benchmark/results/pqn"),
-    (PQN, "minatar", "benchmark/results/minatar --methods pqn_jax"),
+    (PQN, "minatar", "benchmark/results/minatar --methods pqn_jax 'rejax_gymnax pqn'"),
     (PQN, "atari", "benchmark/results/atari --methods 'pqn_atari_envpool budget'"),
     (ACTOR_CRITIC, "results", f"{OFF_POLICY_RUNS} {JAX} {PENDULUM} {OFF_POLICY} {OFF_POLICY_JAX}"),
     (ACTOR_CRITIC, "long", f"{OFF_POLICY_RUNS} {JAX} --env-ids {LONG} --methods {OFF_POLICY} {OFF_POLICY_JAX}"),
@@ -95,7 +96,7 @@ RUNS = {
 HEADLINE = [
     ("CartPole-v1", "ppo", "classic"),
     ("Pong-v5", "pqn_atari_envpool budget", "atari"),
-    ("LunarLander-v3", "ppo_jax unclipped", "jax"),
+    ("LunarLander-v3", "ppo unclipped", "classic"),
     ("Breakout-MinAtar", "ppo_jax", "minatar"),
     ("Pendulum-v1", "sac_continuous_action", "actor_critic"),
     ("HalfCheetah-v5", "ppo_continuous_action_jax tuned", "jax"),

@@ -122,7 +122,7 @@ def test_the_report_is_that_of_the_data():
     ]
     lines = [line for line in shown.splitlines() if line.startswith(("|", "**"))]
     report = (ROOT / RESULTS["REPORT"][3] / "report.md").read_text().splitlines()
-    assert len(lines) == 11 and set(lines) <= set(report)
+    assert len(lines) == 13 and set(lines) <= set(report)
 
 
 def test_curves_are_those_of_the_data():
