@@ -281,6 +281,7 @@ def test_the_actor_moves_every_policy_frequency_updates(name):
                 np.testing.assert_allclose(x, y, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_temperature_is_learned_or_begins_as_given():
     alpha = played("sac")[1][3]
     assert (alpha[:5] == 1).all() and len(set(alpha[5:].tolist())) == 19  # it moves with the actor
