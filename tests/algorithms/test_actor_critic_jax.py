@@ -73,7 +73,10 @@ def nothing_learned(name, autotune):
     return tuple(({f"losses/{key}": 0.0 for key in each}, 0) for each in (single if name == "ddpg" else pair, actor))
 
 
-@pytest.mark.parametrize(("name", "autotune"), [("ddpg", False), ("td3", False), ("sac", True), ("sac", False)])
+@pytest.mark.parametrize(
+    ("name", "autotune"),
+    [("ddpg", False), ("td3", False), ("sac", True), pytest.param("sac", False, marks=pytest.mark.slow)],
+)
 def test_updates_are_those_of_the_torch_twin(name, autotune):
     """Two updates, of which the first moves the actor: weights, targets, temperature and metrics agree."""
     here, there, sac = JAX[name], TORCH[name], name == "sac"

@@ -26,10 +26,7 @@ def forget_the_last_script():
 # each takes 2 to 12 seconds
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name not in ("ppo", "dqn", "sac_continuous_action") else name
-        for name in SCRIPTS
-    ],
+    [pytest.param(name, marks=pytest.mark.slow) if name not in ("ppo", "dqn") else name for name in SCRIPTS],
 )
 def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatch):
     """The first gradient of each loss in a training, compiled and not."""

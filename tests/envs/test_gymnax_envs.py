@@ -13,6 +13,7 @@ gymnax = pytest.importorskip("gymnax")
 SMALL = "--env-id Breakout-MinAtar --num-envs 4 --num-steps 32 --eval-episodes 2 --save-every 512".split()
 
 
+@pytest.mark.slow
 def test_steps_are_those_of_the_game_and_ended_episodes_begin_anew():
     envs = open_envs("Breakout-MinAtar", 6)
     game, params = gymnax.make("Breakout-MinAtar")

@@ -125,6 +125,7 @@ def test_a_seed_that_could_not_save_has_a_step_in_common_with_the_others(train, 
     assert "resumed at step 64" in train.out and [steps_of(run) for run in folders(left)] == [[192, 256]] * 2
 
 
+@pytest.mark.slow
 def test_a_seed_that_had_finished_before_the_others_is_left_as_it_is(train, tmp_path, group):
     shutil.copytree(group / "killed_6", tmp_path, dirs_exist_ok=True)
     first, second = folders(tmp_path)

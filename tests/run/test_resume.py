@@ -80,7 +80,7 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize(
     ("env_id", "kills"),
     [
-        ("CartPole-v1", 1),
+        pytest.param("CartPole-v1", 1, marks=pytest.mark.slow),
         *(pytest.param(name, 3, marks=pytest.mark.slow) for name in ("CartPole-v1", "LunarLander-v3", "Acrobot-v1")),
     ],
 )
@@ -160,6 +160,7 @@ def test_a_damaged_checkpoint_is_passed_over(damage, tmp_path, uninterrupted):
     assert_same_run(uninterrupted("CartPole-v1"), run_dir)
 
 
+@pytest.mark.slow
 def test_a_finished_run_resumed_stays_as_it_is(tmp_path, uninterrupted):
     run_dir = tmp_path / "run"
     shutil.copytree(uninterrupted("CartPole-v1"), run_dir)

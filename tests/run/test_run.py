@@ -331,6 +331,7 @@ def test_the_way_to_go_on_is_as_short_as_it_can_be(tmp_path, monkeypatch):
         assert hint.startswith("go on with: ") and hint.endswith(end)
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once(tmp_path):
     words = [sys.executable, script("ppo"), "--num-steps", "4096", "--update-epochs", "200", "--runs-dir", tmp_path]
     process = subprocess.Popen([*map(str, words)], env=environment(), stdout=subprocess.PIPE, text=True)
