@@ -87,7 +87,7 @@ SPEEDS = [
 # Page with results of a family -> the folders of its runs in benchmark/results
 RUNS = {
     PPO: ["classic", "jax", "mountaincar", "ppo_continuous", "minatar", "minatar_looks", "atari"],
-    DQN: ["dqn", "jax"],
+    DQN: ["dqn", "jax", "minatar"],
     ACTOR_CRITIC: ["actor_critic", "jax"],
     PQN: ["pqn", "minatar", "atari"],
 }
@@ -228,18 +228,21 @@ def put(page, marker, block):
     path.write_text(pattern.sub(lambda match: f"{match[1]}{block}\n{match[2]}", before))
 
 
-def sizes():
-    """Write the size of each file's diff into the last column of its family's first table."""
-    for script in scripts():
-        path = script.path.parent / "README.md"
-        names = "` and `".join(script.parents)
-        size = f"{budget.measure(script)[0]} of `{names}`" if names else "–"
-        row = re.compile(rf"^(\| \[`{script.path.name}`\].*\| ).*?( \|)$", re.MULTILINE)
-        path.write_text(row.sub(lambda match, size=size: f"{match[1]}{size}{match[2]}", path.read_text(), count=1))
+def with_sizes(page, script):
+    """The family's page with the size of the script's diff in the last column of the first table."""
+    names = "` and `".join(script.parents)
+    size = f"{budget.measure(script)[0]} of `{names}`" if names else "–"
+    row = re.compile(rf"^(\| \[`{script.path.name}`\].*\| ).*?( \|)$", re.MULTILINE)
+    page, rows = row.subn(lambda match: f"{match[1]}{size}{match[2]}", page, count=1)
+    if not rows:
+        sys.exit(f"the page of the family of {script.path.name} has no row for it")
+    return page
 
 
 if __name__ == "__main__":
-    sizes()
+    for script in scripts():
+        family = script.path.parent / "README.md"
+        family.write_text(with_sizes(family.read_text(), script))
     for (page, marker), block in blocks().items():
         put(page, marker, block)
     for path, (comparison, shown) in curves().items():

@@ -15,8 +15,8 @@ import pytest
 from conftest import ROOT, documented_keys, environment, section
 
 from solorl import scripts
-from solorl.catalog import budget, rules
 from solorl.catalog import header as catalog
+from solorl.catalog import rules
 from solorl.results import figures
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -205,10 +205,7 @@ def test_the_sizes_of_diffs_on_the_pages_are_measured():
     """The last column of a family's first table, and that a header names no file that does not exist."""
     for script in catalog.scripts():
         page = (script.path.parent / "README.md").read_text()
-        size = re.search(rf"^\| \[`{script.path.name}`\].*\| (.*?) \|$", page, flags=re.M)[1]
-        names = "` and `".join(script.parents)
-        wanted = f"{budget.measure(script)[0]} of `{names}`" if names else "–"
-        assert size == wanted, script.path.name
+        assert RESULTS["with_sizes"](page, script) == page, f"{script.path.name}: run python docs/results.py"
         for other in script.not_for.values():
             assert Path(other).stem in scripts.script_paths(), f"{script.path.name} names {other}"
 

@@ -328,5 +328,6 @@ def test_it_learns_catch_from_a_trained_teacher(short, train):
     own = "--total-timesteps 12000 --eval-every 1000 --target-return 0.9 --learning-starts 500 --save-every 0".split()
     teacher = train("dqn_atari_jax", *flags, *own)["run"].runs[0].dir
     own = "--teacher-steps 1000 --offline-steps 400 --total-timesteps 2400 --eval-every 0 --batch-size 32".split()
-    run_dir = short(*flags, *own, "--eval-episodes", "20", teacher=teacher)["run"].runs[0].dir
+    own += "--temperature 0.1 --eval-episodes 20".split()
+    run_dir = short(*flags, *own, teacher=teacher)["run"].runs[0].dir
     assert rows(run_dir, "eval/episodic_return")[-1]["eval/episodic_return"] >= 0.8
