@@ -193,6 +193,25 @@ def measured(log):
     return "\n".join(lines)
 
 
+def qdagger():
+    """Evaluations of the student and of scratch on the pixel probe, by steps of their own: the student's first 1,000
+    are the teacher's and those of learning from them. An evaluation comes with the next of their iterations of 4."""
+    runs, _ = read_all([ROOT / "benchmark/results/qdagger"])
+    every = 250
+    columns = range(0, 1001, every)
+    lines = [
+        f"| method | seed | {' | '.join(f'{step:,}' for step in columns)} |",
+        "|---|---:|" + "---:|" * len(columns),
+    ]
+    for run in sorted(runs, key=lambda run: (run.variant != "student", run.seed)):
+        before = 1000 if run.variant == "student" else 0
+        steps = [(step - before) // every * every for step in run.eval["global_step"]]
+        scores = {step: f"{mean:.1f}" for step, mean in zip(steps, run.eval["mean"], strict=True)}
+        if run.variant != "teacher":
+            lines.append(f"| `{run.script}` | {run.seed} | {' | '.join(scores.get(step, '–') for step in columns)} |")
+    return "\n".join(lines)
+
+
 def curves():
     """Picture of an algorithm file -> what it shows: the learning curves of its results, of its parents and its twin,
     on the environments on which it was run; at most four. Nothing for a file without results."""
@@ -215,7 +234,7 @@ def curves():
 def blocks():
     """(page, marker) -> text, of all parts that are not made by `solo report`."""
     made = {(page, marker): speed(module, data) for page, marker, module, data in SPEEDS}
-    made |= {(log, "measured"): measured(log) for log in LOGS}
+    made |= {(log, "measured"): measured(log) for log in LOGS} | {(DQN, "qdagger"): qdagger()}
     return {("README.md", "headline"): headline(), (ALGORITHMS, "algorithms"): algorithms(), **made}
 
 
