@@ -74,6 +74,13 @@ def attempts(study, task):
     return [one["state"] for one in study.attempts(task.id)]
 
 
+def finished_once(study):
+    """Whether each task has one finished attempt. A worker killed between its result and the note of it leaves none,
+    and its attempt is the last one, for nobody does the task again."""
+    found = [[one["state"] for one in study.attempts(task)] for task in study.tasks]
+    return all(one.count("finished") == 1 or ("finished" not in one and one[-1] == "running") for one in found)
+
+
 def rows(study, task, folder):
     """The steps in the metrics of the accepted result, each row of which must be whole."""
     name = study.result(task.id)["run_dir"]

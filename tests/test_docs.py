@@ -22,6 +22,7 @@ from solorl.results import figures
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += [ROOT / "algorithms/README.md", *sorted((ROOT / "algorithms").glob("*/README.md"))]
 SHORT = "--total-timesteps 2100 --eval-episodes 1".split()
+FEW = "--num-envs 8 --num-minibatches 1".split()  # of files whose iteration has more steps than SHORT
 # Run elsewhere: these set up the environment in which the tests run, or take many minutes.
 ELSEWHERE = {"make train", "make test", "make lint", "make bench", "pip install ."}
 SHARING = ROOT / "docs/share.md"  # its commands need a hub: tests/share/test_hub.py runs them
@@ -75,7 +76,7 @@ def test_every_command_works(page, folder):
         if command in ELSEWHERE or command.startswith("pip install") or "--teacher" in command:  # test_qdagger.py
             continue
         if re.match(r"(solo train|python (algorithms/|my_))", command):
-            command += " " + " ".join(SHORT)
+            command += " " + " ".join([*SHORT, *FEW * ("minatar" in command)])
         done = shell(command, folder)
         assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout}\n{done.stderr}"
 

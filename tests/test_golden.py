@@ -57,8 +57,9 @@ FLAGS = {
     "sac_atari": "--env-id pixel_probe:Catch-v0 --total-timesteps 200 --learning-starts 180 --batch-size 4 "
     "--buffer-size 150",
     "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
-    "ppo_minatar_jax": "--num-envs 8 --num-steps 32 --num-minibatches 4 --total-timesteps 1024 --eval-every 512",
-    "ppo_continuous_action_jax": "--num-steps 256 --total-timesteps 768",
+    "ppo_minatar_jax": "--env-id Breakout-MinAtar --num-envs 8 --num-steps 32 --num-minibatches 4 "
+    "--total-timesteps 1024 --eval-every 512",
+    "ppo_continuous_action_jax": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "ddpg_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "td3_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "sac_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",

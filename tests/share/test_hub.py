@@ -547,6 +547,7 @@ def test_the_commands_of_the_page(hub, here):
     seen = commands(SHARING)
     assert [" ".join(words.split()[:2]) for words in seen] == [
         "solo train", "solo push", "solo play", "solo pull", "solo play", "solo train",
+        "solo train", "solo export",
     ]  # fmt: skip
     for command in seen:
         words = command.replace("solo ", f"{shlex.quote(sys.executable)} -m solorl.cli ", 1)
@@ -554,6 +555,7 @@ def test_the_commands_of_the_page(hub, here):
         done = subprocess.run(words, shell=True, env=environment(), capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     assert list(hub.repos) == ["ann/ppo-CartPole-v1", "ann/CartPole-v1-dqn-seed2"]
+    assert (here / "policy.onnx").stat().st_size > 1000
 
 
 @pytest.mark.slow

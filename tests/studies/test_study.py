@@ -14,7 +14,7 @@ import time
 
 import pytest
 from conftest import environment, refused
-from study_tasks import FAKE, attempts, open_study, planned, steps, until
+from study_tasks import FAKE, attempts, finished_once, open_study, planned, steps, until
 
 from solorl.errors import UsageError
 from solorl.results import result as results
@@ -347,7 +347,7 @@ def test_five_hundred_tasks_with_killed_workers_have_one_result_each(place):
     assert set(tables(place)) == set(range(1, seeds + 1))
     found = [one["state"] for task in study.tasks for one in study.attempts(task)]
     print(f"{len(killed)} killed, {found.count('running')} of them in an attempt, {len(found)} attempts")
-    assert found.count("finished") == seeds and len(killed) >= found.count("running") >= seeds / 25
+    assert finished_once(study) and len(killed) >= found.count("running") >= seeds / 25
     assert all(len(one.eval["global_step"]) == 5 for one in tables(place).values())
 
 
