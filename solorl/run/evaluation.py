@@ -264,8 +264,8 @@ class Evaluator:
 
 
 def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
-    """Draw training returns (grey, and their running mean) and evaluations (mean and standard deviation) from
-    `metrics.jsonl` into a PNG; lines that cannot be read are left out."""
+    """Draw training returns (grey, and their running mean) and evaluations (mean and standard deviation, as far as it
+    lies within the returns seen) from `metrics.jsonl` into a PNG; lines that cannot be read are left out."""
     from io import BytesIO
 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -291,10 +291,15 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
         axes.plot(step[window - 1 :], mean, color="#7a7a7a", label=f"mean of {window} episodes")
     if test:
         step, value, spread = np.array(test, float).T
-        axes.fill_between(step, value - spread, value + spread, color="#1f6feb", alpha=0.15, linewidth=0)
+        seen = [row[1] for row in train + test]  # no return is larger than the environment allows, mean + deviation is
+        low, high = np.clip((value - spread, value + spread), min(seen), max(seen))
+        axes.fill_between(step, low, high, color="#1f6feb", alpha=0.15, linewidth=0 if len(step) > 1 else 8)
         axes.plot(step, value, "o-", color="#1f6feb", markersize=3, label="greedy evaluation")
     axes.set(title=title, xlabel="environment steps", ylabel="episodic return")
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k" if x else "0")
+    axes.set_xlim(0, 1.05 * max([1, *(row[0] for row in train + test)]))  # also around a single point
+    axes.xaxis.set_major_formatter(
+        lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k" if x >= 1e3 else f"{x:g}"
+    )
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     if train or test:

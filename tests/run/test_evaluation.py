@@ -1,9 +1,13 @@
-"""Playing policies: those with memory are handed what they remember, and told where an episode begins."""
+"""Playing policies: those with memory are handed what they remember, and told where an episode begins. The picture."""
+
+import json
 
 import gymnasium as gym
 import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from solorl.run.evaluation import film, play_episodes
+from solorl.run.evaluation import draw_learning_curve, film, play_episodes
 
 
 class Recall(gym.Env):
@@ -56,3 +60,51 @@ def test_each_evaluation_begins_without_memory():
 def test_a_film_keeps_the_memory_too(tmp_path):
     assert film(Recall(), remember, 5, tmp_path / "film.mp4") == 4
     assert (tmp_path / "film.mp4").stat().st_size > 0
+
+
+# ---------------------------------------------------------------------- the picture
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """`drawn(*rows)` draws the learning curve of these rows; returns its axes."""
+    kept = []
+
+    class Canvas(FigureCanvasAgg):
+        def __init__(self, figure):
+            super().__init__(figure)
+            kept.append(figure)
+
+    monkeypatch.setattr("matplotlib.backends.backend_agg.FigureCanvasAgg", Canvas)
+
+    def draw(*rows):
+        path = tmp_path / "metrics.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        draw_learning_curve(path, tmp_path / "curve.png", "title")
+        return kept[-1].axes[0]
+
+    return draw
+
+
+def evaluation_row(step, mean, std):
+    return {"global_step": step, "eval/episodic_return": mean, "eval/episodic_return_std": std}
+
+
+def test_the_band_stays_within_the_returns_seen(drawn):
+    """CartPole's returns are at most 500, a mean of 490 and its deviation of 30 are not."""
+    episodes = [{"global_step": 10 * i, "charts/episodic_return": score} for i, score in enumerate((9, 200, 500.0), 1)]
+    axes = drawn(
+        *episodes, evaluation_row(20, 20.0, 15.0), evaluation_row(40, 490.0, 30.0), evaluation_row(60, 300.0, 50.0)
+    )
+    band = axes.collections[0].get_paths()[0].vertices
+    assert (band[:, 1].min(), band[:, 1].max()) == (9.0, 500.0)
+    assert sorted(band[band[:, 0] == 60, 1].tolist())[0] == 250.0  # inside of the returns it is the deviation
+    assert sorted(band[band[:, 0] == 60, 1].tolist())[-1] == 350.0
+
+
+@pytest.mark.parametrize("step", [0, 300, 30_208, 5_000_000])
+def test_one_evaluation_has_a_readable_axis(drawn, step):
+    """From 0 to a little more than its step, rather than a few steps around it."""
+    axes = drawn(evaluation_row(step, 468.0, 60.0))
+    low, high = axes.get_xlim()
+    assert low == 0 and step < high <= max(2, 1.1 * step)
+    labels = [text.get_text() for text in axes.get_xticklabels()]
+    assert len(set(labels)) == len(labels) and max(map(len, labels)) <= 6
