@@ -7,7 +7,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 KEYS = ("Paper", "Run", "Spaces", "Differs", "Not for", "Details")
-OPTIONAL = ("Twin",)  # keys that not every header has
+OPTIONAL = ("Twin", "Copy of")  # keys that not every header has
 
 
 BUDGETS = "diff_budget.toml"  # the table of rule R3, next to the folders of the families

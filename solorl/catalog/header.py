@@ -62,6 +62,12 @@ class Script:
         return next(iter(self.parents), None)
 
     @property
+    def copy_of(self) -> str | None:
+        """The file name in `Copy of   X.py (SoloRL 0.1.0)`, as `solo copy` writes it; None without one."""
+        match = re.match(r"(.+?\.py)(?= \(|$)", self.fields.get("Copy of", ""))
+        return match.group(1) if match else None
+
+    @property
     def twin(self) -> str | None:
         """The file name in `Twin   X.py`: the torch file that a file in JAX corresponds to; None without one."""
         return self.fields.get("Twin") or None
@@ -151,6 +157,18 @@ def parse_header(path: Path) -> Script:
         fields=header_fields(docstring),
         lines=len(read_source(path).splitlines()),
     )
+
+
+def origins(path: Path) -> list[str]:
+    """The names of the scripts that a file says it comes from, the nearest first: the one it is a copy of, by its line
+    `Copy of` or a line `Run` that trains another file, and its parents. None for a file without a header."""
+    try:
+        script = parse_header(path)
+    except (UsageError, RecursionError, MemoryError):
+        return []
+    trained = re.match(r"solo train (\S+)", script.run)
+    names = [script.copy_of, trained.group(1) if trained else None, *script.parents]
+    return [stem for stem in dict.fromkeys(Path(name).stem for name in names if name) if stem != script.name]
 
 
 def find_path(name: str) -> Path:

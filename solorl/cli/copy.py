@@ -4,7 +4,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from solorl.catalog.header import find_path
+from solorl import __version__
+from solorl.catalog.header import find_path, parse_header
+from solorl.catalog.script_line import with_header
 from solorl.catalog.standalone import standalone
 from solorl.cli import Parser
 from solorl.errors import UsageError
@@ -19,6 +21,15 @@ def target(source: Path, to: str | None) -> Path:
     if path.suffix != ".py":
         raise UsageError(f"solo copy writes Python: {path} must end in .py or be a folder that exists")
     return path
+
+
+def copied(source: Path, data: bytes) -> bytes:
+    """The bytes of a copy, with a line in its header that says what it is a copy of; without a header as they are."""
+    try:
+        parse_header(source)
+    except UsageError:
+        return data
+    return with_header(data.decode(), {"Copy of": f"{source.name} (SoloRL {__version__})"}).encode()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,6 +48,6 @@ def main(argv: Sequence[str]) -> int:
         if not args.force:
             raise UsageError(f"solo copy: {shown(path)} exists; --force replaces it")
     data = standalone(source, path.name).encode() if args.standalone else source.read_bytes()
-    write(path, data)
+    write(path, copied(source, data))
     print(f"copied {source.stem} to {shown(path)}; run it: python {shlex.quote(shown(path))}")
     return 0

@@ -65,7 +65,12 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"a file {name}.py would hide the module {name} from `import {name}`")
     path = destination(name, family)
     typed = name if in_checkout() else path.name
-    values = {"Run": run_line(source.run, typed), "Differs": f"from {source.path.name}: nothing yet", "Twin": ""}
+    values = {
+        "Run": run_line(source.run, typed),
+        "Differs": f"from {source.path.name}: nothing yet",
+        "Twin": "",
+        "Copy of": "",
+    }
     text = with_header(read_source(source.path), values)
     if in_checkout():
         path.parent.mkdir(exist_ok=True)

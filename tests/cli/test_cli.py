@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 
 import solorl.run.load
 import solorl.run.verbs
-from solorl import cli, scripts
+from solorl import __version__, cli, scripts
 from solorl.args.arguments import RunArgs
 from solorl.catalog import header as catalog
 from solorl.catalog import stub
@@ -364,15 +364,39 @@ def test_play_says_what_it_executes(solo):
 
 
 # ---------------------------------------------------------------------- copy
-def test_copy_is_equal_and_replaces_nothing(solo, tree, tmp_path):
+def test_copy_says_where_it_comes_from_and_replaces_nothing(solo, tree, tmp_path):
+    """One line more in its header; all other bytes are those of the file."""
     code, out, _ = solo("copy", "a")
-    assert code == 0 and (tmp_path / "a.py").read_bytes() == (tree / "a.py").read_bytes()
+    line = f"Copy of   a.py (SoloRL {__version__})\n"
+    data = (tree / "a.py").read_text().replace("Paper  ", f"{line}Paper  ").encode()
+    assert code == 0 and (tmp_path / "a.py").read_bytes() == data
+    assert catalog.parse_header(tmp_path / "a.py").copy_of == "a.py"
     assert out == "copied a to a.py; run it: python a.py\n"
     (tmp_path / "a.py").write_text("mine")
     refused(solo("copy", "a"), "a.py exists; --force replaces it")
     assert (tmp_path / "a.py").read_text() == "mine"
     assert solo("copy", "a", "--force")[0] == 0
-    assert (tmp_path / "a.py").read_bytes() == (tree / "a.py").read_bytes()
+    assert (tmp_path / "a.py").read_bytes() == data
+
+
+def test_copy_of_a_copy_names_the_nearest(solo, tree, tmp_path):
+    """Also with the line ends of Windows; a new variant of it names it as its parent instead."""
+    solo("copy", "a", "mine.py")
+    (tmp_path / "mine.py").write_bytes((tmp_path / "mine.py").read_bytes().replace(b"\n", b"\r\n"))
+    assert solo("copy", "mine.py", "other file.py")[0] == solo("copy", "other file.py", "last.py")[0] == 0
+    data = (tmp_path / "last.py").read_bytes()
+    assert data.count(b"Copy of   ") == 1 and data.count(b"\r\n") == data.count(b"\n")
+    assert catalog.origins(tmp_path / "last.py") == ["other file", "a"]  # its line Run trains a
+    assert solo("new", "newer", "--from", "mine.py")[0] == 0
+    text = (tree / "newer.py").read_text()
+    assert "Copy of" not in text and "Differs   from mine.py: nothing yet\n" in text
+
+
+@pytest.mark.parametrize("data", [b"", b"x = 1\n", b"(" * 300, b'"""Caf\xe9."""\n', b'"""Mine."""\nx = 1\n'])
+def test_copy_of_a_file_without_a_header_is_equal(solo, tree, tmp_path, data):
+    (tmp_path / "mine.py").write_bytes(data)
+    assert solo("copy", "mine.py", "other.py")[0] == 0
+    assert (tmp_path / "other.py").read_bytes() == data
 
 
 def test_copy_goes_where_it_is_told(solo, tree, tmp_path):
