@@ -1,16 +1,16 @@
 """`solo report --against REV`: have the results in the working tree become worse than those of a commit?
 
 Results are matched by environment, script and variant (and by arguments, where runs of one variant differ in them); a
-match with other scores than before and at least MIN_RUNS runs on both sides is tested. It is a regression where both
-hold:
+match with other scores than before and enough runs for an interval (4) on both sides is tested. It is a regression
+where both hold:
 
 - the 95 % bootstrap interval of IQM(now) - IQM(then) lies wholly below 0: more than chance;
 - the IQM fell by more than TOLERANCE of the range from random play to solved (of |IQM then| where that range is not
   known): more than a difference nobody would notice, as between 500.0 and 499.8 on CartPole.
 
 How often a change that is none is called a regression, simulated with normally distributed scores (3,000 pairs each,
-before TOLERANCE): 9.5 % with 3 runs on both sides, where the bootstrap interval is too narrow; 3.5 % with 4, 2.8 % with
-5, 2.6 % with 10.
+before TOLERANCE): 3.5 % with 4 runs on both sides, 2.8 % with 5, 2.6 % with 10. With 3 it would be 9.5 %, because
+there the bootstrap interval is too narrow.
 """
 
 import subprocess
@@ -29,7 +29,6 @@ from solorl.results.read import read_all
 from solorl.results.reference_scores import reference
 from solorl.results.result import Result, gathered, parse_bytes
 
-MIN_RUNS = 3
 TOLERANCE = 0.01
 Key = tuple[str, str]  # environment, method
 
@@ -137,16 +136,17 @@ def _scores(runs: Sequence[Result], metric: str) -> st.Array:
 
 
 def _change(env_id: str, method: str, then: st.Array, now: st.Array) -> Change:
-    value = st.iqm([now]) - st.iqm([then])
-    difference = cmp.with_interval(value, st.difference_interval(st.iqm, [now], [then]), [now], [then])
+    several = min(len(then), len(now)) >= cmp.ENOUGH
+    interval = tuple(st.difference_interval(st.iqm, [now], [then]).tolist()) if several else None
+    difference = cmp.Estimate(float(st.iqm([now]) - st.iqm([then])), interval)
     return Change(env_id, method, then, now, difference, _verdict(env_id, then, now, difference))
 
 
 def _verdict(env_id: str, then: st.Array, now: st.Array, difference: cmp.Estimate) -> str:
     if np.array_equal(then, now):
         return "unchanged"
-    if min(len(then), len(now)) < MIN_RUNS or difference.interval is None:
-        return f"too few runs ({MIN_RUNS} each are the least)"
+    if difference.interval is None:
+        return f"too few runs (at least {cmp.ENOUGH} each are needed)"
     known = reference(env_id)
     scale = abs(known[1] - known[0]) if known else abs(float(st.iqm([then])))
     low, high = difference.interval

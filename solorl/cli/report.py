@@ -27,7 +27,7 @@ def parser() -> Parser:
         "--baseline",
         metavar="NAME",
         help="method that all except twins in JAX are compared with "
-        "(default: the one that others derive from, else the first)",
+        "(default: of each the file that its header names, else the first)",
     )
     p.add_argument("--env-ids", metavar="ID", nargs="+", default=[], help="only these environments")
     p.add_argument("--methods", metavar="NAME", nargs="+", default=[], help="only these methods, in this order")
@@ -140,7 +140,7 @@ def print_summary(comparison, problems: Sequence[str], out: Path) -> None:
         print(f"\n{sentence}")
     for note in [*comparison.notes, *problems]:
         print(f"note: {note}")
-    print(f"\nreport {shown(out / 'report.html')} and {shown(out / 'report.md')}")
+    print(f"\nreport {(out / 'report.html').resolve().as_uri()} and {shown(out / 'report.md')}")
 
 
 def embed(path: Path, marker: str, block: str, check: bool) -> int:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from solorl.catalog import header as catalog
 from solorl.errors import UsageError, did_you_mean
+from solorl.results import lineage
 from solorl.results import statistics as st
 from solorl.results.reference_scores import reference
 from solorl.results.result import Result
@@ -23,6 +23,7 @@ ALL = "all environments"  # the name of the aggregate among the curves
 MOST_CURVES = 4  # methods in one picture
 WINDOW = 10  # bins over which a training curve is averaged, 5 % of a run
 ALPHA = 0.05  # a difference on one environment counts below this p-value
+ENOUGH = 4  # runs from which on a bootstrap interval is shown; of fewer it is little more than their range
 IGNORED = (
     "seed", "num_seeds", "device", "cuda", "threads", "torch_threads", "save_every", "save_model", "save_replay",
     "capture_video", "track", "wandb_project_name", "upload_model", "hf_entity",
@@ -31,10 +32,11 @@ IGNORED = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its 95 % bootstrap interval; None where it is of too few runs, which tell nothing of chance."""
+    """A number with its 95 % bootstrap interval; of too few runs with their range, of a single run with neither."""
 
     value: float
     interval: tuple[float, float] | None
+    range: tuple[float, float] | None = None  # the scores of the worst and of the best run
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Curve:
-    """The IQM over runs at common positions, with its interval and the runs themselves."""
+    """The IQM over runs at common positions, with a band and the runs themselves."""
 
     x: st.Array  # (p,) environment steps, or seconds
     y: st.Array  # (p,)
     band: st.Array  # (p, 2)
+    kind: str = "interval"  # what the band is: the bootstrap interval; the "range" of too few runs; "": there is none
     seeds: dict[str, st.Array] = field(default_factory=dict)  # name of the run -> (p,)
 
 
@@ -96,6 +99,7 @@ class Comparison:
     envs: list[str]
     methods: list[str]
     baseline: str
+    opponents: dict[str, str]  # method -> what it is compared with
     metric: str
     scale: dict[str, tuple[float, float]]  # environment -> the scores that count as 0 and 1
     notes: list[str]
@@ -153,9 +157,9 @@ def compare(
     """Group results for a report.
 
     `metric` "auto" is "eval" where every run has evaluations, else "train". `normalise` False leaves scores as they
-    are, for environments that share a scale. Without a `baseline` it is the method that others derive from, where
-    headers tell (`as_given` does not ask them), else the first. Raises UsageError where no run has the metric or no
-    method is `baseline`.
+    are, for environments that share a scale. Without a `baseline` each method is compared with what it derives from,
+    where headers tell (`as_given` does not ask them), else with the first. Raises UsageError where no run has the
+    metric or no method is `baseline`.
     """
     notes: list[str] = []
     if metric == "auto":
@@ -174,39 +178,14 @@ def compare(
     envs, methods = list(dict.fromkeys(env for env, _ in groups)), list(dict.fromkeys(name for _, name in groups))
     if baseline is not None and baseline not in methods:
         raise UsageError(f"there is no method {baseline}{_hint(baseline, methods)}")
-    first = baseline or (methods[0] if as_given else origin(methods, kept))
+    runs = {name: [run for run in kept if run.name == name] for name in methods}
+    first = baseline or (methods[0] if as_given else lineage.origin(runs))
     methods = [first, *(method for method in methods if method != first)]
-    comparison = Comparison(groups, envs, methods, first, metric, {}, notes)
+    opponents = lineage.opponents(runs, first, not (baseline or as_given))
+    comparison = Comparison(groups, envs, methods, first, opponents, metric, {}, notes)
     comparison.scale = {env: _scale(comparison, env) if normalise else (0.0, 1.0) for env in envs}
     comparison.notes += _scale_notes(envs, normalise) + _group_notes(comparison)
     return comparison
-
-
-def origin(methods: Sequence[str], results: Sequence[Result]) -> str:
-    """The first method of a script that the headers of other methods name, directly or not; else the first method."""
-    runs = {result.name: result for result in reversed(results)}
-    known = {run.script for run in runs.values()}
-    if len(known) == 1:
-        return methods[0]
-    above = {method: _ancestors(runs[method]) & known for method in methods}
-    named = set().union(*above.values())
-    return next((method for method in methods if runs[method].script in named and not above[method]), methods[0])
-
-
-def _ancestors(run: Result) -> set[str]:
-    """The scripts that a run's script derives from, as the header of its copy in the run folder, or ours, says."""
-    paths, found = catalog.script_paths(), set[str]()
-    own = Path(run.source) / f"{run.script}.py"
-    waiting = [own if own.is_file() else paths.get(run.script)]
-    while waiting:
-        if path := waiting.pop():
-            try:
-                parents = {Path(name).stem for name in catalog.parse_header(path).parents} - found
-            except (UsageError, RecursionError, MemoryError):
-                continue
-            waiting += [paths.get(parent) for parent in parents]
-            found |= parents
-    return found
 
 
 def _scale(comparison: Comparison, env_id: str) -> tuple[float, float]:
@@ -261,14 +240,13 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
 
 # ---------------------------------------------------------------------- tables
 def estimate(statistic: st.Statistic, scores: st.Scores) -> Estimate:
-    """A statistic of scores with its interval."""
-    return with_interval(statistic(scores), st.interval(statistic, scores), scores)
-
-
-def with_interval(value: st.Array, interval: st.Array, *scores: st.Scores) -> Estimate:
-    """A number that is made of `scores` with its interval, if there are two runs or more of each."""
-    several = all(len(runs) > 1 for one in scores for runs in one)
-    return Estimate(float(value), tuple(interval.tolist()) if several else None)
+    """A statistic of scores with its interval; of too few runs of one environment with their range."""
+    value = float(statistic(scores))
+    if all(len(runs) >= ENOUGH for runs in scores):
+        low, high = st.interval(statistic, scores)
+        return Estimate(value, (float(low), float(high)))
+    several = len(scores) == 1 and len(scores[0]) > 1
+    return Estimate(value, None, (float(np.min(scores[0])), float(np.max(scores[0]))) if several else None)
 
 
 def env_rows(comparison: Comparison, env_id: str | None = None) -> list[EnvRow]:
@@ -310,25 +288,9 @@ def total_rows(comparison: Comparison) -> list[TotalRow]:
 
 
 def pairs(comparison: Comparison) -> list[Pair]:
-    """Every other method against the baseline; one in JAX against its torch twin, if that is a method, too."""
-    found = [pair(comparison, method, opponent(comparison, method)) for method in comparison.methods[1:]]
+    """Every method except the baseline against its opponent."""
+    found = [pair(comparison, method, comparison.opponents[method]) for method in comparison.methods[1:]]
     return [one for one in found if one is not None]
-
-
-def opponent(comparison: Comparison, method: str) -> str:
-    """Of a file in JAX its twin of the same variant (`ppo tuned` of `ppo_jax tuned`), of all others the baseline."""
-    script, space, variant = method.partition(" ")
-    twin = twin_of(script) + space + variant
-    return twin if twin in comparison.methods else comparison.baseline
-
-
-def twin_of(script: str) -> str:
-    """The torch script that the header of a script in JAX names; an empty string without one."""
-    path = catalog.script_paths().get(script)
-    try:
-        return Path(catalog.parse_header(path).twin or "").stem if path else ""
-    except UsageError:
-        return ""
 
 
 def pair(comparison: Comparison, x: str, y: str) -> Pair | None:
@@ -337,10 +299,9 @@ def pair(comparison: Comparison, x: str, y: str) -> Pair | None:
     if not envs:
         return None
     of_x, of_y = ([comparison.scores(env, name) for env in envs] for name in (x, y))
-    chance = st.probability_of_improvement(of_x, of_y)
-    probability = with_interval(chance, st.improvement_interval(of_x, of_y), of_x, of_y)
-    if not enough(list(zip(map(len, of_x), map(len, of_y), strict=True))):
-        probability = Estimate(probability.value, None)
+    several = enough(list(zip(map(len, of_x), map(len, of_y), strict=True)))
+    interval = tuple(st.improvement_interval(of_x, of_y).tolist()) if several else None
+    probability = Estimate(float(st.probability_of_improvement(of_x, of_y)), interval)
     decided = {env: direction(a, b) for env, a, b in zip(envs, of_x, of_y, strict=True)}
     few = all(least_p(len(a), len(b)) >= ALPHA for a, b in zip(of_x, of_y, strict=True))
     better, worse = ([env for env, sign in decided.items() if sign == wanted] for wanted in (1, -1))
@@ -367,25 +328,6 @@ def enough(runs: Sequence[tuple[int, int]]) -> bool:
 def least_p(n: int, m: int) -> float:
     """The smallest p-value that n against m runs can give."""
     return st.mann_whitney(np.arange(n, dtype=float), np.arange(n, n + m, dtype=float))
-
-
-def verdict(one: Pair) -> str:
-    """What a pair shows, in one plain sentence."""
-    chance, interval = "", " or for an interval"
-    if one.probability.interval:
-        chance = "; P(improvement) = {:.2f} [{:.2f}, {:.2f}]".format(one.probability.value, *one.probability.interval)
-        interval = ""
-    if one.few:
-        too_few = f"too few runs to decide on any environment{interval} (4 each are the least)"
-        return f"{one.x} against {one.y}: {too_few}{chance}."
-    if one.envs == 1:
-        word = "better than" if one.better else "worse than" if one.worse else "not distinguishable from"
-        return f"{one.x} is {word} {one.y}{chance}."
-    undecided = one.envs - len(one.better) - len(one.worse)
-    return (
-        f"{one.x} against {one.y}: better on {len(one.better)} of {one.envs} environments, worse on {len(one.worse)}, "
-        f"undecided on {undecided}{chance}."
-    )
 
 
 # ---------------------------------------------------------------------- curves
@@ -419,9 +361,17 @@ def curves(comparison: Comparison, metric: str, axis: str) -> dict[tuple[str, st
         if not len(grid):
             continue
         values = st.on_grid(grid, xs, ys)
-        y, band = st.iqm_band([values])
-        found[env, method] = Curve(grid, y, band, dict(zip(lines, values, strict=True)))
+        found[env, method] = banded(grid, [values], dict(zip(lines, values, strict=True)))
     return found
+
+
+def banded(x: st.Array, values: Sequence[st.Array], seeds: dict[str, st.Array]) -> Curve:
+    """The curve of runs, (num_runs, p) of each environment, with the band that their number allows."""
+    if all(len(runs) >= ENOUGH for runs in values):
+        return Curve(x, *st.iqm_band(values), "interval", seeds)
+    y, several = st.iqm([runs.T for runs in values]), len(values) == 1 and len(values[0]) > 1
+    edges = [np.min(values[0], axis=0), np.max(values[0], axis=0)] if several else [y, y]
+    return Curve(x, y, np.stack(edges, axis=-1), "range" if several else "", seeds)
 
 
 def most(values: Iterable[float]) -> float:
@@ -467,7 +417,7 @@ def total_curves(comparison: Comparison, metric: str, axis: str) -> dict[str, Cu
         grid = st.common_grid([x for of_env in lines.values() for x, _ in of_env], end=end)
         if len(grid):
             values = [_normalised(comparison, env, lines[env], grid) for env in comparison.shared]
-            found[method] = Curve(grid, *st.iqm_band(values))
+            found[method] = banded(grid, values, {})
     return found
 
 
@@ -489,10 +439,12 @@ def profiles(comparison: Comparison) -> dict[str, Curve]:
     low, high = min(0.0, everything.min()), max(1.0, everything.max())
     margin = 0.02 * (high - low)  # below all runs the share is 1, above them 0
     thresholds = np.linspace(low - margin, high + margin, 101)
-    return {
-        method: Curve(thresholds, st.profile(scores, thresholds), st.profile_band(scores, thresholds))
-        for method, scores in by_method.items()
-    }
+    found = {}
+    for method, scores in by_method.items():
+        y, several = st.profile(scores, thresholds), all(len(runs) >= ENOUGH for runs in scores)
+        band = st.profile_band(scores, thresholds) if several else np.stack([y, y], axis=-1)
+        found[method] = Curve(thresholds, y, band, "interval" if several else "")
+    return found
 
 
 def numbered(path: Path, number: int) -> Path:
@@ -517,7 +469,7 @@ def split(comparison: Comparison) -> list[list[str]]:
     groups: list[list[str]] = [[]]
     for method in comparison.methods:
         envs = {env for env, name in comparison.groups if name == method}
-        others = [opponent(comparison, method), *comparison.methods]
+        others = [comparison.opponents[method], *comparison.methods]
         rival = next(name for name in others if any((env, name) in comparison.groups for env in envs))
         wanted = list(dict.fromkeys([*groups[-1], rival, method]))
         if len(wanted) <= MOST_CURVES:

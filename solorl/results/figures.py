@@ -22,6 +22,7 @@ from solorl.results import comparison as cmp
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#767676")
 DASHES = ("-", "--", ":", "-.")
 AXIS_LABELS = {"steps": "environment steps", "time": "time of training"}
+BANDS = f"\nbands: range of the runs where there are fewer than {cmp.ENOUGH}, else 95 % interval"
 PANEL = (3.9, 2.9)  # inches
 SINGLE = (6.0, 3.6)  # one alone
 NAME = (0.075, 0.7)  # inches that a name takes in the legend: each character, and the line before it
@@ -101,7 +102,9 @@ def draw_curves(
         place.xaxis.set_major_formatter(step_label if axis == "steps" else f"{{x:g}} {name}")
         place.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         place.set_xlim(left=0)
-    figure.supxlabel(AXIS_LABELS[axis], fontsize=10)
+    kinds = {curve.kind for _, lines in panels for curve in lines.values()}
+    bands = BANDS if "range" in kinds else ""
+    figure.supxlabel(AXIS_LABELS[axis] + bands, fontsize=10)
     figure.supylabel("return of the greedy policy" if comparison.metric == "eval" else "training return", fontsize=10)
     _legend(figure, comparison, {name for _, lines in panels for name in lines})
     return figure

@@ -18,7 +18,7 @@ def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[s
     parts = {
         "TITLE": html.escape(title),
         "INTRO": "".join(f'<p class="verdict">{html.escape(line)}</p>\n' for line in text.verdicts(comparison)),
-        "CAPTION": html.escape(text.CURVE_CAPTION),
+        "CAPTION": html.escape(f"{text.lines_caption(comparison)} {text.CURVE_CAPTION}"),
         "TABLES": _tables(comparison),
         "NOTES": _notes([*comparison.notes, *problems]),
         "DATA": json.dumps(_data(comparison, axis), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
@@ -70,6 +70,7 @@ def _lines(comparison: cmp.Comparison, curves: Mapping[str, cmp.Curve]) -> list[
             "y": _numbers(curve.y),
             "lo": _numbers(curve.band[:, 0]),
             "hi": _numbers(curve.band[:, 1]),
+            "band": curve.kind,
             "runs": {seed: _numbers(values) for seed, values in curve.seeds.items()},
         }
         for method, curve in curves.items()

@@ -27,8 +27,8 @@ def read_all(paths: Iterable[Path], whole: bool = False) -> tuple[list[Result], 
     """Everything found in result files, run folders, TensorBoard folders, and folders of these at any depth.
 
     Returns the results, ordered as found and `named`, and a sentence for each file that could not be read or was left
-    out. Of two runs of one method with the same environment and seed the longer one counts, of equally long ones the
-    one started last. Finds nothing silently: a path that does not exist or holds no result is a sentence, too.
+    out. Of two runs of one method with the same environment and seed the one started last counts. Finds nothing
+    silently: a path that does not exist or holds no result is a sentence, too.
     """
     found: dict[str, Callable[[], Result]] = {}
     problems = []

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl.args.arguments import RunArgs
+from solorl.catalog.header import origins
 from solorl.files import write_atomically
 from solorl.metrics import read_rows
 
@@ -28,8 +29,9 @@ DIGITS = 6  # significant digits of stored numbers
 MOST_BYTES = 2**24  # of a result file, unpacked, and of each JSON file of a run folder
 LARGEST = 1e100  # larger numbers are damage: their sums would be infinite
 LOCAL = ("runs_dir", "resume", "resume_changed", "wandb_entity")  # arguments that say where, not what
-SAME = {"env_id", "seed", "num_seeds", "total_timesteps"}  # arguments in which the runs of one method may differ
-NOT_OWN = SAME | {item.name for item in fields(RunArgs)} | {"torch_threads"}  # and those that a script does not add
+SAME = {"env_id", "seed", "num_seeds"}  # arguments in which the runs of one method may differ
+BUDGET = {"total_timesteps", "target_return"}  # how long a run trains: of a method on one environment the same
+NOT_OWN = (SAME | {item.name for item in fields(RunArgs)} | {"torch_threads"}) - BUDGET  # and what no script adds
 NOT_STORED = ("source", "method")
 EVAL_COLUMNS = ("global_step", "wall_time", "mean", "std", "length")
 TRAIN_COLUMNS = ("global_step", "wall_time", "return", "length", "episodes")
@@ -64,6 +66,7 @@ class Result:
     last_100_episodes: float | None = None  # mean return of the last 100 training episodes
     sps: float | None = None  # median environment steps per second
     together: int = 1  # runs trained at once by one process: the time is that of all, the speed that of this one
+    parents: list[str] = field(default_factory=list)  # scripts that the script says it comes from, the nearest first
     source: str = ""  # where it was read from; not stored
     method: str = ""  # what `named` calls its method; not stored
 
@@ -219,6 +222,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {  # what the fields of a result must 
     "train": lambda value: _is_table(value, TRAIN_COLUMNS) and all(n > 0 for n in value.get("episodes", [])),
     "last_100_episodes": lambda value: value is None or _is_number(value),
     "sps": lambda value: value is None or _is_amount(value),
+    "parents": lambda value: isinstance(value, list) and all(map(_is_name, value)),
     "together": lambda value: type(value) is int and 1 <= value <= LARGEST,
 }
 
@@ -235,7 +239,7 @@ def gathered(readers: Iterable[Callable[[], Result]], whole: bool = False) -> tu
             results.append(result)
         except ResultError as error:
             problems.append(plain(str(error)))
-    kept, left_out = _longest(named(_each_once(results), whole))
+    kept, left_out = _newest(named(_each_once(results), whole))
     return kept, problems + left_out
 
 
@@ -266,21 +270,27 @@ def _content(result: Result) -> Any:
     return _rounded([result.started, result.global_step, result.args, result.eval, result.last_100_episodes])
 
 
-def _longest(results: Sequence[Result]) -> tuple[list[Result], list[str]]:
-    """One result for each environment, method and seed, the longest, and a sentence for each of the others."""
+def _newest(results: Sequence[Result]) -> tuple[list[Result], list[str]]:
+    """One result for each environment, method and seed, the newest, and a sentence for each of the others."""
     kept: dict[tuple[str, str, int], Result] = {}
     left_out = []
     for result in results:
         key = (result.env_id, result.name, result.seed)
         other = kept.setdefault(key, result)
         if other is not result:
-            kept[key] = best = max(other, result, key=lambda one: (one.global_step, one.started))
+            kept[key] = best = max(other, result, key=lambda one: (one.started, one.global_step))
             worse = other if best is result else result
-            why = "a later run of the same seed"
-            if best.global_step > worse.global_step:
-                why = f"a longer run of the same seed ({best.global_step:,} steps, not {worse.global_step:,})"
-            left_out.append(f"{worse.source} is left out: {best.source} is {why}")
+            left_out.append(
+                f"{worse.source} is left out: {best.source} is newer, of the same seed and {_alike(best, worse)}"
+            )
     return list(kept.values()), left_out
+
+
+def _alike(one: Result, other: Result) -> str:
+    """The same settings, or what else than these two runs differ in."""
+    differing = sorted(name for name in one.args.keys() | other.args if one.args.get(name) != other.args.get(name))
+    differing += ["the script itself"] * (one.script_sha256 != other.script_sha256)
+    return f"the same settings{' except ' * bool(differing)}{', '.join(differing)}"
 
 
 # ---------------------------------------------------------------------- names of methods
@@ -288,8 +298,9 @@ def named(results: Sequence[Result], whole: bool = False) -> list[Result]:
     """The results with the names of their methods: the script, its variant, and the arguments in which runs differ.
 
     Runs of one script and variant on one environment belong to one method if the script's own arguments are equal;
-    those of RunArgs count where a variant is made of them. A variant that only lists flags, as `solo bench` has it,
-    is no name: the arguments say it. With `whole` it is one like any other.
+    those of RunArgs count where a variant is made of them. What differs is in the name on every environment, but how
+    long a run trains (BUDGET) only where it differs, because each environment has its own. A variant that only lists
+    flags, as `solo bench` has it, is no name: the arguments say it. With `whole` it is one like any other.
     """
     listed = [None if whole and one.variant else _listed_flags(one) for one in results]
     groups: dict[tuple[str, str], list[int]] = {}
@@ -300,8 +311,9 @@ def named(results: Sequence[Result], whole: bool = False) -> list[Result]:
         flags = {name for i in members for name in listed[i] or ()} - SAME
         differing = _differing([results[i] for i in members], flags)
         for i in members:
-            args = _arguments(results[i])
-            words = [_word(name, args[name]) for name in differing if name in args]
+            args, env_id = _arguments(results[i]), results[i].env_id
+            counted = {name for name, env in differing if name not in BUDGET or env == env_id}
+            words = [_word(name, args[name]) for name in sorted(counted) if name in args]
             names[i] = " ".join(filter(None, [script, variant, *words]))
     return [replace(one, method=names[i]) for i, one in enumerate(results)]
 
@@ -335,8 +347,8 @@ def _is_value(value: Any, text: str) -> bool:
         return _text(value).replace(" ", ",") == text
 
 
-def _differing(results: Sequence[Result], flags: set[str]) -> list[str]:
-    """The own arguments of a script, and `flags`, that have several values on one environment.
+def _differing(results: Sequence[Result], flags: set[str]) -> set[tuple[str, str]]:
+    """The own arguments of a script, and `flags`, that have several values on one environment, with that environment.
 
     A missing value is one only among `flags`: a script that got a new argument is not another method.
     """
@@ -346,7 +358,7 @@ def _differing(results: Sequence[Result], flags: set[str]) -> list[str]:
         own = [name for name in args if name not in NOT_OWN]
         for name in {*own, *flags}:
             values.setdefault((name, result.env_id), set()).add(repr(args.get(name)))
-    return sorted({name for (name, _), several in values.items() if len(several) > 1})
+    return {key for key, several in values.items() if len(several) > 1}
 
 
 def _word(name: str, value: Any) -> str:
@@ -413,8 +425,14 @@ def _result(run_dir: Path, config: dict[str, Any], status: dict[str, Any], rows:
         last_100_episodes=last_mean([row[2] for row in episodes]),
         sps=middle(rates),
         together=_together(run_dir),
+        parents=_parents(run_dir / Path(config["script"]).name),
         source=str(run_dir),
     )
+
+
+def _parents(script: Path) -> list[str]:
+    """The scripts that the header of a run's copy of its script names."""
+    return origins(script) if script.is_file() else []
 
 
 def _together(run_dir: Path) -> int:

@@ -20,10 +20,13 @@ def number(value: float, like: float | None = None) -> str:
 
 
 def estimate(one: cmp.Estimate) -> str:
-    """`490.0 [485.1, 495.2]`, or without an interval `490.0`; the three numbers have the same decimals."""
-    numbers = (one.value, *(one.interval or ()))
+    """`490.0 [485.1, 495.2]` with an interval, `490.0 (480.0 to 500.0)` with a range, else `490.0`; with the same
+    decimals in all numbers."""
+    numbers = (one.value, *(one.interval or one.range or ()))
     value, *ends = (number(x, like=max(map(abs, numbers))) for x in numbers)
-    return f"{value} [{', '.join(ends)}]" if ends else value
+    if not ends:
+        return value
+    return f"{value} [{', '.join(ends)}]" if one.interval else f"{value} ({' to '.join(ends)})"
 
 
 def duration(seconds: float) -> str:
@@ -36,34 +39,70 @@ def duration(seconds: float) -> str:
 # ---------------------------------------------------------------------- sentences
 def verdicts(comparison: cmp.Comparison) -> list[str]:
     """One sentence for each method against its opponent."""
-    return [cmp.verdict(pair) for pair in cmp.pairs(comparison)]
+    return [verdict(pair) for pair in cmp.pairs(comparison)]
+
+
+def verdict(one: cmp.Pair) -> str:
+    """What a pair of methods shows, in one plain sentence."""
+    chance, interval = "", " or for an interval"
+    if one.probability.interval:
+        chance = "; P(improvement) = {:.2f} [{:.2f}, {:.2f}]".format(one.probability.value, *one.probability.interval)
+        interval = ""
+    if one.few:
+        too_few = f"too few runs to decide on any environment{interval} (4 each are the least)"
+        return f"{one.x} against {one.y}: {too_few}{chance}."
+    if one.envs == 1:
+        word = "better than" if one.better else "worse than" if one.worse else "not distinguishable from"
+        return f"{one.x} is {word} {one.y}{chance}."
+    undecided = one.envs - len(one.better) - len(one.worse)
+    return (
+        f"{one.x} against {one.y}: better on {len(one.better)} of {one.envs} environments, worse on {len(one.worse)}, "
+        f"undecided on {undecided}{chance}."
+    )
 
 
 def table_caption(comparison: cmp.Comparison) -> str:
     """What the numbers of the first table are."""
     several = any(run.together > 1 for runs in comparison.groups.values() for run in runs)
-    single = any(len(runs) == 1 for runs in comparison.groups.values())
+    sizes = [len(runs) for runs in comparison.groups.values()]
+    single = " (a single run has none)" if 1 in sizes else ""
+    interval = f"each with its 95 % bootstrap interval{single}" if max(sizes) >= cmp.ENOUGH else ""
+    few = f"{RANGE}, in round brackets" if ranges(comparison) else ""
+    shown = "".join(f", {part}" for part in (interval, few) if part)
     return (
         f"The score of a run is its {cmp.METRICS[comparison.metric]}. Interquartile mean (IQM), mean and median over "
-        f"runs, each with its 95 % bootstrap interval{' (a single run has none)' if single else ''}; steps, time and "
-        "speed are medians over runs, the time with evaluations and checkpoints, the speed without"
-        + ("; of seeds trained at once, time and speed are those of all of them." if several else ".")
+        f"runs{shown}; steps, time and speed are medians over runs, the time with evaluations and checkpoints, the "
+        "speed without" + ("; of seeds trained at once, time and speed are those of all of them." if several else ".")
     )
+
+
+def ranges(comparison: cmp.Comparison) -> bool:
+    """Whether the range of runs stands anywhere in the place of an interval."""
+    return any(1 < len(runs) < cmp.ENOUGH for runs in comparison.groups.values())
+
+
+def lines_caption(comparison: cmp.Comparison) -> str:
+    """What lines and bands of a picture are."""
+    few = f"; {RANGE}" if ranges(comparison) else ""
+    return f"Lines are interquartile means over runs, bands their 95 % bootstrap intervals{few}."
 
 
 def total_caption(comparison: cmp.Comparison) -> str:
     """What the numbers of the second table are."""
     zero_one = "0 is random play and 1 is solved" if any(scale != (0, 1) for scale in comparison.scale.values()) else ""
     scale = f"Scores are normalised: {zero_one}. " if zero_one else "Scores are not normalised. "
+    few = any(len(comparison.groups[env, m]) < cmp.ENOUGH for env in comparison.shared for m in comparison.methods)
+    without = f", none with fewer than {cmp.ENOUGH} runs on one" if few else ""
     return (
-        f"{scale}Over {len(comparison.shared)} environments, intervals from the bootstrap stratified by environment. "
+        f"{scale}Over {len(comparison.shared)} environments, intervals from the bootstrap stratified by environment"
+        f"{without}. "
         "The median is that of the environments' means; the optimality gap (less is better) is the mean distance to 1."
     )
 
 
-LINES = "Lines are interquartile means over runs, bands their 95 % bootstrap intervals."
+RANGE = f"of fewer than {cmp.ENOUGH} runs the range, smallest to largest"
 CURVE_CAPTION = (
-    f"{LINES} A curve begins where its last run has a first evaluation and ends where its shortest run ends; by time, "
+    "A curve begins where its last run has a first evaluation and ends where its shortest run ends; by time, "
     "where half of its runs have ended: those that ended before keep their score, and a run whose first evaluation is "
     "far later than that of most is left out. Training curves are means over the last 5 % of a run."
 )
@@ -101,15 +140,17 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def summary(comparison: cmp.Comparison) -> tuple[list[str], list[list[str]]]:
     """Head and rows of the short table that the command prints."""
+    shown = cmp.env_rows(comparison)
     rows = [
         [row.env_id, row.method, str(row.seeds), estimate(row.iqm), estimate(row.mean), f"{row.steps:,.0f}"]
-        for row in cmp.env_rows(comparison)
+        for row in shown
     ]
     totals = [
         [cmp.ALL, row.method, str(row.runs), estimate(row.iqm), estimate(row.mean), "-"]
         for row in cmp.total_rows(comparison)
     ]
-    return ["environment", "method", "runs", "IQM [95 %]", "mean [95 %]", "steps"], rows + totals
+    means = " ".join(["[95 %]"] * any(row.iqm.interval for row in shown) + ["(range)"] * ranges(comparison))
+    return ["environment", "method", "runs", f"IQM {means}".strip(), f"mean {means}".strip(), "steps"], rows + totals
 
 
 def training_time(row: cmp.EnvRow) -> str:
@@ -166,7 +207,7 @@ def block(comparison: cmp.Comparison, evidence: Sequence[str], pictures: Sequenc
     lines = "".join(f"**{markdown(sentence)}**\n\n" for sentence in verdicts(comparison))
     links = ", ".join(f"[{path}]({quote(str(path))})" for path in evidence)
     shown = "".join(f"\n![learning curves]({picture})\n" for picture in pictures)
-    curves = f"{shown}\n{LINES}\n" if pictures else ""
+    curves = f"{shown}\n{lines_caption(comparison)}\n" if pictures else ""
     return f"{lines}{env_table(comparison)}\n{table_caption(comparison)} Every run: {links}.\n{curves}"
 
 
@@ -180,7 +221,10 @@ def report(comparison: cmp.Comparison, title: str, pictures: Sequence[str], prob
     if pairs := pair_table(comparison):
         parts += ["## Comparisons\n", PAIR_CAPTION + "\n", pairs]
     if pictures:
-        parts += ["## Curves\n", CURVE_CAPTION + " The page report.html has them interactive.\n"]
+        parts += [
+            "## Curves\n",
+            f"{lines_caption(comparison)} {CURVE_CAPTION} The page report.html has them interactive.\n",
+        ]
         parts += [f"![{Path(name).stem.replace('_', ', by ', 1).replace('_', ' ')}]({name})\n" for name in pictures]
     notes = [*comparison.notes, *problems]
     if notes:

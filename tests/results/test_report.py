@@ -127,7 +127,7 @@ def test_verdict_counts_environments_and_gives_the_chance():
         [(a > b) + 0.5 * (a == b) for a in SCORES["Acrobot-v1", "new"] for b in SCORES["Acrobot-v1", "old"]]
     )
     assert pair.probability.value == (1 + acrobot) / 2
-    assert comparison.verdict(pair) == (
+    assert report_text.verdict(pair) == (
         "new against old: better on 1 of 2 environments, worse on 0, undecided on 1; "
         "P(improvement) = {:.2f} [{:.2f}, {:.2f}].".format(pair.probability.value, *pair.probability.interval)
     )
@@ -167,7 +167,57 @@ def test_three_runs_decide_nothing():
     scores = {key: values[:3] for key, values in SCORES.items()}
     (pair,) = comparison.pairs(comparison.compare(made(scores), baseline="old"))
     assert pair.few and pair.better == []
-    assert "too few runs to decide on any environment" in comparison.verdict(pair)
+    assert "too few runs to decide on any environment" in report_text.verdict(pair)
+
+
+def test_fewer_than_four_runs_show_their_range(solo, tmp_path, monkeypatch):
+    """In tables, figures and the page, and called so: a 95 % interval of three runs is that range, or less."""
+    few = {("CartPole-v1", name): scores for name, scores in (("old", [100.0, 130.0]), ("new", [200.0, 300.0, 500.0]))}
+    compared = comparison.compare(made(few), baseline="old")
+    row = comparison.env_rows(compared)[1]
+    assert row.iqm.interval is None and row.iqm.range == row.mean.range == (200.0, 500.0)
+    assert report_text.estimate(row.iqm) == "333.3 (200.0 to 500.0)"
+    words = "of fewer than 4 runs the range, smallest to largest"
+    caption = report_text.table_caption(compared)
+    assert words in caption and "95 %" not in caption and words in report_text.lines_caption(compared)
+    curves = comparison.curves(compared, "eval", "steps")
+    curve = curves["CartPole-v1", "new"]
+    assert curve.kind == "range" and curve.band[-1].tolist() == [200.0, 500.0]
+    figure = figures.draw_curves(compared, curves, {}, "steps")
+    assert "range of the runs" in figure.get_supxlabel()
+    lines = page_data(report_page.page(compared, "title", "steps", []))["curves"]["eval"]["steps"][0]["lines"]
+    assert [line["band"] for line in lines] == ["range", "range"]
+    monkeypatch.setattr(figures, "_write", written)
+    for result in made(few):
+        results.write(result, tmp_path / "results")
+    out = solo("report", tmp_path / "results", "--out", tmp_path / "out")[1]
+    assert "IQM (range)" in out and "95 %" not in out
+
+    many = comparison.compare(made(), baseline="old")
+    curves = comparison.curves(many, "eval", "steps")
+    assert {curve.kind for curve in curves.values()} == {"interval"}
+    assert "range" not in report_text.table_caption(many) + report_text.lines_caption(many)
+    assert "range" not in figures.draw_curves(many, curves, {}, "steps").get_supxlabel()
+
+
+def test_totals_of_too_few_runs_have_neither_interval_nor_band():
+    scores = {key: values[:3] if key[1] == "old" else values for key, values in SCORES.items()}
+    compared = comparison.compare(made(scores), baseline="old")
+    old, new = comparison.total_rows(compared)
+    assert (old.iqm.interval, old.iqm.range) == (None, None) and new.iqm.interval is not None
+    assert "none with fewer than 4 runs on one" in report_text.total_caption(compared)
+    for curves in (comparison.total_curves(compared, "eval", "steps"), comparison.profiles(compared)):
+        assert (curves["old"].band == curves["old"].y[:, None]).all() and curves["old"].kind == ""
+        assert curves["new"].kind == "interval"
+    assert "fewer than" not in report_text.total_caption(comparison.compare(made()))
+
+
+def test_the_report_gives_the_address_of_its_page(solo, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "_write", written)
+    monkeypatch.chdir(tmp_path)
+    out = solo("report", folder, "--out", "my report")[1]
+    address = re.search(r"file://\S+", out)[0]
+    assert address == (tmp_path / "my report/report.html").as_uri()
 
 
 def test_single_runs_have_no_interval():
@@ -175,7 +225,7 @@ def test_single_runs_have_no_interval():
     scores = {(env, name): values[:1] if name == "old" else values for (env, name), values in SCORES.items()}
     compared = comparison.compare(made(scores), baseline="old")
     (pair,) = comparison.pairs(compared)
-    assert pair.probability.interval is None and "P(improvement)" not in comparison.verdict(pair)
+    assert pair.probability.interval is None and "P(improvement)" not in report_text.verdict(pair)
     rows = {(row.env_id, row.method): row for row in comparison.env_rows(compared)}
     old, new = rows["CartPole-v1", "old"], rows["CartPole-v1", "new"]
     assert old.iqm.interval is None and report_text.estimate(old.iqm) == str(old.iqm.value)
@@ -198,7 +248,7 @@ def test_too_few_runs_have_no_interval(runs, given):
         scores |= {(f"E{i}-v0", "new"): [2.0] * n, (f"E{i}-v0", "old"): [1.0] * m}
     (pair,) = comparison.pairs(comparison.compare(made(scores), baseline="old"))
     assert pair.probability == comparison.Estimate(1.0, (1.0, 1.0) if given else None)
-    sentence = comparison.verdict(pair)
+    sentence = report_text.verdict(pair)
     assert ("P(improvement)" in sentence) == given
     assert not pair.few or ("too few runs" in sentence and ("or for an interval" in sentence) == (not given))
 
@@ -273,14 +323,6 @@ def test_the_baseline_is_what_the_others_derive_from(names, baseline):
     runs = made({("CartPole-v1", name): [1.0, 2.0] for name in names})
     assert comparison.compare(runs).baseline == baseline
     assert comparison.compare(runs, as_given=True).baseline == names[0]
-
-
-def test_the_header_of_an_own_script_is_in_its_run_folder(tmp_path):
-    (tmp_path / "a_mine.py").write_text('"""Mine.\n\nDiffers   from ppo.py: all\n"""\n')
-    runs = made({("CartPole-v1", "a_mine"): [1.0], ("CartPole-v1", "ppo"): [2.0]}, source=str(tmp_path))
-    assert comparison.compare(runs).baseline == "ppo"
-    (tmp_path / "a_mine.py").write_text("(" * 5000)
-    assert comparison.compare(runs).baseline == "a_mine"
 
 
 def test_methods_in_the_order_given_begin_with_the_baseline(solo, tmp_path, monkeypatch):
@@ -539,7 +581,7 @@ def test_report_says_what_it_could_not_read(solo, folder, tmp_path):
     assert "CartPole-v1__new__4.json.gz cannot be read" in out
     assert "CartPole-v1__new__4.json.gz cannot be read" in (tmp_path / "report/report.md").read_text()
     assert page_data((tmp_path / "report/report.html").read_text())["start"]["axis"] == "time"
-    assert re.search(r"CartPole-v1 +new +3 +300\.0 \[", out)
+    assert re.search(r"CartPole-v1 +new +3 +300\.0 \(200\.0 to 400\.0\)", out)
 
 
 # ---------------------------------------------------------------------- tables in other files
@@ -740,7 +782,7 @@ def test_two_runs_are_too_few(solo, repository):
         path.unlink()
     write_runs(repository, {"CartPole-v1": [1, 2]})
     code, out, _ = solo("report", "--against", "v1")
-    assert code == 0 and re.search(r"CartPole-v1 +ppo +5, 2 .* too few runs \(3 each are the least\)", out)
+    assert code == 0 and re.search(r"CartPole-v1 +ppo +5, 2 .* too few runs \(at least 4 each are needed\)", out)
 
 
 def test_new_variants_do_not_rename_the_old_ones(solo, repository):

@@ -21,14 +21,21 @@ MACHINE = {"system": "Linux-6.1.0-secret-host-x86_64", "cpu": "a CPU", "cores": 
 
 
 def make_run(
-    folder, env_id="CartPole-v1", seed=1, status="finished", started="2026-11-21T05:00:00Z", args=(), lines=()
+    folder,
+    env_id="CartPole-v1",
+    seed=1,
+    status="finished",
+    started="2026-11-21T05:00:00Z",
+    args=(),
+    lines=(),
+    script="ppo.py",
 ):
     """A run folder as `solorl.run.verbs` writes it: 150 episodes of return 1, 2, ..., evaluations 10 and 20."""
     folder.mkdir(parents=True)
     places = {"runs_dir": "/home/me/runs", "resume": "/home/me/old", "wandb_entity": "me"}
     config = {
         "format": 1,
-        "script": "ppo.py",
+        "script": script,
         "script_sha256": "ab" * 32,
         "args": {"env_id": env_id, "seed": seed} | places | dict(args),
         "command": ["ppo.py", "--runs-dir", "/home/me/runs"],
@@ -412,14 +419,19 @@ def test_an_argument_that_a_script_got_later_makes_no_method(tmp_path):
     assert sorted(names(found)) == [("ppo", 1), ("ppo", 2)] and problems == []
 
 
-def test_the_longest_run_of_an_experiment_counts(tmp_path):
-    """Whichever began later; the others are named, with their steps."""
-    long = experiment(tmp_path / "long", steps=499_712)
-    trial = make_run(tmp_path / "trial", started="2026-11-22T00:00:00Z", args={"total_timesteps": 1_500, "gamma": 0.99})
-    for order in ([long, trial], [trial, long]):
-        found, problems = read_all(order)
-        assert [result.source for result in found] == [str(long)]
-        assert problems == [f"{trial} is left out: {long} is a longer run of the same seed (499,712 steps, not 1,500)"]
+@pytest.mark.parametrize("flag", ["total_timesteps", "target_return"])
+def test_a_run_with_another_budget_is_another_method(tmp_path, flag):
+    """It takes the place of no run of the same seed; an environment with one budget keeps the plain name."""
+    for seed, value in ((1, 30_000), (1, 150_000), (2, 30_000)):
+        experiment(tmp_path / f"{seed}_{value}", seed=seed, **{flag: value})
+    experiment(tmp_path / "other", env_id="Acrobot-v1", **{flag: 500_000})
+    found, problems = read_all([tmp_path])
+    words = flag.replace("_", "-")
+    assert sorted(names(found)) == [
+        ("ppo", 1),
+        *((f"ppo {words}={n}", s) for n, s in ((150_000, 1), (30_000, 1), (30_000, 2))),
+    ]
+    assert problems == []
 
 
 def test_flags_that_all_methods_share_are_no_part_of_their_names(tmp_path):
@@ -456,13 +468,25 @@ def test_flags_of_other_libraries_scripts(tmp_path):
     }  # fmt: skip
 
 
-def test_of_two_runs_of_a_seed_the_later_counts(tmp_path):
+@pytest.mark.parametrize(
+    ("args", "sha", "differing"),
+    [
+        ({}, "ab" * 32, ""),
+        ({"threads": 2, "eval_every": 10}, "cd" * 32, " except eval_every, threads, the script itself"),
+    ],
+)
+def test_of_two_runs_of_a_seed_with_the_same_settings_the_newer_counts(tmp_path, args, sha, differing):
+    """Also where the other one has more steps; what differs without being a setting of the training is said."""
     early = make_run(tmp_path / "z_early", started="2026-11-20T00:00:00Z")
-    late = make_run(tmp_path / "a_late", started="2026-11-21T00:00:00Z")
+    (early / "status.json").write_text(json.dumps({"status": "finished", "global_step": 9_999, "wall_time": 5}))
+    late = make_run(tmp_path / "a_late", started="2026-11-21T00:00:00Z", args=args)
+    config = json.loads((late / "config.json").read_text()) | {"script_sha256": sha}
+    (late / "config.json").write_text(json.dumps(config))
     for order in ([early, late], [late, early]):
         found, problems = read_all(order)
         assert [result.source for result in found] == [str(late)]
-        assert problems == [f"{early} is left out: {late} is a later run of the same seed"]
+        alike = f"of the same seed and the same settings{differing}"
+        assert problems == [f"{early} is left out: {late} is newer, {alike}"]
 
 
 def test_two_runs_that_began_in_the_same_second_are_two(tmp_path):
@@ -485,6 +509,58 @@ def test_the_experiment_name_is_the_variant(tmp_path):
     run = make_run(tmp_path / "run", args={"exp_name": "wide"})
     assert results.read_run(run).name == "ppo wide"
     assert results.read_run(make_run(tmp_path / "run2", args={"exp_name": "ppo"})).name == "ppo"
+
+
+# ---------------------------------------------------------------------- where a script comes from
+def own_run(folder, name, header, seed=1, **changes):
+    """A run of a user's own file with this header, and its folder's copy of the file."""
+    run = make_run(folder, script=f"{name}.py", seed=seed, **changes)
+    (run / f"{name}.py").write_text(f'"""Mine.\n\n{header}"""\n')
+    return run
+
+
+@pytest.mark.parametrize(
+    ("header", "opponent"),
+    [
+        ("Copy of   ppo.py (SoloRL 0.1.0)\nRun       solo train ppo\nDiffers   root of its family\n", "ppo"),
+        ("Run       solo train ppo --seed 1\n", "ppo"),  # copied by hand
+        ("Differs   from ppo.py: all\n", "ppo"),
+        ("Copy of   rpo_continuous_action.py (SoloRL 0.1.0)\n", "ppo"),  # over two files that are not there
+        ("Copy of   dqn.py (SoloRL 0.1.0)\n", "a_mine"),  # which does not come from ppo
+        ("Run       solo train a_mine\n", "a_mine"),
+    ],
+)
+def test_a_change_is_judged_against_its_original(tmp_path, header, opponent):
+    """As the copy of the script in the run folder says, also after its result went into a file."""
+    own = own_run(tmp_path / "runs/a_mine", "a_mine", header)
+    make_run(tmp_path / "runs/ppo")
+    collect(own, tmp_path / "files")
+    for paths in ([tmp_path / "runs"], [tmp_path / "files", tmp_path / "runs/ppo"]):
+        compared = comparison.compare(read_all(paths)[0])
+        assert compared.baseline == opponent
+        assert [pair.y for pair in comparison.pairs(compared)] == [opponent]
+
+
+def test_each_change_has_its_own_original(tmp_path):
+    """The nearest of those that are there, and of its variants the one with the same budget; else the baseline."""
+    copy = "Copy of   {} (SoloRL 0.1.0)\n"
+    make_run(tmp_path / "ppo1", args={"total_timesteps": 30})
+    make_run(tmp_path / "ppo2", args={"total_timesteps": 150})
+    make_run(tmp_path / "dqn", script="dqn.py")
+    own_run(tmp_path / "my_ppo", "my_ppo", copy.format("ppo.py"), args={"total_timesteps": 150})
+    own_run(tmp_path / "my_ppo2", "my_ppo2", copy.format("my_ppo.py"), args={"total_timesteps": 150})
+    own_run(tmp_path / "my_dqn", "my_dqn", copy.format("dqn.py"))
+    own_run(tmp_path / "elsewhere", "elsewhere", copy.format("dqn.py"), env_id="Acrobot-v1")
+    compared = comparison.compare(read_all([tmp_path])[0])
+    assert {pair.x: pair.y for pair in comparison.pairs(compared)} == {
+        "ppo total-timesteps=30": "dqn",
+        "ppo total-timesteps=150": "dqn",
+        "my_ppo": "ppo total-timesteps=150",
+        "my_ppo2": "my_ppo",
+        "my_dqn": "dqn",
+    }
+    given = comparison.compare(read_all([tmp_path])[0], baseline="ppo total-timesteps=30")
+    assert {pair.y for pair in comparison.pairs(given)} == {"ppo total-timesteps=30"}
 
 
 # ---------------------------------------------------------------------- other libraries
