@@ -16,7 +16,7 @@ import numpy as np
 from solorl.checkpoints.checkpoint import random_states, set_random_states
 from solorl.compute.device import CONFIRM, EVALUATE, env_seed
 from solorl.envs.returns import named, of_game, teams_of
-from solorl.files import write_atomically
+from solorl.files import read_json, write_atomically
 from solorl.metrics import read_rows
 from solorl.run.folder import RunFolder
 from solorl.run.meter import Diverged
@@ -264,8 +264,8 @@ class Evaluator:
 
 
 def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
-    """Draw training returns (grey, and their running mean) and evaluations (mean and standard deviation, as far as it
-    lies within the returns seen) from `metrics.jsonl` into a PNG; lines that cannot be read are left out."""
+    """Draw training returns (grey, and their running mean) and evaluations (mean and standard error) from
+    `metrics.jsonl` into a PNG; lines that cannot be read are left out."""
     from io import BytesIO
 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -291,10 +291,10 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
         axes.plot(step[window - 1 :], mean, color="#7a7a7a", label=f"mean of {window} episodes")
     if test:
         step, value, spread = np.array(test, float).T
-        seen = [row[1] for row in train + test]  # no return is larger than the environment allows, mean + deviation is
-        low, high = np.clip((value - spread, value + spread), min(seen), max(seen))
-        axes.fill_between(step, low, high, color="#1f6feb", alpha=0.15, linewidth=0 if len(step) > 1 else 8)
-        axes.plot(step, value, "o-", color="#1f6feb", markersize=3, label="greedy evaluation")
+        error = spread / _degrees(metrics.parent) ** 0.5  # the band lies within the episodes' returns
+        width = 0 if len(step) > 1 else 8  # a single evaluation has a bar
+        axes.fill_between(step, value - error, value + error, color="#1f6feb", alpha=0.15, linewidth=width)
+        axes.plot(step, value, "o-", color="#1f6feb", markersize=3, label="greedy evaluation, standard error")
     axes.set(title=title, xlabel="environment steps", ylabel="episodic return")
     axes.set_xlim(0, 1.05 * max([1, *(row[0] for row in train + test)]))  # also around a single point
     axes.xaxis.set_major_formatter(
@@ -307,3 +307,10 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
     data = BytesIO()
     FigureCanvasAgg(figure).print_png(data)
     write_atomically(picture, data.getvalue())
+
+
+def _degrees(run_dir: Path) -> float:
+    """The episodes of one evaluation, as config.json says, less one; infinite where it does not say so."""
+    args = read_json(run_dir / "config.json").get("args")
+    count = args.get("eval_episodes") if isinstance(args, dict) else None
+    return count - 1 if isinstance(count, int) and count > 1 else math.inf

@@ -88,16 +88,20 @@ def evaluation_row(step, mean, std):
     return {"global_step": step, "eval/episodic_return": mean, "eval/episodic_return_std": std}
 
 
-def test_the_band_stays_within_the_returns_seen(drawn):
-    """CartPole's returns are at most 500, a mean of 490 and its deviation of 30 are not."""
-    episodes = [{"global_step": 10 * i, "charts/episodic_return": score} for i, score in enumerate((9, 200, 500.0), 1)]
-    axes = drawn(
-        *episodes, evaluation_row(20, 20.0, 15.0), evaluation_row(40, 490.0, 30.0), evaluation_row(60, 300.0, 50.0)
-    )
+def test_the_band_lies_within_the_returns_of_the_episodes(drawn, tmp_path):
+    """CartPole's returns are at most 500; a mean and its standard deviation can be 580."""
+    games = [[9.0, 200.0, 500.0, 500.0], [500.0, 500.0, 500.0, 100.0], [9.0, 9.0, 9.0, 500.0], [500.0] * 4]
+    (tmp_path / "config.json").write_text(json.dumps({"args": {"eval_episodes": 4}}))
+    axes = drawn(*(evaluation_row(10 * i, np.mean(game), np.std(game)) for i, game in enumerate(games, 1)))
     band = axes.collections[0].get_paths()[0].vertices
-    assert (band[:, 1].min(), band[:, 1].max()) == (9.0, 500.0)
-    assert sorted(band[band[:, 0] == 60, 1].tolist())[0] == 250.0  # inside of the returns it is the deviation
-    assert sorted(band[band[:, 0] == 60, 1].tolist())[-1] == 350.0
+    for i, game in enumerate(games, 1):
+        heights, error = band[band[:, 0] == 10 * i, 1], np.std(game, ddof=1) / 2  # the standard error of 4 episodes
+        assert np.isclose([heights.min(), heights.max()], [np.mean(game) - error, np.mean(game) + error]).all()
+        assert min(game) <= heights.min() + 1e-9 and heights.max() <= max(game) + 1e-9
+    assert axes.get_legend().get_texts()[0].get_text() == "greedy evaluation, standard error"
+    (tmp_path / "config.json").unlink()  # without the number of episodes there is no band
+    band = drawn(evaluation_row(10, 490.0, 30.0), evaluation_row(20, 490.0, 30.0)).collections[0].get_paths()[0]
+    assert (band.vertices[:, 1] == 490.0).all()
 
 
 @pytest.mark.parametrize("step", [0, 300, 30_208, 5_000_000])
