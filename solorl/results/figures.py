@@ -69,11 +69,12 @@ def shows(path: Path, curves: Mapping[tuple[str, str], cmp.Curve]) -> bool:
 
 
 def fingerprint(curves: Mapping[tuple[str, str], cmp.Curve]) -> str:
-    """A hash of names, lines and bands; the last bits, in which machines differ, do not count."""
+    """A hash of names, lines, bands and ranges; the last bits, in which machines differ, do not count."""
     digest = hashlib.sha256()
     for (env, method), curve in curves.items():
         points = (f"{value:.8g}" for array in (curve.x, curve.y, curve.band) for value in array.flatten())
-        digest.update(f"{env} {method} {' '.join(points)}\n".encode())
+        kind = "range " if curve.kind == "range" else ""
+        digest.update(f"{env} {method} {kind}{' '.join(points)}\n".encode())
     return digest.hexdigest()
 
 

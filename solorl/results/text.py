@@ -49,7 +49,7 @@ def verdict(one: cmp.Pair) -> str:
         chance = "; P(improvement) = {:.2f} [{:.2f}, {:.2f}]".format(one.probability.value, *one.probability.interval)
         interval = ""
     if one.few:
-        too_few = f"too few runs to decide on any environment{interval} (4 each are the least)"
+        too_few = f"too few runs to decide on any environment{interval} (at least 4 each are needed)"
         return f"{one.x} against {one.y}: {too_few}{chance}."
     if one.envs == 1:
         word = "better than" if one.better else "worse than" if one.worse else "not distinguishable from"

@@ -662,6 +662,8 @@ def test_what_a_picture_of_curves_is_known_by():
     assert figures.fingerprint(some) != figures.fingerprint(renamed)
     moved = dataclasses.replace(curves[names[0]], band=curves[names[0]].band + 1)
     assert figures.fingerprint(some) != figures.fingerprint(some | {names[0]: moved})
+    ranged = dataclasses.replace(curves[names[0]], kind="range")
+    assert figures.fingerprint(some) != figures.fingerprint(some | {names[0]: ranged})
     nudged = dataclasses.replace(curves[names[0]], y=curves[names[0]].y * (1 + 1e-13))
     assert figures.fingerprint(some) == figures.fingerprint(some | {names[0]: nudged})
 
