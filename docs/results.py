@@ -117,7 +117,7 @@ def speed(module, data):
 
 
 def headline():
-    """The six rows of README."""
+    """The tables of README: six rows of scores, three of speeds."""
     paths = {script.name: script.path.relative_to(ROOT).as_posix() for script in scripts()}
     lines = [
         "| environment | algorithm | score [95 % interval] | seeds | steps | time |",
@@ -131,17 +131,22 @@ def headline():
         together = f" for {row.together} at once" if row.together > 1 else ""
         cells += [f"{row.steps:,.0f}", duration(row.seconds) + together]
         lines.append(f"| [{env_id}](benchmark/results/{folder}) | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *speeds()])
+
+
+def speeds():
+    """The rows of README's table of speeds."""
     torch, jax = speed("ppo_speed", "ppo"), speed("jax_speed", "jax")
-    number = r"\| ([\d,]+) \|[^|]*\| ([\d.]+) \|"  # steps/s and the ratio to the first peer
-    eager, compiled, in_jax = (
-        re.search(rf"^\| {name} {number}", table, flags=re.M).groups()
-        for name, table in (("SoloRL", torch), ("SoloRL compiled", torch), ("SoloRL, JAX", jax))
-    )
-    lines.append(
-        f"\nSpeed of PPO on CartPole-v1 on one CPU thread: {eager[0]} steps/s ({eager[1]} times Stable-Baselines3), "
-        f"compiled {compiled[0]} ({compiled[1]} times), in JAX {in_jax[0]} ({in_jax[1]} times SBX)."
-    )
-    return "\n".join(lines)
+    lines = ["| PPO on CartPole-v1, one CPU thread | steps/s | ratio |", "|---|---:|---|"]
+    for name, command, table, peer in (
+        ("SoloRL", "`ppo`", torch, "Stable-Baselines3"),
+        ("SoloRL compiled", "`ppo --compile`", torch, "Stable-Baselines3"),
+        ("SoloRL, JAX", "`ppo_jax`", jax, "SBX"),
+    ):
+        number = r"\| ([\d,]+) \|[^|]*\| ([\d.]+) \|"  # steps/s and the ratio to the first peer
+        steps, ratio = re.search(rf"^\| {name} {number}", table, flags=re.M).groups()
+        lines.append(f"| {command} | {steps} | {ratio} times {peer} |")
+    return lines
 
 
 def algorithms():
