@@ -132,8 +132,10 @@ class Agent(nn.Module):
             if hasattr(layer, "weight"):
                 orthogonal(layer, 2**0.5)
         self.lstm = nn.LSTMCell(512, 128)
-        for parameter in self.lstm.parameters():
-            nn.init.orthogonal_(parameter) if parameter.ndim == 2 else nn.init.zeros_(parameter)
+        for weight in (self.lstm.weight_ih, self.lstm.weight_hh):
+            nn.init.orthogonal_(weight)
+        for bias in (self.lstm.bias_ih, self.lstm.bias_hh):
+            nn.init.zeros_(bias)
         self.actor = orthogonal(nn.Linear(128, num_actions), 0.01)
         self.critic = orthogonal(nn.Linear(128, 1), 1.0)
 
@@ -169,6 +171,13 @@ class Agent(nn.Module):
             state = torch.zeros(2, len(obs), 128, device=self.actor.weight.device)
         logits, _, state = self.step(obs, state, first)
         return logits.argmax(1), state
+
+
+def sample_categorical(logits):
+    """Actions drawn from softmax(logits), and their log-probabilities. NumPy, (batch, num_actions) -> (batch,) each."""
+    action = (logits + np.random.gumbel(size=logits.shape)).argmax(1)  # the Gumbel-max trick
+    logits = logits - logits.max(1, keepdims=True)  # so that exp does not overflow
+    return action, logits[np.arange(len(action)), action] - np.log(np.exp(logits).sum(1))
 
 
 def gae(reward, value, done, final_value, next_value, gamma, lam):
@@ -257,9 +266,8 @@ if __name__ == "__main__":
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
     obs, first = np.zeros((*shape, *obs_shape), np.uint8), np.zeros(shape, bool)
-    action, logits = np.zeros(shape, np.int64), np.zeros((*shape, num_actions), np.float32)
-    value, reward, done = (np.zeros(shape, np.float32) for _ in range(3))
-    over, timeout = np.zeros(shape, bool), np.zeros(shape, bool)
+    action, over, timeout = np.zeros(shape, np.int64), np.zeros(shape, bool), np.zeros(shape, bool)
+    logprob, value, reward, done = (np.zeros(shape, np.float32) for _ in range(4))
 
     next_obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -271,25 +279,23 @@ if __name__ == "__main__":
         first_state, final_value = state.clone(), np.zeros(shape, np.float32)
         for step in range(args.num_steps):
             obs[step], first[step] = next_obs, next_first
-            logits[step], value[step], state[:] = agent.step(next_obs, state, next_first)
-            gumbel = np.random.gumbel(size=(args.num_envs, num_actions))
-            action[step] = (logits[step] + gumbel).argmax(1)  # Gumbel-max: a sample of the softmax of the logits
+            logits, value[step], state[:] = agent.step(next_obs, state, next_first)
+            action[step], logprob[step] = sample_categorical(logits)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step], timeout[step] = terminated | truncated, truncated & ~terminated
             done[step] = over[step] | (infos["lives"] < lives)  # a lost life ends the return, but not the game
             lives[:] = infos["lives"]
             next_first[:] = over[step]
             if (cut := np.flatnonzero(timeout[step])).size:
-                # A time limit is not the end of the task: the return goes on with the value of the final observation,
-                # seen with the memory of the game that was cut.
-                final_obs, goes_on = np.stack(infos["final_obs"][cut]), np.zeros(len(cut), bool)
-                _, final_value[step, cut], _ = agent.step(final_obs, state[:, cut], goes_on)
+                # A time limit does not end the task: bootstrap from the value of the final observation, computed with
+                # the memory of the episode that was cut.
+                final_obs, final_first = np.stack(infos["final_obs"][cut]), np.zeros(len(cut), bool)
+                _, final_value[step, cut], _ = agent.step(final_obs, state[:, cut], final_first)
         run.episodes(global_step, reward, over)
 
         # ---- 2. credit: "compute advantage estimates"
         _, next_value, _ = agent.step(next_obs, state, next_first)
         advantage = gae(np.sign(reward), value, done, final_value, next_value, args.gamma, args.gae_lambda)
-        logprob = torch.as_tensor(logits).log_softmax(-1).gather(-1, torch.as_tensor(action)[..., None]).squeeze(-1)
         rollout = (obs, first, first_state, action, logprob, value, advantage, advantage + value)
         rollout = Batch(*(torch.as_tensor(x, device=run.device) for x in rollout))
 

@@ -148,6 +148,14 @@ class Agent(nn.Module):
         return self(torch.as_tensor(obs, device=self.actor.weight.device))[0].argmax(1).cpu().numpy()
 
 
+def sample_share(logits, num_envs, mine):
+    """`sample_categorical` for the environments `mine` of this rank: all ranks draw the noise of all environments."""
+    gumbel = np.random.gumbel(size=(num_envs, logits.shape[1]))[mine]
+    action = (logits + gumbel).argmax(1)  # the Gumbel-max trick
+    logits = logits - logits.max(1, keepdims=True)  # so that exp does not overflow
+    return action, logits[np.arange(len(action)), action] - np.log(np.exp(logits).sum(1))
+
+
 def gae(reward, value, done, final_value, next_value, gamma, lam):
     """Advantages by Eq. 11-12. NumPy, all (num_steps, num_envs) except next_value (num_envs,).
 
@@ -236,9 +244,8 @@ if __name__ == "__main__":
     # ---- storage of one rollout
     shape = (args.num_steps, local_envs)
     obs, final_obs = (np.zeros((*shape, *obs_shape), np.uint8) for _ in range(2))
-    action, logits = np.zeros(shape, np.int64), np.zeros((*shape, num_actions), np.float32)
-    value, reward, done = (np.zeros(shape, np.float32) for _ in range(3))
-    over, timeout = np.zeros(shape, bool), np.zeros(shape, bool)
+    action, over, timeout = np.zeros(shape, np.int64), np.zeros(shape, bool), np.zeros(shape, bool)
+    logprob, value, reward, done = (np.zeros(shape, np.float32) for _ in range(4))
 
     next_obs = run.reset(envs)  # (local_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -249,9 +256,8 @@ if __name__ == "__main__":
         # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
         for step in range(args.num_steps):
             obs[step] = next_obs
-            logits[step], value[step] = policy(next_obs)
-            gumbel = np.random.gumbel(size=(args.num_envs, num_actions))[mine]
-            action[step] = (logits[step] + gumbel).argmax(1)  # Gumbel-max: a sample of the softmax of the logits
+            logits, value[step] = policy(next_obs)
+            action[step], logprob[step] = sample_share(logits, args.num_envs, mine)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step], timeout[step] = terminated | truncated, truncated & ~terminated
             done[step] = over[step] | (infos["lives"] < lives)  # a lost life ends the return, but not the game
@@ -263,12 +269,9 @@ if __name__ == "__main__":
         # ---- 2. credit: "compute advantage estimates"
         _, next_value = policy(next_obs)
         final_value = np.zeros(shape, np.float32)
-        if (
-            timeout.any()
-        ):  # a time limit is not the end of the task: the return goes on with the value of the final observation
+        if timeout.any():  # a time limit does not end the task: bootstrap from the value of the final observation
             final_value[timeout] = policy(final_obs[timeout])[1]
         advantage = gae(np.sign(reward), value, done, final_value, next_value, args.gamma, args.gae_lambda)
-        logprob = torch.as_tensor(logits).log_softmax(-1).gather(-1, torch.as_tensor(action)[..., None]).squeeze(-1)
         rollout = (obs, action, logprob, value, advantage, advantage + value)
         rollout = run.gather([torch.as_tensor(x, device=run.device) for x in rollout], dim=1)  # of all ranks
         rollout = Batch(*(x.flatten(0, 1) for x in rollout))

@@ -111,19 +111,28 @@ class Agent(nn.Module):
         self.log_std = nn.Parameter(torch.full((action_dim,), math.log(std)))
         self.critic = tanh_mlp(obs_dim, 64, 64, 1, gain=1.0)
 
-    def value(self, obs):  # (batch, obs_dim) -> (batch,)
-        return self.critic(obs).squeeze(-1)
+    def forward(self, obs):  # (batch, obs_dim) -> means (batch, action_dim), values (batch,)
+        return self.actor(obs), self.critic(obs).squeeze(-1)
 
     def evaluate(self, obs, action):  # two (batch, width) -> log-probabilities, entropies, values, all (batch,)
-        noise = (action - self.actor(obs)) / self.log_std.exp()
+        mean, value = self(obs)
+        noise = (action - mean) / self.log_std.exp()
         logprobs = -0.5 * noise**2 - self.log_std - 0.5 * math.log(2 * math.pi)
         entropy = (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
-        return logprobs.sum(-1), entropy.expand(len(obs)), self.value(obs)
+        return logprobs.sum(-1), entropy.expand(len(obs)), value
 
     @torch.no_grad()
     def act(self, obs):  # NumPy (batch, *obs_shape) -> NumPy (batch, action_dim): the mean actions
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.actor[0].weight.device).flatten(1)
         return self.actor(self.obs_normalizer(obs)).cpu().numpy()
+
+
+def sample_gaussian(mean, log_std):
+    """Actions drawn from a diagonal Gaussian, and their log-probabilities. NumPy, mean (batch, action_dim), log_std
+    (action_dim,) -> (batch, action_dim), (batch,)."""
+    noise = np.random.standard_normal(mean.shape).astype(np.float32)
+    logprobs = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
+    return mean + np.exp(log_std) * noise, logprobs.sum(-1)
 
 
 def discounted_returns(reward, done, so_far, gamma):
@@ -211,7 +220,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    actor = run.fast(agent.actor)  # NumPy (batch, obs_dim) -> NumPy (batch, action_dim), with the present weights
+    policy = run.fast(agent)  # NumPy (batch, obs_dim) -> NumPy means (batch, action_dim), values (batch,)
     normalize = run.fast(agent.obs_normalizer)  # NumPy (batch, obs_dim) -> NumPy (batch, obs_dim)
     so_far = np.zeros(args.num_envs, np.float32)  # discounted rewards of the running episodes
     start = run.resume(agent=agent, optimizer=optimizer, so_far=so_far, envs=envs)  # what a checkpoint holds
@@ -220,9 +229,8 @@ if __name__ == "__main__":
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
     raw_obs, obs, final_obs = (np.zeros((*shape, obs_dim), np.float32) for _ in range(3))  # the last two normalised
-    action = np.zeros((*shape, action_dim), np.float32)
-    reward, done = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-    timeout = np.zeros(shape, bool)
+    action, timeout = np.zeros((*shape, action_dim), np.float32), np.zeros(shape, bool)
+    logprob, value, reward, done = (np.zeros(shape, np.float32) for _ in range(4))
 
     next_obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -231,11 +239,12 @@ if __name__ == "__main__":
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
 
         # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
-        std = agent.log_std.detach().exp().cpu().numpy()
+        log_std = agent.log_std.detach().cpu().numpy()
         for step in range(args.num_steps):
             raw_obs[step] = next_obs.reshape(args.num_envs, obs_dim)
             obs[step] = normalize(raw_obs[step])
-            action[step] = actor(obs[step]) + std * np.random.standard_normal((args.num_envs, action_dim))
+            mean, value[step] = policy(obs[step])
+            action[step], logprob[step] = sample_gaussian(mean, log_std)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
             for i in np.flatnonzero(timeout[step]):
@@ -247,21 +256,14 @@ if __name__ == "__main__":
         agent.return_normalizer.update(torch.as_tensor(returns, device=run.device).flatten())
         scaled_reward = agent.return_normalizer.scale(torch.as_tensor(reward, device=run.device)).cpu().numpy()
 
-        # "compute advantage estimates". The policy has not changed since it acted, so its
-        # log-probabilities and values are computed here, in one batch.
-        with torch.no_grad():
-            batch_obs = torch.as_tensor(obs, device=run.device).flatten(0, 1)
-            batch_action = torch.as_tensor(action, device=run.device).flatten(0, 1)
-            logprob, _, value = agent.evaluate(batch_obs, batch_action)
-            last_obs = torch.as_tensor(normalize(next_obs.reshape(args.num_envs, obs_dim)), device=run.device)
-            next_value = agent.value(last_obs).cpu().numpy()
-            # a time limit is not the end of the task: the return goes on with the value of the final observation
-            final_value = np.zeros(shape, np.float32)
-            final_value[timeout] = agent.value(torch.as_tensor(final_obs[timeout], device=run.device)).cpu()
-        values = value.cpu().numpy().reshape(shape)
-        advantage = gae(scaled_reward, values, done, final_value, next_value, args.gamma, args.gae_lambda)
-        advantage = torch.as_tensor(advantage, device=run.device).flatten()
-        rollout = Batch(batch_obs, batch_action, logprob, value, advantage, advantage + value)
+        # "compute advantage estimates"
+        _, next_value = policy(normalize(next_obs.reshape(args.num_envs, obs_dim)))
+        final_value = np.zeros(shape, np.float32)
+        if timeout.any():  # a time limit does not end the task: bootstrap from the value of the final observation
+            final_value[timeout] = policy(final_obs[timeout])[1]
+        advantage = gae(scaled_reward, value, done, final_value, next_value, args.gamma, args.gae_lambda)
+        rollout = (obs, action, logprob, value, advantage, advantage + value)
+        rollout = Batch(*(torch.as_tensor(x, device=run.device).flatten(0, 1) for x in rollout))
 
         # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
@@ -277,7 +279,7 @@ if __name__ == "__main__":
         agent.obs_normalizer.update(torch.as_tensor(raw_obs, device=run.device).flatten(0, 1))
 
         # ---- 4. report: when it is due; a row has the means of what was learned since the last one
-        explained_variance = 1 - advantage.var() / (rollout.returns.var() + 1e-8)
+        explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)
         learning_rate = optimizer.param_groups[0]["lr"]
         run.log(global_step, {"charts/learning_rate": learning_rate, "losses/explained_variance": explained_variance})
         run.evaluate(global_step, agent.act, make_env)

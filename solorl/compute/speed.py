@@ -114,7 +114,9 @@ class Forward:
                 operands += [f"{key}={name_of(x)}" for key, x in node.kwargs.items()]
                 names[node] = f"x{len(lines)}"
                 lines.append(f"    {names[node]} = {name_of(function)}({', '.join(operands)})\n")
-            source = f"def forward(x):\n{''.join(lines)}    return {names[output.args[0]]}\n"
+            results = output.args[0] if isinstance(output.args[0], tuple) else output.args
+            returned = ", ".join(names[node] for node in results)
+            source = f"def forward(x):\n{''.join(lines)}    return {returned}\n"
             exec(source, objects)
             return objects["forward"] if first.op == "placeholder" else None
         except Exception:  # an operation that is not in the tables, a control flow that depends on the data

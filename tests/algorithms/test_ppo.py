@@ -143,6 +143,19 @@ def test_act_is_the_greedy_action_and_acting_is_fast(name):
 
 
 # ---------------------------------------------------------------------- the real script's variables
+def test_samples_follow_the_softmax_and_know_their_probability():
+    logits = np.array([[0.0, 1.0, -2.0], [500.0, 501.0, 0.0]], np.float32)  # the second overflows in exp
+    np.random.seed(1)
+    action, logprob = PPO["sample_categorical"](logits.repeat(20_000, 0))
+    expected = torch.distributions.Categorical(logits=torch.as_tensor(logits))
+    for row in range(2):
+        part = slice(20_000 * row, 20_000 * (row + 1))
+        frequency = np.bincount(action[part], minlength=3) / 20_000
+        np.testing.assert_allclose(frequency, expected.probs[row], atol=0.02)
+        drawn = torch.as_tensor(action[part])
+        np.testing.assert_allclose(logprob[part], expected.logits[row][drawn], rtol=1e-5, atol=1e-5)
+
+
 def test_first_ratio_is_one(train):
     v = train("ppo", *SMALL, "--num-minibatches", "1", "--update-epochs", "1", "--learning-rate", "0.01")
     assert len(v["kl"]) == 1 and all(abs(v["metrics"][f"losses/{name}"]) < 1e-6 for name in ("approx_kl", "clipfrac"))
@@ -179,7 +192,7 @@ def test_time_limit_bootstraps(train):
         env.state = v["obs"][t, n]
         final_obs, _, terminated, _, _ = env.step(int(v["action"][t, n]))
         assert not terminated
-        expected = v["agent"].value(torch.as_tensor(final_obs)[None]).item()
+        expected = v["agent"](torch.as_tensor(final_obs)[None])[1].item()
         assert v["final_value"][t, n] == pytest.approx(expected, abs=1e-5) and expected != 0
     assert (v["final_value"][v["done"] == 0] == 0).all()
 
@@ -244,7 +257,7 @@ def test_explained_variance_by_hand(train):
 
 # ---------------------------------------------------------------------- it learns
 def value_at(variables, obs):
-    return variables["agent"].value(torch.tensor([[float(obs)]])).item()
+    return variables["agent"](torch.tensor([[float(obs)]]))[1].item()
 
 
 @pytest.mark.slow

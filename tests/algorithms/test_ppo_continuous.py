@@ -80,6 +80,16 @@ def test_policy_is_a_gaussian():
     torch.testing.assert_close(value, agent.critic(obs)[:, 0])
 
 
+def test_samples_are_gaussian_and_know_their_density():
+    mean, log_std = np.array([[1.0, -3.0]], np.float32), np.array([-1.0, 0.5], np.float32)
+    np.random.seed(1)
+    action, logprob = PPO["sample_gaussian"](mean.repeat(20_000, 0), log_std)
+    np.testing.assert_allclose(action.mean(0), mean[0], atol=0.05)
+    np.testing.assert_allclose(action.std(0), np.exp(log_std), rtol=0.02)
+    expected = torch.distributions.Normal(torch.as_tensor(mean), torch.as_tensor(log_std).exp())
+    np.testing.assert_allclose(logprob, expected.log_prob(torch.as_tensor(action)).sum(1), rtol=1e-3, atol=1e-4)
+
+
 def test_moving_the_action_is_moving_the_mean_the_other_way():
     """What rpo_continuous_action.py relies on."""
     agent = PPO["Agent"](3, 2, 1.0)
@@ -194,13 +204,14 @@ def test_what_is_learned_from_is_normalised_once_by_the_statistics_before(train)
     scaled = lambda x: ((x - frozen.mean.numpy()) / (frozen.var + 1e-8).sqrt().numpy()).clip(-10, 10)  # noqa: E731
     np.testing.assert_allclose(v["obs"], scaled(v["raw_obs"]), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(v["rollout"].obs, v["obs"].reshape(32, 3))
-    np.testing.assert_allclose(v["last_obs"], scaled(v["next_obs"]), rtol=1e-4, atol=1e-5)
+    last_obs = torch.as_tensor(scaled(v["next_obs"]).reshape(v["args"].num_envs, -1), dtype=torch.float32)
+    np.testing.assert_allclose(v["next_value"], v["agent"](last_obs)[1].detach(), rtol=1e-4, atol=1e-5)
     ends = np.argwhere(v["timeout"])
     assert len(ends) > 2
     for t, n in ends:  # the final observation is the one before, a step later
         final_obs = scaled(v["raw_obs"][t, n] + np.array([0, 0, 1]))
         np.testing.assert_allclose(v["final_obs"][t, n], final_obs, rtol=1e-4, atol=1e-5)
-        value = v["agent"].value(torch.as_tensor(final_obs, dtype=torch.float32)[None]).item()
+        value = v["agent"](torch.as_tensor(final_obs, dtype=torch.float32)[None])[1].item()
         assert v["final_value"][t, n] == pytest.approx(value, rel=1e-4)
 
 
@@ -210,9 +221,9 @@ def test_time_limit_bootstraps_in_the_units_of_the_value(train):
     ends = np.argwhere(v["done"])
     assert len(ends) > 1
     for t, n in ends:  # the observation is always 0
-        assert v["final_value"][t, n] == pytest.approx(v["values"][t, n], rel=1e-5)
-        assert v["advantage"].reshape(16, 2)[t, n].item() == pytest.approx(
-            v["scaled_reward"][t, n] + 0.99 * v["final_value"][t, n] - v["values"][t, n], rel=1e-4
+        assert v["final_value"][t, n] == pytest.approx(v["value"][t, n], rel=1e-5)
+        assert v["advantage"][t, n] == pytest.approx(
+            v["scaled_reward"][t, n] + 0.99 * v["final_value"][t, n] - v["value"][t, n], rel=1e-4
         )
 
 
@@ -255,5 +266,5 @@ def test_value_of_a_constant_reward_under_a_time_limit(train):
     """1 / (1 - gamma) in units of the reward's scale, where a limit taken for an end would give 6.5."""
     flags = ["--env-id", "probes_offpolicy:ForeverBox-v0", "--gamma", "0.9", *PROBE]
     v = train("ppo_continuous_action", *flags)
-    value = v["agent"].value(torch.zeros(1, 1)).item() * v["agent"].return_normalizer.var.sqrt().item()
+    value = v["agent"](torch.zeros(1, 1))[1].item() * v["agent"].return_normalizer.var.sqrt().item()
     assert value == pytest.approx(10, abs=0.6)
