@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from solorl import EnvPoolVectorEnv, RunArgs, Runs, parse
+from solorl import EnvPoolVectorEnv, RunArgs, Runs, conv2d, parse
 
 
 @dataclass
@@ -176,23 +176,8 @@ def linear(layer, x):  # (batch, fan_in) -> (batch, fan_out)
     return x @ layer["weight"] + layer["bias"]
 
 
-def convolution(layer, x, stride):
-    """A convolution without padding, (batch, side, side, fan_in) -> (batch, new_side, new_side, fan_out), as a
-    product of matrices: inside a compiled loop XLA's own is many times slower on a CPU. `stride` must divide the sides
-    of image and kernel."""
-    batch, side, k = len(x), x.shape[1] // stride, layer["weight"].shape[0] // stride
-    fan_in, fan_out = layer["weight"].shape[2:]
-    # a block of stride x stride pixels becomes one pixel: then the stride is 1 and the kernel k x k
-    x = x.reshape(batch, side, stride, side, stride, fan_in).swapaxes(2, 3).reshape(batch, side, side, -1)
-    weight = layer["weight"].reshape(k, stride, k, stride, fan_in, fan_out).swapaxes(1, 2)
-    weight = weight.reshape(k * k, x.shape[3], fan_out)
-    places, new_side = [(i, j) for i in range(k) for j in range(k)], side - k + 1
-    if k > 2:  # the k x k pixels under the kernel side by side, then one product (im2col)
-        x = jnp.concatenate([x[:, i : i + new_side, j : j + new_side] for i, j in places], 3)
-        return x @ weight.reshape(-1, fan_out) + layer["bias"]
-    # few places: each pixel times each place of the kernel, then moved and added
-    parts = (x @ weight.swapaxes(0, 1).reshape(x.shape[3], -1)).reshape(batch, side, side, k * k, fan_out)
-    return sum(parts[:, i : i + new_side, j : j + new_side, n] for n, (i, j) in enumerate(places)) + layer["bias"]
+def convolution(layer, x, stride):  # (batch, side, side, fan_in) -> (batch, new_side, new_side, fan_out)
+    return conv2d(x, layer["weight"], stride) + layer["bias"]
 
 
 def nature_cnn(params, obs):

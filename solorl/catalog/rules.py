@@ -50,6 +50,7 @@ ENTRANCES = (
     "Run",
     "Runs",
     "RunArgs",
+    "conv2d",
     "parse",
 )  # what a script may use of the library in addition to the verbs of `run`
 NEVER = ("seed", "device")  # Run uses them; a script that does so too would change results with plumbing

@@ -60,19 +60,6 @@ def minibatch(n=8, seed=0):
     return JAX["Batch"](obs, rng.integers(4, size=n), *others)
 
 
-@pytest.mark.parametrize(("side", "size", "stride"), [(12, 8, 4), (8, 4, 2), (6, 3, 1), (9, 3, 3)])
-def test_a_convolution_is_one(side, size, stride):
-    rng = np.random.default_rng(0)
-    x, weight, bias = (np.float32(rng.normal(size=s)) for s in ((2, side, side, 3), (size, size, 3, 5), 5))
-    got = JAX["convolution"]({"weight": weight, "bias": bias}, x, stride)
-    new_side = (side - size) // stride + 1
-    assert got.shape == (2, new_side, new_side, 5)
-    for i in range(new_side):
-        for j in range(new_side):
-            below = x[:, i * stride : i * stride + size, j * stride : j * stride + size]
-            np.testing.assert_allclose(got[:, i, j], np.tensordot(below, weight, 3) + bias, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.slow
 def test_one_update_is_that_of_the_torch_twin():
     """From the same weights on the same minibatches: outputs, loss, clipped gradient and Adam, twice."""
