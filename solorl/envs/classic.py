@@ -142,17 +142,18 @@ DYNAMICS = {
 class JaxEnvs:
     """`num_envs` environments of one kind side by side, with Gymnasium's time limit; see the top of this file.
 
-    `env_id` is one of `DYNAMICS`.
+    `env_id` is one of `DYNAMICS`, or any that `dynamics` are those of.
     """
 
     saved = True  # their state is part of the training, and so of a checkpoint
 
-    def __init__(self, env_id: str, num_envs: int):
+    def __init__(self, env_id: str, num_envs: int, dynamics: Dynamics | None = None):
         spec = gym.spec(env_id)
         env = gym.make(env_id)
         self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
         env.close()
-        self.dynamics, self.num_envs, self.max_steps = DYNAMICS[env_id], num_envs, spec.max_episode_steps
+        self.dynamics, self.num_envs = dynamics or DYNAMICS[env_id], num_envs
+        self.max_steps = spec.max_episode_steps or np.iinfo(np.int32).max
 
     def reset(self, key):
         """New episodes everywhere: state, obs (num_envs, obs_dim)."""

@@ -38,6 +38,7 @@ GAMES = {"mpe/*": "mpe2", "sisl/*": "pettingzoo", "butterfly/*": "pettingzoo"}
 
 # Families that other packages register: the part of an id before the slash -> (module, what pip installs).
 NAMESPACES = {
+    "games": ("solorl.envs.games", ""),  # ours
     "ALE": ("ale_py", ""),  # our extra
     "MinAtar": ("minatar", "minatar"),
     "dm_control": ("shimmy", "'shimmy[dm-control]'"),
