@@ -46,6 +46,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader, or a crash, sees the old contents or the new ones and nothing between."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        temporary.unlink(missing_ok=True)  # it may be a link
         temporary.write_bytes(data)
         sync_file(temporary)
         temporary.replace(path)

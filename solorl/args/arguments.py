@@ -17,6 +17,7 @@ from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean, quit_with
 from solorl.terminal import warn
 
+ONCE = ("resume", "resume_changed", "trust_script")  # what is said holds for this command, whatever a run folder says
 # Types of fields -> those of their values in JSON.
 KINDS: dict[Any, tuple[type, ...]] = {kind: (kind,) for kind in (int, bool, str, type(None))} | {float: (int, float)}
 
@@ -70,7 +71,7 @@ def parse(args_type: type[A]) -> A:
         if folder:
             check_unchanged(args, saved)
         if hasattr(args, "env_id"):
-            check_env_id_of(script_path(), args.env_id)
+            check_env_id_of(script_path(), args.env_id, typed="env_id" in given)
         first, last = getattr(args, "learning_starts", -1), getattr(args, "total_timesteps", 0)
         if first >= last:
             warn(f"nothing will be learned: --learning-starts {first} is not less than --total-timesteps {last}")
@@ -96,7 +97,7 @@ def saved_arguments(folder: Path, args_type: type[A]) -> A:
     if script != script_path().name:
         raise UsageError(f"{folder} is a run of {script}, not of {script_path().name}")
     hints = typing.get_type_hints(args_type)
-    known = {field.name: field for field in dataclasses.fields(args_type) if field.name in saved}
+    known = {field.name: field for field in dataclasses.fields(args_type) if field.name in {*saved} - {*ONCE}}
     for name, field in known.items():
         if not _is_of(saved[name], hints[name]) and repr(saved[name]) != repr(field.default):
             kind = getattr(hints[name], "__name__", hints[name])
@@ -121,7 +122,7 @@ def script_path() -> Path:
 
 def check_unchanged(args: RunArgs, saved: RunArgs) -> None:
     """Refuse to resume with other hyper-parameters, unless told to; lists them."""
-    shared = {field.name for field in dataclasses.fields(RunArgs)} - {"seed"} | {"num_seeds"}
+    shared = {field.name for field in dataclasses.fields(RunArgs)} - {"seed"} | {"num_seeds", *ONCE}
     changed = [
         f"--{field.name.replace('_', '-')} {getattr(saved, field.name)} -> {getattr(args, field.name)}"
         for field in dataclasses.fields(args)

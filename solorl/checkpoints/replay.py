@@ -78,6 +78,7 @@ class ReplayLog:
         self.folder.mkdir(parents=True, exist_ok=True)
         name = _name(start, stop)
         temporary, rows = self.folder / f".{name}", np.arange(start, stop)
+        temporary.unlink(missing_ok=True)  # it may be a link
         save_arrays({key: array[rows % len(array)] for key, array in replay.arrays.items()}, temporary)
         sync_file(temporary)
         temporary.replace(self.folder / name)

@@ -1,6 +1,5 @@
 """What a run folder may hold that somebody else has made: nothing in it may write elsewhere, or stop us by surprise."""
 
-import contextlib
 import math
 import os
 import stat
@@ -11,7 +10,6 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from solorl.errors import UsageError
-from solorl.files import sha256
 
 WANDB = ("wandb", ".wandb")  # Weights & Biases links to its newest files there
 
@@ -35,6 +33,12 @@ def refuse_links(folder: Path) -> None:
             raise UsageError(f"{path} is {kind}; a run folder may hold plain files and folders only")
 
 
+def refuse_hard_link(path: Path) -> None:
+    """UsageError where a file that is about to be written in place is a file elsewhere, too."""
+    if path.exists() and path.stat().st_nlink > 1:
+        raise UsageError(f"{path} is a hard link: writing there would change another file; resume a copy of the folder")
+
+
 def _is_of_wandb(path: Path, folder: Path) -> bool:
     """Whether the path is a link from a folder of Weights & Biases to a place in the same folder."""
     top = folder / path.relative_to(folder).parts[0]
@@ -44,33 +48,6 @@ def _is_of_wandb(path: Path, folder: Path) -> bool:
 def is_plain_name(name: Any) -> TypeGuard[str]:
     """Whether `name` is the name of a file or folder, without a path."""
     return isinstance(name, str) and Path(name).name == name and name not in ("", "..") and "\0" not in name
-
-
-# ---------------------------------------------------------------------- scripts that were started here
-def note_start(script: Path) -> None:
-    """Note the place and the contents of a script that the user starts, in the home folder, where no run folder that
-    comes from elsewhere can write. Where that cannot be done, `solo play` will ask before it executes the script."""
-    with contextlib.suppress(OSError, RuntimeError):
-        if not was_started(script):
-            _started().parent.mkdir(parents=True, exist_ok=True)
-            with open(_started(), "a", encoding="utf-8") as file:
-                file.write(f"{_place_and_contents(script)}\n")
-
-
-def was_started(script: Path) -> bool:
-    """Whether the user has started this script, in this place and with these contents."""
-    with contextlib.suppress(OSError, RuntimeError, ValueError):
-        return script.is_file() and _place_and_contents(script) in _started().read_text(encoding="utf-8").split("\n")
-    return False
-
-
-def _started() -> Path:
-    """The list of scripts; RuntimeError where there is no home folder."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "solorl" / "started.txt"
-
-
-def _place_and_contents(script: Path) -> str:
-    return f"{sha256(script)} {str(script)!r}"  # in a line, whatever characters the path has
 
 
 # ---------------------------------------------------------------------- the counters of a checkpoint

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from solorl.cli import Parser
-from solorl.errors import UsageError
 from solorl.terminal import paint
 
 ABOUT = """Write the greedy policy of a run folder, with its normaliser, as an ONNX file, which runs without SoloRL,
@@ -17,21 +16,18 @@ otherwise nothing is written and the exit code is 1. This executes the script th
 def main(argv: Sequence[str]) -> int:
     """Export the policy of a run folder; UsageError for a folder without a run and a file that cannot be written."""
     parser = Parser("export", ABOUT)
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a folder below runs/")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="a folder below runs/, or hf://USER/NAME[@REVISION]")
     parser.add_argument("path", metavar="FILE.onnx", type=Path, help="the file to write; one that exists is replaced")
     parser.add_argument("--last", action="store_true", help="the model of the end, not that of the best evaluation")
     parser.add_argument("--trust-script", action="store_true", help="execute the folder's script, whatever it does")
     args = parser.parse(argv)
-    from solorl.run.load import not_trusted, script_of  # here: they load the numerical libraries
+    from solorl.share.hub import run_dir_of  # here: they load the numerical libraries
     from solorl.share.onnx import CheckFailed, export, require_packages, require_place
 
     require_place(args.path)
     require_packages()
-    copy, original = script_of(args.run_dir)
-    if original is None and not args.trust_script:
-        raise UsageError(not_trusted(copy, "--trust-script"))
     try:
-        print(export(args.run_dir, args.path, last=args.last, trust_script=args.trust_script))
+        print(export(run_dir_of(args.run_dir), args.path, last=args.last, trust_script=args.trust_script))
     except CheckFailed as error:
         print(f"{paint('error:', 'red', sys.stderr)} {error}", file=sys.stderr)
         return 1

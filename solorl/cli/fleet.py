@@ -8,7 +8,7 @@ from typing import Any
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.studies import fleet
-from solorl.studies.engines import ENGINES, check_storage, open_engine
+from solorl.studies.engines import ENGINES, check_storage, open_again, open_engine
 from solorl.studies.plan import Plan, check_texts
 from solorl.studies.storage import open_storage, refusal
 from solorl.studies.study import ATTEMPTS, LEASE, Study, open_study
@@ -154,13 +154,18 @@ def main(argv: Sequence[str]) -> int:
     )
     if verb == "collect":
         parser.add_argument("--results", metavar="DIR", type=Path, help="default benchmark/results/NAME OF STUDY")
+    if verb in ("logs", "cancel"):
+        where = "of Ray (HOST:PORT) or AWS (a URL), unless RAY_ADDRESS or AWS_ENDPOINT_URL says it"
+        parser.add_argument("--address", metavar="WHERE", default="", help=where)
     args = parser.parse(argv[1:])
     study = open_study(args.plan)
     tasks = [study.find(args.task)] if args.task else list(study.tasks.values())
     try:
         if verb == "collect":
             return collect(study, tasks, args.results or Path("benchmark/results") / study.name)
-        return {"status": status, "logs": logs, "cancel": cancel, "retry": retry}[verb](study, tasks)
+        if verb in ("logs", "cancel"):
+            return (logs if verb == "logs" else cancel)(study, tasks, args.address)
+        return (status if verb == "status" else retry)(study, tasks)
     except OSError as error:
         raise UsageError(refusal(error, study.storage.where)) from None
 
@@ -181,7 +186,7 @@ def status(study: Study, tasks: Sequence[Task]) -> int:
     return int("failed" in states)
 
 
-def logs(study: Study, tasks: Sequence[Task]) -> int:
+def logs(study: Study, tasks: Sequence[Task], address: str) -> int:
     """Print what a task's attempts printed, as far as it came up to the storage; else what the scheduler has."""
     task = tasks[0]
     names = [name for name in study.storage.list(f"tasks/{task.id}") if name.split("/")[2].startswith("output-")]
@@ -195,16 +200,13 @@ def logs(study: Study, tasks: Sequence[Task]) -> int:
     ]
     if not names and handles:
         about, handle = handles[-1]
-        say(
-            open_engine(str(about["engine"]), about.get("options", {})).logs(handle)
-            or f"{task.id} has printed nothing yet"
-        )
+        say(open_again(about, address).logs(handle) or f"{task.id} has printed nothing yet")
     return 0
 
 
-def cancel(study: Study, tasks: Sequence[Task]) -> int:
+def cancel(study: Study, tasks: Sequence[Task], address: str) -> int:
     """Cancel tasks that have not finished."""
-    fleet.cancel(study, tasks, open_engine)
+    fleet.cancel(study, tasks, lambda about: open_again(about, address))
     say(f"cancelled; what runs saves and stops within {study.lease / 4:.0f} seconds")
     return 0
 

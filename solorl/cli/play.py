@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from solorl.cli import Parser
 from solorl.errors import UsageError
@@ -34,18 +33,17 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"solo play: --episodes must be at least 1, not {args.episodes}")
     if args.seed is not None and args.seed < 0:
         raise UsageError(f"solo play: --seed must be at least 0, not {args.seed}")
-    from solorl.run.load import Play, not_trusted, play_script, script_of  # here: they load the numerical libraries
+    from solorl.run.load import Play, play_script, script_of  # here: they load the numerical libraries
+    from solorl.share.hub import run_dir_of
+    from solorl.trust import FLAG, not_trusted
 
-    run_dir = Path(args.run_dir)
-    if args.run_dir.startswith("hf://"):
-        from solorl.share.hub import fetch
-
-        run_dir = fetch(args.run_dir)
+    run_dir = run_dir_of(args.run_dir)
     copy, original = script_of(run_dir)
     if original is None and not args.trust_script:
-        raise UsageError(not_trusted(copy, "--trust-script"))
+        raise UsageError(not_trusted(copy))
     if args.render and no_display():
         raise UsageError("solo play: --render needs a display and there is none here; --video films the episodes")
     play = Play(episodes=args.episodes, video=args.video, render=args.render, seed=args.seed)
-    play_script(original or copy, run_dir, play, neighbours=original is not None)
+    how = "" if args.trust_script else FLAG
+    play_script(original or copy, run_dir, play, neighbours=original not in (None, copy), how=how)
     return 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from solorl.errors import UsageError, did_you_mean, missing_extra, nearest, needs_extra
 from solorl.scripts import header_fields, not_for
+from solorl.trust import check_module
 
 # Where the simulators of Gymnasium's families come from: module of the entry point -> (module to import, our extra).
 EXTRAS = {
@@ -72,15 +73,19 @@ def _register_games(env_id: str) -> None:
             importlib.import_module("solorl.envs.pettingzoo")
 
 
-def _import_module_of(env_id: str, module: str) -> None:
+def _import_module_of(env_id: str, module: str, typed: bool) -> None:
     """Import the module of an id `module:Name-v0`. It may lie in the current folder, which is searched last, so that
-    nothing there hides another module. UsageError with the true reason where the import fails."""
+    nothing there hides another module. UsageError with the true reason where the import fails, and where
+    `check_module` refuses it."""
     if not module or module.startswith("."):
         raise UsageError(f"there is no environment {env_id}; one of another package is `package:Name-v0`")
-    if "" not in sys.path:
-        sys.path.append("")  # the current folder
     try:
+        if "" not in sys.path and importlib.util.find_spec(module.partition(".")[0]) is None:
+            sys.path.append("")  # the current folder
+        check_module(env_id, module, typed)
         importlib.import_module(module)
+    except UsageError:
+        raise
     except Exception as error:  # whatever the code of the module raises
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             hint = did_you_mean(module, [path.stem for path in Path().glob("*.py")])
@@ -96,22 +101,26 @@ def _file_of(module: str) -> str:
     return getattr(sys.modules[module], "__file__", None) or "a folder without code"
 
 
-def check_env_id(env_id: str) -> None:
-    """Refuse an environment that is not registered or whose simulator is not installed."""
+def check_env_id(env_id: str, typed: bool = True) -> None:
+    """Refuse an environment that is not registered or whose simulator is not installed, and one of a module that only
+    a run folder names, where it is not `typed` (see `check_module`)."""
     import gymnasium as gym
 
     try:
         module, colon, name = env_id.rpartition(":")
-        if family := family_of(name):
+        space, family = "ALE" if "NoFrameskip-v" in name else name.partition("/")[0], family_of(name)
+        games = [package for pattern, package in GAMES.items() if fnmatch(name, pattern)]
+        for package in (*(family or ())[1:], *NAMESPACES.get(space, ())[:1], *games):  # what this id imports
+            check_module(env_id, package, typed)
+        if family:
             if importlib.util.find_spec(family[1]) is None:
                 raise UsageError(needs_extra(env_id, family[1]))
             importlib.import_module(family[0].partition(":")[0])
         _register_games(name)
-        space = "ALE" if "NoFrameskip-v" in name else name.partition("/")[0]
         if space in NAMESPACES and importlib.util.find_spec(NAMESPACES[space][0]):
             importlib.import_module(NAMESPACES[space][0])  # which registers its ids
         if colon:
-            _import_module_of(env_id, module)
+            _import_module_of(env_id, module, typed)
         spec = gym.spec(name)
     except (gym.error.Error, ImportError) as error:
         if isinstance(error, ImportError) and (sentence := missing_extra(env_id, error)):
@@ -143,11 +152,12 @@ def check_env_id(env_id: str) -> None:
             raise UsageError(f"{env_id} can no longer be made{hint}") from error
 
 
-def check_env_id_of(script: Path, env_id: str) -> None:
-    """Refuse an environment that the script cannot train on: EnvPool's ids where it imports `EnvPoolVectorEnv`."""
+def check_env_id_of(script: Path, env_id: str, typed: bool = True) -> None:
+    """Refuse an environment that the script cannot train on: EnvPool's ids where it imports `EnvPoolVectorEnv`.
+    `typed`: see `check_env_id`."""
     text = script.read_text(errors="replace")
     if "EnvPoolVectorEnv" not in text:
-        check_env_id(env_id)
+        check_env_id(env_id, typed)
         return
     envpool = check_envpool_id(env_id)
     fields = header_fields(text.partition('"""')[2].partition('"""')[0])

@@ -165,6 +165,7 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     video: Any
     temporary = path.with_name(f".{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
+    temporary.unlink(missing_ok=True)  # it may be a link
     total, over, steps, act = 0.0, False, 0, stepwise(policy, 1)
     obs, info = env.reset(seed=seed)
     fps = env.metadata.get("render_fps") or 30

@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from solorl.args.arguments import RunArgs
-from solorl.checkpoints.safety import note_start
+from solorl.args.arguments import ONCE, RunArgs
+from solorl.checkpoints.safety import refuse_hard_link
 from solorl.compute.device import device_name
 from solorl.errors import UsageError
 from solorl.files import read_json, remove_leftovers, sha256, write_atomically
@@ -24,6 +24,7 @@ from solorl.machine import cpu_model, git_state
 from solorl.run.trackers import MetricsFile
 from solorl.scripts import script_paths
 from solorl.terminal import warn
+from solorl.trust import note_start
 
 PACKAGES = ("solorl", "gymnasium", "numpy", "torch", "jax", "mujoco", "ale-py", "envpool", "Box2D")
 
@@ -78,6 +79,7 @@ class RunFolder:
 
     def lock(self) -> None:
         """Keep other processes from training here until `unlock`. UsageError where one does so already."""
+        refuse_hard_link(self.path / "metrics.jsonl")  # all else that is written here is a new file
         try:
             self._lock = open(self.path / ".lock", "a")  # noqa: SIM115
         except OSError as error:
@@ -138,7 +140,7 @@ class RunFolder:
         changed = {
             name: [config["args"].get(name), value]
             for name, value in asdict(args).items()
-            if name not in ("resume", "resume_changed") and value != config["args"].get(name)
+            if name not in ONCE and value != config["args"].get(name)
         }
         if changed:
             config.setdefault("changes", []).append({"step": step, "args": changed})

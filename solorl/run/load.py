@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from solorl.checkpoints.safety import is_plain_name, refuse_links, was_started
+from solorl.checkpoints.safety import is_plain_name, refuse_links
 from solorl.compute.device import CONFIRM, env_seed
 from solorl.errors import UsageError, did_you_mean, missing_extra
 from solorl.run.evaluation import Policy, film_to, open_game, open_games, play_episodes, undisturbed, watch
 from solorl.run.folder import RunFolder
-from solorl.scripts import script_paths
+from solorl.trust import FLAG, HOW, not_trusted, trusted
 
 CACHE_SETTINGS = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "enable_compilation_cache")
 JAX_SETTINGS = [f"jax_{name}" for name in ("default_device", *CACHE_SETTINGS)]  # that a script in JAX changes
@@ -115,7 +115,7 @@ def load(
     """
     copy, original = script_of(Path(run_dir))
     if original is None and not trust_script:
-        raise UsageError(not_trusted(copy, "trust_script=True"))
+        raise UsageError(not_trusted(copy))
     found: list[LoadedPolicy] = []
 
     model = "model_last.safetensors" if last else "model.safetensors"
@@ -129,7 +129,8 @@ def load(
     with _unchanged(imports), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
             flags = () if device is None else ("--device", device)
-            play_script(original or copy, Path(run_dir), play, original is not None, flags)
+            how, own = "" if trust_script else FLAG, original not in (None, copy)
+            play_script(original or copy, Path(run_dir), play, own, flags, how)
         except SystemExit as end:
             said = " ".join(getattr(end, "__notes__", ())) or f"{copy.name} ended before run.close ({end.code})"
             raise UsageError(said) from end
@@ -150,14 +151,17 @@ def score_of(model: Path) -> float | None:
         return None
 
 
-def play_script(path: Path, run_dir: Path, play: Play, neighbours: bool, flags: Sequence[str] = ()) -> None:
+def play_script(
+    path: Path, run_dir: Path, play: Play, neighbours: bool, flags: Sequence[str] = (), how: str = FLAG
+) -> None:
     """Run a script as `solo play` needs it: it loads the model, its loop is empty, and `run.close` does what `play`
-    says. `flags` may be those of the run library, such as `--device`."""
-    before = _PLAY.set(play)
+    says. `flags` may be those of the run library, such as `--device`. `how`: see `trust.HOW`."""
+    before, asked = _PLAY.set(play), HOW.set(how)
     try:
         run_script(path, ["--resume", str(run_dir), *flags], neighbours)
     finally:
         _PLAY.reset(before)
+        HOW.reset(asked)
 
 
 def run_script(path: Path, flags: Sequence[str], neighbours: bool = True) -> None:
@@ -197,25 +201,6 @@ def script_of(run_dir: Path) -> tuple[Path, Path | None]:
     if not (run_dir / name).is_file():
         raise UsageError(f"{run_dir} has lost its script {name}; without it the agent cannot be played")
     return run_dir / name, trusted(run_dir / name, config.get("script_path"))
-
-
-def trusted(copy: Path, started_from: Any) -> Path | None:
-    """The file to execute instead of `copy`, a script in a run folder, whose name and contents it has: an algorithm of
-    this installation, or the file from which the run was started, if it is one that the user has started; else None.
-    What a folder says of its origin is no proof: it may come from elsewhere and name another file that came with it."""
-    files = list(script_paths().values())
-    if isinstance(started_from, str) and Path(started_from).is_absolute() and was_started(Path(started_from)):
-        files.append(Path(started_from))
-    same = (path for path in files if path.name == copy.name)
-    return next((path for path in same if path.read_bytes() == copy.read_bytes()), None)
-
-
-def not_trusted(copy: Path, how: str) -> str:
-    """The sentence that refuses to execute a script of a run folder; `how` says how to do it all the same."""
-    return (
-        f"{copy} is neither an algorithm of this installation nor equal to a file that you have started here: "
-        f"read it, because it would be executed, then add {how}"
-    )
 
 
 @contextlib.contextmanager

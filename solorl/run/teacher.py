@@ -17,7 +17,8 @@ from typing import Any
 from solorl.errors import UsageError
 from solorl.files import read_json, write_atomically
 from solorl.run.evaluation import open_games
-from solorl.run.load import LoadedPolicy, load, not_trusted, script_of
+from solorl.run.load import LoadedPolicy, load, script_of
+from solorl.trust import note_start
 
 PREFIX = "hf://"  # of an address on the Hugging Face hub
 KEPT = ("config.json", "model.safetensors")  # what is copied of a teacher's folder, with its script
@@ -41,9 +42,7 @@ class Teacher:
         """The copy in the run folder, if it is of this address, else the teacher itself. UsageError where there is
         none, or where its script is neither trusted nor to be trusted."""
         with _folder_of(address, run_dir / "teacher") as folder:
-            script, original = script_of(folder)
-            if original is None and not trust_script:
-                raise UsageError(not_trusted(script, "--trust-script"))
+            script, _ = script_of(folder)
             policy = load(folder, trust_script=trust_script, device=device)
             files = {}
             if folder != run_dir / "teacher":
@@ -79,6 +78,8 @@ class Teacher:
                 folder.mkdir()
             for name, data in self.files.items():  # ORIGIN comes last: without it a copy is none
                 write_atomically(folder / name, data)
+            if self.files and script_of(folder)[1] is None:  # it has been executed: a resumed run needs not ask again
+                note_start((folder / self.script).resolve())
         except OSError as error:
             raise UsageError(f"the run folder {run_dir} cannot be written: {error.strerror}") from None
 

@@ -22,10 +22,11 @@ from solorl.checkpoints.safety import is_plain_name
 from solorl.errors import UsageError, needs_extra, reason
 from solorl.files import sha256
 from solorl.run.evaluation import draw_learning_curve
-from solorl.run.load import Play, not_trusted, play_script, script_of
+from solorl.run.load import Play, play_script, script_of
 from solorl.run.upload import repo_name
 from solorl.share.card import Facts, card, facts_of, results
 from solorl.terminal import warn
+from solorl.trust import not_trusted
 
 PULLED = "hub.json"  # in a pulled folder: the repository and the commit
 MODELS = ("model.safetensors", "model_last.safetensors")
@@ -185,12 +186,13 @@ def replay(run_dir: Path, step: str) -> Path | None:
         if (run_dir / name).is_file() and (run_dir / name).stat().st_mtime >= saved:
             return run_dir / name
     copy, original = script_of(run_dir)
+    how = "--trust-script to `solo play --video`"
     if original is None:
-        warn(f"no video: {not_trusted(copy, '--trust-script to `solo play --video`')}")
+        warn(f"no video: {not_trusted(copy, how)}")
         return None
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
-        play_script(original, run_dir, Play(episodes=1, video=True), neighbours=True)
+        play_script(original, run_dir, Play(episodes=1, video=True), neighbours=original != copy, how=how)
     path = run_dir / "videos" / "play.mp4"
     if path.is_file() and path.stat().st_mtime >= saved:
         return path
@@ -243,6 +245,11 @@ def fetch(address: str, max_size: float = MAX_SIZE) -> Path:
     if not (folder := _cached(repo, commit)).is_dir():
         _pull(api, repo, folder, commit, max_size)
     return folder
+
+
+def run_dir_of(address: str) -> Path:
+    """The run folder that a command names, pulled into the cache if it is `hf://USER/NAME`."""
+    return fetch(address) if address.startswith(PREFIX) else Path(address)
 
 
 def _cached(repo: str, commit: str) -> Path:

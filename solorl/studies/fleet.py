@@ -219,7 +219,7 @@ class Fleet:
                 self.say(f"submitted  {tasks_of} to {self._cluster.name}: {name}")
 
 
-def cancel(study: Study, tasks: Sequence[Task], open_cluster: Callable[[str, dict[str, str]], Cluster]) -> None:
+def cancel(study: Study, tasks: Sequence[Task], open_cluster: Callable[[dict[str, Any]], Cluster]) -> None:
     """Nobody does these tasks any more: workers that do see it at their next heartbeat, and engines are told.
 
     UsageError where an engine cannot be reached; the tasks are cancelled nevertheless.
@@ -230,7 +230,7 @@ def cancel(study: Study, tasks: Sequence[Task], open_cluster: Callable[[str, dic
     for about in study.submissions():
         pairs = zip(about.get("tasks", []), about.get("handles", []), strict=False)
         if handles := [handle for task_id, handle in pairs if task_id in wanted]:
-            open_cluster(str(about["engine"]), about.get("options", {})).cancel(handles)
+            open_cluster(about).cancel(handles)
 
 
 def retry(study: Study, tasks: Sequence[Task]) -> int:

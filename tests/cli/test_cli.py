@@ -26,9 +26,9 @@ from solorl.args.arguments import RunArgs
 from solorl.catalog import header as catalog
 from solorl.catalog import stub
 from solorl.catalog.standalone import attributes_of, standalone, stub_with
-from solorl.checkpoints.safety import note_start
 from solorl.cli import diff
 from solorl.errors import UsageError
+from solorl.trust import note_start
 
 SOLO = (sys.executable, "-m", "solorl.cli")
 FAMILY_FILE = '''# /// script

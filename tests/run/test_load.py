@@ -173,7 +173,7 @@ def test_an_unknown_script_is_not_executed_unless_trusted(ppo, observations, tmp
     mark = tmp_path / "executed"
     copy.write_text(copy.read_text() + f"\nopen({str(mark)!r}, 'w')\nprint('loud')\n")
     capsys.readouterr()
-    assert "add trust_script=True" in sentence(ppo["run"].dir, trust_script=False) and not mark.exists()
+    assert "trust_script=True" in sentence(ppo["run"].dir, trust_script=False) and not mark.exists()
     policy = solorl.load(ppo["run"].dir, trust_script=True)
     assert mark.exists() and len(policy(observations)) == 50 and capsys.readouterr().out == ""
 

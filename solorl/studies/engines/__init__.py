@@ -1,7 +1,10 @@
 """Where trainings run: on this machine (`local.py`), or where a scheduler puts them (the contract: `cluster.py`)."""
 
+import os
+import shlex
 from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 from solorl.errors import UsageError, did_you_mean
 from solorl.machine import own_cores
@@ -11,7 +14,7 @@ from solorl.studies.resources import Resources
 
 __all__ = [
     "AGAIN", "ENGINES", "UNKNOWN", "Cluster", "Engine", "Job", "LocalEngine", "Submission", "check_options",
-    "check_storage", "open_engine", "open_pool",
+    "check_storage", "open_again", "open_engine", "open_pool",
 ]  # fmt: skip
 # Name -> its module, which has `open(options) -> Cluster` and imports its packages inside of functions; the function
 # where it has another name.
@@ -22,6 +25,11 @@ ENGINES = {
     "aws-batch": "solorl.studies.engines.aws_batch",
     "kubernetes": "solorl.studies.engines.written:open_kubernetes",
     "skypilot": "solorl.studies.engines.written:open_skypilot",
+}
+# Engine -> its option that says where to connect, the variables that say it without, and where it is without these.
+ADDRESSES: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "ray": ("address", ("RAY_ADDRESS",), "auto"),
+    "aws-batch": ("endpoint_url", ("AWS_ENDPOINT_URL_BATCH", "AWS_ENDPOINT_URL"), ""),
 }
 STORAGES = {"aws-batch": "s3://"}  # engines whose workers see no folder of the submitting machine
 
@@ -48,6 +56,20 @@ def open_engine(name: str, options: Mapping[str, str]) -> Cluster:
         raise UsageError(f"this version of solorl cannot use {name} yet; it has the engine local") from None
     cluster: Cluster = getattr(module, function or "open")(options)
     return cluster
+
+
+def open_again(about: Mapping[str, Any], address: str) -> Cluster:
+    """The engine of a submission, at the `address` that the user gives; else where a variable or its default says.
+    UsageError, also as `open_engine`, where the submission says another one: the study may come from elsewhere, and who
+    answers there is believed."""
+    name, options = str(about.get("engine")), dict(about.get("options", {}))
+    key, variables, default = ADDRESSES.get(name, ("", (), ""))
+    own = address or next(filter(None, map(os.environ.get, variables)), default)
+    there = str(options.pop(key, "") or own)
+    if there != own and not address:
+        where = f"this study was submitted to {name} at {there!r}, which you have not named here"
+        raise UsageError(f"{where}; to connect, if you trust that machine, add --address {shlex.quote(there)}")
+    return open_engine(name, {**options, key: own} if key and own else options)
 
 
 def open_pool(name: str, options: Mapping[str, str], resources: Resources, workers: int | None) -> Engine:

@@ -19,7 +19,8 @@ def clients(names: Sequence[str], region: str | None, endpoint: str | None) -> l
         from botocore.config import Config
     except ModuleNotFoundError as error:
         raise UsageError(missing_extra("AWS", error)) from None
-    config = Config(retries={"mode": "standard", "total_max_attempts": 5}, connect_timeout=10, read_timeout=60)
+    most = 2 if endpoint else 5  # a named server that does not answer is told within seconds
+    config = Config(retries={"mode": "standard", "total_max_attempts": most}, connect_timeout=5, read_timeout=60)
     with told("it cannot be used"):
         return [boto3.client(name, region_name=region, endpoint_url=endpoint, config=config) for name in names]
 

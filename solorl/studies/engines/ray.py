@@ -21,7 +21,7 @@ from solorl.studies.resources import Resources, count
 NAMESPACE = "solorl"  # of the names of crews
 ANSWER = 60.0  # seconds that a crew has to answer
 BEGIN = 600.0  # seconds that a crew has to begin: a busy cluster starts processes slowly
-CONNECT = 10.0  # seconds that the cluster's port has to open
+CONNECT = 5.0  # seconds that the cluster's port has to open
 RESTARTS = 10  # of a crew whose node is lost
 RETRIES = 20
 OPTIONS = ("address", "retries", "grows")

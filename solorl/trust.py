@@ -1,0 +1,92 @@
+"""What may be executed that a run folder names, scripts and modules: the one place that decides it.
+
+A folder may come from elsewhere and say anything. Executed is what is installed, and what the user has started here: a
+script, or the module of an environment whose id was typed, in the same place with the same contents.
+"""
+
+import contextlib
+import importlib.util
+import os
+import shlex
+import site
+import sys
+import sysconfig
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from solorl.errors import UsageError
+from solorl.files import sha256
+from solorl.scripts import script_paths
+
+FLAG = "--trust-script (in Python: trust_script=True)"
+# How the user may allow what is refused; empty: all is allowed; None: by a flag on the command line of the training.
+HOW: ContextVar[str | None] = ContextVar("how", default=None)
+
+
+def not_trusted(file: Path, how: str = FLAG, kind: str = "an algorithm of this installation") -> str:
+    """The sentence that refuses to execute a file, which is not of the trusted `kind`, unless by `how`."""
+    return (
+        f"{file} is neither {kind} nor equal to a file that you have started here: "
+        f"read it, because it would be executed, then add {how}"
+    )
+
+
+def trusted(copy: Path, started_from: Any) -> Path | None:
+    """The file to execute for `copy`, a script in a run folder, whose name and contents it has: an algorithm of this
+    installation, or the file from which the run was started, or the copy, if the user has started that; else None.
+    What a folder says of its origin is no proof: it may come from elsewhere and name another file that came with it."""
+    files = [*script_paths().values()]
+    if isinstance(started_from, str) and Path(started_from).is_absolute() and was_started(Path(started_from)):
+        files.append(Path(started_from))
+    files += [copy] if was_started(copy.resolve()) else []
+    same = (path for path in files if path.name == copy.name)
+    return next((path for path in same if path.read_bytes() == copy.read_bytes()), None)
+
+
+def check_module(env_id: str, module: str, typed: bool) -> None:
+    """Note the module of an id that the user has `typed` as started. UsageError where a run folder names it and it is
+    neither installed nor started. Imports its parents, each of them after it was looked at."""
+    names, how = module.split("."), HOW.get()
+    for name in (".".join(names[: i + 1]) for i in range(len(names))):
+        spec = None if name in sys.modules else importlib.util.find_spec(name)
+        if spec is None or spec.origin is None or _is_installed(Path(spec.origin)):
+            continue  # it is imported, is not there, has no code, or was chosen by who installed it
+        if typed:
+            note_start(Path(spec.origin).resolve())
+        elif how != "" and not was_started(Path(spec.origin).resolve()):
+            raise UsageError(not_trusted(Path(spec.origin), how or f"--env-id {shlex.quote(env_id)}", "installed"))
+
+
+def _is_installed(file: Path) -> bool:
+    """Whether a file lies among the installed packages. A module of Python itself has no environments."""
+    places = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()]
+    folder = file.parent.resolve()
+    return any(folder.is_relative_to(Path(place).resolve()) for place in [*places, *site.getsitepackages()])
+
+
+# ---------------------------------------------------------------------- what was started here
+def note_start(file: Path) -> None:
+    """Note the place and the contents of a file that the user starts, in the home folder, where no run folder that
+    comes from elsewhere can write. Where that cannot be done, `solo play` will ask before it executes the file."""
+    with contextlib.suppress(OSError, RuntimeError):
+        if not was_started(file):
+            _started().parent.mkdir(parents=True, exist_ok=True)
+            with open(_started(), "a", encoding="utf-8") as notes:
+                notes.write(f"{_place_and_contents(file)}\n")
+
+
+def was_started(file: Path) -> bool:
+    """Whether the user has started this file, in this place and with these contents."""
+    with contextlib.suppress(OSError, RuntimeError, ValueError):
+        return file.is_file() and _place_and_contents(file) in _started().read_text(encoding="utf-8").split("\n")
+    return False
+
+
+def _started() -> Path:
+    """The list of files; RuntimeError where there is no home folder."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "solorl" / "started.txt"
+
+
+def _place_and_contents(file: Path) -> str:
+    return f"{sha256(file)} {str(file)!r}"  # in a line, whatever characters the path has
