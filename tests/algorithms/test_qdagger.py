@@ -346,6 +346,10 @@ def test_a_script_that_is_trusted_may_teach_if_its_spaces_fit(train, tmp_path):
     run_dir = short(train, "--trust-script", "--save-every", "60", teacher=folder)["run"].dir
     back_to(120, run_dir)
     train(NAME, "--resume", run_dir)
+    copy, mark = run_dir / "teacher" / script.name, tmp_path / "executed"
+    copy.write_text(copy.read_text() + f"open({str(mark)!r}, 'w')\n")
+    train(NAME, "--resume", run_dir, code=2)  # although config.json says that the script was to be trusted
+    assert "then add --trust-script" in train.out and not mark.exists()
     short(train, "--trust-script", teacher=change(folder), code=2)
     assert "has the observation space Box(0, 255, (3, 84, 84), uint8), not Box(0, 255, (4," in train.out
 

@@ -1,24 +1,31 @@
 """A run folder that somebody else has made: whatever it holds, one sentence, and nothing is executed or overwritten."""
 
 import hashlib
+import importlib
 import json
 import math
 import os
 import shutil
 import sys
+from dataclasses import make_dataclass
+from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import refused, run, script
+from conftest import own_registry, refused, rows, run, script
 from safetensors.numpy import load_file, save_file
 
-from solorl import memory
-from solorl.args.arguments import RunArgs
+import solorl
+from solorl import memory, trust
+from solorl.args.arguments import RunArgs, saved_arguments
 from solorl.checkpoints import checkpoint as state
 from solorl.checkpoints import env_state as simulators
 from solorl.checkpoints import safety
+from solorl.checkpoints.replay import ReplayLog
 from solorl.errors import UsageError
+from solorl.files import write_atomically
 from solorl.run import evaluation
 
 TINY = "--num-envs 2 --num-steps 32 --total-timesteps 128 --eval-episodes 1".split()
@@ -198,6 +205,156 @@ def test_rows_of_metrics_that_cannot_be_drawn_are_left_out(tmp_path):
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+# ---------------------------------------------------------------------- modules that a folder names
+WALK = """
+import gymnasium as gym
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+open("executed", "a").close()
+class Walk(CartPoleEnv):
+    pass
+gym.register("Walk-v0", __name__ + ":Walk", max_episode_steps=5)
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder to be in, which is not on the path of Python; `here(path, text)` writes a module there."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", ".")])
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "notes"))
+    own_registry(monkeypatch)
+
+    def write(path, text=WALK):
+        path = tmp_path / "here" / path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        forget()
+        return path
+
+    def forget():
+        """A new process has imported nothing of this."""
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("walks", "minatar", "here")]:
+            monkeypatch.delitem(sys.modules, name)
+        gym.registry.pop("Walk-v0", None)
+        importlib.invalidate_caches()
+
+    write.forget = forget
+    return write
+
+
+def named(run_dir, env_id, **args):
+    """The folder, whose config.json names this environment."""
+    config = json.loads((run_dir / "config.json").read_text())
+    config["args"] |= {"env_id": env_id, **args}
+    (run_dir / "config.json").write_text(json.dumps(config))
+    return run_dir
+
+
+def use(how, run_dir, train, solo):
+    """The sentence that refuses a run folder."""
+    if how == "resume":
+        train("ppo", "--resume", run_dir, code=2)
+        return train.out
+    if how == "load":
+        with pytest.raises(UsageError) as error:
+            solorl.load(run_dir)
+        return str(error.value)
+    code, _, err = solo(how, run_dir, *(["policy.onnx"] if how == "export" else []))
+    assert code == 2, err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("how", "allows"),
+    [("resume", "--env-id walks:Walk-v0"), ("play", "--trust-script"), ("export", "--trust-script"),
+     ("load", "trust_script=True")],
+)  # fmt: skip
+def test_a_module_that_only_a_run_folder_names_is_not_imported(how, allows, here, copy, train, solo):
+    module = here("walks.py")
+    said = use(how, named(copy, "walks:Walk-v0"), train, solo)
+    assert f"{module} is neither installed nor equal to a file that you have started here" in said and allows in said
+    assert len(said.strip().splitlines()) == 1 and not Path("executed").exists()
+    assert "" not in sys.path or how == "resume"  # there the process ends
+
+
+@pytest.mark.parametrize("entry", ["", "here", "linked", "parent"])
+@pytest.mark.parametrize(
+    ("env_id", "path"),
+    [("walks:Walk-v0", "walks.py"), ("walks:Walk-v0", "walks/__init__.py"), ("walks.sub:Walk-v0", "walks/__init__.py"),
+     ("walks.sub:Walk-v0", "walks/sub.py"), ("here.walks:Walk-v0", "walks.py"), ("MinAtar/Walk-v0", "minatar.py")],
+)  # fmt: skip
+def test_however_the_current_folder_is_on_the_path(entry, env_id, path, here, copy, train, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    places = {"": "", "here": tmp_path / "here", "linked": tmp_path / "link", "parent": tmp_path / "here" / ".."}
+    monkeypatch.setattr(sys, "path", [str(places[entry]), *sys.path])
+    here(path)
+    if "sub" in env_id:
+        here("walks/sub.py")
+    train("ppo", "--resume", named(copy, env_id), code=2)
+    assert not Path("executed").exists(), train.out
+
+
+def test_a_module_that_was_typed_is_imported_again_with_these_contents(here, copy, train, solo, tmp_path):
+    module = here("walks.py")
+    flags = ["--eval-episodes", 1, "--num-envs", 2, "--num-steps", 32]
+    run_dir = train("ppo", "--env-id", "walks:Walk-v0", "--total-timesteps", 64, *flags)["run"].dir
+    for total in (128, 192):
+        here.forget()
+        train("ppo", "--resume", run_dir, "--total-timesteps", total, "--resume-changed")
+    here.forget()
+    assert solo("play", run_dir, "--episodes", 1)[0] == 0
+    assert repr(str(module)) in (tmp_path / "notes" / "solorl" / "started.txt").read_text()
+    here("walks.py", WALK + "# changed")
+    Path("executed").unlink()
+    refused(solo("play", run_dir), f"{module} is neither installed nor equal to a file that you have started here")
+    train("ppo", "--resume", run_dir, "--total-timesteps", 256, "--resume-changed", code=2)
+    assert not Path("executed").exists()
+    train("ppo", "--resume", run_dir, "--total-timesteps", 256, "--resume-changed", "--env-id", "walks:Walk-v0")
+    here.forget()
+    assert solo("play", run_dir, "--episodes", 1)[0] == 0
+
+
+def test_a_module_is_imported_where_all_is_trusted_and_nothing_is_noted(here, copy, solo, tmp_path):
+    here("walks.py")
+    code, out, err = solo("play", named(copy, "walks:Walk-v0"), "--episodes", 1, "--trust-script")
+    assert code == 0 and out.startswith("walks:Walk-v0: 5.0 "), err
+    here.forget()
+    refused(solo("play", copy), "walks.py is neither installed")
+    assert not (tmp_path / "notes").exists()
+
+
+def test_an_installed_module_is_imported(here, copy, solo, tmp_path, monkeypatch):
+    packages = tmp_path / "site-packages"
+    here("../site-packages/walks/__init__.py", WALK + 'open("executed", "w").write(repr(__import__("sys").path))')
+    monkeypatch.setattr(trust.site, "getsitepackages", lambda: [str(packages)])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
+    assert solo("play", named(copy, "walks:Walk-v0"), "--episodes", 1)[0] == 0
+    assert "''" not in Path("executed").read_text()  # nothing here is found in the place of what is not installed
+
+
+def test_a_script_of_ones_own_imports_its_neighbours_but_no_folder_names_them(here, train, solo, tmp_path, monkeypatch):
+    """What lies next to a script is the script's affair; it is not started by that."""
+    place = tmp_path / "place"
+    here("../place/walks.py")
+    here("../place/own.py", script("ppo").read_text() + "\nimport walks_neighbour\n")
+    here("../place/walks_neighbour.py", "")
+    with monkeypatch.context() as inside:
+        inside.setattr(sys, "path", [str(place), *sys.path])
+        run_dir = train(place / "own.py", *TINY)["run"].dir
+    monkeypatch.delitem(sys.modules, "walks_neighbour")
+    assert solo("play", run_dir, "--episodes", 1)[0] == 0
+    refused(solo("play", named(run_dir, "walks:Walk-v0")), f"{place / 'walks.py'} is neither installed")
+    assert not Path("executed").exists()
+
+
+def test_what_a_run_folder_says_of_trust_is_not_heard(copy, monkeypatch):
+    monkeypatch.setattr("solorl.args.arguments.script_path", lambda: script("ppo"))
+    named(copy, "CartPole-v1", trust_script=True, resume_changed=True)
+    saved = saved_arguments(copy, make_dataclass("Args", [("trust_script", bool, False)], bases=(RunArgs,)))
+    assert (saved.trust_script, saved.resume_changed) == (False, False)
+
+
 # ---------------------------------------------------------------------- links
 @pytest.mark.parametrize(
     "name",
@@ -242,6 +399,31 @@ def test_pipes_are_refused(tmp_path):
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(UsageError, match=r"config\.json is a pipe, a socket or a device"):
         safety.refuse_links(tmp_path)
+
+
+def test_rows_are_not_written_through_a_hard_link(train, solo, copy, tmp_path):
+    precious = tmp_path / "precious"
+    (copy / "metrics.jsonl").rename(precious)
+    os.link(precious, copy / "metrics.jsonl")
+    before = precious.read_bytes()
+    left_alone(train, copy, "metrics.jsonl is a hard link: writing there would change another file")
+    assert solo("play", copy, "--episodes", 1)[0] == 0  # which reads only
+    assert precious.read_bytes() == before and len(rows(copy)) > 0
+
+
+def test_files_that_are_replaced_are_not_written_through_a_hard_link(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("x")
+    names = [f".status.json.{os.getpid()}", ".000000000000_000000000003.safetensors", ".play.mp4"]
+    for name in names:
+        os.link(precious, tmp_path / name)
+    write_atomically(tmp_path / "status.json", b"new")
+    replay = type("Replay", (), {"arrays": {"obs": np.zeros((5, 2))}, "inserted": 3})()
+    ReplayLog(tmp_path).append(replay)
+    env = gym.make("CartPole-v1", render_mode="rgb_array", max_episode_steps=3)
+    evaluation.film(env, lambda obs: np.zeros(len(obs), int), 1, tmp_path / "play.mp4")
+    assert precious.read_text() == "x" and precious.stat().st_nlink == 1
+    assert all((tmp_path / name).stat().st_size > 1 for name in ("status.json", names[1][1:], "play.mp4"))
 
 
 # ---------------------------------------------------------------------- models, memory

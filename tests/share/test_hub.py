@@ -245,6 +245,16 @@ def test_a_strangers_script_is_executed_only_when_told_to(pushed, solo, here):
     assert (here / "executed").exists()
 
 
+def test_a_run_of_the_hub_is_exported_by_the_same_rule(pushed, solo, here):
+    pytest.importorskip("onnxruntime")
+    code, out, err = solo("export", f"hf://{NAME}", "policy.onnx")
+    assert code == 0 and "wrote policy.onnx" in out and Path("policy.onnx").stat().st_size > 0, err
+    pushed.change(ppo__py=pushed.head["ppo.py"] + b"\nopen('executed', 'w')\n")
+    refused(solo("export", f"hf://{NAME}", "other.onnx"), "neither an algorithm of this installation", "--trust-script")
+    assert not (here / "executed").exists() and not (here / "other.onnx").exists()
+    assert solo("export", f"hf://{NAME}", "other.onnx", "--trust-script")[0] == 0 and (here / "executed").exists()
+
+
 # ---------------------------------------------------------------------- what is not pulled
 @pytest.mark.parametrize(
     ("files", "words"),

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -453,6 +454,71 @@ def test_bad_flags_are_one_sentence(solo, place, words, sentence):
     code, _, err = solo(*flags, *words)
     assert code == 2 and err.count("\n") == 1 and "Traceback" not in err and sentence in err, err
     assert not (place / "s/submissions").exists() or not list((place / "s/submissions").iterdir())
+
+
+@pytest.fixture
+def listener():
+    """A server of somebody else: its port, and who has come. It hangs up."""
+    came = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    one, who = server.accept()
+                    came.append(who)
+                    one.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1], came
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def elsewhere(place, listener, monkeypatch):
+    """`elsewhere(engine)`: a study of somebody else that was submitted to an engine at that server; its address."""
+    for name in ("RAY_ADDRESS", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_BATCH"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setattr("ray.init", lambda *_, **__: (_ for _ in ()).throw(ConnectionError("it hangs up")))
+    given = {"ray": {}, "aws-batch": {"queue": "q", "definition": "d", "region": "eu-central-1"}}
+
+    def submitted(engine):
+        key, address = {"ray": ("address", "127.0.0.1:{}"), "aws-batch": ("endpoint_url", "http://127.0.0.1:{}")}[
+            engine
+        ]
+        address = address.format(listener[0])
+        study, [task] = planned(place / "study", place)
+        name = study.open_submission([task], engine, {**given[engine], key: address})
+        study.note_handles(name, [{"ray": "solo-x/0", "aws-batch": "job"}[engine]])
+        return address, task
+
+    return submitted
+
+
+@pytest.mark.parametrize("engine", ["ray", "aws-batch"])
+@pytest.mark.parametrize("verb", ["logs", "cancel"])
+def test_no_connection_is_made_where_only_the_study_says(verb, engine, elsewhere, listener, solo, monkeypatch):
+    address, task = elsewhere(engine)
+    refused(solo("bench", verb, "study", task.id), repr(address), f"if you trust that machine, add --address {address}")
+    monkeypatch.setenv({"ray": "RAY_ADDRESS", "aws-batch": "AWS_ENDPOINT_URL"}[engine], "http://127.0.0.1:9")
+    refused(solo("bench", verb, "study", task.id), repr(address), f"add --address {address}")
+    assert listener[1] == []
+
+
+@pytest.mark.parametrize("engine", ["ray", "aws-batch"])
+def test_a_connection_is_made_where_the_user_says(engine, elsewhere, listener, solo, monkeypatch):
+    """By the flag or a variable. What is not there is one sentence."""
+    address, task = elsewhere(engine)
+    refused(solo("bench", "logs", "study", task.id, "--address", address), "")
+    by_flag = len(listener[1])
+    monkeypatch.setenv({"ray": "RAY_ADDRESS", "aws-batch": "AWS_ENDPOINT_URL"}[engine], address)
+    refused(solo("bench", "logs", "study", task.id), "")
+    assert 0 < by_flag < len(listener[1])
+    dead = "127.0.0.1:9" if engine == "ray" else "http://127.0.0.1:9"
+    said = {"ray": f"there is no Ray cluster at {dead}", "aws-batch": f'Could not connect to the endpoint URL: "{dead}'}
+    refused(solo("bench", "logs", "study", task.id, "--address", dead), said[engine])
 
 
 def test_verbs_refuse_what_is_not_there(solo, place):

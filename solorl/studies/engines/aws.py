@@ -33,7 +33,7 @@ def told(what: str, silent: bool = False) -> Iterator[None]:
     try:
         yield
     except (BotoCoreError, ClientError, ValueError) as error:
-        answer = getattr(error, "response", {})
+        answer = getattr(error, "response", None) or {}  # None where a server has hung up
         code, status = answer.get("Error", {}).get("Code", ""), answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
         why = HINTS.get(type(error).__name__) or answer.get("Error", {}).get("Message") or str(error)
         why = " ".join(f"{code} {why}".split())
