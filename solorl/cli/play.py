@@ -9,9 +9,9 @@ from solorl.errors import UsageError
 
 ABOUT = """Evaluate the agent of a run folder. This executes the script that made it, with the arguments in the folder's
 config.json. A script that is equal to the algorithm of this name, or to your own file from which you have started the
-run, is executed there; any other is executed only with --trust-script, and does not find modules next to it. An
-environment whose id is module:Name imports that module. A run of the Hugging Face hub is pulled into a cache (see
-`solo pull --help`)."""
+run, is executed there; any other is executed only with --trust-script, and does not find modules next to it. The same
+holds for the module of an environment module:Name, unless it is an installed package. A run of the Hugging Face hub is
+pulled into a cache (see `solo pull --help`)."""
 
 
 def no_display() -> bool:

@@ -25,7 +25,7 @@ CONNECT = 5.0  # seconds that the cluster's port has to open
 RESTARTS = 10  # of a crew whose node is lost
 RETRIES = 20
 OPTIONS = ("address", "retries", "grows")
-HOW = "start one with `ray start --head`, or name one: --engine-option address=HOST:6379"
+HOW = "start one with `ray start --head`, or name one: --engine-option address=HOST:6379 (logs, cancel: --address)"
 _connected = ""  # the address to which this process is connected
 
 
