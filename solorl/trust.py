@@ -49,12 +49,13 @@ def check_module(env_id: str, module: str, typed: bool) -> None:
     neither installed nor started. Imports its parents, each of them after it was looked at."""
     names, how = module.split("."), HOW.get()
     for name in (".".join(names[: i + 1]) for i in range(len(names))):
-        spec = None if name in sys.modules else importlib.util.find_spec(name)
+        there = name in sys.modules  # then nothing of it is executed any more
+        spec = getattr(sys.modules[name], "__spec__", None) if there else importlib.util.find_spec(name)
         if spec is None or spec.origin is None or _is_installed(Path(spec.origin)):
-            continue  # it is imported, is not there, has no code, or was chosen by who installed it
+            continue  # it is not there, has no code, or was chosen by who installed it
         if typed:
             note_start(Path(spec.origin).resolve())
-        elif how != "" and not was_started(Path(spec.origin).resolve()):
+        elif how != "" and not there and not was_started(Path(spec.origin).resolve()):
             raise UsageError(not_trusted(Path(spec.origin), how or f"--env-id {shlex.quote(env_id)}", "installed"))
 
 

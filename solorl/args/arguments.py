@@ -71,7 +71,7 @@ def parse(args_type: type[A]) -> A:
         if folder:
             check_unchanged(args, saved)
         if hasattr(args, "env_id"):
-            check_env_id_of(script_path(), args.env_id, typed="env_id" in given)
+            check_env_id_of(script_path(), args.env_id, typed=not folder or "env_id" in given)
         first, last = getattr(args, "learning_starts", -1), getattr(args, "total_timesteps", 0)
         if first >= last:
             warn(f"nothing will be learned: --learning-starts {first} is not less than --total-timesteps {last}")

@@ -315,6 +315,26 @@ def test_a_module_that_was_typed_is_imported_again_with_these_contents(here, cop
     assert solo("play", run_dir, "--episodes", 1)[0] == 0
 
 
+@pytest.mark.parametrize("imported", [False, True])
+def test_the_environment_of_a_script_s_own_default_is_started_with_it(imported, here, train, solo):
+    """Also where the script has imported the module before."""
+    here("walks.py")
+    text = script("ppo").read_text().replace('env_id: str = "CartPole-v1"', 'env_id: str = "walks:Walk-v0"')
+    own = here("own.py", text.replace("import gymnasium", "import walks\nimport gymnasium", 1) if imported else text)
+    with pytest.MonkeyPatch.context() as inside:
+        inside.setattr(sys, "path", ["", *sys.path])
+        run_dir = train(own, *TINY)["run"].dir
+    here.forget()
+    assert solo("play", run_dir, "--episodes", 1)[1].startswith("walks:Walk-v0: 5.0")
+    catalogue = named(run_dir, "walks:Walk-v0")
+    (catalogue / "own.py").unlink()
+    (catalogue / "ppo.py").write_bytes(script("ppo").read_bytes())
+    config = json.loads((catalogue / "config.json").read_text()) | {"script": "ppo.py"}
+    (catalogue / "config.json").write_text(json.dumps(config))
+    here.forget()
+    assert solo("play", catalogue, "--episodes", 1)[0] == 0  # with a script that does not import it
+
+
 def test_a_module_is_imported_where_all_is_trusted_and_nothing_is_noted(here, copy, solo, tmp_path):
     here("walks.py")
     code, out, err = solo("play", named(copy, "walks:Walk-v0"), "--episodes", 1, "--trust-script")
