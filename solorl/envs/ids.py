@@ -34,7 +34,7 @@ REGISTER = {
 
 # Games of several agents: pattern of their ids -> package that has them. `solorl.envs.pettingzoo` registers them; our
 # extra of that name brings the packages.
-GAMES = {"mpe/*": "mpe2", "sisl/*": "pettingzoo", "butterfly/*": "pettingzoo"}
+GAMES = {"mpe/*": "mpe2"} | dict.fromkeys(("atari/*", "butterfly/*", "sisl/*"), "pettingzoo")
 
 
 # Families that other packages register: the part of an id before the slash -> (module, what pip installs).

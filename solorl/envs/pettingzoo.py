@@ -4,24 +4,26 @@
     env = gym.make("mpe/simple_spread_v3")  # a `Game`, for evaluation; registered when this module is imported
 
 Every array has an axis of agents, in the order of PettingZoo's `possible_agents`; an agent that has left keeps its
-place. All agents of a game have equal spaces. API: Terry et al. (2021), https://arxiv.org/abs/2009.14471
+place. All agents of a game have equal spaces, or are padded to them on request: `gym.make(env_id, pad=True)`. API: Terry
+et al. (2021), https://arxiv.org/abs/2009.14471
 """
 
 import importlib
 import importlib.util
 import pkgutil
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import iterate
 
+from solorl.envs.ids import GAMES
 from solorl.errors import quit_with
 
-FAMILIES = {"mpe": "mpe2", "sisl": "pettingzoo.sisl", "butterfly": "pettingzoo.butterfly"}  # -> package of its games
-EQUAL = "all agents must have equal spaces (SuperSuit's pad_observations_v0 and pad_action_space_v0 make them so)"
+EQUAL = "all agents must have equal spaces"
+PADDING = "; vectors and numbers of actions are padded by gym.make(env_id, pad=True)"
 PARTS = {"observation", "action_mask"}  # of a Dict observation
 STATELESS = {"sisl/multiwalker_v9"}  # whose state() raises an exception once a walker has fallen
 
@@ -34,15 +36,26 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
     `truncated` (num_agents,) say it of each agent, from the step in which it leaves to the end of the game, so that
     `alive` is neither. `info` holds, of the same moment as the observation, `alive` (num_agents,), the central `state`
     (the game's `state()`; where it has none, all observations in a row) and, where the game gives it, `action_mask`
-    (num_agents, num_actions), True for what is allowed, all True for agents that do not play.
+    (num_agents, num_actions), True for what is allowed: what the game says of each agent, all its actions where the game
+    says nothing, as of agents that have left.
 
     `teams`: name -> names of its agents; "each": every agent is a team; None: all agents are one. The first team is
     the one whose return stands for the game. `own_state=False`: the central state is all observations in a row, though
     the game has a `state()`. One sentence and exit code 2 where the agents' spaces are not equal or
     not plain arrays. It is deterministic given its seed, and can be saved, if the game is.
+
+    `pad`: vectors of unequal lengths are filled up with 0 to the longest, numbers of discrete actions raised to the
+    largest. `agent_obs_dims` and `agent_action_dims` (entries, or the number of discrete actions) are the true sizes of
+    each agent, `action_mask` has its discrete actions, and continuous ones are cut before the game gets them.
     """
 
-    def __init__(self, game: Any, teams: Mapping[str, Sequence[str]] | str | None = None, own_state: bool = True):
+    def __init__(
+        self,
+        game: Any,
+        teams: Mapping[str, Sequence[str]] | str | None = None,
+        own_state: bool = True,
+        pad: bool = False,
+    ):
         self.own_state = own_state
         self.game, self.metadata = game, dict(game.metadata)
         self.name = str(game.metadata.get("name", type(game.unwrapped).__name__))
@@ -51,16 +64,17 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
             quit_with(f"{self.name} does not list its possible_agents, so its arrays would have no fixed shape")
         self.agents: list[str] = list(game.possible_agents)
         self.teams = self._teams(teams)
-        self.agent_observation_space, self.agent_action_space = self._agent_spaces()
-        box, action = self.agent_observation_space, self.agent_action_space
-        low, high = (np.stack([bound] * len(self.agents)) for bound in (box.low, box.high))
-        self.observation_space = gym.spaces.Box(low, high, dtype=box.dtype.type)
-        if isinstance(action, gym.spaces.Discrete):
-            nvec, start = ([int(number)] * len(self.agents) for number in (action.n, action.start))
-            self.action_space = gym.spaces.MultiDiscrete(nvec, start=start)
+        obs, actions = self._agent_spaces(pad)
+        self.agent_observation_space, self.observation_space = _boxes(obs)
+        self.agent_obs_dims = [int(np.prod(box.shape)) for box in obs]
+        if isinstance(actions[0], gym.spaces.Discrete):
+            self.agent_action_dims, start = [int(one.n) for one in actions], int(actions[0].start)
+            self._masked = self._masked or len(set(self.agent_action_dims)) > 1
+            self.agent_action_space = gym.spaces.Discrete(max(self.agent_action_dims), start=start)
+            self.action_space = gym.spaces.MultiDiscrete(self.agent_action_dims, start=[start] * len(actions))
         else:
-            low, high = (np.stack([bound] * len(self.agents)) for bound in (action.low, action.high))
-            self.action_space = gym.spaces.Box(low, high, dtype=action.dtype.type)
+            self.agent_action_dims = [int(np.prod(box.shape)) for box in actions]
+            self.agent_action_space, self.action_space = _boxes(actions)
         self.alive = self.terminated = self.truncated = np.zeros(len(self.agents), bool)
         self.info: dict[str, np.ndarray] = {}
 
@@ -77,7 +91,7 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
         action = np.asarray(action)
         if action.shape != self.action_space.shape:
             raise ValueError(f"actions of {self.name} are {self.action_space.shape}, not {action.shape}")
-        acting = {name: action[k] for k, name in enumerate(self.agents) if self.alive[k]}
+        acting = {name: self._own(k, action[k]) for k, name in enumerate(self.agents) if self.alive[k]}
         obs, rewards, terminated, truncated, infos = self.game.step(acting)
         reward = np.array([rewards[name] if name in acting else rewards.get(name, 0.0) for name in self.agents], float)
         out, cut = (np.array([bool(ends.get(name)) for name in self.agents]) for ends in (terminated, truncated))
@@ -96,6 +110,15 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
         """See `gymnasium.Env.close`."""
         self.game.close()
 
+    def _own(self, k: int, action: Any) -> Any:
+        """The action of one agent without padding. ValueError where a discrete one is padding itself."""
+        size, space = self.agent_action_dims[k], self.agent_action_space
+        if not isinstance(space, gym.spaces.Discrete):
+            return action[:size] if action.ndim == 1 else action
+        if action >= space.start + size:
+            raise ValueError(f"{self.agents[k]} of {self.name} has {size} actions: {action} is padding")
+        return action
+
     def _told(self, observations: Mapping[str, Any], infos: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
         """The observation, in an array of its own, and `info`, from what the game says of each agent."""
         box = self.agent_observation_space
@@ -106,14 +129,16 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
             if isinstance(seen, Mapping):
                 seen, mask = seen["observation"], seen.get("action_mask", mask)
             if seen is not None:
-                obs[k] = seen
+                seen = np.asarray(seen)
+                obs[k][tuple(map(slice, seen.shape))] = seen
             if mask is not None:
                 masks[k] = np.asarray(mask, bool)
         self.info = {"alive": self.alive.copy(), "state": self._state(obs)}
         if masks or self._masked:
-            allowed = np.ones((len(self.agents), int(self.agent_action_space.n)), bool)
-            for k in masks.keys() & set(np.flatnonzero(self.alive).tolist()):
-                allowed[k] = masks[k]
+            sizes = self.agent_action_dims
+            allowed = np.arange(max(sizes)) < np.array(sizes)[:, None]  # (num_agents, num_actions)
+            for k, mask in masks.items():
+                allowed[k, : sizes[k]] = mask if mask.any() else True  # a policy needs one, also of who has left
             self.info["action_mask"] = allowed
         return obs, dict(self.info)
 
@@ -123,22 +148,22 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
         except NotImplementedError:
             return obs.flatten()
 
-    def _agent_spaces(self) -> tuple[gym.spaces.Box, Any]:
-        """The spaces of one agent, without action masks; one sentence and exit code 2 where there is no such thing."""
-        spaces = {name: (self.game.observation_space(name), self.game.action_space(name)) for name in self.agents}
-        obs, action = spaces[first := self.agents[0]]
-        for name, other in spaces.items():
-            for kind, one, two in (("observations", obs, other[0]), ("actions", action, other[1])):
-                if one != two:
-                    quit_with(f"{self.name}: {first} has {kind} {one}, {name} has {two}; {EQUAL}")
-        self._masked = isinstance(obs, gym.spaces.Dict) and "action_mask" in obs.spaces
-        if isinstance(obs, gym.spaces.Dict) and "observation" in obs.spaces and set(obs.spaces) <= PARTS:
-            obs = obs["observation"]
-        if not isinstance(obs, gym.spaces.Box):
-            quit_with(f"{self.name} has observations {obs}; allowed are Box, and Dict of observation and action_mask")
-        if not isinstance(action, gym.spaces.Discrete | gym.spaces.Box):
-            quit_with(f"{self.name} has actions {action}; allowed are Discrete and Box")
-        return obs, action
+    def _agent_spaces(self, pad: bool) -> tuple[list[gym.spaces.Box], list[Any]]:
+        """The spaces of each agent, without action masks; one sentence and exit code 2 where they cannot be stacked."""
+        found = [(self.game.observation_space(name), self.game.action_space(name)) for name in self.agents]
+        obs, actions = map(list, zip(*found, strict=True))
+        self._masked = any(isinstance(space, gym.spaces.Dict) and "action_mask" in space.spaces for space in obs)
+        obs = [space["observation"] if _has_parts(space) else space for space in obs]
+        for name, space, action in zip(self.agents, obs, actions, strict=True):
+            for kind, one, two in (("observations", obs[0], space), ("actions", actions[0], action)):
+                if one != two and not (pad and _can_pad(one, two)):
+                    what = f"{self.agents[0]} has {kind} {one}, {name} has {two}"
+                    quit_with(f"{self.name}: {what}; {EQUAL}{PADDING if _can_pad(one, two) else ''}")
+        if not isinstance(obs[0], gym.spaces.Box):
+            quit_with(f"{self.name} has observations {obs[0]}; allowed are Box, and Dict of observation and action_mask")
+        if not isinstance(actions[0], gym.spaces.Discrete | gym.spaces.Box):
+            quit_with(f"{self.name} has actions {actions[0]}; allowed are Discrete and Box")
+        return obs, actions
 
     def _teams(self, teams: Mapping[str, Sequence[str]] | str | None) -> dict[str, list[int]]:
         """Team -> places of its agents; one sentence and exit code 2 unless each agent is in exactly one."""
@@ -150,13 +175,36 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
         return {team: [self.agents.index(name) for name in names] for team, names in named.items()}  # type: ignore[union-attr]
 
 
+def _has_parts(space: gym.Space) -> bool:
+    return isinstance(space, gym.spaces.Dict) and "observation" in space.spaces and set(space.spaces) <= PARTS
+
+
+def _can_pad(one: Any, two: Any) -> bool:
+    """Whether two spaces differ in what padding makes equal: lengths and bounds of vectors, or numbers of actions."""
+    if isinstance(one, gym.spaces.Discrete) and isinstance(two, gym.spaces.Discrete):
+        return bool(one.start == two.start)
+    boxes = isinstance(one, gym.spaces.Box) and isinstance(two, gym.spaces.Box)
+    return boxes and one.dtype == two.dtype and len(one.shape) == len(two.shape) == 1
+
+
+def _boxes(boxes: Sequence[gym.spaces.Box]) -> tuple[gym.spaces.Box, gym.spaces.Box]:
+    """The space of any one agent, and that of all (num_agents, ...), in which what is padded is 0."""
+    dtype: Any = boxes[0].dtype.type
+    low, high = (np.zeros((len(boxes), *np.max([box.shape for box in boxes], 0)), dtype) for _ in range(2))
+    for k, box in enumerate(boxes):
+        here = tuple(map(slice, box.shape))
+        low[k][here], high[k][here] = box.low, box.high
+    return gym.spaces.Box(low.min(0), high.max(0), dtype=dtype), gym.spaces.Box(low, high, dtype=dtype)
+
+
 class PettingZooEnvs(gym.vector.SyncVectorEnv):
     """`num_envs` games side by side, with Gymnasium's vector interface and `AutoresetMode.SAME_STEP`.
 
     Observations are (num_envs, num_agents, *obs_shape), actions (num_envs, num_agents, ...), rewards, `terminated` and
     `truncated` (num_envs, num_agents). A game ends when all its agents are done, which is `done.all(-1)`, and is reset
     in the same step: then `infos["final_obs"][i]` (num_agents, *obs_shape) and `infos["final_info"]` are those of its
-    end. The last observation of an agent that leaves earlier is in its row of the observations.
+    end: `state` and `action_mask` of the final observation. The last observation of an agent that leaves earlier is in its
+    row of the observations, its mask in that of `action_mask`.
 
     `alive`, `state` and `action_mask` (None where the game has none), (num_envs, ...), belong to the present
     observations, after a reset and a resume, too; the `infos` of a step have the same, see `Game`.
@@ -172,6 +220,7 @@ class PettingZooEnvs(gym.vector.SyncVectorEnv):
             quit_with(f"{name} has one agent; games of several are those of PettingZoo, such as mpe/simple_spread_v3")
         self.agents, self.num_agents, self.teams = game.agents, len(game.agents), game.teams
         self.agent_observation_space, self.agent_action_space = game.agent_observation_space, game.agent_action_space
+        self.agent_obs_dims, self.agent_action_dims = game.agent_obs_dims, game.agent_action_dims
 
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """One step of every game; see the class."""
@@ -211,37 +260,48 @@ class PettingZooEnvs(gym.vector.SyncVectorEnv):
         return np.stack([game.info[key] for game in self._games()])
 
 
-def open_game(env_id: str, teams: Any = None, **kwargs: Any) -> Game:
-    """The game `FAMILY/NAME` of PettingZoo; `kwargs` go to its `parallel_env`. One sentence and exit code 2 where a
-    package is missing that this game needs."""
+def open_game(env_id: str, teams: Any = None, pad: bool = False, **kwargs: Any) -> Game:
+    """The game `FAMILY/NAME` of PettingZoo; `kwargs` are those of its `parallel_env`. One sentence and exit code 2 where
+    a package is missing that this game needs."""
+    import pettingzoo
+    from pettingzoo.env_registry.exceptions import FailedToImport
+
     family, _, name = env_id.partition("/")
     try:
-        module = importlib.import_module(f"{FAMILIES[family]}.{name}")
-    except ImportError as error:
+        if family == "mpe":  # not in PettingZoo's registry
+            game = importlib.import_module(f"mpe2.{name}").parallel_env(**kwargs)
+        else:
+            game = pettingzoo.make("parallel", re.sub(r"_v(\d+)$", r"-v\1", env_id), **kwargs)
+    except (ImportError, FailedToImport) as error:
+        missing = error.__cause__ if isinstance(error, FailedToImport) else error
         package = "mpe2" if family == "mpe" else f"'pettingzoo[{family}]'"
-        quit_with(f"{env_id} needs {error.name or 'a package'}, which is not installed: pip install {package}")
-    return Game(module.parallel_env(**kwargs), teams, own_state=env_id not in STATELESS)
+        what = getattr(missing, "name", None) or "a package"
+        quit_with(f"{env_id} needs {what}, which is not installed: pip install {package}")
+    return Game(game, teams, own_state=env_id not in STATELESS, pad=pad)
 
 
 def register(env_id: str, parallel_env: Callable[..., Any], teams: Any = None) -> None:
-    """Name a game of your own: `gym.make(env_id, **kwargs)` then gives `Game(parallel_env(**kwargs), teams)`."""
+    """Name a game of your own: `gym.make(env_id, pad=..., **kwargs)` then gives `Game(parallel_env(**kwargs), teams)`,
+    padded on request."""
 
-    def make(**kwargs: Any) -> Game:
-        return Game(parallel_env(**kwargs), teams)
+    def make(pad: bool = False, **kwargs: Any) -> Game:
+        return Game(parallel_env(**kwargs), teams, pad=pad)
 
     gym.register(env_id, make, disable_env_checker=True)
 
 
-def _names(package: str) -> list[str]:
-    """The games in a package, without importing it; none where it is not installed."""
-    if importlib.util.find_spec(package.partition(".")[0]) is None:
-        return []
-    spec = importlib.util.find_spec(package)
-    found = pkgutil.iter_modules(spec.submodule_search_locations if spec else None)
-    return [module.name for module in found if re.search(r"_v\d+$", module.name)]
+def _ids() -> Iterator[str]:
+    """The games that are installed: those of PettingZoo's registry, under the names of its modules, and those of mpe2,
+    without importing it."""
+    if importlib.util.find_spec("pettingzoo"):
+        from pettingzoo import parallel_registry
+
+        families = tuple(pattern.removesuffix("*") for pattern in GAMES)
+        yield from (re.sub(r"-v(\d+)$", r"_v\1", name) for name in parallel_registry if name.startswith(families))
+    if spec := importlib.util.find_spec("mpe2"):
+        found = pkgutil.iter_modules(spec.submodule_search_locations)
+        yield from (f"mpe/{module.name}" for module in found if re.search(r"_v\d+$", module.name))
 
 
-for _family, _package in FAMILIES.items():
-    for _name in _names(_package):
-        _id = f"{_family}/{_name}"
-        gym.register(_id, "solorl.envs.pettingzoo:open_game", kwargs={"env_id": _id}, disable_env_checker=True)
+for _id in _ids():
+    gym.register(_id, "solorl.envs.pettingzoo:open_game", kwargs={"env_id": _id}, disable_env_checker=True)

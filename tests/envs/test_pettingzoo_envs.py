@@ -54,7 +54,7 @@ class Loop:
                 one, allowed = one["observation"], one["action_mask"]
             obs.append(one)
             alive.append(name not in self.out | self.cut)
-            mask.append([True] * 3 if allowed is None or not alive[-1] else [bool(x) for x in allowed])
+            mask.append([True] * 3 if allowed is None else [bool(x) for x in allowed])
         try:
             state = self.game.state()
         except NotImplementedError:
@@ -109,8 +109,12 @@ def test_every_array_is_that_of_a_loop_over_the_raw_api(name):
                 np.testing.assert_array_equal(infos["final_obs"][i], wanted[4][0])
                 np.testing.assert_array_equal(infos["final_info"]["alive"][i], wanted[4][1])
                 np.testing.assert_array_equal(infos["final_info"]["state"][i], wanted[4][2])
+                if masked:
+                    np.testing.assert_array_equal(infos["final_info"]["action_mask"][i], wanted[4][3])
             met |= {("over", over), ("out", terminated[i].any()), ("early", not over and truncated[i].any())}
+            met |= {("forbidden at the end", masked and over and not wanted[4][3].all())}
     assert envs.action_mask is None or masked
+    assert ("forbidden at the end", masked) in met
     assert met >= ({("over", True), ("out", True), ("early", True)} if "raid" in name else {("over", True)})
 
 
