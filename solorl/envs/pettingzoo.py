@@ -4,8 +4,8 @@
     env = gym.make("mpe/simple_spread_v3")  # a `Game`, for evaluation; registered when this module is imported
 
 Every array has an axis of agents, in the order of PettingZoo's `possible_agents`; an agent that has left keeps its
-place. All agents of a game have equal spaces, or are padded to them on request: `gym.make(env_id, pad=True)`. API: Terry
-et al. (2021), https://arxiv.org/abs/2009.14471
+place. All agents of a game have equal spaces, or are padded on request: `gym.make(env_id, pad=True)`.
+API: Terry et al. (2021), https://arxiv.org/abs/2009.14471
 """
 
 import importlib
@@ -36,8 +36,8 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
     `truncated` (num_agents,) say it of each agent, from the step in which it leaves to the end of the game, so that
     `alive` is neither. `info` holds, of the same moment as the observation, `alive` (num_agents,), the central `state`
     (the game's `state()`; where it has none, all observations in a row) and, where the game gives it, `action_mask`
-    (num_agents, num_actions), True for what is allowed: what the game says of each agent, all its actions where the game
-    says nothing, as of agents that have left.
+    (num_agents, num_actions), True for what is allowed: what the game says of each agent, all its actions where it says
+    nothing, as of agents that have left.
 
     `teams`: name -> names of its agents; "each": every agent is a team; None: all agents are one. The first team is
     the one whose return stands for the game. `own_state=False`: the central state is all observations in a row, though
@@ -49,14 +49,8 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
     each agent, `action_mask` has its discrete actions, and continuous ones are cut before the game gets them.
     """
 
-    def __init__(
-        self,
-        game: Any,
-        teams: Mapping[str, Sequence[str]] | str | None = None,
-        own_state: bool = True,
-        pad: bool = False,
-    ):
-        self.own_state = own_state
+    def __init__(self, game: Any, teams: Any = None, own_state: bool = True, pad: bool = False):
+        self.own_state, self._masked = own_state, False
         self.game, self.metadata = game, dict(game.metadata)
         self.name = str(game.metadata.get("name", type(game.unwrapped).__name__))
         self.render_mode = getattr(game.unwrapped, "render_mode", None)
@@ -65,6 +59,7 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
         self.agents: list[str] = list(game.possible_agents)
         self.teams = self._teams(teams)
         obs, actions = self._agent_spaces(pad)
+        self.agent_action_space: Any
         self.agent_observation_space, self.observation_space = _boxes(obs)
         self.agent_obs_dims = [int(np.prod(box.shape)) for box in obs]
         if isinstance(actions[0], gym.spaces.Discrete):
@@ -129,8 +124,7 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
             if isinstance(seen, Mapping):
                 seen, mask = seen["observation"], seen.get("action_mask", mask)
             if seen is not None:
-                seen = np.asarray(seen)
-                obs[k][tuple(map(slice, seen.shape))] = seen
+                obs[(k, slice(self.agent_obs_dims[k])) if obs.ndim == 2 else k] = seen
             if mask is not None:
                 masks[k] = np.asarray(mask, bool)
         self.info = {"alive": self.alive.copy(), "state": self._state(obs)}
@@ -160,7 +154,8 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
                     what = f"{self.agents[0]} has {kind} {one}, {name} has {two}"
                     quit_with(f"{self.name}: {what}; {EQUAL}{PADDING if _can_pad(one, two) else ''}")
         if not isinstance(obs[0], gym.spaces.Box):
-            quit_with(f"{self.name} has observations {obs[0]}; allowed are Box, and Dict of observation and action_mask")
+            allowed = "Box, and Dict of observation and action_mask"
+            quit_with(f"{self.name} has observations {obs[0]}; allowed are {allowed}")
         if not isinstance(actions[0], gym.spaces.Discrete | gym.spaces.Box):
             quit_with(f"{self.name} has actions {actions[0]}; allowed are Discrete and Box")
         return obs, actions
@@ -192,8 +187,8 @@ def _boxes(boxes: Sequence[gym.spaces.Box]) -> tuple[gym.spaces.Box, gym.spaces.
     dtype: Any = boxes[0].dtype.type
     low, high = (np.zeros((len(boxes), *np.max([box.shape for box in boxes], 0)), dtype) for _ in range(2))
     for k, box in enumerate(boxes):
-        here = tuple(map(slice, box.shape))
-        low[k][here], high[k][here] = box.low, box.high
+        here: Any = (k, *map(slice, box.shape))
+        low[here], high[here] = box.low, box.high
     return gym.spaces.Box(low.min(0), high.max(0), dtype=dtype), gym.spaces.Box(low, high, dtype=dtype)
 
 
@@ -203,8 +198,8 @@ class PettingZooEnvs(gym.vector.SyncVectorEnv):
     Observations are (num_envs, num_agents, *obs_shape), actions (num_envs, num_agents, ...), rewards, `terminated` and
     `truncated` (num_envs, num_agents). A game ends when all its agents are done, which is `done.all(-1)`, and is reset
     in the same step: then `infos["final_obs"][i]` (num_agents, *obs_shape) and `infos["final_info"]` are those of its
-    end: `state` and `action_mask` of the final observation. The last observation of an agent that leaves earlier is in its
-    row of the observations, its mask in that of `action_mask`.
+    end, with `state` and `action_mask` of the final observation. The last observation of an agent that leaves earlier
+    is in its row of the observations, its mask in that of `action_mask`.
 
     `alive`, `state` and `action_mask` (None where the game has none), (num_envs, ...), belong to the present
     observations, after a reset and a resume, too; the `infos` of a step have the same, see `Game`.
@@ -261,8 +256,8 @@ class PettingZooEnvs(gym.vector.SyncVectorEnv):
 
 
 def open_game(env_id: str, teams: Any = None, pad: bool = False, **kwargs: Any) -> Game:
-    """The game `FAMILY/NAME` of PettingZoo; `kwargs` are those of its `parallel_env`. One sentence and exit code 2 where
-    a package is missing that this game needs."""
+    """The game `FAMILY/NAME` of PettingZoo; `kwargs` are those of its `parallel_env`. One sentence and exit code 2
+    where a package is missing that this game needs."""
     import pettingzoo
     from pettingzoo.env_registry.exceptions import FailedToImport
 

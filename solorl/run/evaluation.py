@@ -1,12 +1,14 @@
 """Playing the greedy policy, on environments and seeds of its own, without moving the training."""
 
 import contextlib
+import copy
 import inspect
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 from solorl.checkpoints.checkpoint import random_states, set_random_states
 from solorl.compute.device import CONFIRM, EVALUATE, env_seed
 from solorl.envs.returns import named, of_game, teams_of
+from solorl.errors import UsageError
 from solorl.files import read_json, write_atomically
 from solorl.metrics import read_rows
 from solorl.run.folder import RunFolder
@@ -28,6 +31,8 @@ from solorl.terminal import warn
 # (n, num_agents, ...); a policy with a parameter `action_mask` gets (n, num_agents, num_actions), or None where the
 # games give none.
 Policy = Callable[..., Any]
+OPPONENTS = {"random", "older"}
+SCORE = "eval/episodic_return"
 DRAWN = ("global_step", "charts/episodic_return", "eval/episodic_return", "eval/episodic_return_std")
 MAX_STEPS = 100_000  # an episode without a time limit is cut here
 
@@ -42,9 +47,70 @@ def undisturbed():
         set_random_states(states)
 
 
-def stepwise(policy: Policy, num_envs: int) -> Callable[[Any, Sequence[dict[str, Any]]], np.ndarray]:
+@dataclass(frozen=True)
+class Seat:
+    """A policy that plays the agents of one team; all others are played by an opponent."""
+
+    policy: Policy
+    opponent: Policy | str  # another policy, or "random": random actions, legal ones where the game says which
+    members: Sequence[int]  # places of the agents of the team
+    space: gym.Space  # of the actions of all agents
+
+    def stepwise(self, seeds: Sequence[int]) -> Callable[[Any, Sequence[dict[str, Any]]], np.ndarray]:
+        """See the function; the random actions in each game depend on its seed only."""
+        spaces = [copy.deepcopy(self.space) for _ in seeds]
+        for space, seed in zip(spaces, seeds, strict=True):
+            space.seed(seed)
+
+        def random(obs: Any, infos: Sequence[dict[str, Any]]) -> np.ndarray:
+            return np.stack([_random_action(*each) for each in zip(spaces, infos, strict=True)])
+
+        ours = stepwise(self.policy, len(seeds))
+        theirs = random if isinstance(self.opponent, str) else stepwise(self.opponent, len(seeds))
+
+        def act(obs: Any, infos: Sequence[dict[str, Any]]) -> np.ndarray:
+            actions = np.array(theirs(obs, infos))
+            actions[:, list(self.members)] = ours(obs, infos)[:, list(self.members)]
+            return actions
+
+        return act
+
+
+def _random_action(space: Any, info: Mapping[str, Any]) -> np.ndarray:
+    """A random action of all agents, (num_agents, ...)."""
+    if "action_mask" not in info:
+        return space.sample()
+    masks = zip(info["action_mask"], space.nvec, strict=True)
+    return space.sample(mask=tuple(mask[:n].astype(np.int8) for mask, n in masks))
+
+
+def seats(policy: Policy, opponent: Policy | str, env: Any) -> dict[str, Any]:
+    """Team -> the policy in its `Seat`, to be played like a policy. UsageError where a game has no two teams."""
+    teams = teams_of(env) or {}
+    if len(teams) < 2:
+        raise UsageError('opponents need a game with two teams or more, as `gym.make(env_id, teams="each")` gives it')
+    return {team: Seat(policy, opponent, members, env.action_space) for team, members in teams.items()}
+
+
+def play_scores(envs: Sequence[Any], policy: Policy, seeds: Sequence[int], opponent: Any = None) -> Any:
+    """One episode in each environment: scores (n,) by name, and lengths (n,). Against an opponent one from the seat of
+    each team, which has the return when the policy plays it; the score and the length are means over the seats."""
+    if opponent is None:
+        returns, lengths = play_games(envs, policy, seeds)
+        return named(SCORE, returns, teams_of(envs[0])), lengths
+    played = {team: (seat, *play_games(envs, seat, seeds)) for team, seat in seats(policy, opponent, envs[0]).items()}
+    scores = {team: returns[:, list(seat.members)].sum(-1) for team, (seat, returns, _) in played.items()}
+    of_teams = {f"{SCORE}_{team}": score for team, score in scores.items()}
+    return {SCORE: np.mean(list(scores.values()), 0)} | of_teams, np.mean([steps for *_, steps in played.values()], 0)
+
+
+def stepwise(
+    policy: Policy, num_envs: int, seeds: Sequence[int] = ()
+) -> Callable[[Any, Sequence[dict[str, Any]]], np.ndarray]:
     """The policy as a function of the observations and the infos that came with them, for `num_envs` episodes that all
-    begin with the first call; what a policy with memory remembers is kept here."""
+    begin with the first call; what a policy with memory remembers is kept here. `seeds` are for a Seat."""
+    if isinstance(policy, Seat):
+        return policy.stepwise(seeds)
     known = inspect.signature(policy).parameters
     state, first = None, np.ones(num_envs, bool)
 
@@ -126,7 +192,7 @@ def play_games(envs: Sequence[Any], policy: Policy, seeds: Sequence[int]) -> tup
     obs, infos = [each for each, _ in begun], [info for _, info in begun]
     returns = np.zeros(len(envs) if teams is None else (len(envs), sum(map(len, teams.values()))))
     lengths = np.zeros(len(envs), int)
-    running, act = set(range(len(envs))), stepwise(policy, len(envs))
+    running, act = set(range(len(envs))), stepwise(policy, len(envs), seeds)
     batch: Any = gym.vector.utils.create_empty_array(space, len(envs))
     while running:
         batch = gym.vector.utils.concatenate(space, obs, batch)
@@ -166,7 +232,7 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     temporary = path.with_name(f".{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary.unlink(missing_ok=True)  # it may be a link
-    total, over, steps, act = 0.0, False, 0, stepwise(policy, 1)
+    total, over, steps, act = 0.0, False, 0, stepwise(policy, 1, [seed])
     obs, info = env.reset(seed=seed)
     fps = env.metadata.get("render_fps") or 30
     with imageio.get_writer(temporary, format="FFMPEG", fps=fps, macro_block_size=2) as video:
@@ -180,19 +246,23 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     return total
 
 
-def watch(env: gym.Env, policy: Policy, seeds: Sequence[int]) -> list[float]:
-    """Play one episode per seed in an environment made with `render_mode="human"`; returns their returns."""
-    return [float(play_episodes([env], policy, [seed])[0][0]) for seed in seeds]
+def watch(env: gym.Env, policy: Policy, seeds: Sequence[int], opponent: Any = None) -> list[float]:
+    """Play `play_scores` for each seed in an environment made with `render_mode="human"`; returns the scores."""
+    return [float(play_scores([env], policy, [seed], opponent)[0][SCORE][0]) for seed in seeds]
 
 
-def film_to(folder: RunFolder, name: str, seed: int, policy: Policy, make_env: Callable[..., Any], env_id: str) -> Any:
-    """Film one episode into a file in `videos`; returns its path, or None, with a warning, where that fails."""
+def film_to(
+    folder: RunFolder, name: str, seed: int, policy: Policy, make_env: Any, env_id: str, opponent: Any = None
+) -> Path | None:
+    """Film one episode into a file in `videos`, against an opponent that of the first team's seat; returns its path,
+    or None, with a warning, where that fails."""
     path = folder.path / "videos" / name
     try:
         folder.require()
         env = open_game(make_env, env_id, "rgb_array")
         try:
-            film(env, policy, seed, path)
+            shown = policy if opponent is None else next(iter(seats(policy, opponent, env).values()))
+            film(env, shown, seed, path)
         finally:
             env.close()
     except Exception as error:  # no renderer, no codec, no space: a film is not worth a training
@@ -212,25 +282,29 @@ class Evaluator:
         self._confirmations = 0
         self._envs: list[Any] = []
 
-    def play(self, stream: int, first: int, policy: Policy, make_env: Callable[..., Any]) -> Any:
-        """Returns and lengths of one episode in each environment, with the seeds from number `first` of a stream on."""
+    def play(self, stream: int, first: int, policy: Policy, make_env: Callable[..., Any], opponent: Any = None) -> Any:
+        """`play_scores` with the seeds from number `first` of a stream on."""
         count = self.args.eval_episodes
         if not self._envs:
             self._envs = open_games(make_env, self.args.env_id, count)
-        return play_games(self._envs, policy, [env_seed(self.args.seed, stream, first + i) for i in range(count)])
+        seeds = [env_seed(self.args.seed, stream, first + i) for i in range(count)]
+        return play_scores(self._envs, policy, seeds, opponent)
 
-    def evaluate(self, step: int, policy: Policy, make_env: Callable[..., Any]) -> dict[str, float]:
-        """Play, note the score, and return its row of metrics. Raises Diverged where the mean return is not finite."""
-        returns, lengths = self.play(EVALUATE, 0, policy, make_env)
-        scores = named("eval/episodic_return", returns, teams_of(self._envs[0]))
-        score = scores.pop("eval/episodic_return")
+    def evaluate(self, step: int, policy: Policy, make_env: Any, opponents: Any = None) -> dict[str, float]:
+        """Play, against each of the opponents (name -> "random" or a policy) if there are any, note the score, which is
+        that against the first, and return its row of metrics. Raises Diverged where the mean return is not finite."""
+        others = opponents or {"": None}
+        played = {name: self.play(EVALUATE, 0, policy, make_env, other) for name, other in others.items()}
+        scores, lengths = next(iter(played.values()))
+        scores |= {f"{SCORE}_vs_{name}": score[SCORE] for name, (score, _) in played.items() if name}
+        score = scores.pop(SCORE)
         mean, std = float(score.mean()), float(score.std())
         if not math.isfinite(mean):
-            raise Diverged("eval/episodic_return", mean)
+            raise Diverged(SCORE, mean)
         self.last, self.improved = (step, mean, std), mean > self.best
         self.best = max(self.best, mean)
         return {
-            "eval/episodic_return": mean,
+            SCORE: mean,
             "eval/episodic_return_std": std,
             "eval/episodic_length": float(lengths.mean()),
             **{name: float(value.mean()) for name, value in scores.items()},
@@ -241,14 +315,13 @@ class Evaluator:
         """Mean return of the last evaluation; None before the first."""
         return self.last[1] if self.last[0] >= 0 else None
 
-    def confirm(self, policy: Policy, make_env: Callable[..., Any]) -> float | None:
-        """Where the last evaluation has reached `--target-return`: the mean return on seeds never used before."""
+    def confirm(self, policy: Policy, make_env: Callable[..., Any], opponent: Any = None) -> float | None:
+        """Where the last evaluation has reached `--target-return`: the mean score on seeds never used before."""
         if self.args.target_return is None or self.last[1] < self.args.target_return:
             return None
         first = self._confirmations * self.args.eval_episodes
         self._confirmations += 1
-        returns, _ = self.play(CONFIRM, first, policy, make_env)
-        return float(of_game(returns, teams_of(self._envs[0])).mean())
+        return float(self.play(CONFIRM, first, policy, make_env, opponent)[0][SCORE].mean())
 
     def close(self) -> None:
         """Close the environments."""

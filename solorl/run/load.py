@@ -25,7 +25,7 @@ import numpy as np
 from solorl.checkpoints.safety import is_plain_name, refuse_links
 from solorl.compute.device import CONFIRM, env_seed
 from solorl.errors import UsageError, did_you_mean, missing_extra
-from solorl.run.evaluation import Policy, film_to, open_game, open_games, play_episodes, undisturbed, watch
+from solorl.run.evaluation import SCORE, Policy, film_to, open_game, open_games, play_scores, undisturbed, watch
 from solorl.run.folder import RunFolder
 from solorl.trust import FLAG, HOW, not_trusted, trusted
 
@@ -46,24 +46,34 @@ class Play:
     take: Callable[[Any, Policy, Callable[..., Any], Mapping[str, Any]], None] | None = None
 
     def __call__(
-        self, args: Any, folder: RunFolder, policy: Policy, make_env: Callable[..., Any], models: Mapping[str, Any]
+        self,
+        args: Any,
+        folder: RunFolder,
+        policy: Policy,
+        make_env: Callable[..., Any],
+        models: Mapping[str, Any],
+        opponents: Sequence[str] = (),
     ) -> None:
-        """Hand over the loaded policy and its models, or evaluate it; film or show it on request."""
+        """Hand over the loaded policy and its models, or evaluate it; film or show it on request. Where the script
+        names opponents, it plays against random actions."""
         if self.take is not None:
             self.take(args, policy, make_env, models)
             return
         seed = args.seed if self.seed is None else self.seed
         seeds = [env_seed(seed, CONFIRM, 2**19 + i) for i in range(self.episodes)]
+        opponent = "random" if opponents else None
         with undisturbed():
             if self.render:
                 env = open_game(make_env, args.env_id, "human")
-                returns = np.array(watch(env, policy, seeds))
+                returns = np.array(watch(env, policy, seeds, opponent))
                 env.close()
             else:
-                returns, _ = play_episodes(open_games(make_env, args.env_id, len(seeds)), policy, seeds)
-            print(f"{args.env_id}: {returns.mean():.1f} ± {returns.std():.1f} over {len(seeds)} greedy episodes, "
+                envs = open_games(make_env, args.env_id, len(seeds))
+                returns = play_scores(envs, policy, seeds, opponent)[0][SCORE]
+            who = " against random actions" if opponent else ""
+            print(f"{args.env_id}: {returns.mean():.1f} ± {returns.std():.1f} over {len(seeds)} greedy episodes{who}, "
                   f"from {returns.min():.1f} to {returns.max():.1f}")  # fmt: skip
-            if self.video and (path := film_to(folder, "play.mp4", seeds[0], policy, make_env, args.env_id)):
+            if self.video and (path := film_to(folder, "play.mp4", seeds[0], policy, make_env, args.env_id, opponent)):
                 print(f"video {path}")
 
 

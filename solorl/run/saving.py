@@ -1,9 +1,11 @@
 """What a checkpoint of a run holds, and its models: brought back, looked through for NaN, and written."""
 
+import copy
+import functools
 import math
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ class Checkpoints:
         self.parts: dict[str, Any] = {}
         self.models: dict[str, Any] | None = None
         self.replays: dict[str, Any] = {}
+        self.selves: list[tuple[int, dict[str, Any]]] = []  # step and weights: the older self, a later one
         self.newest: int | None = None  # step of the newest checkpoint
         self.keep: int | None = None  # step of a checkpoint that stays although there are two newer ones
         self.until = math.inf  # step of the newest checkpoint that may be resumed
@@ -83,6 +86,11 @@ class Checkpoints:
             self._take_those_of_rank(tree)
             checkpoint.set_random_states(tree["random"])
         self.resumed, self._random = tree["run"], tree["random"]
+        with fitting("the older self in the checkpoint"):
+            older, newer = tree.get("selves") or ((), ())
+            self.selves = [(int(step), dict(weights)) for step, weights in filter(None, (older, newer))]
+            for _, weights in self.selves:
+                self._load_weights(weights)  # fits; those of `parts` come after them
         for name, part in self.parts.items():
             if name not in tree["parts"]:
                 raise UsageError(f"{where} has no part named {name}")
@@ -179,6 +187,8 @@ class Checkpoints:
         }
         if others:
             tree["ranks"] = list(others)
+        if self.selves:
+            tree["selves"] = self.selves
         checkpoint.save_checkpoint(self.folder, step, tree, self.keep)
         for log in self._logs.values():
             log.forget()
@@ -202,6 +212,34 @@ class Checkpoints:
         if self.models is not None:
             return self.models
         return {name: part for name, part in self.parts.items() if hasattr(part, "named_parameters")}
+
+    def remember(self, step: int) -> None:
+        """Keep copies of the models for `older`. There are two: once `step` is twice that of the second copy, that one
+        becomes the older self, and the models as they are now the second copy."""
+        if not self.selves or step >= 2 * self.selves[1][0]:
+            now = (step, {name: copy.deepcopy(dict(model.state_dict())) for name, model in self._models().items()})
+            self.selves = [*(self.selves or [now, now])[1:], now]
+
+    def older(self, policy: Callable[..., Any]) -> Callable[..., Any]:
+        """A policy with the weights of the older self. The models have them while it acts, and afterwards their own."""
+        weights = self.selves[0][1]
+        if hasattr(policy, "with_weights"):  # in JAX it is a function of its model
+            return policy.with_weights(*weights.values())
+
+        @functools.wraps(policy)
+        def act(*inputs: Any, **named: Any) -> Any:
+            own = {name: copy.deepcopy(dict(model.state_dict())) for name, model in self._models().items()}
+            self._load_weights(weights)
+            try:
+                return policy(*inputs, **named)
+            finally:
+                self._load_weights(own)
+
+        return act
+
+    def _load_weights(self, weights: Mapping[str, Any]) -> None:
+        for name, model in self._models().items():
+            model.load_state_dict(weights[name])
 
     def save_model(self, name: str, about: Mapping[str, str]) -> None:
         """Write the models into one file, keys prefixed by the part's name, with metadata. Raises OSError."""

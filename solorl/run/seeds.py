@@ -140,6 +140,12 @@ class PolicyOfSeed:
             obs = obs.astype(np.float32, copy=False).reshape(len(obs), -1)
         return np.asarray(self.compiled(self.model(), obs))
 
+    def with_weights(self, arrays: Mapping[str, Any]) -> "PolicyOfSeed":
+        """The same policy with another model, given as name -> array."""
+        model = self.model()
+        other = jax.tree.unflatten(jax.tree.structure(model), [arrays[name] for name in names_of(model)])
+        return dataclasses.replace(self, model=lambda: other)
+
 
 class Runs:
     """The trainings of `--num-seeds` seeds in one process."""
@@ -165,7 +171,7 @@ class Runs:
         self._code: Any = None  # with which a seed has ended that did not come to its end
         self._common: int | None = None  # step of the newest checkpoint that all active seeds have
         self._acts: dict[Any, Any] = {}
-        self._made: tuple[Any, Any] = (None, None)
+        self._made: tuple[Any, Any, Sequence[str]] = (None, None, ())  # what `evaluate` got
         self._before: dict[int, Any] = {}  # as in `Run`
 
     # ------------------------------------------------------------------ verbs, in the order of a script
@@ -324,10 +330,12 @@ class Runs:
         if self.num_seeds > 1 and self._line.is_due():
             self._progress(global_step)
 
-    def evaluate(self, global_step: int, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
+    def evaluate(
+        self, global_step: int, act: Callable[..., Any], make_env: Callable[..., Any], opponents: Sequence[str] = ()
+    ) -> None:
         """See `Run.evaluate`; the policy of a seed is `act(model, obs)`, compiled here, with the field `model`."""
-        self._made = (act, make_env)
-        self._each(self._alone(lambda i, run: run.evaluate(global_step, self._policy(act, i), make_env)))
+        self._made = (act, make_env, opponents)
+        self._each(self._alone(lambda i, run: run.evaluate(global_step, self._policy(act, i), make_env, opponents)))
         self._say_evaluations(f"step {global_step:>10,}", global_step)
 
     def save(self, global_step: int) -> None:
@@ -338,25 +346,25 @@ class Runs:
             run.checkpoints.keep = self._common  # where another seed cannot write, as on a full disk
             alone(i, run)
             if run.ending not in ("", "signal"):
-                run.close(self._policy(self._made[0], i), self._made[1])
+                run.close(self._policy(self._made[0], i), *self._made[1:])
                 self._active.remove(i)
 
         self._each(save)
         if self._active and all(self.runs[i].checkpoints.newest == global_step for i in self._active):
             self._common = global_step
 
-    def close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
+    def close(self, act: Callable[..., Any], make_env: Callable[..., Any], opponents: Sequence[str] = ()) -> None:
         """See `Run.close`."""
         try:
-            self._close(act, make_env)
+            self._close(act, make_env, opponents)
         finally:
             if not self.runs[0].signal or signals.in_a_shell():
                 signals.restore(self._before)
 
-    def _close(self, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
+    def _close(self, act: Callable[..., Any], make_env: Callable[..., Any], opponents: Sequence[str]) -> None:
         for i in self._active:
             try:
-                self.runs[i].close(self._policy(act, i), make_env)
+                self.runs[i].close(self._policy(act, i), make_env, opponents)
             except SystemExit as end:
                 self._code = UNSAVED if self._code == UNSAVED else end.code
         if not self.play:

@@ -32,7 +32,7 @@ from solorl.compute.processes import Processes
 from solorl.compute.ranks import Ranks, from_environment, local_rank
 from solorl.envs.returns import teams_of
 from solorl.errors import UsageError, in_one_sentence, missing_extra, quit_with
-from solorl.run.evaluation import Evaluator, Policy, draw_learning_curve, film_to, undisturbed
+from solorl.run.evaluation import OPPONENTS, Evaluator, Policy, draw_learning_curve, film_to, undisturbed
 from solorl.run.folder import RunFolder, new_path
 from solorl.run.load import play_wanted
 from solorl.run.meter import Diverged, Meter, check_finite
@@ -85,6 +85,7 @@ class Run:
         self.trained = False  # the loop is over: all that was learned is saved
         self._before: dict[int, Any] = {}  # where signals went before the loop
         self._teacher: Teacher | None = None
+        self.opponents: tuple[str, ...] | None = None  # in evaluations; None: not known yet
         self._trackers: list[Safe] = []
         self._looked, self._line = -math.inf, Progress()
         if self.world_size > 1:
@@ -222,13 +223,21 @@ class Run:
             total = int(getattr(self.args, "total_timesteps", 0))
             self._line.show(self.step, total, self.meter.recent_return, self.evaluator.score, self.meter.sps)
 
-    def evaluate(self, global_step: int, policy: Policy, make_env: Callable[..., Any]) -> None:
+    def evaluate(
+        self, global_step: int, policy: Policy, make_env: Callable[..., Any], opponents: Sequence[str] = ()
+    ) -> None:
         """Every `--eval-every` steps and in the last iteration: play the policy on environments and seeds of its own.
 
         `policy` maps a NumPy batch of observations (n, *obs_shape) to a NumPy batch of actions; `make_env` is called
         as `make_env(env_id, **kwargs)`. Logs `eval/episodic_return` (mean), its standard deviation and the length.
+
+        With `opponents`, "random" (actions) or "older" (the policy after a quarter to a half of the steps so far, see
+        `Checkpoints.remember`), the policy plays the seat of each team in turn, the opponent all others. The score is
+        then the mean over the seats of the team's return against the first opponent; that against each is in
+        `eval/episodic_return_vs_OPPONENT`.
         """
         self.step = global_step
+        self._choose(opponents)
         due = self.meter.is_due("evaluate", self.args.eval_every, global_step)
         if self.rank == 0 and (due or (self.is_last and not self.signal)):
             self._evaluate(policy, make_env)
@@ -254,15 +263,17 @@ class Run:
                 if self.rank == 0:
                     self._checkpoint(of_ranks)
 
-    def close(self, policy: Policy, make_env: Callable[..., Any]) -> None:
-        """Evaluate the final policy unless that is done, draw the learning curve, and say where everything is.
+    def close(self, policy: Policy, make_env: Callable[..., Any], opponents: Sequence[str] = ()) -> None:
+        """Evaluate the final policy unless that is done, draw the learning curve, and say where everything is. The
+        `opponents` must be those of `evaluate`; a run that is only played has random ones in their place.
 
         After Ctrl+C or SIGTERM only the way to go on is said; Ctrl+C then leaves with exit code 130. Where something
         could not be written, one sentence says what, and the exit code is 4.
         """
         if self.play:
-            self.play(self.args, self.folder, policy, make_env, self.checkpoints.networks())
+            self.play(self.args, self.folder, policy, make_env, self.checkpoints.networks(), opponents)
             return
+        self._choose(opponents)
         self.ranks.close()
         self.processes.close()
         try:
@@ -475,11 +486,23 @@ class Run:
         self.checkpoints.check_finite()
         self.meter.check_returns()
 
+    def _choose(self, opponents: Sequence[str]) -> None:
+        """Note the opponents of evaluations, which are the same in all of them."""
+        now = tuple(opponents)
+        self.require(OPPONENTS.issuperset(now), f"opponents are {now}; allowed are random and older")
+        before, self.opponents = self.opponents, now
+        self.require(before in (None, now), f"run.evaluate has the opponents {before}, run.close has {now}")
+
     def _evaluate(self, policy: Policy, make_env: Callable[..., Any]) -> None:
         evaluator, target = self.evaluator, self.args.target_return
-        with self.meter.paused(), self._ending_where_diverged(), undisturbed():
+        with in_one_sentence(), self.meter.paused(), self._ending_where_diverged(), undisturbed():
             self._check_finite()
-            row = evaluator.evaluate(self.step, policy, make_env)
+            names = self.opponents or ()
+            if "older" in names:
+                self.checkpoints.remember(self.step)
+            others = {name: self.checkpoints.older(policy) if name == "older" else name for name in names}
+            opponent = next(iter(others.values()), None)
+            row = evaluator.evaluate(self.step, policy, make_env, others)
             self.meter.add_row(self.step, row)
             self._write_rows(row)
             _, mean, std = evaluator.last
@@ -487,14 +510,14 @@ class Run:
             self._say(paint(f"step {self.step:>10,}  {score}", "cyan"))
             if evaluator.improved and self.args.save_model:
                 self._save_model("model.safetensors")
-            if (again := evaluator.confirm(policy, make_env)) is not None and target is not None:
+            if (again := evaluator.confirm(policy, make_env, opponent)) is not None and target is not None:
                 self.ending = "target" if again >= target else self.ending
                 line = f"target {target:g} reached; on fresh seeds {again:.1f}: "
                 done, colour = ("done", "green") if again >= target else ("going on", "cyan")
                 self._say(paint(line + done, colour))
             if self.args.capture_video:
                 seed, env_id = env_seed(self.args.seed, EVALUATE, 0), evaluator.args.env_id
-                film_to(self.folder, f"step_{self.step}.mp4", seed, policy, make_env, env_id)
+                film_to(self.folder, f"step_{self.step}.mp4", seed, policy, make_env, env_id, opponent)
 
     def _checkpoint(self, of_ranks: Sequence[Any]) -> None:
         self._check_finite()
