@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import gymnasium as gym
 import mpe2.simple_spread_v3
 import numpy as np
+import pettingzoo
 import pytest
 from conftest import ROOT, comparable, own_registry, refused, rows
+from duel import Duel
 from gymnasium.utils.seeding import np_random
 from raid import LIMIT, TEAMS, Raid
 
@@ -130,6 +132,19 @@ def test_spaces_have_an_axis_of_agents():
     assert continuous.step(continuous.action_space.sample())[0].shape == (2, 3, 18)
 
 
+def test_the_mask_of_a_final_observation_is_that_of_the_game():
+    """After a time limit the value of the next observation needs it."""
+    envs = PettingZooEnvs([lambda: Game(Raid("masked"))])
+    _, infos = envs.reset(seed=[4])
+    while "final_obs" not in infos:
+        _, _, _, truncated, infos = envs.step(np.full((1, 4), 1))
+    left = truncated[0] & (infos["final_obs"][0][:, 1] == LIMIT)  # at the limit, not before
+    allowed = infos["final_info"]["action_mask"][0]
+    assert left.any() and (infos["final_info"]["state"][0][:4][left] > 2).any()
+    np.testing.assert_array_equal(allowed[left, 2], infos["final_info"]["state"][0][:4][left] <= 2)
+    assert not np.array_equal(infos["final_info"]["state"][0], infos["state"][0])
+
+
 def test_observations_are_copies():
     envs = PettingZooEnvs([lambda: Game(Raid())])
     obs, _ = envs.reset(seed=[1])
@@ -158,6 +173,58 @@ def test_the_example_of_the_page_runs():
     names = {}
     exec(next(block for block in blocks if "PettingZooEnvs" in block), names)
     assert names["obs"].shape == (4, 3, 18) and names["reward"].shape == names["truncated"].shape == (4, 3)
+
+
+# ---------------------------------------------------------------------- padding
+OWN = {  # MADDPG's own games: numbers of observations and actions of each agent
+    "mpe/simple_tag_v3": ([16, 16, 16, 14], [5, 5, 5, 5]),
+    "mpe/simple_adversary_v3": ([8, 10, 10], [5, 5, 5]),
+    "mpe/simple_speaker_listener_v4": ([3, 11], [3, 5]),
+}
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+@pytest.mark.parametrize("env_id", OWN)
+def test_padded_games_are_the_raw_ones(env_id, continuous):
+    obs_dims, action_dims = OWN[env_id]
+    envs = PettingZooEnvs([lambda: gym.make(env_id, pad=True, continuous_actions=continuous)] * 2)
+    raw = importlib.import_module(f"mpe2.{env_id[4:]}").parallel_env(continuous_actions=continuous)
+    obs, _ = envs.reset(seed=[1, 2])
+    seen, _ = raw.reset(seed=int(np_random(2)[0].integers(2**31)))
+    assert (envs.agent_obs_dims, envs.agent_action_dims) == (obs_dims, action_dims)
+    assert envs.agent_observation_space.shape == (max(obs_dims),)
+    for _ in range(5):
+        for k, (name, dim) in enumerate(zip(envs.agents, obs_dims, strict=True)):
+            np.testing.assert_array_equal(obs[1, k, :dim], seen[name])
+            assert not obs[:, k, dim:].any()
+        action = envs.action_space.sample()
+        if continuous:
+            assert action.shape == (2, len(obs_dims), max(action_dims)) and envs.action_mask is None
+            acting = {name: action[1, k, : action_dims[k]] for k, name in enumerate(envs.agents)}
+        else:
+            assert (action < action_dims).all() and envs.agent_action_space.n == max(action_dims)
+            acting = dict(zip(envs.agents, action[1], strict=True))
+        obs, reward, *_ = envs.step(action)
+        seen, rewards, *_ = raw.step(acting)
+        np.testing.assert_array_equal(reward[1], [rewards[name] for name in envs.agents])
+    if len(set(action_dims)) > 1 and not continuous:
+        np.testing.assert_array_equal(envs.action_mask, [[[1, 1, 1, 0, 0], [1] * 5]] * 2)
+        with pytest.raises(ValueError, match=r"speaker_0 of .* has 3 actions: 3 is padding"):
+            envs.step(np.full((2, 2), 3))
+
+
+def test_masks_of_a_game_and_of_padding_are_one():
+    game = Game(Duel(masked=True, sizes=(3, 2)), pad=True)
+    game.reset(seed=1)
+    for card in game.game.cards[:-1]:
+        allowed = np.arange(3) != (card + 1) % 3
+        np.testing.assert_array_equal(game.info["action_mask"], [allowed, allowed & [True, True, False]])
+        game.step(game.info["action_mask"].argmax(-1))
+
+
+def test_unequal_games_of_several_teams_have_teams():
+    game = gym.make("mpe/simple_tag_v3", pad=True, teams="each").unwrapped
+    assert list(game.teams) == ["adversary_0", "adversary_1", "adversary_2", "agent_0"]
 
 
 # ---------------------------------------------------------------------- returns
@@ -434,20 +501,37 @@ class Odd(Raid):
 
 
 BOX = gym.spaces.Box(0, 1, (2,), np.float32)
+IMAGE = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
 
 
 @pytest.mark.parametrize(
     ("spaces", "words"),
     [
-        ({"obs": {"red_1": BOX}}, "red_0 has observations Box(-50.0, 50.0, (3,), float32), red_1 has Box(0.0"),
+        ({"obs": {"red_1": IMAGE}}, "red_0 has observations Box(-50.0, 50.0, (3,), float32), red_1 has Box(0, 255"),
+        ({"action": {"blue_0": gym.spaces.Discrete(3, start=1)}}, "has actions Discrete(3), blue_0 has Discrete(3, st"),
         ({"action": {"blue_0": BOX}}, "red_0 has actions Discrete(3), blue_0 has Box(0.0, 1.0, (2,), float32); all"),
         ({"obs": {"all": gym.spaces.Discrete(4)}}, "raid_v0 has observations Discrete(4); allowed are Box, and Dict"),
         ({"obs": {"all": gym.spaces.Dict({"observation": BOX, "map": BOX})}}, "raid_v0 has observations Dict("),
         ({"action": {"all": gym.spaces.MultiBinary(2)}}, "has actions MultiBinary(2); allowed are Discrete and Box"),
     ],
 )
-def test_spaces_that_do_not_fit_are_refused(capfd, spaces, words):
-    assert words in sentence(capfd, lambda: Game(Odd(**spaces)))
+@pytest.mark.parametrize("pad", [False, True])
+def test_spaces_that_do_not_fit_are_refused(capfd, spaces, words, pad):
+    assert words in (said := sentence(capfd, lambda: Game(Odd(**spaces), pad=pad)))
+    assert "pad=True" not in said
+
+
+@pytest.mark.parametrize(
+    ("spaces", "words"),
+    [
+        ({"obs": {"red_1": BOX}}, "red_0 has observations Box(-50.0, 50.0, (3,), float32), red_1 has Box(0.0"),
+        ({"action": {"blue_0": gym.spaces.Discrete(4)}}, "red_0 has actions Discrete(3), blue_0 has Discrete(4); all"),
+    ],
+)
+def test_a_refusal_names_the_padding_that_helps(capfd, spaces, words):
+    said = sentence(capfd, lambda: Game(Odd(**spaces)))
+    assert words in said and said.endswith("numbers of actions are padded by gym.make(env_id, pad=True)\n")
+    Game(Odd(**spaces), pad=True)
 
 
 ALL = [name for names in TEAMS.values() for name in names]
@@ -505,7 +589,21 @@ def test_a_missing_package_names_the_extra(monkeypatch, hidden):
         ids.check_env_id(SPREAD)
 
 
-def test_what_one_game_needs_is_named(capfd, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pymunk", None)
-    words = sentence(capfd, lambda: gym.make("butterfly/pistonball_v6"))
-    assert "butterfly/pistonball_v6 needs pymunk, which is not installed: pip install 'pettingzoo[butterfly]'" in words
+@pytest.mark.parametrize(
+    ("env_id", "package"), [("butterfly/pistonball_v6", "pymunk"), ("atari/pong_v3", "multi_agent_ale_py")]
+)
+def test_what_one_game_needs_is_named(capfd, monkeypatch, env_id, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    words, family = sentence(capfd, lambda: gym.make(env_id)), env_id.partition("/")[0]
+    assert f"{env_id} needs {package}, which is not installed: pip install 'pettingzoo[{family}]'" in words
+
+
+def test_games_come_from_the_registry_of_pettingzoo(monkeypatch):
+    """Importing the modules of its games is deprecated."""
+    ours = {name for name, spec in gym.registry.items() if "envs.pettingzoo" in str(spec.entry_point)}
+    parallel = {name.replace("-v", "_v") for name in pettingzoo.parallel_registry}
+    assert {name for name in ours if not name.startswith("mpe/")} == parallel - {"classic/rps_v2"}  # without arrays
+    monkeypatch.delitem(sys.modules, "pettingzoo.sisl.multiwalker_v9", raising=False)
+    game = gym.make("sisl/multiwalker_v9", max_cycles=3, n_walkers=2).unwrapped
+    assert "pettingzoo.sisl.multiwalker_v9" not in sys.modules
+    assert game.agents == ["walker_0", "walker_1"] and not game.own_state
