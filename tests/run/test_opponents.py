@@ -17,7 +17,8 @@ from safetensors.numpy import load_file
 from solorl.checkpoints import checkpoint
 from solorl.compute.device import CONFIRM, EVALUATE, env_seed
 from solorl.envs.pettingzoo import Game, register
-from solorl.run.evaluation import film, play_scores, seats
+from solorl.run import evaluation
+from solorl.run.evaluation import play_scores
 from solorl.run.load import Play, play_script
 from solorl.run.saving import Checkpoints
 
@@ -124,17 +125,14 @@ def test_play_has_random_opponents(train, duel_script):
     )
 
 
-def test_a_film_is_the_game_that_is_evaluated(train, tmp_path):
-    run = train(str(write(tmp_path, "torch", ("random",))), "--capture-video", "--eval-episodes", "2")["run"]
-    assert (run.dir / "videos" / "step_80.mp4").stat().st_size > 500
-
-    def act(obs):
-        return obs[..., 0].astype(int)
-
-    envs = [gym.make("Duel-v0", render_mode="rgb_array") for _ in range(2)]
-    scores, _ = play_scores(envs, act, [5, 6], "random")
-    seat = seats(act, "random", envs[0])["even"]
-    assert film(envs[0], seat, 5, tmp_path / "film.mp4") == scores[f"{SCORE}_even"][0]
+def test_a_film_is_the_first_game_that_is_evaluated(train, tmp_path, monkeypatch):
+    """From the seat of the first team, with the same random actions."""
+    filmed, film = [], evaluation.film
+    monkeypatch.setattr(evaluation, "film", lambda *args: filmed.append(film(*args)))
+    v = train(str(write(tmp_path, "torch", ("random",))), "--capture-video", "--eval-episodes", "1")
+    assert (v["run"].dir / "videos" / "step_80.mp4").stat().st_size > 500
+    even, _ = against_random(8, [env_seed(1, EVALUATE, 0)])
+    assert filmed == [even] == [row[f"{SCORE}_even"] for row in rows(v["run"].dir, SCORE)]
 
 
 def test_random_opponents_play_legal_actions():
