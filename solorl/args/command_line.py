@@ -11,7 +11,8 @@ The last part of a field's comment, after a comma or a semicolon, may say in one
     may be negative   a number may also be less than 0
 
 Without a phrase an integer with a positive default is a size and must be at least 1; every other number must be finite,
-and not negative unless its default is. Integers must be smaller than 2**63.
+and not negative unless its default is. Integers must be smaller than 2**63; they may be written as 500000, 500_000,
+500k, 2M or 1e6.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import sys
 import textwrap
 import types
 import typing
+from fractions import Fraction
 from pathlib import Path
 
 # The phrases; the space that `solo tune` searches may follow them.
@@ -81,10 +83,19 @@ def value_of(flag: str, hint: typing.Any, text: str) -> typing.Any:
     if kind not in (int, float, str):
         raise argparse.ArgumentError(None, f"{flag} is of type {hint}, which only the file itself can set")
     try:
-        return kind(text)
+        return whole_number(text) if kind is int else kind(text)
     except ValueError:
-        name = {int: "an int", float: "a float"}[kind]
+        name = {int: "an int such as 8, 500k, 2M or 1e6", float: "a float"}[kind]
         raise argparse.ArgumentError(None, f"{flag} is {text!r:.80}, not {name}") from None
+
+
+def whole_number(text: str) -> int:
+    """The integer that is written as 500000, 500_000, 500k, 1.5M or 1e6; ValueError for anything else."""
+    match = re.fullmatch(r"\s*([-+]?[\d_]+(?:\.\d+)?)([eE]\+?\d{1,2}|[kKM]?)\s*", text)
+    number = Fraction(match[1] + {"k": "e3", "K": "e3", "M": "e6"}.get(match[2], match[2])) if match else Fraction(1, 2)
+    if number.denominator > 1:
+        raise ValueError(f"{text!r} is not a whole number")
+    return number.numerator
 
 
 def check_ranges(args: typing.Any) -> None:

@@ -3,9 +3,11 @@
 import shlex
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from solorl.args.command_line import value_of
 from solorl.cli import Parser
 from solorl.cli.bench import Lines, split, worker_count
 from solorl.cli.fleet import given_options, given_resources
@@ -80,7 +82,8 @@ def _parser() -> Parser:
     parser.add_argument("--engine-option", metavar="KEY=VALUE", action="append", help="an option of the engine")
     for name, what in (("cores", "of each run on Ray (default 1)"), ("gpus", "(default 0)"), ("memory", "such as 4GB")):
         parser.add_argument(f"--{name}", metavar="SIZE" if name == "memory" else "N", help=what)
-    parser.add_argument("--total-timesteps", metavar="N", type=int, help="given to every run")
+    steps = partial(value_of, "--total-timesteps", int)
+    parser.add_argument("--total-timesteps", metavar="N", type=steps, help="given to every run")
     parser.add_argument("--runs-dir", metavar="DIR", type=Path, help="default runs/tune/NAME OF THE STORAGE")
     return parser
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from solorl.args.command_line import whole_number
 from solorl.catalog.header import parse_source, read_source
 from solorl.errors import UsageError
 from solorl.machine import is_alive, own_handle
@@ -41,7 +42,7 @@ from solorl.studies.storage import refusal
 SEED_STEPS = 10_000  # pruning steps of one seed: its evaluations 1, 2, ...; the last step is the score so far
 LOOK = 1.0  # seconds between two looks at the learning curves
 METRIC = "eval/episodic_return"
-NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+|[kKM])?"
 
 
 # ---------------------------------------------------------------------- the search space
@@ -83,11 +84,10 @@ def parse_space(text: str, where: str, kind: str = "") -> Choice | Range:
     match = re.fullmatch(rf"(log )?\s*({NUMBER})\s*\.\.\s*({NUMBER})\s*(?:step ({NUMBER}))?", text.strip())
     if not match:
         raise UsageError(f'{where}: {text!r} is none of "0.9..0.999", "log 1e-5..1e-2", "32..512 step 32", "64 | 128"')
-    low, high = float(match[2]), float(match[3])
-    step = float(match[4]) if match[4] else None
-    bounds_whole = all(re.fullmatch(r"[-+]?[\d_]+", part) for part in (match[2], match[3], match[4] or "1"))
-    whole = bounds_whole and not kind.startswith("float")
-    if kind.startswith("int") and not bounds_whole:
+    low, high = _number(match[2], kind), _number(match[3], kind)
+    step = _number(match[4], kind) if match[4] else None
+    whole = all(isinstance(part, int) for part in (low, high, step or 1))
+    if kind.startswith("int") and not whole:
         raise UsageError(f"{where}: {text!r} must have whole bounds, because the field is an int")
     if low >= high or (match[1] and low <= 0) or (step is not None and (step <= 0 or match[1])):
         why = "a step goes with no log" if match[1] and step else "of a log range above 0" if match[1] else "in order"
@@ -101,8 +101,17 @@ def _value(text: str, kind: str) -> Any:
     if text in ("true", "false"):
         return text == "true"
     if re.fullmatch(NUMBER, text) and not kind.startswith("str"):
-        return int(text) if re.fullmatch(r"[-+]?[\d_]+", text) and not kind.startswith("float") else float(text)
+        return _number(text, kind)
     return text
+
+
+def _number(text: str, kind: str) -> float:
+    """An int where the field is one, as on a command line, or where it may be and the text is one without a point or an
+    exponent; else a float."""
+    if kind.startswith("int") or not (kind.startswith("float") or re.search(r"[.eE]", text)):
+        with contextlib.suppress(ValueError):
+            return whole_number(text)
+    return float(re.sub("[kK]$", "e3", text).replace("M", "e6"))
 
 
 def space_from_script(script: Script) -> Space:

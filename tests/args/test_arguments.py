@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import re
 import sys
+import tomllib
 import typing
 
 import pytest
@@ -17,6 +18,8 @@ from solorl.args import command_line
 from solorl.args.command_line import RANGE, check_ranges, comments_of, given_arguments, help_text, value_of
 from solorl.catalog import stub
 from solorl.scripts import script_paths
+from solorl.studies.plan import table_flags
+from solorl.studies.task import words
 
 VALUES = (
     "-inf -200 -1 -0.5 -0 0 0.5 1 1.5 2 200 2147483647 2147483648 9223372036854775807 9223372036854775808 1e300 inf"
@@ -260,6 +263,31 @@ def test_every_switch_works_both_ways():
         assert given_arguments(args_of("ppo"), [f"--no-{flag}"]) == {name: False}
 
 
+# What no integer is written as.
+NO_INTEGERS = (*"many None 1.5 1.5e0 1.2345k 1e-3 1e 1e3k k 2m 2G 5__0 _5 1/2 0x10 inf nan 1e999999999".split(), "")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("500000", 500_000), ("500_000", 500_000), ("500k", 500_000), ("500K", 500_000), ("2M", 2_000_000)),
+        *(("1e6", 1_000_000), ("1E6", 1_000_000), ("1e+6", 1_000_000), ("1.5M", 1_500_000), ("2.5e3", 2_500)),
+        *(("1000000.0", 1_000_000), ("+4", 4), ("9_007_199_254_740_993", 2**53 + 1)),
+        ("9223.372036854775807e15", 2**63 - 1),
+    ],
+)
+def test_integers_are_read_as_people_write_them(text, number):
+    args = read(args_of("ppo"), "--total-timesteps", text)
+    assert args.total_timesteps == number and type(args.total_timesteps) is int
+
+
+def test_a_suite_may_write_integers_as_people_do():
+    """In TOML 1e6 is a float."""
+    flags = table_flags(tomllib.loads("total-timesteps = 1e6\nnum-envs = '1k'\nnum-steps = 1_024"), "a suite")
+    args = read(args_of("ppo"), *words(flags))
+    assert (args.total_timesteps, args.num_envs, args.num_steps) == (1_000_000, 1_000, 1_024)
+
+
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
@@ -272,10 +300,10 @@ def test_every_switch_works_both_ways():
         ("-x", "unknown option -x (--help lists all)"),
         ("--num-envs 9223372036854775808", "--num-envs is too large: it must be smaller than 2**63"),
         ("-- --seed 3", "unknown option -- (--help lists all)"),
-        ("--num-envs many", "--num-envs is 'many', not an int"),
-        ("--num-envs 1e3", "--num-envs is '1e3', not an int"),
-        ("--num-envs None", "--num-envs is 'None', not an int"),
-        ("--num-envs=", "--num-envs is '', not an int"),
+        *((f"--num-envs={x}", f"--num-envs is {x!r}, not an int such as 8, 500k, 2M or 1e6") for x in NO_INTEGERS),
+        ("--num-envs -1k", "--num-envs is -1000, but must be at least 1"),
+        ("--num-envs 0k", "--num-envs is 0, but must be at least 1"),
+        ("--num-envs 1e99", "--num-envs is too large: it must be smaller than 2**63"),
         ("--gamma many", "--gamma is 'many', not a float"),
         ("--target-kl none", "--target-kl is 'none', not a float"),
         ("--num-envs", "--num-envs needs a value"),

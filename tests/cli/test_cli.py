@@ -523,7 +523,8 @@ def test_standalone_shows_the_same_help(alone, train):
     "flags",
     ["--num-envs many", "--num-envs", "--num-envs 0", "--gamma 1.5", "--gamma=", "--gamma nan", "--target-kl -1",
      "--max-grad-norm -inf", "--lerning-rate 1", "--num-env 3", "--no-gamma", "extra", "--anneal-lr False",
-     "--anneal-lr=False", "--seed 2147483648", "--seed -1", "--eval-episodes 0", "--learning_rate -1e-3"],
+     "--anneal-lr=False", "--seed 2147483648", "--seed -1", "--eval-episodes 0", "--learning_rate -1e-3",
+     "--num-steps 1.2345k", "--total-timesteps 0.5k"],
 )  # fmt: skip
 def test_standalone_refuses_the_same_input(flags, alone, train):
     code, out, err = alone(*flags.split())
