@@ -10,6 +10,7 @@ from conftest import ROOT, refused
 from solorl import cli, scripts
 from solorl.catalog import budget, rules, square
 from solorl.catalog import header as catalog
+from solorl.catalog.main_block import main_block, rebound
 from solorl.cli.check import problems_of
 
 REAL = ROOT / "algorithms"
@@ -127,6 +128,67 @@ def test_own_defaults_of_library_flags_are_allowed_but_not_their_use(tree):
     assert not any(problem.rule in ("R5", "flags") for problem in rules.check_file(tree))
     edit(tree, MAIN, f"{MAIN}    print(args.seed)\n")
     assert "R5: reads args.seed, which only the library uses" in messages(rules.check_file(tree))
+
+
+# ---------------------------------------------------------------------- what a checkpoint holds is changed in place
+IN_PLACE = "in place: a checkpoint holds this array"
+MARKED = [each.name for each in catalog.scripts() if IN_PLACE in each.path.read_text()]
+LOOP = """
+    lives = np.zeros(2)
+    start = run.resume(agent=agent, {given})
+    for iteration in run.loop(start, 3):
+        agent.act()
+        {line}
+        run.save(3{saved})
+"""
+
+
+def rebinding(line, given="lives=lives", saved="", before=""):
+    """The names that a loop binds again, with their lines in it."""
+    text = MAIN + before + LOOP.format(line=line, given=given, saved=saved)
+    first = text[: text.index("agent.act")].count("\n") + 1
+    return [(name, number - first) for name, number in rebound(main_block(ast.parse(text)))]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["lives = x", "a, (b, lives) = x", "a, *lives = x", "lives: int = x", "a = lives = x", "print(lives := x)",
+     "for lives in x: pass", "for a, lives in x: pass", "with x as lives: pass", "if x: lives = x",
+     "agent = lives = x"],
+)  # fmt: skip
+def test_a_name_that_a_checkpoint_holds_is_not_bound_again(line):
+    assert ("lives", 1) in rebinding(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["lives[:] = x", "a, lives[:] = x", "lives[0] = x", "lives.x = x", "lives += x", "others = lives", "next_lives = x",
+     "x = [0 for lives in x]", "np.copyto(lives, x)"],
+)  # fmt: skip
+def test_what_a_checkpoint_holds_can_be_changed_in_place(line):
+    assert rebinding(line) == []
+
+
+def test_parts_of_a_checkpoint_may_stand_in_a_dict():
+    before = "    parts = {'other': lives, 'agent': agent}\n    parts |= {'more': state}\n"
+    assert rebinding("state = lives = parts = x", "**parts", before=before) == [("state", 1), ("lives", 1)]
+    assert rebinding("lives = x", "other=other") == []
+
+
+def test_a_new_object_can_be_handed_to_save():
+    assert rebinding("lives = x", saved=", lives=lives") == []
+
+
+@pytest.mark.parametrize("name", [name for name in MARKED if name != "ez_greedy_dqn"])  # which changes a view of it
+def test_each_line_that_must_be_in_place_is_found_where_it_is_not(name, tmp_path):
+    """So in every file that has such arrays; the problem names the line and what to write."""
+    lines = catalog.read_source(catalog.find_path(name)).splitlines()
+    marked = [i + lines[i].lstrip().startswith("#") for i, line in enumerate(lines) if IN_PLACE in line]
+    for i in marked:
+        path = tmp_path / f"{name}.py"
+        path.write_text("\n".join([*lines[:i], lines[i].replace("[:]", "", 1), *lines[i + 1 :]]))
+        (problem,) = (each for each in rules.check_file(path) if each.rule == "resume")
+        assert problem.line == i + 1 and "[:] = ... (in place)" in problem.text
 
 
 def test_elif_is_no_nesting():

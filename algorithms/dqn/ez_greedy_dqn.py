@@ -186,6 +186,7 @@ if __name__ == "__main__":
             keep_up(held, left, begins[step], action[step], duration[step])
             action[step] = held if left.all() else np.where(left > 0, held, q_values(obs[step]).argmax(1))
             next_obs, reward[step], terminated[step], truncated[step], infos = envs.step(action[step])
+            # left in place: a checkpoint holds this array
             left[:] = np.where(terminated[step] | truncated[step], 0, np.maximum(left - 1, 0))
             final_obs[step] = next_obs.reshape(args.num_envs, obs_dim)
             for i in np.flatnonzero(terminated[step] | truncated[step]):  # next_obs is the next episode's

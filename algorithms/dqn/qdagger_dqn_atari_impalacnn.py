@@ -323,7 +323,7 @@ if __name__ == "__main__":
 
             # ---- 2. store: done at a lost life, though the game goes on; not done at a time limit, though it is over
             done = terminated | (~over[step] & (infos["lives"] < lives))
-            lives[:] = infos["lives"]
+            lives[:] = infos["lives"]  # in place: a checkpoint holds this array
             image = obs[:, -1].copy()
             for i in np.flatnonzero(over[step]):  # obs is the next game's
                 image[i] = infos["final_obs"][i][-1]

@@ -279,13 +279,14 @@ if __name__ == "__main__":
         first_state, final_value = state.clone(), np.zeros(shape, np.float32)
         for step in range(args.num_steps):
             obs[step], first[step] = next_obs, next_first
+            # state in place: a checkpoint holds this array
             logits, value[step], state[:] = agent.step(next_obs, state, next_first)
             action[step], logprob[step] = sample_categorical(logits)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step], timeout[step] = terminated | truncated, truncated & ~terminated
             done[step] = over[step] | (infos["lives"] < lives)  # a lost life ends the return, but not the game
-            lives[:] = infos["lives"]
-            next_first[:] = over[step]
+            lives[:] = infos["lives"]  # in place: a checkpoint holds this array
+            next_first[:] = over[step]  # in place: a checkpoint holds this array
             if (cut := np.flatnonzero(timeout[step])).size:
                 # A time limit does not end the task: bootstrap from the value of the final observation, computed with
                 # the memory of the episode that was cut.

@@ -261,7 +261,7 @@ if __name__ == "__main__":
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step], timeout[step] = terminated | truncated, truncated & ~terminated
             done[step] = over[step] | (infos["lives"] < lives)  # a lost life ends the return, but not the game
-            lives[:] = infos["lives"]
+            lives[:] = infos["lives"]  # in place: a checkpoint holds this array
             for i in np.flatnonzero(timeout[step]):
                 final_obs[step, i] = infos["final_obs"][i]
         run.episodes(global_step, reward, over)

@@ -209,14 +209,15 @@ if __name__ == "__main__":
         first_state, final_value = state.clone(), np.zeros(shape, np.float32)
         for step in range(args.num_steps):
             obs[step], first[step] = next_obs, next_first
+            # state in place: a checkpoint holds this array
             q, state[:] = q_network.step(next_obs, state, next_first)
             value[step] = q.max(1)
             action[step] = np.where(greedy[step], q.argmax(1), action[step])
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step], timeout[step] = terminated | truncated, truncated & ~terminated
             done[step] = over[step] | (infos["lives"] < lives)  # a lost life ends the return, but not the game
-            lives[:] = infos["lives"]
-            next_first[:] = over[step]
+            lives[:] = infos["lives"]  # in place: a checkpoint holds this array
+            next_first[:] = over[step]  # in place: a checkpoint holds this array
             if (cut := np.flatnonzero(timeout[step])).size:
                 # A time limit is not the end of the task: the return goes on with the value of the final observation,
                 # seen with the memory of the game that was cut.

@@ -1,7 +1,7 @@
 """The rules of the algorithm files that a machine can check. CONTRIBUTING.md says why each of them is there.
 
 R1 one file, R2 same name same body, R3 diff budget (see budget.py), R5 plumbing is visible; and complete headers,
-script metadata that covers the imports, no dead flags.
+script metadata that covers the imports, no dead flags, checkpoints that hold what changes.
 """
 
 import ast
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from solorl.catalog import budget
 from solorl.catalog.header import Script, code_lines, parse_header, parse_source, read_source, top_modules
+from solorl.catalog.main_block import beginnings, main_block, rebound, root
 from solorl.catalog.square import find_named
 from solorl.errors import UsageError, did_you_mean
 from solorl.scripts import BUDGETS, KEYS, PACKAGE, algorithms_folder, as_typed, in_catalogue, script_paths
@@ -121,14 +122,6 @@ def fields_of(tree: ast.Module, name: str) -> dict[str, int]:
 def plumbing_flags() -> frozenset[str]:
     """The fields of RunArgs, read from the library's source."""
     return frozenset(fields_of(parse_source(PACKAGE / "args" / "arguments.py"), "RunArgs"))
-
-
-def main_block(tree: ast.Module) -> ast.If | None:
-    """The statement `if __name__ == "__main__":` of a file."""
-    for node in tree.body:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'":
-            return node
-    return None
 
 
 def uses_of_args(tree: ast.AST) -> list[tuple[str, int]]:
@@ -323,7 +316,7 @@ def check_plumbing(source: Source) -> Iterator[Problem]:
 
 
 def _check_calls(source: Source, block: ast.If) -> Iterator[Problem]:
-    beginning = {id(expression) for node in ast.walk(block) for expression in _beginnings(node)}
+    beginning = {id(expression) for node in ast.walk(block) for expression in beginnings(node)}
     library = {
         alias.asname or alias.name
         for node in ast.walk(source.tree)
@@ -334,28 +327,24 @@ def _check_calls(source: Source, block: ast.If) -> Iterator[Problem]:
     for node in ast.walk(block):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            if _root(node.func) in library:
+            if root(node.func) in library:
                 yield source.problem(
                     node.lineno, "R5", f"calls {name} of the library; only the verbs of `run` are for scripts"
                 )
-            if _root(node.func) == "run" and id(node) not in beginning:
+            if root(node.func) == "run" and id(node) not in beginning:
                 yield source.problem(node.lineno, "R5", f"hides {name} inside a statement; begin it with `run.`")
-        if isinstance(node, ast.Attribute) and _root(node) == "run" and node.attr.startswith("_"):
+        if isinstance(node, ast.Attribute) and root(node) == "run" and node.attr.startswith("_"):
             yield source.problem(node.lineno, "R5", f"uses {ast.unparse(node)}, which is private to the library")
 
 
-def _beginnings(node: ast.AST) -> list[ast.expr]:
-    """The expressions with which a statement begins, seen without what it assigns to."""
-    if isinstance(node, (ast.Expr, ast.Assign, ast.AnnAssign)) and node.value is not None:
-        return list(node.value.elts) if isinstance(node.value, ast.Tuple) else [node.value]
-    return [node.iter] if isinstance(node, ast.For) else []
-
-
-def _root(node: ast.expr) -> str:
-    """The name at the start of `name.a.b`, or an empty string."""
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
+# ---------------------------------------------------------------------- checkpoints
+def check_in_place(source: Source) -> Iterator[Problem]:
+    """A checkpoint holds the objects that `run.resume` got, so the loop changes them in place; in JAX the library
+    replaces the training."""
+    block = main_block(source.tree)
+    for name, line in rebound(block) if block and source.script.framework == "torch" else ():
+        text = f"binds {name} again, but checkpoints hold what run.resume was given: write {name}[:] = ... (in place)"
+        yield source.problem(line, "resume", f"{text}, or hand over the new one: run.save(..., {name}={name})")
 
 
 # ---------------------------------------------------------------------- the checks as a whole
@@ -365,7 +354,7 @@ def check_file(path: Path) -> list[Problem]:
         source = Source(path, read_source(path), parse_source(path), parse_header(path))
     except UsageError as error:
         return [Problem(path, 1, "header", str(error).removeprefix(str(path)).lstrip())]
-    checks = (check_imports, check_size, check_header, check_metadata, check_flags, check_plumbing)
+    checks = (check_imports, check_size, check_header, check_metadata, check_flags, check_plumbing, check_in_place)
     return sorted((problem for check in checks for problem in check(source)), key=lambda problem: problem.line)
 
 
