@@ -11,7 +11,7 @@ __all__ = ["EnvPoolVectorEnv", "PettingZooEnvs", "Run", "RunArgs", "Runs", "conv
 __version__ = "0.1.0"
 
 # Name -> its module, imported where the name is first used: `solo work` and its like need none of the libraries, and
-# some modules are extras. The name EnvPoolVectorEnv in a script tells `parse` that the script's ids are EnvPool's.
+# some modules are extras.
 MODULES = {
     "EnvPoolVectorEnv": "solorl.envs.envpool",
     "PettingZooEnvs": "solorl.envs.pettingzoo",

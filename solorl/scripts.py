@@ -1,5 +1,6 @@
 """Where the algorithm files are, and the fields of their headers."""
 
+import ast
 import shlex
 from pathlib import Path
 
@@ -58,6 +59,16 @@ def not_for(fields: dict[str, str]) -> dict[str, str]:
     """What a file is not made for, each with the file that is: `{"images": "ppo_atari.py"}`."""
     parts = [part.rpartition(":") for part in fields.get("Not for", "").split(";")]
     return {what.strip(): file.strip() for what, colon, file in parts if colon}
+
+
+def use_instead(script: Path, what: str) -> str:
+    """`"; use FILE"` where a script's header names a file for what the script is not made for, else an empty string."""
+    try:
+        docstring = ast.get_docstring(ast.parse(script.read_bytes()), clean=False) or ""
+    except (OSError, ValueError, SyntaxError):  # somebody's own script may be anything
+        docstring = ""
+    other = not_for(header_fields(docstring)).get(what)
+    return f"; use {other}" if other else ""
 
 
 def as_typed(path: Path) -> str:

@@ -28,6 +28,7 @@ from solorl import RunArgs, Runs, parse
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "jax"  # in JAX, or in both EnvPool and Gymnasium
     env_id: str = "Pendulum-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
@@ -264,14 +265,14 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Runs(args)
-    num_iterations = args.total_timesteps // args.num_envs
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
-    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="continuous")
     space = envs.single_action_space
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
+    num_iterations = args.total_timesteps // args.num_envs
+    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
+    most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
+    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
 
     setup = Setup(args, envs, optax.adam(args.learning_rate), optax.adam(args.learning_rate))
     start = run.resume(lambda key: begin(key, setup), model="learner.actor", envs=("env_state", "obs"))

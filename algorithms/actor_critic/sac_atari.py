@@ -36,6 +36,7 @@ gym.register_envs(ale_py)
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "atari"  # games of Atari, Gymnasium's
     env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
     total_timesteps: int = 5_000_000  # environment steps of 4 frames, summed over environments
     num_envs: int = 1  # environments stepped in parallel
@@ -270,6 +271,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="image", action="discrete")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
     most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
@@ -278,12 +281,6 @@ if __name__ == "__main__":
         args.buffer_size >= 10 * args.num_envs,
         f"--buffer-size must be at least {10 * args.num_envs}, the images of a transition in every environment",
     )
-    run.require(
-        "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
-        f"{args.env_id} is no Atari game; sac_discrete.py takes vector observations",
-    )
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    run.require_spaces(envs, obs="image", action="discrete")
     num_actions = int(envs.single_action_space.n)
     target_entropy = args.target_entropy_scale * math.log(num_actions)
 

@@ -9,7 +9,7 @@ Paper     Christodoulou 2019, https://arxiv.org/abs/1910.07207 ("Eq. n" below); 
 Run       solo train sac_discrete --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from sac_continuous_action.py: a categorical policy: expectations and entropies are exact sums over actions
-Not for   continuous actions: sac_continuous_action.py; image observations: sac_atari.py
+Not for   continuous actions: sac_continuous_action.py; Atari games: sac_atari.py; other images
 Details   algorithms/actor_critic/README.md
 """
 
@@ -183,12 +183,12 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="vector", action="discrete")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
     most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    run.require_spaces(envs, obs="vector", action="discrete")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
     target_entropy = args.target_entropy_scale * math.log(num_actions)
 

@@ -14,7 +14,7 @@ Differs   from dqn.py: actors in processes that Ray places, each with an epsilon
           (double); streams for the value and the advantages (dueling); clipped gradients. Asynchronous: which rollout
           comes next is a matter of time, so two runs with one seed differ. With --synchronous (one actor, all in this
           process) they are equal.
-Not for   image observations: apex_dqn_atari.py; continuous actions: ddpg_continuous_action.py
+Not for   Atari games: apex_dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
 Details   algorithms/dqn/README.md
 """
 
@@ -271,6 +271,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
+    envs = vector_env(args.env_id)
+    run.require_spaces(envs, obs="vector", action="discrete")
     num_iterations = args.total_timesteps // args.num_steps  # a rollout of one actor each
     num_actors = 1 if args.synchronous else args.num_actors
     capacity = args.buffer_size // args.num_replay_shards
@@ -281,8 +283,6 @@ if __name__ == "__main__":
     )
     least = (args.num_steps + args.n_step) * args.num_replay_shards  # the transitions of a rollout in each shard
     run.require(args.buffer_size >= least, f"--buffer-size must be at least {least}, a rollout in each shard")
-    envs = vector_env(args.env_id)
-    run.require_spaces(envs, obs="vector", action="discrete")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     q_network = QNetwork(obs_dim, num_actions).to(run.device)

@@ -38,6 +38,7 @@ gym.register_envs(ale_py)
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "atari"  # games of Atari, Gymnasium's
     env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over actors
     num_actors: int = 2  # processes that play, one game at a time each
@@ -343,6 +344,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
+    envs = vector_env(args.env_id)
+    run.require_spaces(envs, obs="image", action="discrete")
     num_iterations = args.total_timesteps // args.num_steps  # a rollout of one actor each
     num_actors = 1 if args.synchronous else args.num_actors
     capacity = args.buffer_size // args.num_replay_shards
@@ -354,12 +357,6 @@ if __name__ == "__main__":
     # the images of a rollout in each shard
     least = (2 * args.num_steps + args.n_step + 10) * args.num_replay_shards
     run.require(args.buffer_size >= least, f"--buffer-size must be at least {least}, a rollout in each shard")
-    run.require(
-        "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
-        f"{args.env_id} is no Atari game; apex_dqn.py takes vector observations",
-    )
-    envs = vector_env(args.env_id)
-    run.require_spaces(envs, obs="image", action="discrete")
 
     q_network = QNetwork(int(envs.single_action_space.n)).to(run.device)
     target_network, actor_network = copy.deepcopy(q_network), copy.deepcopy(q_network).cpu()  # what the actors have

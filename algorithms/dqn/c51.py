@@ -10,7 +10,7 @@ Run       solo train c51 --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from dqn.py: the network gives a distribution over n_atoms returns between v_min and v_max for each action;
           cross entropy with the projected target distribution; larger epsilon of Adam
-Not for   image observations: c51_atari.py; continuous actions: ddpg_continuous_action.py
+Not for   Atari games: c51_atari.py; other images; continuous actions: ddpg_continuous_action.py
 Details   algorithms/dqn/README.md
 """
 
@@ -155,6 +155,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="vector", action="discrete")
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -164,8 +166,6 @@ if __name__ == "__main__":
         args.target_network_frequency >= batch_steps,
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    run.require_spaces(envs, obs="vector", action="discrete")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     atoms = torch.linspace(args.v_min, args.v_max, args.n_atoms)

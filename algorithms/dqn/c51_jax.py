@@ -10,7 +10,7 @@ Spaces    vector -> discrete
 Differs   from dqn_jax.py: the network gives a distribution over n_atoms returns between v_min and v_max for each
           action; cross entropy with the projected target distribution; larger epsilon of Adam
 Twin      c51.py
-Not for   image observations; continuous actions: ddpg_continuous_action_jax.py
+Not for   Atari games: c51_atari_jax.py; other images; continuous actions: ddpg_continuous_action_jax.py
 Details   algorithms/dqn/README.md
 """
 
@@ -29,6 +29,7 @@ from solorl import RunArgs, Runs, parse
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "jax"  # in JAX, or in both EnvPool and Gymnasium
     env_id: str = "CartPole-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 500_000  # environment steps, summed over environments
@@ -221,6 +222,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Runs(args)
+    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
+    run.require_spaces(envs, obs="vector", action="discrete")
     batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
     num_iterations = args.total_timesteps // batch_steps
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
@@ -229,8 +232,6 @@ if __name__ == "__main__":
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
     run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
-    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
-    run.require_spaces(envs, obs="vector", action="discrete")
 
     atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)
     optimizer = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)

@@ -28,6 +28,7 @@ from solorl import EnvPoolVectorEnv, RunArgs, Runs, conv2d, parse
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "envpool-atari"  # games of Atari, EnvPool's
     env_id: str = "Pong-v5"  # id of the game in EnvPool
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
@@ -271,6 +272,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Runs(args)
+    envs = run.open_envs(args.env_id, args.num_envs)  # EnvPool's, stepped inside of the compiled code
+    run.require_spaces(envs, obs="image", action="discrete")
     batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
     num_iterations = args.total_timesteps // batch_steps
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
@@ -283,8 +286,6 @@ if __name__ == "__main__":
         args.buffer_size >= least,
         f"--buffer-size must be at least {least}: the images of one iteration and a transition of each environment",
     )
-    envs = run.open_envs(args.env_id, args.num_envs)  # EnvPool's, stepped inside of the compiled code
-    run.require_spaces(envs, obs="image", action="discrete")
 
     setup = Setup(args, envs, optax.adam(args.learning_rate), num_iterations)
     games = ("env_state", "obs", "lives", "new_game")  # begin again when resumed: EnvPool cannot save them

@@ -9,7 +9,7 @@ Run       solo train dqn_jax --env-id CartPole-v1 --num-seeds 4
 Spaces    vector -> discrete
 Differs   root of its family
 Twin      dqn.py
-Not for   image observations; continuous actions: ddpg_continuous_action_jax.py
+Not for   Atari games: dqn_atari_jax.py; other images; continuous actions: ddpg_continuous_action_jax.py
 Details   algorithms/dqn/README.md
 """
 
@@ -27,6 +27,7 @@ from solorl import RunArgs, Runs, parse
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "jax"  # in JAX, or in both EnvPool and Gymnasium
     env_id: str = "CartPole-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 500_000  # environment steps, summed over environments
@@ -199,6 +200,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Runs(args)
+    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
+    run.require_spaces(envs, obs="vector", action="discrete")
     batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
     num_iterations = args.total_timesteps // batch_steps
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
@@ -206,8 +209,6 @@ if __name__ == "__main__":
         args.target_network_frequency >= batch_steps,
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
-    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
-    run.require_spaces(envs, obs="vector", action="discrete")
 
     optimizer = optax.adam(args.learning_rate)
     optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations

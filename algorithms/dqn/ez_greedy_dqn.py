@@ -9,7 +9,7 @@ Paper     Dabney, Ostrovski, Barreto 2021, https://arxiv.org/abs/2006.01782 ("Al
 Run       solo train ez_greedy_dqn --env-id MountainCar-v0
 Spaces    vector -> discrete
 Differs   from dqn.py: a random action goes on within its episode, for a duration from a heavy-tailed distribution
-Not for   image observations: dqn_atari.py; continuous actions: ddpg_continuous_action.py
+Not for   Atari games: dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
 Details   algorithms/dqn/README.md
 """
 
@@ -140,6 +140,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="vector", action="discrete")
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -149,8 +151,6 @@ if __name__ == "__main__":
         args.target_network_frequency >= batch_steps,
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    run.require_spaces(envs, obs="vector", action="discrete")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     q_network = QNetwork(obs_dim, num_actions).to(run.device)

@@ -35,6 +35,7 @@ gym.register_envs(ale_py)
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "atari"  # games of Atari, Gymnasium's
     env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
     teacher: str = ""  # run folder of the teacher, or hf://USER/NAME of one on the Hugging Face hub
     trust_script: bool = False  # execute the script in the teacher's folder, whatever it does
@@ -246,6 +247,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="image", action="discrete")
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -268,12 +271,6 @@ if __name__ == "__main__":
         f"--teacher-steps and --buffer-size must be at least {10 * args.num_envs}, the images of a transition in every "
         "environment",
     )
-    run.require(
-        "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
-        f"{args.env_id} is no Atari game; dqn.py takes vector observations",
-    )
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    run.require_spaces(envs, obs="image", action="discrete")
     num_actions = int(envs.single_action_space.n)
     # as solorl.load gives it: policy, networks, score; None where this run is only played, which needs no teacher
     teacher = run.teacher(args.teacher, envs, "q_network", args.trust_script)

@@ -31,6 +31,7 @@ from solorl import EnvPoolVectorEnv, RunArgs, Runs, conv2d, parse
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "envpool-atari"  # games of Atari, EnvPool's
     env_id: str = "Pong-v5"  # id of the game in EnvPool
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     teacher: str = ""  # run folder of the teacher, or hf://USER/NAME of one on the Hugging Face hub
@@ -372,6 +373,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Runs(args)
+    envs = run.open_envs(args.env_id, args.num_envs)  # EnvPool's, stepped inside of the compiled code
+    run.require_spaces(envs, obs="image", action="discrete")
     batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
     num_iterations = args.total_timesteps // batch_steps
     # three phases: the teacher plays; from offline_start on the student learns from that; from online_start on it plays
@@ -394,8 +397,6 @@ if __name__ == "__main__":
         f"--teacher-steps and --buffer-size must be at least {least}, the images of one iteration and a "
         "transition of each environment",
     )
-    envs = run.open_envs(args.env_id, args.num_envs)  # EnvPool's, stepped inside of the compiled code
-    run.require_spaces(envs, obs="image", action="discrete")
 
     # as solorl.load gives it: policy, parameters, score; None where this run is only played, which needs no teacher
     teacher = run.teacher(args.teacher, envs, "params", args.trust_script)

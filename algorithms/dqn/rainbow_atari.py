@@ -35,6 +35,7 @@ gym.register_envs(ale_py)
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "atari"  # games of Atari, Gymnasium's
     env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
     num_envs: int = 1  # environments stepped in parallel
@@ -363,6 +364,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="image", action="discrete")
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -377,12 +380,6 @@ if __name__ == "__main__":
         min(args.buffer_size, args.learning_starts) >= least,
         f"--buffer-size and --learning-starts must be at least {least} with --n-step {args.n_step}",
     )
-    run.require(
-        "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
-        f"{args.env_id} is no Atari game; c51.py takes vector observations",
-    )
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    run.require_spaces(envs, obs="image", action="discrete")
     num_actions = int(envs.single_action_space.n)
 
     atoms = torch.linspace(args.v_min, args.v_max, args.n_atoms)

@@ -8,7 +8,7 @@ Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below)
 Run       solo train ppo --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   root of its family
-Not for   continuous actions: ppo_continuous_action.py; image observations: ppo_atari.py
+Not for   continuous actions: ppo_continuous_action.py; Atari games: ppo_atari.py; other images
 Details   algorithms/ppo/README.md
 """
 
@@ -156,6 +156,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
@@ -166,8 +168,6 @@ if __name__ == "__main__":
         batch_size % args.num_minibatches == 0 and minibatch_size > 1,
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    run.require_spaces(envs, obs="vector", action="discrete")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     agent = Agent(obs_dim, num_actions).to(run.device)

@@ -27,6 +27,7 @@ from solorl import EnvPoolVectorEnv, RunArgs, Runs, conv2d, parse
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "envpool-atari"  # games of Atari, EnvPool's
     env_id: str = "Pong-v5"  # id of the game in EnvPool
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
@@ -270,6 +271,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Runs(args)
+    envs = run.open_envs(args.env_id, args.num_envs)  # EnvPool's, stepped inside of the compiled code
+    run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     num_iterations = args.total_timesteps // batch_size
     run.require(
@@ -279,8 +282,6 @@ if __name__ == "__main__":
         batch_size % args.num_minibatches == 0 and batch_size > args.num_minibatches,
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
-    envs = run.open_envs(args.env_id, args.num_envs)  # EnvPool's, stepped inside of the compiled code
-    run.require_spaces(envs, obs="image", action="discrete")
 
     optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
     setup = Setup(args, envs, optimizer, num_iterations)

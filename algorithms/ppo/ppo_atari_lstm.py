@@ -32,6 +32,7 @@ gym.register_envs(ale_py)
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "atari"  # games of Atari, Gymnasium's
     env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
     num_envs: int = 8  # environments stepped in parallel
@@ -234,6 +235,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
@@ -245,12 +248,6 @@ if __name__ == "__main__":
         f"--num-minibatches {args.num_minibatches} must divide the {args.num_envs} environments of --num-envs, "
         "whose rollouts stay whole, into parts of 2 or more steps",
     )
-    run.require(
-        "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
-        f"{args.env_id} is no Atari game; ppo.py takes vector observations",
-    )
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    run.require_spaces(envs, obs="image", action="discrete")
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
 
     agent = Agent(num_actions).to(run.device)

@@ -33,6 +33,7 @@ gym.register_envs(ale_py)
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "atari"  # games of Atari, Gymnasium's
     env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
     num_envs: int = 8  # environments stepped in parallel, by all ranks together
@@ -221,10 +222,6 @@ if __name__ == "__main__":
         args.num_envs % run.world_size == 0 and minibatch_size % run.world_size == 0,
         f"--num-envs {args.num_envs} and the minibatches of {minibatch_size} steps must be divisible by the number of "
         f"ranks, {run.world_size}",
-    )
-    run.require(
-        "game" in gym.spec(args.env_id.split(":")[-1]).kwargs,
-        f"{args.env_id} is no Atari game; ppo.py takes vector observations",
     )
     local_envs = args.num_envs // run.world_size
     mine = slice(run.rank * local_envs, (run.rank + 1) * local_envs)  # the environments of this rank

@@ -201,6 +201,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="vector", action="continuous")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
@@ -212,8 +214,6 @@ if __name__ == "__main__":
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    run.require_spaces(envs, obs="vector", action="continuous")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), envs.single_action_space.shape[0]
 
     agent = Agent(obs_dim, action_dim, args.std_init).to(run.device)

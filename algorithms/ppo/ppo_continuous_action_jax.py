@@ -31,6 +31,7 @@ from solorl import RunArgs, Runs, parse
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "jax"  # in JAX, or in both EnvPool and Gymnasium
     env_id: str = "Pendulum-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
@@ -316,6 +317,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Runs(args)
+    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
+    run.require_spaces(envs, obs="vector", action="continuous")
     batch_size = args.num_envs * args.num_steps
     num_iterations = args.total_timesteps // batch_size
     run.require(
@@ -326,8 +329,6 @@ if __name__ == "__main__":
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
-    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
-    run.require_spaces(envs, obs="vector", action="continuous")
 
     optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
     optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations

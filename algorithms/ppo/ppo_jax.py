@@ -9,7 +9,7 @@ Run       solo train ppo_jax --env-id CartPole-v1 --num-seeds 4
 Spaces    vector -> discrete
 Differs   root of its family
 Twin      ppo.py
-Not for   continuous actions: ppo_continuous_action_jax.py; image observations: ppo_atari_envpool_jax.py
+Not for   continuous actions: ppo_continuous_action_jax.py; Atari games: ppo_atari_envpool_jax.py; other images
 Details   algorithms/ppo/README.md
 """
 
@@ -27,6 +27,7 @@ from solorl import RunArgs, Runs, parse
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "jax"  # in JAX, or in both EnvPool and Gymnasium
     env_id: str = "CartPole-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 500_000  # environment steps, summed over environments
@@ -251,6 +252,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Runs(args)
+    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
+    run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     num_iterations = args.total_timesteps // batch_size
     run.require(
@@ -260,8 +263,6 @@ if __name__ == "__main__":
         batch_size % args.num_minibatches == 0 and batch_size > args.num_minibatches,
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
-    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
-    run.require_spaces(envs, obs="vector", action="discrete")
 
     optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
     optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations

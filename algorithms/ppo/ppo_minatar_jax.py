@@ -10,7 +10,7 @@ Run       solo train ppo_minatar_jax --env-id Asterix-MinAtar
 Spaces    vector -> discrete
 Differs   from ppo_jax.py: one convolutional network over the 10 x 10 planes, which come as one vector, gives logits and
           value, which are kept when acting; 64 environments, learning rate 0.001
-Not for   image observations: ppo_atari_envpool_jax.py; continuous actions: ppo_continuous_action_jax.py
+Not for   Atari games: ppo_atari_envpool_jax.py; other images; continuous actions: ppo_continuous_action_jax.py
 Details   algorithms/ppo/README.md
 """
 
@@ -27,6 +27,7 @@ from solorl import RunArgs, Runs, conv2d, parse
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "jax"  # in JAX, or in both EnvPool and Gymnasium
     env_id: str = "Asterix-MinAtar"  # or Breakout-, Freeway-, SpaceInvaders-MinAtar: games of gymnax
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 10_000_000  # environment steps, summed over environments
@@ -263,6 +264,12 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Runs(args)
+    envs = run.open_envs(args.env_id, args.num_envs)  # gymnax's, stepped inside of the compiled code
+    run.require_spaces(envs, obs="vector", action="discrete")
+    run.require(
+        args.env_id.endswith("-MinAtar"),
+        f"{args.env_id} is not a MinAtar game (Asterix-MinAtar, ...); use ppo_jax.py for other vectors",
+    )
     batch_size = args.num_envs * args.num_steps
     num_iterations = args.total_timesteps // batch_size
     run.require(
@@ -271,12 +278,6 @@ if __name__ == "__main__":
     run.require(
         batch_size % args.num_minibatches == 0 and batch_size > args.num_minibatches,
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
-    )
-    envs = run.open_envs(args.env_id, args.num_envs)  # gymnax's, stepped inside of the compiled code
-    run.require_spaces(envs, obs="vector", action="discrete")
-    run.require(
-        args.env_id.endswith("-MinAtar"),
-        f"{args.env_id} is not a MinAtar game (Asterix-MinAtar, ...); use ppo_jax.py for other vectors",
     )
 
     optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))

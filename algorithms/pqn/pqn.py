@@ -8,7 +8,7 @@ Paper     Gallici et al. 2024, https://arxiv.org/abs/2407.04811
 Run       solo train pqn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   root of its family
-Not for   image observations: pqn_atari_envpool.py; continuous actions: ppo_continuous_action.py
+Not for   Atari games: pqn_atari_envpool.py; other images; continuous actions: ppo_continuous_action.py
 Details   algorithms/pqn/README.md
 """
 
@@ -116,6 +116,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
+    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
@@ -126,8 +128,6 @@ if __name__ == "__main__":
         batch_size % args.num_minibatches == 0,
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps",
     )
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    run.require_spaces(envs, obs="vector", action="discrete")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     q_network = QNetwork(obs_dim, num_actions).to(run.device)

@@ -27,6 +27,7 @@ from solorl import EnvPoolVectorEnv, Run, RunArgs, parse
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "envpool-atari"  # games of Atari, EnvPool's
     env_id: str = "Pong-v5"  # id of the game in EnvPool
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
     num_envs: int = 8  # environments stepped in parallel
@@ -136,6 +137,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
+    envs = make_envs(args.env_id, args.num_envs)
+    run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
@@ -146,8 +149,6 @@ if __name__ == "__main__":
         batch_size % args.num_minibatches == 0,
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps",
     )
-    envs = make_envs(args.env_id, args.num_envs)
-    run.require_spaces(envs, obs="image", action="discrete")
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
 
     q_network = QNetwork(num_actions).to(run.device)

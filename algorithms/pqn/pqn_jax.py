@@ -10,7 +10,7 @@ Spaces    vector -> discrete
 Differs   from ppo_jax.py: one network, with layer normalisation, gives the values of all actions; an action is random
           with probability epsilon, else greedy; returns of Q(lambda) instead of advantages; RAdam
 Twin      pqn.py
-Not for   continuous actions: ppo_continuous_action_jax.py; image observations: pqn_atari_envpool.py
+Not for   continuous actions: ppo_continuous_action_jax.py; Atari games: pqn_atari_envpool.py; other images
 Details   algorithms/pqn/README.md
 """
 
@@ -28,6 +28,7 @@ from solorl import RunArgs, Runs, parse
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "jax"  # in JAX, or in both EnvPool and Gymnasium
     env_id: str = "CartPole-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 500_000  # environment steps, summed over environments
@@ -210,6 +211,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Runs(args)
+    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
+    run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     num_iterations = args.total_timesteps // batch_size
     run.require(
@@ -219,8 +222,6 @@ if __name__ == "__main__":
         batch_size % args.num_minibatches == 0,
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps",
     )
-    envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
-    run.require_spaces(envs, obs="vector", action="discrete")
 
     optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_radam())
     optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations

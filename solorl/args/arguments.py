@@ -27,6 +27,8 @@ class RunArgs:
     """What the run library needs to know; a script's `Args` inherits it. Nothing here can change a learning curve
     except `seed` and the device it runs on."""
 
+    env_kind = "gymnasium"  # what --env-id can be, one of solorl.envs.ids.KINDS; not a field, so it is not an option
+
     exp_name: str = ""  # name of the experiment; empty: the script's name
     seed: int = 1  # seed of Python, NumPy, torch, JAX and the environments, from 0 to 2147483647
     device: str = "auto"  # auto (CUDA where there is one, else the CPU) | cpu | cuda | cuda:1 | mps
@@ -67,11 +69,11 @@ def parse(args_type: type[A]) -> A:
         folder = given.get("resume")
         saved = saved_arguments(Path(folder), args_type) if folder else args_type()
         args = dataclasses.replace(saved, **given)
+        if hasattr(args, "env_id"):  # what the environment is comes before what the numbers are
+            check_env_id_of(script_path(), args.env_id, args.env_kind, typed=not folder or "env_id" in given)
         check_ranges(args)
         if folder:
             check_unchanged(args, saved)
-        if hasattr(args, "env_id"):
-            check_env_id_of(script_path(), args.env_id, typed=not folder or "env_id" in given)
         first, last = getattr(args, "learning_starts", -1), getattr(args, "total_timesteps", 0)
         if first >= last:
             warn(f"nothing will be learned: --learning-starts {first} is not less than --total-timesteps {last}")

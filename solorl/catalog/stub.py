@@ -39,6 +39,8 @@ def parse(args_type):
         check_ranges(args)
     except argparse.ArgumentError as error:
         quit_with(error)
+    if getattr(args, "env_kind", "") == "atari" and "game" not in gym.spec(args.env_id.split(":")[-1]).kwargs:
+        quit_with(f"{args.env_id} is not an Atari game")
     return args
 
 

@@ -108,7 +108,7 @@ def make_study(args: Any, extra: Flags) -> Study:
     script.check(flags)
     if script.ours:
         for env_id in args.env_ids:
-            check_env_id_of(script.path, env_id)
+            check_env_id_of(script.path, env_id, script.env_kind)
     space = space_from_file(args.space, script) if args.space else space_from_script(script)
     for name in space:
         if f"--{name}" in flags:

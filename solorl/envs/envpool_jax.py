@@ -194,15 +194,6 @@ class EnvPoolGames:
         return np.asarray(handle), obs, lives
 
 
-def is_game(env_id: str) -> bool:
-    """Whether EnvPool has a game of Atari with this id."""
-    try:
-        import envpool
-    except ImportError:
-        return False
-    return env_id in envpool.list_all_envs() and hasattr(envpool.make_spec(env_id).config, "use_fire_reset")
-
-
 def _require_cpu(env_id: str) -> None:
     """Compiled code holds addresses of this process: it is of no use to another one, so it is not kept."""
     if any(device.platform != "cpu" for device in jnp.zeros(()).devices()):

@@ -3,14 +3,16 @@
 import contextlib
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterable
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from solorl.errors import UsageError, did_you_mean, missing_extra, nearest, needs_extra
-from solorl.scripts import header_fields, not_for
+from solorl.errors import UsageError, did_you_mean, missing_extra, nearest, needs_extra, reason
+from solorl.scripts import use_instead
 from solorl.trust import check_module
 
 # Where the simulators of Gymnasium's families come from: module of the entry point -> (module to import, our extra).
@@ -46,6 +48,16 @@ NAMESPACES = {
 }
 
 
+# What `Args.env_kind` of a script can say of its --env-id.
+KINDS = {
+    "gymnasium": "any environment of Gymnasium",
+    "atari": "games of Atari, Gymnasium's",
+    "envpool": "any environment of EnvPool",
+    "envpool-atari": "games of Atari, EnvPool's",
+    "jax": "environments written in JAX, and those that EnvPool and Gymnasium have under the same id",
+}
+
+
 def _newest(ids: Iterable[str]) -> list[str]:
     """Of each environment only the id with the highest version, or that without one."""
     newest: dict[str, int] = {}
@@ -57,6 +69,15 @@ def _newest(ids: Iterable[str]) -> list[str]:
         else:
             unversioned.append(env_id)
     return [f"{name}-v{version}" for name, version in newest.items()] + unversioned
+
+
+def _like(env_id: str, ids: Iterable[str]) -> list[str]:
+    """The ids that may be meant: those of the same name in any family, with the highest version; else the nearest."""
+    ids, parts = list(ids), re.compile(r"(?:.*/)?(.*?)(?:NoFrameskip)?(?:-v(\d+))?", re.IGNORECASE | re.DOTALL)
+    found = {one: parts.fullmatch(one).groups("0") for one in [env_id, *ids]}  # type: ignore[union-attr]
+    same = [one for one in ids if found[one][0].lower() == found[env_id][0].lower()]
+    newest = max((int(found[one][1]) for one in same), default=0)
+    return sorted((one for one in same if int(found[one][1]) == newest), key=len) or nearest(env_id, ids, n=3)
 
 
 def family_of(env_id: str) -> tuple[str, str] | None:
@@ -111,7 +132,8 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
         space, family = "ALE" if "NoFrameskip-v" in name else name.partition("/")[0], family_of(name)
         games = [package for pattern, package in GAMES.items() if fnmatch(name, pattern)]
         for package in (*(family or ())[1:], *NAMESPACES.get(space, ())[:1], *games):  # what this id imports
-            check_module(env_id, package, typed)
+            if not package.startswith("solorl."):
+                check_module(env_id, package, typed)
         if family:
             if importlib.util.find_spec(family[1]) is None:
                 raise UsageError(needs_extra(env_id, family[1]))
@@ -129,11 +151,12 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
             package = NAMESPACES[space][1]
             sentence = f"{env_id} needs a package: pip install {package}" if package else needs_extra(env_id, "atari")
             raise UsageError(sentence) from error
-        for where, package in (*REGISTER.values(), ("solorl.envs.pettingzoo", "pettingzoo")):
+        more = ("solorl.envs.pettingzoo", "pettingzoo"), ("ale_py", "ale_py")
+        for where, package in (*REGISTER.values(), *more):
             if importlib.util.find_spec(package):
                 with contextlib.suppress(ImportError):  # without jax
                     importlib.import_module(where.partition(":")[0])  # which registers its ids
-        near = [f"{module}{colon}{one}" for one in nearest(name, _newest(gym.registry), n=3)]
+        near = [f"{module}{colon}{one}" for one in _like(name, _newest(gym.registry))]
         hint = f"; did you mean {' or '.join(near)}?" if near else "; one of another package is `package:Name-v0`"
         if colon:
             hint = f": the module {module} ({_file_of(module)}) registers no {name}{hint if near else ''}"
@@ -152,29 +175,61 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
             raise UsageError(f"{env_id} can no longer be made{hint}") from error
 
 
-def check_env_id_of(script: Path, env_id: str, typed: bool = True) -> None:
-    """Refuse an environment that the script cannot train on: EnvPool's ids where it imports `EnvPoolVectorEnv`.
+def check_env_id_of(script: Path, env_id: str, kind: str, typed: bool = True) -> None:
+    """Refuse an environment that a script does not take; `kind`, one of KINDS, is what its `Args.env_kind` says.
     `typed`: see `check_env_id`."""
-    text = script.read_text(errors="replace")
-    if "EnvPoolVectorEnv" not in text:
+    if kind not in KINDS:
+        hint = did_you_mean(str(kind), KINDS) or f"; allowed are {', '.join(KINDS)}"
+        raise UsageError(f"{script.name} says env_kind = {kind!r}, which is not known{hint}")
+    if kind.startswith("envpool"):
+        check_envpool_id(env_id)
+    elif kind != "jax" or not is_atari(env_id):
         check_env_id(env_id, typed)
-        return
-    envpool = check_envpool_id(env_id)
-    fields = header_fields(text.partition('"""')[2].partition('"""')[0])
-    if fields.get("Spaces", "").startswith("image") and not hasattr(envpool.make_spec(env_id).config, "use_fire_reset"):
-        use = not_for(fields).get("vector observations", "another script")
-        raise UsageError(f"{env_id} is no Atari game; {use} takes vector observations")
+    if kind.endswith("atari") and not is_atari(env_id):
+        use = use_instead(script, "vector observations")
+        raise UsageError(f"{env_id} is not an Atari game{use and f'{use} for vector observations'}")
+    if kind == "jax" and is_atari(env_id):
+        use = use_instead(script, "Atari games")
+        raise UsageError(f"{env_id} is an Atari game, but {script.name} takes vector observations{use}")
 
 
 def check_envpool_id(env_id: str) -> Any:
     """EnvPool, the module. Refuses an environment that it does not have, and missing packages."""
-    for package, extra in (("envpool", "envpool"), ("ale_py", "atari")):
-        if importlib.util.find_spec(package) is None:
-            raise UsageError(needs_extra(env_id, extra))
+    if importlib.util.find_spec("envpool") is None:
+        raise UsageError(needs_extra(env_id, "envpool"))
     import envpool
 
     known = envpool.list_all_envs()
     if env_id not in known:
-        hint = did_you_mean(env_id.rpartition("/")[2].replace("NoFrameskip-v4", "-v5"), known)
-        raise UsageError(f"EnvPool has no environment {env_id}{hint}")
+        near = _like(env_id, known)
+        raise UsageError(f"EnvPool has no environment {env_id}{f'; did you mean {near[0]}?' if near else ''}")
+    if is_envpool_game(env_id) and importlib.util.find_spec("ale_py") is None:  # which knows the buttons
+        raise UsageError(needs_extra(env_id, "atari"))
     return envpool
+
+
+def is_envpool_game(env_id: str) -> bool:
+    """Whether EnvPool has a game of Atari with this id; UsageError where it lacks a library of the system, as Qt."""
+    if importlib.util.find_spec("envpool") is None:
+        return False
+    import envpool
+
+    try:
+        return _is_game(envpool, env_id)
+    except ImportError as error:
+        raise UsageError(f"EnvPool cannot make {env_id}: {reason(error)}") from error
+
+
+@cache  # it takes EnvPool 0.3 seconds
+def _is_game(envpool: Any, env_id: str) -> bool:
+    return env_id in envpool.list_all_envs() and hasattr(envpool.make_spec(env_id).config, "use_fire_reset")
+
+
+def is_atari(env_id: str) -> bool:
+    """Whether it is a game of Atari, Gymnasium's (or one that is made like those) or EnvPool's."""
+    import gymnasium as gym
+
+    name = env_id.rpartition(":")[2]
+    if name in gym.registry:
+        return "game" in gym.registry[name].kwargs
+    return family_of(name) is None and is_envpool_game(env_id)

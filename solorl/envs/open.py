@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from solorl.envs.classic import DYNAMICS, JaxEnvs
-from solorl.envs.ids import family_of
+from solorl.envs.ids import family_of, is_envpool_game
 from solorl.errors import quit_with
 
 
@@ -27,9 +27,9 @@ def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
         return JaxEnvs(env_id, num_envs, GAMES[env_id])
     if family := family_of(env_id):
         return resolve_name(family[0])(env_id, num_envs)
-    from solorl.envs.envpool_jax import EnvPoolEnvs, EnvPoolGames, is_game
+    from solorl.envs.envpool_jax import EnvPoolEnvs, EnvPoolGames
 
-    return (EnvPoolGames if is_game(env_id) else EnvPoolEnvs)(env_id, num_envs, num_threads)
+    return (EnvPoolGames if is_envpool_game(env_id) else EnvPoolEnvs)(env_id, num_envs, num_threads)
 
 
 class FunctionalEnv(gym.Env[np.ndarray, Any]):

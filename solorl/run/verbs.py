@@ -8,7 +8,6 @@ No verb changes what is learned. This module knows no algorithm, no network and 
 that work without a run: `folder`, `meter`, `checkpoints`, `evaluator`. They raise; only the verbs end a run.
 """
 
-import ast
 import atexit
 import math
 import os
@@ -30,6 +29,7 @@ from solorl.checkpoints import env_state
 from solorl.compute.device import EVALUATE, TRAIN, choose_device, device_words, env_seed, seed_all
 from solorl.compute.processes import Processes
 from solorl.compute.ranks import Ranks, from_environment, local_rank
+from solorl.envs.ids import is_atari
 from solorl.envs.returns import teams_of
 from solorl.errors import UsageError, in_one_sentence, missing_extra, quit_with
 from solorl.run.evaluation import OPPONENTS, Evaluator, Policy, draw_learning_curve, film_to, undisturbed
@@ -41,7 +41,7 @@ from solorl.run.summary import how_to_go_on, summary
 from solorl.run.teacher import Teacher
 from solorl.run.trackers import Safe, check_wandb, trackers_of
 from solorl.run.upload import check_upload, upload
-from solorl.scripts import header_fields, not_for
+from solorl.scripts import use_instead
 from solorl.terminal import Progress, paint, say, warn, wiped
 
 DIVERGED = 3  # exit code of a run that met a NaN or an infinite number
@@ -114,13 +114,17 @@ class Run:
         env_id = getattr(self.args, "env_id", "the environment")
         games = isinstance(envs, gym.vector.SyncVectorEnv) and teams_of(envs.envs[0])
         if games and not teams_of(envs):
-            quit_with(f"{env_id} has several agents, but {self.script.name} takes one{_not_for('several agents')}")
+            use = use_instead(self.script, "several agents")
+            quit_with(f"{env_id} has several agents, but {self.script.name} takes one{use}")
         kinds = "agent" if games else "single"
         spaces = (getattr(envs, f"{kinds}_observation_space"), getattr(envs, f"{kinds}_action_space"))
         found = (_obs_kind(spaces[0]), _action_kind(spaces[1]))
         for what, wanted, kind in (("observations", obs, found[0]), ("actions", action, found[1])):
             if kind != wanted:
-                use = _not_for(f"{kind} {what}")
+                is_game = kind == "image" and is_atari(env_id)
+                use = use_instead(self.script, "Atari games" if is_game else f"{kind} {what}")
+                if wanted == "vector" and not use:
+                    use = "; gymnasium.wrappers.FlattenObservation makes a vector of them"
                 quit_with(f"{env_id} has {kind} {what}, but {self.script.name} takes {wanted} {what}{use}")
 
     def teacher(self, address: str, envs: Any, part: str, trust_script: bool = False) -> Any:
@@ -651,13 +655,3 @@ def _action_kind(space: Any) -> str:
     if type(space).__name__ == "Discrete" and space.start != 0:
         return f"discrete (from {space.start})"
     return type(space).__name__.lower()
-
-
-def _not_for(kind: str) -> str:
-    """`"; use FILE"` where the running script's header names a file for this kind, else an empty string."""
-    try:
-        docstring = ast.get_docstring(ast.parse(script_path().read_bytes()), clean=False) or ""
-    except (OSError, ValueError, SyntaxError):  # somebody's own script may be anything
-        docstring = ""
-    other = not_for(header_fields(docstring)).get(kind)
-    return f"; use {other}" if other else ""

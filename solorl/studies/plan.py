@@ -106,7 +106,7 @@ def load_script(name: str, near: Path | None = None) -> Script:
         if isinstance(node, ast.ImportFrom) and node.module == "solorl" and not node.level
         for alias in node.names
     }
-    return Script(path, sha256(path), "RunArgs" in imported, tuple(args_fields(tree)))
+    return Script(path, sha256(path), "RunArgs" in imported, tuple(args_fields(tree)), env_kind(tree))
 
 
 def find_python(name: str, near: Path | None = None) -> str:
@@ -138,6 +138,14 @@ def args_fields(tree: ast.Module) -> dict[str, ast.AnnAssign]:
     }
 
 
+def env_kind(tree: ast.Module) -> str:
+    """The line `env_kind = "..."` of a file's class Args, or what RunArgs says; see `solorl.envs.ids.KINDS`."""
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args")
+    lines = (line for node in classes for line in node.body if isinstance(line, ast.Assign))
+    said = (line.value for line in lines if ast.unparse(line.targets[0]) == "env_kind")
+    return next((str(value.value) for value in said if isinstance(value, ast.Constant)), "gymnasium")
+
+
 # ---------------------------------------------------------------------- tasks
 @dataclass
 class Plan:
@@ -166,7 +174,7 @@ def make_tasks(
                 merged = merge(flags, (env_flags or {}).get(env_id, {}))
                 script.check(merged)
                 if script.ours and not python:  # another Python has environments of its own
-                    check_env_id_of(script.path, env_id)
+                    check_env_id_of(script.path, env_id, script.env_kind)
                 found += [Task(script, env_id, seed, merged, name, python, resources) for seed in seeds]
     return found
 

@@ -30,6 +30,7 @@ class Script:
     sha256: str
     ours: bool  # it imports RunArgs from solorl: it takes --runs-dir and --resume, and writes a run folder there
     args: tuple[str, ...]  # fields of its class Args, empty where it has none
+    env_kind: str = "gymnasium"  # what its --env-id can be; asked only where tasks are made
 
     @property
     def name(self) -> str:

@@ -40,7 +40,7 @@ def test_pixel_files_refuse_vectors(name, train, tmp_path):
 @pytest.mark.parametrize("name", VECTORS)
 def test_vector_files_refuse_images(name, train, tmp_path):
     """They name a file of their family that takes images."""
-    sentence, use = refused(train, tmp_path, name, "ALE/Pong-v5"), FILES[name].not_for["image observations"]
+    sentence, use = refused(train, tmp_path, name, "ALE/Pong-v5"), FILES[name].not_for["Atari games"]
     assert sentence.endswith(f"has image observations, but {name}.py takes vector observations; use {use}\n")
     other = FILES[use.removesuffix(".py")]
     assert other.spaces.startswith("image -> discrete") and other.family == FILES[name].family

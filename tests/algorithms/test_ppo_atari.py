@@ -301,11 +301,11 @@ def test_resumed_equals_uninterrupted_with_sticky_actions(stop, train, monkeypat
 @pytest.mark.parametrize(
     ("name", "env_id", "words"),
     [
-        ("ppo_atari", "CartPole-v1", ["CartPole-v1 is no Atari game", "ppo.py"]),
+        ("ppo_atari", "CartPole-v1", ["CartPole-v1 is not an Atari game", "ppo.py"]),
         ("ppo_atari", "Pong-v5", ["there is no environment Pong-v5", "ALE/Pong-v5"]),
         ("ppo_atari_envpool", "ALE/Pong-v5", ["EnvPool has no environment ALE/Pong-v5", "Pong-v5"]),
         ("ppo_atari_envpool", "PongNoFrameskip-v4", ["EnvPool has no environment", "did you mean Pong-v5?"]),
-        ("ppo_atari_envpool", "CartPole-v1", ["CartPole-v1 is no Atari game", "ppo.py"]),
+        ("ppo_atari_envpool", "CartPole-v1", ["CartPole-v1 is not an Atari game", "ppo.py"]),
     ],
 )
 def test_another_kind_of_environment_is_refused(name, env_id, words, train):

@@ -294,7 +294,7 @@ def test_it_plays_a_game_of_envpool(train, monkeypatch):
     ("env_id", "words"),
     [
         ("ALE/Pong-v5", ["EnvPool has no environment ALE/Pong-v5", "did you mean Pong-v5?"]),
-        ("CartPole-v1", ["CartPole-v1 is no Atari game", "ppo_jax.py"]),
+        ("CartPole-v1", ["CartPole-v1 is not an Atari game", "ppo_jax.py"]),
     ],
 )
 def test_another_kind_of_environment_is_refused(env_id, words, train, tmp_path):

@@ -27,7 +27,11 @@ CASES = {
     "--env-id Pendulum-v1": "Pendulum-v1 has continuous actions, but ppo.py takes discrete actions; "
     "use ppo_continuous_action.py",
     "--env-id probes:Pixels-v0": "probes:Pixels-v0 has image observations, but ppo.py takes vector observations; "
-    "use ppo_atari.py",
+    "gymnasium.wrappers.FlattenObservation makes a vector of them",
+    "--env-id Pong": "there is no environment Pong; did you mean ALE/Pong-v5?",
+    "--env-id Pong-v5": "there is no environment Pong-v5; did you mean ALE/Pong-v5?",
+    "--env-id cartpole": "there is no environment cartpole; did you mean CartPole-v1",
+    "--env-id CartPol-v1 --gamma 7": "there is no environment CartPol-v1",
     "--env-id probes:Entries-v0": "probes:Entries-v0 has dict observations, but ppo.py takes vector observations",
     "--total-timesteps 511": "--total-timesteps 511 is less than one batch of 512 steps",
     "--num-minibatches 3": "--num-minibatches 3 must divide the batch of 512 steps",

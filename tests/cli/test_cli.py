@@ -532,6 +532,15 @@ def test_standalone_refuses_the_same_input(flags, alone, train):
     assert (code, out) == (2, "") and err == train.out and err.startswith("error: ") and err.count("\n") == 1
 
 
+def test_standalone_refuses_what_is_not_an_atari_game(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(standalone(ROOT / "algorithms" / "ppo" / "ppo_atari.py", "mine.py"))
+    monkeypatch.setattr(sys, "argv", [str(path), "--env-id", "CartPole-v1"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(path), run_name="__main__")
+    assert end.value.code == 2 and capsys.readouterr().err == "error: CartPole-v1 is not an Atari game\n"
+
+
 def test_the_stub_stays_small():
     """A file gets only those of its verbs that it uses, and what these use."""
     sizes = {}
