@@ -59,3 +59,27 @@ class Bonus(Diary):
 
 if "PixelBonus-v0" not in gym.registry:
     gym.register("PixelBonus-v0", Bonus, kwargs={"game": "bonus"})
+
+
+class LastLife(Diary):
+    """`pixel_doubles:PixelLastLife-v0`: a life is lost at frame 80 only, which is a time limit."""
+
+    def step(self, action):
+        image, reward, *_ = super().step(action)
+        return image, reward, False, self.frames == END, {"lives": 2 if self.frames == END else 3}
+
+
+class Fickle(Diary):
+    """`pixel_doubles:PixelFickle-v0`: games have the numbers 0, 1, 2, ..., whatever the seed, so none comes again."""
+
+    begun = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.number, Fickle.begun = Fickle.begun, Fickle.begun + 1
+        return self.image(), {"lives": 3}
+
+
+if "PixelLastLife-v0" not in gym.registry:
+    gym.register("PixelLastLife-v0", LastLife, kwargs={"game": "last_life"})
+    gym.register("PixelFickle-v0", Fickle, kwargs={"game": "fickle"})

@@ -108,14 +108,14 @@ class FrameReplay:
     """The last `capacity` images, in host memory. Each is stored once; stacks are put together when they are sampled.
 
     A row is what one step led to: the image, and the step's action, reward and done. `back` tells how many rows before
-    it the previous image of its game lies; it is 0 for the first image of a game, to which no step led. Rows are
-    numbered from 0 on; row i lies at index i % capacity.
+    it the previous image of its game lies; it is 0 for the first image of a game. The action is -1 where no step led to
+    the image. Rows are numbered from 0 on; row i lies at index i % capacity.
     """
 
     def __init__(self, capacity, num_envs):
         self.arrays = {
             "image": np.zeros((capacity, 84, 84), np.uint8),
-            "action": np.zeros(capacity, np.int64),
+            "action": np.full(capacity, -1, np.int64),
             "reward": np.zeros(capacity, np.float32),
             "done": np.zeros(capacity, np.float32),
             "back": np.zeros(capacity, np.int32),
@@ -125,7 +125,7 @@ class FrameReplay:
 
     def begin(self, games, image):
         """Insert the first images (n, 84, 84) of new games in the environments `games` (n,)."""
-        self._insert(games, image, 0, 0, 0, 0)
+        self._insert(games, image, -1, 0, 0, 0)
 
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
@@ -146,7 +146,7 @@ class FrameReplay:
         rows = [row]
         for _ in range(4):
             rows.append(rows[-1] - self.arrays["back"][rows[-1] % self.capacity])
-        whole = (rows[1] < row) & (rows[-1] >= max(0, self.inserted - self.capacity))
+        whole = (self.arrays["action"][row % self.capacity] >= 0) & (rows[-1] >= max(0, self.inserted - self.capacity))
         return np.stack(rows[::-1], 1) % self.capacity, whole
 
     def sample(self, batch_size, device):
@@ -300,8 +300,13 @@ if __name__ == "__main__":
     start = run.resume(**parts, replay=replay, envs=envs, lives=lives)  # what a checkpoint holds
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
+    lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
     if replay.inserted == 0:
-        replay.begin(np.arange(args.num_envs), obs[:, -1])
+        replay.begin(np.arange(args.num_envs), obs[:, 0])
+        for image in obs[:, 1:].swapaxes(0, 1) if start else ():  # resumed in running games, without --save-replay
+            replay.add(image, -1, 0, 0)
+    else:  # resumed with --save-replay
+        replay.begin(run.restarted, obs[run.restarted, -1])
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * args.num_envs  # at the end of this iteration
 
@@ -315,11 +320,11 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, over)
 
         # ---- 2. store: done at a lost life, though the game goes on; not done at a time limit, though it is over
-        done = terminated | (~over & (infos["lives"] < lives))
+        image, lives_left = obs[:, -1].copy(), infos["lives"].copy()
+        for i in np.flatnonzero(over):  # obs and lives are the next game's
+            image[i], lives_left[i] = infos["final_obs"][i][-1], infos["final_info"]["lives"][i]
+        done = terminated | (lives_left < lives)
         lives[:] = infos["lives"]  # in place: a checkpoint holds this array
-        image = obs[:, -1].copy()
-        for i in np.flatnonzero(over):  # obs is the next game's
-            image[i] = infos["final_obs"][i][-1]
         replay.add(image, action, np.sign(reward), done)
         replay.begin(np.flatnonzero(over), obs[over, -1])
 

@@ -268,9 +268,10 @@ class Actor:
             if np.random.random() < self.epsilon:
                 action[0] = np.random.randint(self.num_actions)
             self.obs, reward, terminated, truncated, infos = self.envs.step(action)
-            over, lives = bool(terminated[0] | truncated[0]), int(infos["lives"][0])
+            over = bool(terminated[0] | truncated[0])
             # done at a lost life, though the game goes on; not done at a time limit, though it is over
-            done, self.lives = bool(terminated[0]) or (lives < self.lives and not over), lives
+            lives_left = infos["final_info"]["lives"][0] if over else infos["lives"][0]  # infos: the next game's
+            done, self.lives = bool(terminated[0] | (lives_left < self.lives)), int(infos["lives"][0])
             before, self.stack = self.stack, [*self.stack[1:], len(self.images)]
             self.images.append(np.array(infos["final_obs"][0][-1] if over else self.obs[0, -1]))
             self.steps.append(([*before, *self.stack], int(action[0]), float(np.sign(reward[0])), done, done or over))
@@ -281,9 +282,8 @@ class Actor:
                 self.images.append(np.array(self.obs[0, -1]))
         stacks, action, reward, done, end = map(np.array, zip(*self.steps, strict=True))
         reward, discount, last = n_step_returns(reward, done, end, self.args.n_step, self.args.gamma)
-        count = len(last)
+        count, images = len(last), np.array(self.images)
         first, where = stacks[:count, 3], np.hstack([stacks[:count, :4], stacks[last, 4:]])  # images of each transition
-        images = np.array(self.images)
         columns = (images[where[:, :4]], action[:count], reward, discount, images[where[:, 4:]])
         with torch.no_grad():
             error, _ = td_errors(self.q_network, self.q_network, Batch(*map(torch.from_numpy, columns)))
@@ -373,6 +373,8 @@ if __name__ == "__main__":
     start = run.resume(**parts, optimizer=optimizer)  # what a checkpoint holds
     if args.synchronous:
         actors[0].obs = run.reset(envs)
+        if run.restarted:  # the game is gone, and with it the steps whose returns were not complete
+            actors[0].load_state_dict({"images": [], "stack": [], "steps": [], "rewards": [], "lives": 0})
 
     # ---- under way: two rollouts of each actor and two batches, so that nobody waits; none with --synchronous
     ahead = 0 if args.synchronous else 2

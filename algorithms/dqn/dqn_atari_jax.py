@@ -233,8 +233,8 @@ def iteration(training, setup):
         env_state, step = envs.step(key, env_state, action)
         over = step.terminated | step.truncated
         # done at a lost life, though the game goes on; not done at a time limit, though it is over
-        done = step.terminated | ((step.lives < lives) & ~over)
-        # final_obs: what the step led to, in every environment; obs: where a game is over, the next one's first
+        done = step.terminated | (step.final_lives < lives)
+        # final_obs, final_lives: what the step led to; obs, lives: where a game is over, the next one's first
         rows = new_game, obs[:, -1], step.final_obs[:, -1], action, jnp.sign(step.reward), done
         return (env_state, step.obs, step.lives, over), (rows, step.reward, over)
 

@@ -230,6 +230,7 @@ if __name__ == "__main__":
     policy = run.fast(agent)  # NumPy (batch, 4, 84, 84) -> NumPy logits (batch, num_actions), values (batch,)
     lives = np.zeros(args.num_envs, np.int64)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs, lives=lives)  # what a checkpoint holds
+    lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -250,6 +251,8 @@ if __name__ == "__main__":
             action[step], logprob[step] = sample_categorical(logits)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step], timeout[step] = terminated | truncated, truncated & ~terminated
+            if timeout[step].any():  # a life lost in the last step allowed ends the return, too
+                timeout[step] &= infos["final_info"]["lives"] >= lives
             done[step] = over[step] | (infos["lives"] < lives)  # a lost life ends the return, but not the game
             lives[:] = infos["lives"]  # in place: a checkpoint holds this array
             for i in np.flatnonzero(timeout[step]):

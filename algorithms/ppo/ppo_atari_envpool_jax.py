@@ -218,14 +218,16 @@ def iteration(training, setup):
             lambda: jnp.zeros_like(value),
         )
         over = step.terminated | step.truncated
-        return (env_state, step.obs), (obs, action, logits, value, final_value, step.reward, over, step.lives)
+        lives = step.lives, step.final_lives
+        return (env_state, step.obs), (obs, action, logits, value, final_value, step.reward, over, lives)
 
     gumbel = jax.random.gumbel(action_key, (args.num_steps, args.num_envs, int(envs.single_action_space.n)))
     drawn = (jax.random.split(step_key, args.num_steps), gumbel)
     (env_state, next_obs), steps = jax.lax.scan(env_step, (training.env_state, training.obs), drawn)
-    obs, action, logits, value, final_value, reward, over, lives = steps  # (num_steps, num_envs, ...) each
+    obs, action, logits, value, final_value, reward, over, (lives, final_lives) = steps  # (num_steps, num_envs, ...)
     # a lost life ends the return, but not the game; EnvPool presses FIRE after it, whatever the action
-    done = over | (lives < jnp.concatenate([training.lives[None], lives[:-1]]))
+    life_lost = final_lives < jnp.concatenate([training.lives[None], lives[:-1]])
+    done, final_value = over | life_lost, jnp.where(life_lost, 0, final_value)  # also in the last step allowed
 
     # ---- 2. credit: "compute advantage estimates"
     _, next_value = actor_critic(params, next_obs)

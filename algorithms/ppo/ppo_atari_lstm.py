@@ -258,6 +258,7 @@ if __name__ == "__main__":
     next_first, lives = np.ones(args.num_envs, bool), np.zeros(args.num_envs, np.int64)
     # what a checkpoint holds
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs, lives=lives, state=state, next_first=next_first)
+    lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
     next_first[run.restarted] = True
 
     # ---- storage of one rollout
@@ -281,6 +282,8 @@ if __name__ == "__main__":
             action[step], logprob[step] = sample_categorical(logits)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step], timeout[step] = terminated | truncated, truncated & ~terminated
+            if timeout[step].any():  # a life lost in the last step allowed ends the return, too
+                timeout[step] &= infos["final_info"]["lives"] >= lives
             done[step] = over[step] | (infos["lives"] < lives)  # a lost life ends the return, but not the game
             lives[:] = infos["lives"]  # in place: a checkpoint holds this array
             next_first[:] = over[step]  # in place: a checkpoint holds this array

@@ -184,6 +184,8 @@ if __name__ == "__main__":
             action[step] = np.where(greedy[step], q.argmax(1), action[step])
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step], timeout[step] = terminated | truncated, truncated & ~terminated
+            if timeout[step].any():  # a life lost in the last step allowed ends the return, too
+                timeout[step] &= infos["final_info"]["lives"] >= lives
             done[step] = over[step] | (infos["lives"] < lives)  # a lost life ends the return, but not the game
             lives[:] = infos["lives"]  # in place: a checkpoint holds this array
             for i in np.flatnonzero(timeout[step]):

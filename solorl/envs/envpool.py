@@ -11,8 +11,8 @@ last step that the time limit allows, EnvPool calls that a time limit; so its li
 is applied here.
 
 Atari games are whole games: rewards are not clipped, and a lost life ends nothing. `infos["lives"]` (num_envs,) tells
-the lives after the step; after a lost life the next action is FIRE in the games that have that button, for such a
-game stands still until it is pressed.
+the lives of the game that `obs` is of, `infos["final_info"]["lives"]` those of the game that has ended. After a lost
+life the next action is FIRE in the games that have that button, for such a game stands still until it is pressed.
 
 EnvPool cannot hand out the state of its environments: a resumed run starts new episodes.
 """
@@ -99,6 +99,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
             obs[first_info["env_id"]] = first_obs
             self._steps[ended] = 0
             if self.is_atari:
+                infos["final_info"], infos["_final_info"] = {"lives": lives.copy(), "_lives": done}, done
                 self._lives[first_info["env_id"]] = first_info["lives"]
         return obs, reward, terminated, truncated, infos
 

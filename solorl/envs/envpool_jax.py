@@ -164,9 +164,9 @@ class EnvPoolGames:
         done = terminated | truncated
         life_lost = (lives < state.lives) & ~done
         begin = partial(self._begin, state.number, done)
-        handle, first_obs, lives = jax.lax.cond(done.any(), begin, lambda *same: same, handle, obs, lives)
-        state = GamesState(state.number, handle, lives, life_lost, jnp.where(done, 0, steps))
-        return state, Step(first_obs, reward, terminated, truncated, obs, lives)
+        handle, first_obs, first_lives = jax.lax.cond(done.any(), begin, lambda *same: same, handle, obs, lives)
+        state = GamesState(state.number, handle, first_lives, life_lost, jnp.where(done, 0, steps))
+        return state, Step(first_obs, reward, terminated, truncated, obs, first_lives, lives)
 
     def _open(self, key: Any) -> tuple[Any, Any, Any]:
         games = self._make()

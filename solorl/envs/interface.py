@@ -13,4 +13,5 @@ class Step(NamedTuple):
     terminated: jax.Array
     truncated: jax.Array
     final_obs: jax.Array
-    lives: jax.Array | None = None  # of the game that `obs` is of; games of Atari only
+    lives: jax.Array | None = None  # of the game that `obs` is of; games of Atari only, as the next one
+    final_lives: jax.Array | None = None  # of the game that `final_obs` is of

@@ -126,13 +126,15 @@ class Story:
         self.number += 1
         before, self.game = self.game, [*self.game[1:], self.number]
         over, reward = self.rng.random() < self.p_over, float(self.rng.integers(-3, 4))
-        terminated, lost = over and self.rng.random() < 0.5, not over and self.rng.random() < self.p_life
-        self.lives = 3 if over else self.lives - lost
+        terminated, lost = over and self.rng.random() < 0.5, self.rng.random() < self.p_life
+        lives_left = self.lives - lost
+        self.lives = 3 if over else lives_left
         self.steps.append((before, self.game, int(action[0]), reward, terminated, lost, over))
         infos = {"lives": np.array([self.lives])}
         if over:
             infos["final_obs"] = np.array([None])
             infos["final_obs"][0] = self.look(self.game)
+            infos["final_info"] = {"lives": np.array([lives_left])}
             self.number += 1
             self.begin()
         flags = (np.array([x]) for x in (reward, terminated, over and not terminated))
@@ -314,6 +316,18 @@ def test_returns_end_where_a_resumed_episode_begins_again(train):
     assert "did not replay exactly" in train.out and v["start"] == 10
     assert len(v["actors"][0].rewards) == 20  # of the steps since: an episode of this probe lasts 1,000
     assert sum(shard.inserted for shard in v["shards"]) == 100 + 20 - 2 * 2  # two are not complete, two are gone
+
+
+def test_no_transition_is_of_two_games_where_a_resumed_game_begins_again(train):
+    """Neither the images nor the rewards of the game that is gone are in those of the next one."""
+    flags = ["--env-id", "pixel_doubles:PixelFickle-v0", "--save-replay", "--save-every", 50, "--learning-starts", 200]
+    run_dir = train("apex_dqn_atari", *SMALL.split(), *flags)["run"].dir
+    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    v = train("apex_dqn_atari", "--resume", run_dir)
+    assert v["run"].restarted == [0] and v["start"] == 10
+    columns, *_ = v["shards"][0].sample(300)
+    games = [set(stack[:, -1, -1].tolist()) for stack in np.hstack([columns[0], columns[4]])]
+    assert all(len(each) == 1 for each in games) and len(set.union(*games)) > 4
 
 
 @pytest.mark.parametrize("name", BOTH)

@@ -8,7 +8,7 @@ import optax
 import pytest
 import torch
 from conftest import definitions, documented_keys, rows
-from pixel_probe import use_fake_envpool
+from pixel_probe import FakePool, use_fake_envpool
 from test_dqn_atari_jax import SHORT, layers
 from test_ppo_atari_envpool_jax import as_torch
 
@@ -80,6 +80,21 @@ def test_its_settings_are_those_of_the_paper(train, monkeypatch):
     np.testing.assert_allclose(v["atoms"], np.linspace(-10, 10, 51), atol=1e-5)
     logged = {key for row in rows(v["run"].runs[0].dir) for key in row} - {"global_step", "wall_time"}
     assert logged == documented_keys("c51_atari_jax")
+
+
+@pytest.mark.slow
+def test_a_life_lost_in_the_step_of_the_time_limit_ends_the_return(train, monkeypatch):
+    use_fake_envpool(monkeypatch)
+    info = FakePool._info
+
+    def with_lives(self, ids, reward, terminated):
+        return info(self, ids, reward, terminated) | {"lives": 3 - self.elapsed[ids] // 4}
+
+    monkeypatch.setattr(FakePool, "_info", with_lives)
+    monkeypatch.setattr("solorl.envs.envpool.ATARI_STEPS", 4)
+    v = train("c51_atari_jax", *SHORT, "--total-timesteps", 48)
+    replay, overs = v["run"].training(0, "replay"), len(rows(v["run"].runs[0].dir, "charts/episodic_return"))
+    assert overs >= 10 and replay.done.sum() == overs
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,7 @@ class Script:
     first game and the end in the second, with an image of 100. Images tell the step."""
 
     num_envs, single_action_space = 2, gym.spaces.Discrete(3)
+    last_lives = 5  # at the end of a game
 
     def image(self, t):
         return jnp.full((2, 4, 84, 84), t, jnp.uint8)
@@ -191,8 +192,8 @@ class Script:
         step, first = state + 1, jnp.array([True, False])
         last, shown = jnp.full(2, step == 4), step % 4
         lives = jnp.array([3, 3, 2, 5, 3], jnp.int32)[step] * jnp.ones(2, jnp.int32)
-        left = self.image(jnp.where(step == 4, 100, shown))
-        return shown, Step(self.image(shown), jnp.full(2, 5.0), last & ~first, last & first, left, lives)
+        left = self.image(jnp.where(step == 4, 100, shown)), lives, jnp.where(last, self.last_lives, lives)
+        return shown, Step(self.image(shown), jnp.full(2, 5.0), last & ~first, last & first, *left)
 
 
 @pytest.fixture
@@ -236,6 +237,14 @@ def test_what_a_step_stores(scripted):
     assert (np.asarray(replay.reward)[:16][whole] == 1).all()
     assert (np.asarray(replay.action)[:16][whole] == 1).all()  # the greedy one, for epsilon is 0
     assert training.lives.tolist() == [2, 2] and not training.new_game.any() and (training.obs == 2).all()
+
+
+def test_a_life_lost_in_the_step_of_the_time_limit_ends_the_return(scripted, monkeypatch):
+    monkeypatch.setattr(Script, "last_lives", 4)
+    training, iterate = scripted(learning_starts=1000)
+    replay = jax.jit(iterate)(training)[0].replay
+    done = np.asarray(replay.done)[np.flatnonzero(replay.back)].reshape(6, 2).astype(int)
+    assert done.tolist() == [[0, 0], [1, 1], [0, 0], [1, 1], [0, 0], [1, 1]]
 
 
 def test_it_learns_after_learning_starts_and_once_there_are_as_many_images(scripted):

@@ -4,8 +4,12 @@ import shutil
 
 import numpy as np
 import pytest
-from pixel_probe import use_fake_envpool
+import torch
+from conftest import rows
+from gymnasium.vector import SyncVectorEnv
+from pixel_probe import FakePool, use_fake_envpool
 
+from solorl import Run
 from solorl.catalog import header
 from solorl.run.saving import Checkpoints
 
@@ -46,10 +50,18 @@ def test_vector_files_refuse_images(name, train, tmp_path):
     assert other.spaces.startswith("image -> discrete") and other.family == FILES[name].family
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["dqn_atari", *(pytest.param(x, marks=pytest.mark.slow) for x in ("c51_atari", "rainbow_atari", "sac_atari"))],
-)
+def slow(*names):
+    """Files whose tests are in the second tier, because another file has the same lines."""
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def replay_flags(env_id, steps, *more):
+    """A short training of a file with a replay buffer that does not learn."""
+    words = f"--env-id pixel_doubles:{env_id} --total-timesteps {steps} --buffer-size 600 --learning-starts 10000"
+    return [*words.split(), "--batch-size", 4, "--eval-episodes", 1, "--eval-every", 0, *more]
+
+
+@pytest.mark.parametrize("name", ["dqn_atari", *slow("c51_atari", "rainbow_atari", "sac_atari")])
 def test_no_life_is_lost_where_the_next_game_begins_with_fewer(name, train):
     """A time limit after a bonus life does not end the task, though the next game begins with fewer lives. QDagger and
     Ape-X, which have other flags and buffers, are tested with them."""
@@ -77,3 +89,90 @@ def test_new_games_of_a_resumed_run_lose_no_life_in_their_first_step(name, train
     monkeypatch.setattr(Checkpoints, "resume", noted)
     v = train(name, "--resume", run_dir)
     assert len(resumed) == 1 and v["start"] == 1 and not v["done"][0].any() and v["done"].any()
+
+
+@pytest.mark.parametrize("name", ["dqn_atari", *slow("c51_atari", "rainbow_atari", "sac_atari")])
+def test_a_life_lost_in_the_step_of_the_time_limit_ends_the_return(name, train):
+    """The lives of the game that is over count, not those of the next one, which `infos` has. QDagger and Ape-X are
+    tested with their own flags."""
+    v = train(name, *replay_flags("PixelLastLife-v0", 120, "--save-every", 0))
+    arrays, overs = v["replay"].arrays, len(rows(v["run"].dir, "charts/episodic_return"))
+    assert overs > 4 and arrays["done"].sum() == overs
+
+
+@pytest.mark.parametrize("name", ["ppo_atari", *slow("ppo_atari_lstm", "ppo_atari_multigpu")])
+def test_no_value_comes_after_a_life_lost_in_the_step_of_the_time_limit(name, train):
+    flags = "--num-envs 2 --num-steps 32 --num-minibatches 1 --update-epochs 1 --total-timesteps 64 --eval-episodes 1"
+    v = train(name, "--env-id", "pixel_doubles:PixelLastLife-v0", *flags.split(), "--eval-every", 0)
+    assert v["over"].sum() >= 2 and v["done"].sum() == v["over"].sum() and not v["final_value"].any()
+
+
+@pytest.mark.parametrize("name", ["ppo_atari_envpool", "pqn_atari_envpool", "pqn_atari_envpool_lstm"])
+def test_no_value_comes_after_a_life_lost_in_envpools_last_step(name, train, monkeypatch):
+    use_fake_envpool(monkeypatch)
+    info = FakePool._info
+
+    def with_lives(self, ids, reward, terminated):
+        return info(self, ids, reward, terminated) | {"lives": 3 - self.elapsed[ids] // 4}
+
+    monkeypatch.setattr(FakePool, "_info", with_lives)
+    monkeypatch.setattr("solorl.envs.envpool.ATARI_STEPS", 4)
+    flags = "--env-id Catch-v5 --num-envs 2 --num-steps 8 --num-minibatches 2 --update-epochs 1 --total-timesteps 16"
+    v = train(name, *flags.split(), "--eval-episodes", 1, "--eval-every", 0)
+    assert v["over"].sum() == 4 and v["done"].sum() == 4 and not v["final_value"].any()
+
+
+# ---------------------------------------------------------------------- replay buffers of runs that are resumed
+def cut(run_dir):
+    """Throw the last checkpoint of a run away."""
+    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    return run_dir
+
+
+def shown(stack):
+    """Frame and game of each image of one stack (images, 84, 84)."""
+    return tuple((int(image[0, 0]), int(image[-1, -1])) for image in np.asarray(stack))
+
+
+def sampled(v):
+    """The stacks obs and next_obs, as `shown`, of many transitions from the replay buffer of a training."""
+    more = (1.0, 1.0) if "PrioritizedReplay" in v else ()
+    for _ in range(20):
+        batch = v["replay"].sample(32, *more, torch.device("cpu"))
+        batch = batch[0] if more else batch
+        yield from ((shown(obs), shown(next_obs)) for obs, next_obs in zip(batch.obs, batch.next_obs, strict=True))
+
+
+@pytest.mark.parametrize("name", ["dqn_atari", "rainbow_atari", *slow("c51_atari", "sac_atari")])
+def test_stacks_after_a_resume_without_the_replay_are_those_that_were_played(name, train, monkeypatch):
+    """The images of a running game from before the resume are part of the first three stacks."""
+    flags = replay_flags("PixelDiary-v0", 160, "--num-envs", 2, "--save-every", 80)
+    run_dir = cut(train(name, *flags)["run"].dir)
+    played, reset, step = set(), Run.reset, SyncVectorEnv.step
+
+    def noted_reset(self, envs):
+        obs = reset(self, envs)
+        played.update(map(shown, obs))
+        return obs
+
+    def noted_step(self, action):
+        result = step(self, action)
+        ends = [result[4]["final_obs"][i] for i in np.flatnonzero(result[2] | result[3])]
+        played.update(map(shown, [*result[0], *ends]))
+        return result
+
+    monkeypatch.setattr(Run, "reset", noted_reset)
+    monkeypatch.setattr(SyncVectorEnv, "step", noted_step)
+    v = train(name, "--resume", run_dir)
+    stacks = {stack for transition in sampled(v) for stack in transition}
+    assert v["start"] and not v["run"].restarted and len(stacks) > 60 and stacks <= played
+
+
+@pytest.mark.parametrize("name", ["dqn_atari", "rainbow_atari", *slow("c51_atari", "sac_atari")])
+def test_no_transition_is_of_two_games_where_a_resumed_game_begins_again(name, train):
+    """Its replay buffer is there, but the simulator does not come to the state that was saved."""
+    flags = replay_flags("PixelFickle-v0", 160, "--num-envs", 2, "--save-every", 80, "--save-replay")
+    v = train(name, "--resume", cut(train(name, *flags)["run"].dir))
+    assert v["run"].restarted == [0, 1] and "did not replay exactly" in train.out
+    games = [{game for stack in transition for _, game in stack} for transition in sampled(v)]
+    assert all(len(each) == 1 for each in games) and len(set.union(*games)) > 6

@@ -125,6 +125,8 @@ def together(env_id, actions, max_steps, seed=3):
     for name, want in zip(("obs", "reward", "terminated", "truncated"), zip(*steps, strict=True), strict=False):
         np.testing.assert_array_equal(getattr(mine, name), np.stack(want), err_msg=name)
     np.testing.assert_array_equal(mine.lives, [step[4]["lives"] for step in steps])
+    final_lives = [step[4].get("final_info", step[4])["lives"] for step in steps]
+    np.testing.assert_array_equal(mine.final_lives, final_lives)
     for t, (obs, _, terminated, truncated, infos) in enumerate(steps):
         for n in range(num_envs):
             over = terminated[n] | truncated[n]
@@ -145,7 +147,7 @@ def test_lives_ends_and_fire_are_those_of_the_vector_environment():
     step = together("Breakout-v5", np.random.default_rng(0).integers(4, size=(300, 2)), None)
     lost = (np.diff(step.lives, axis=0) < 0).sum()
     assert step.terminated.sum() >= 2 and lost >= 8 and not step.truncated.any() and step.reward.sum() > 0
-    assert (step.lives[step.terminated] == 5).all()
+    assert (step.lives[step.terminated] == 5).all() and (step.final_lives[step.terminated] == 0).all()
 
 
 @pytest.mark.parametrize("limit", [5, 6, 7])
@@ -204,6 +206,7 @@ class Script:
     in the second. Images tell the step; what a time limit left is 100."""
 
     num_envs, single_action_space = 2, gym.spaces.Discrete(3)
+    last_lives = 2  # at the end of a game; one is lost in its last step if there is only 1
 
     def image(self, t):
         return jnp.full((2, 4, 84, 84), t, jnp.uint8)
@@ -215,12 +218,15 @@ class Script:
         step, first = state + 1, jnp.array([True, False])
         last, shown = jnp.full(2, step == 4), step % 4
         lives = jnp.where((step == 2) | (step == 3), 2, 3) * jnp.ones(2, int)
-        return shown, Step(self.image(shown), jnp.full(2, 5.0), last & ~first, last & first, self.image(100), lives)
+        left = self.image(100), lives, jnp.where(last, self.last_lives, lives)
+        return shown, Step(self.image(shown), jnp.full(2, 5.0), last & ~first, last & first, *left)
 
 
-def test_what_credit_is_given_for(monkeypatch):
-    """Clipped rewards, a lost life as an end of the return, the value of what a time limit left; raw rewards and whole
-    games in the report."""
+@pytest.mark.parametrize("last_lives", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_credit_is_given_for(last_lives, monkeypatch):
+    """Clipped rewards, a lost life as an end of the return, also in the step of a time limit, else the value of what
+    the limit left; raw rewards and whole games in the report."""
+    monkeypatch.setattr(Script, "last_lives", last_lives)
     args = JAX["Args"](num_envs=2, num_steps=6, num_minibatches=1, update_epochs=1)
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.scale_by_adam(eps=1e-5))
     setup = JAX["Setup"](args, Script(), optimizer, num_iterations=1)
@@ -247,8 +253,8 @@ def test_what_credit_is_given_for(monkeypatch):
     assert over.astype(int).tolist() == [[0, 0]] * 3 + [[1, 1]] + [[0, 0]] * 2
     assert done.astype(int).tolist() == [[0, 0], [1, 1], [0, 0], [1, 1], [0, 0], [1, 1]]
     want = np.zeros((6, 2))
-    want[3, 0] = value_of(100)[0]
-    assert want[3, 0] != 0
+    want[3, 0] = value_of(100)[0] if last_lives == 2 else 0
+    assert value_of(100)[0] != 0
     np.testing.assert_allclose(final_value, want, atol=1e-5)
     np.testing.assert_allclose(value, [value_of(t) for t in (0, 1, 2, 3, 0, 1)], atol=1e-5)
     np.testing.assert_allclose(next_value, value_of(2), atol=1e-5)

@@ -14,7 +14,9 @@ from conftest import comparable, definitions, documented_keys, rows
 from test_hub import hub  # noqa: F401 a fixture
 
 import solorl
+from solorl import Run
 from solorl.compute.speed import GradientStep
+from solorl.run.saving import Checkpoints
 
 NAME = "qdagger_dqn_atari_impalacnn"
 QDAGGER, DQN = definitions(NAME), definitions("dqn_atari")
@@ -180,6 +182,52 @@ def test_no_life_is_lost_where_the_next_game_begins_with_fewer(train):
     for replay, played in ((v["teacher_replay"], 40), (v["replay"], 100)):
         arrays = replay.arrays
         assert np.sum(arrays["back"][:played] == 0) > 1 and not arrays["done"].any()  # 0: the first image of a game
+
+
+def test_a_life_lost_in_the_step_of_the_time_limit_ends_the_return(train):
+    """For the teacher and for the student; each replay buffer holds the end of every game that it holds."""
+    env = ["--env-id", "pixel_doubles:PixelLastLife-v0"]
+    v = short(train, *env, teacher=teacher_folder(*env))
+    for replay in (v["teacher_replay"], v["replay"]):
+        row = np.arange(max(0, replay.inserted - replay.capacity), replay.inserted) % replay.capacity
+        done, begins = replay.arrays["done"][row][:-1] == 1, replay.arrays["back"][row][1:] == 0
+        assert begins.sum() > 1 and (done == begins).all()  # a game ends where the next one begins
+
+
+@pytest.mark.parametrize("step", [20, pytest.param(120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("saved", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_stacks_after_a_resume_are_of_one_game(step, saved, train, monkeypatch):
+    """Where games begin again, of teacher or student, and without the replay buffers where games go on: then the older
+    images of their stacks are there. The student's return of a game that is gone is forgotten."""
+    monkeypatch.setattr("solorl.checkpoints.checkpoint.KEEP", 100)
+    env = ["--env-id", f"pixel_doubles:{'PixelFickle-v0' if saved else 'PixelDiary-v0'}"]
+    flags = ["--num-envs", "2", "--save-every", "20", *(["--save-replay"] if saved else [])]
+    run_dir = short(train, *env, *flags, teacher=teacher_folder(*env))["run"].dir
+    back_to(step, run_dir)
+    reset, begun, resume = Run.reset, [], Checkpoints.resume
+
+    def noted_reset(self, envs):
+        begun.append(reset(self, envs))
+        return begun[-1]
+
+    def changed_resume(self, *inputs):
+        found = resume(self, *inputs)
+        self.parts["running"][:] = 100 if found else self.parts["running"]  # the saved return, where games are gone
+        return found
+
+    monkeypatch.setattr(Run, "reset", noted_reset)
+    monkeypatch.setattr(Checkpoints, "resume", changed_resume)
+    v = train(NAME, "--resume", run_dir)
+    assert v["running"].max() < 100 > v["returns"].max()
+    assert v["run"].restarted == ([0, 1] if saved else [])
+    replay = v["teacher_replay"] if step == 20 else v["replay"]
+    index, whole = replay.history(np.arange(replay.inserted))
+    games = replay.arrays["image"][index[whole]][:, :, -1, -1]
+    assert whole.sum() > 15 and (games == games[:, :1]).all()
+    if not saved:
+        first = replay.arrays["image"][index[whole]][:2, :4]
+        np.testing.assert_array_equal(first, begun[0])
+        assert len(np.unique(first[0, :, 0, 0])) == 4
 
 
 def test_the_weight_falls_as_the_student_nears_its_teacher(train, steps):

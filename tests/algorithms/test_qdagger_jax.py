@@ -201,6 +201,15 @@ def test_the_phases_one_after_the_other(scripted):
     assert stacks.tolist() == [[0, 0], [1, 1], [2, 2]]  # the student's first images are those of new games
 
 
+@pytest.mark.slow
+def test_a_life_lost_in_the_step_of_the_time_limit_ends_the_return(scripted, monkeypatch):
+    monkeypatch.setattr(Script, "last_lives", 4)
+    training, iterate = scripted()
+    replay = jax.jit(iterate)(training)[0].teacher_replay
+    done = np.asarray(replay.done)[np.flatnonzero(replay.back)].reshape(6, 2).astype(int)
+    assert done.tolist() == [[0, 0], [1, 1], [0, 0], [1, 1], [0, 0], [1, 1]]
+
+
 def test_each_player_begins_with_the_first_epsilon(scripted):
     training, iterate = scripted(exploration_fraction=0.5)
     iterate, epsilon = jax.jit(iterate), []
