@@ -5,6 +5,7 @@ import functools
 import math
 import os
 import sys
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,15 @@ def check_replay(args: Any, arrays: Iterable[Any]) -> None:
 
 
 def explain(args: Any) -> None:
-    """From now on say in one sentence, with exit code 2, that an array does not fit into memory."""
-    sys.excepthook = functools.partial(_explained, args)
+    """From now on say in one sentence, with exit code 2, that an array does not fit into memory. Keeps neither `args`
+    nor, by their class, the script and its training: every thread that begins remembers this hook."""
+    sys.excepthook = functools.partial(_explained, weakref.ref(args))
 
 
-def _explained(args: Any, kind: Any, error: Any, trace: Any) -> None:
-    if not isinstance(error, MemoryError) and not any(sign in str(error) for sign in SIGNS):
+def _explained(known: weakref.ref[Any], kind: Any, error: Any, trace: Any) -> None:
+    args = known()
+    explained = isinstance(error, MemoryError) or any(sign in str(error) for sign in SIGNS)
+    if args is None or not explained:
         _HOOK(kind, error, trace)
         return
     if isinstance(shape := getattr(error, "shape", None), tuple):  # NumPy's

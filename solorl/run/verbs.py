@@ -603,6 +603,7 @@ class Run:
             tracker.close()
         self.evaluator.close()
         self._set_status(status)
+        atexit.unregister(self._abandon)  # which would keep all of this run
         self.folder.unlock()
 
     def _set_status(self, status: str) -> None:

@@ -494,9 +494,19 @@ def test_other_errors_are_shown_as_they_are(monkeypatch):
     shown = []
     monkeypatch.setattr(memory, "_HOOK", lambda *error: shown.append(error))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    memory.explain(RunArgs())
+    args = RunArgs()  # of a training that runs
+    memory.explain(args)
     sys.excepthook(ValueError, error := ValueError("something"), None)
     assert shown == [(ValueError, error, None)]
     with pytest.raises(SystemExit) as end:
         sys.excepthook(MemoryError, MemoryError(), None)
     assert end.value.code == 2 and len(shown) == 1
+
+
+def test_where_the_training_is_gone_every_error_is_shown_as_it_is(monkeypatch):
+    shown = []
+    monkeypatch.setattr(memory, "_HOOK", lambda *error: shown.append(error))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    memory.explain(RunArgs())
+    sys.excepthook(MemoryError, error := MemoryError(), None)
+    assert shown == [(MemoryError, error, None)]
