@@ -69,6 +69,14 @@ class LastLife(Diary):
         return image, reward, False, self.frames == END, {"lives": 2 if self.frames == END else 3}
 
 
+class Forever(Diary):
+    """`pixel_doubles:PixelForever-v0`: every frame gives 1, frame 80 is a time limit."""
+
+    def step(self, action):
+        image, *_ = super().step(action)
+        return image, 1.0, False, self.frames == END, {"lives": 3}
+
+
 class Fickle(Diary):
     """`pixel_doubles:PixelFickle-v0`: games have the numbers 0, 1, 2, ..., whatever the seed, so none comes again."""
 
@@ -82,4 +90,5 @@ class Fickle(Diary):
 
 if "PixelLastLife-v0" not in gym.registry:
     gym.register("PixelLastLife-v0", LastLife, kwargs={"game": "last_life"})
+    gym.register("PixelForever-v0", Forever, kwargs={"game": "forever"})
     gym.register("PixelFickle-v0", Fickle, kwargs={"game": "fickle"})

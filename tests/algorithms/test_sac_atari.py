@@ -1,5 +1,6 @@
 """sac_atari.py: losses by hand with sums over actions, the networks, and the loop on a game that tells its frame."""
 
+import copy
 import math
 import shutil
 
@@ -79,6 +80,38 @@ def test_critic_loss_by_hand():
     gradient = np.zeros((2, 3))
     gradient[0, 2], gradient[0, 1] = 3 - target[0], 2 - target[1]  # 2 (q - target), divided by a batch of 2
     np.testing.assert_allclose(critic.q1.table.grad, gradient)
+
+
+class Disagreeing(torch.nn.Module):
+    """In place of a critic: two constants that learn, plus and minus half of `gap`, with a sign for each of 4 states."""
+
+    def __init__(self, gap, num_actions=3):
+        super().__init__()
+        self.q, self.num_actions = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64)), num_actions
+        self.error = gap / 2 * torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
+
+    def forward(self, obs):
+        error = self.error[obs[:, 0, 0, 0].long(), None].expand(-1, self.num_actions)
+        return self.q[0] + error, self.q[1] - error
+
+
+@pytest.mark.parametrize(("gap", "alpha"), [(0.0, 0.0), (0.4, 0.0), (0.0, 0.1)])
+def test_value_of_a_constant_reward_by_critics_that_disagree(gap, alpha):
+    """The reward is 1 and gamma 0.9. Critics that agree reach 10, and with a temperature the discounted entropy more.
+    Those that differ by `gap` reach less, for each target has the lesser of the two (Fujimoto et al. 2018): gap / 2 at
+    each step, hence 0.9 / (1 - 0.9) * gap / 2."""
+    critic, batch = Disagreeing(gap), batch_of([0, 1, 2, 3], [0, 1, 2, 0], [1.0] * 4, [0.0] * 4, [1, 2, 3, 0])
+    target, optimizer = (
+        copy.deepcopy(critic),
+        torch.optim.SGD(critic.parameters(), 0.5),
+    )  # to the least loss in one step
+    uniform = lambda obs: torch.full((len(obs), 3), 1 / 3, dtype=torch.float64).log()  # noqa: E731
+    for _ in range(250):
+        optimizer.zero_grad()
+        SAC["discrete_critic_loss"](critic, target, uniform, alpha, batch, 0.9)[0].backward()
+        optimizer.step()
+        target.load_state_dict(critic.state_dict())
+    assert critic.q.tolist() == pytest.approx([10 - 9 * gap / 2 + 9 * alpha * math.log(3)] * 2, abs=1e-4)
 
 
 def test_actor_loss_by_hand():
@@ -225,6 +258,18 @@ def test_evaluation_is_greedy(train):
     returns, lengths = evaluator.play(EVALUATE, 0, most_likely, SAC["make_env"])
     assert row["eval/episodic_return"] == pytest.approx(np.mean(returns))
     assert row["eval/episodic_length"] == pytest.approx(np.mean(lengths))
+
+
+@pytest.mark.slow
+def test_value_of_a_constant_reward_is_what_the_gap_between_the_critics_leaves(train):
+    """Two networks never agree in full, so the values stay below 1 / (1 - gamma) = 10: by what the lesser one takes."""
+    flags = "--total-timesteps 900 --learning-starts 100 --utd-ratio 1 --batch-size 16 --buffer-size 2000 --gamma 0.9"
+    flags += " --target-network-frequency 5 --no-autotune --alpha 0 --eval-every 0 --eval-episodes 1 --save-every 0"
+    v = train("sac_atari", "--env-id", "pixel_doubles:PixelForever-v0", *flags.split())
+    with torch.no_grad():
+        q1, q2 = v["critic"](v["replay"].sample(200, torch.device("cpu")).obs)
+    value, gap = (q1.mean() + q2.mean()) / 2, (q1 - q2).abs().mean()
+    assert 6 < value < 10.5 and value == pytest.approx(10 - 9 * gap / 2, abs=0.7), (value, gap)
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
-"""What is left of a training in the process once it is over: many in one process, as in these tests, need no more memory
-than one."""
+"""What is left of a training in its process once it is over: many in one process need no more memory than one."""
 
 import gc
 import sys
@@ -23,8 +22,8 @@ def mappings():
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_training_that_is_over_is_forgotten(name, train):
-    """Neither `atexit`, nor a hook, nor a thread, nor a cache of JAX keeps it, its script or its compiled code. The first
-    one does not count: modules that are imported then, as `multiprocessing`, remember which script runs."""
+    """Neither `atexit`, nor a hook, nor a thread, nor a cache of JAX keeps it, its script or its compiled code. The
+    first one does not count: modules that are imported then, as `multiprocessing`, remember which script runs."""
     kept, counts = [], []
     for _ in range(4):
         run = train(name, *FILES[name].split(), *EVERY.split())["run"]
