@@ -83,7 +83,7 @@ def test_critic_loss_by_hand():
 
 
 class Disagreeing(torch.nn.Module):
-    """In place of a critic: two constants that learn, plus and minus half of `gap`, with a sign for each of 4 states."""
+    """In place of a critic: two constants that learn, plus and minus half of `gap`, with signs for 4 states."""
 
     def __init__(self, gap, num_actions=3):
         super().__init__()
