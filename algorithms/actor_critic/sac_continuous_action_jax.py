@@ -157,8 +157,9 @@ def sample_action(actor, obs, noise):  # (batch, obs_dim), (batch, action_dim) -
     return jnp.tanh(x), logprob.sum(1)
 
 
-def act(actor, obs, noise=0.0):  # (batch, obs_dim) -> (batch, action_dim)
+def act(actor, obs, noise=0.0):  # (batch, *obs_shape) -> (batch, action_dim)
     """The actions of the mean; with standard normal noise (batch, action_dim), samples of the policy."""
+    obs = obs.reshape(len(obs), -1)
     return sample_action(actor, obs, noise)[0]
 
 

@@ -147,8 +147,9 @@ def action_of(actor, obs):  # (batch, obs_dim) -> (batch, action_dim), in [-1, 1
     return jnp.tanh(mlp(actor, obs))
 
 
-def act(actor, obs, noise=0.0):  # (batch, obs_dim) -> (batch, action_dim)
+def act(actor, obs, noise=0.0):  # (batch, *obs_shape) -> (batch, action_dim)
     """The policy's actions with `noise` (batch, action_dim) added."""
+    obs = obs.reshape(len(obs), -1)
     return (action_of(actor, obs) + noise).clip(-1, 1)
 
 

@@ -116,7 +116,8 @@ def logits_of(params, obs, atoms):  # (batch, obs_dim) -> (batch, num_actions, n
     return mlp(params, obs).reshape(len(obs), -1, len(atoms))
 
 
-def act(params, obs, atoms):  # (batch, obs_dim) -> (batch,): the greedy actions
+def act(params, obs, atoms):  # (batch, *obs_shape) -> (batch,): the greedy actions
+    obs = obs.reshape(len(obs), -1)
     return (jax.nn.softmax(logits_of(params, obs, atoms)) @ atoms).argmax(1)
 
 

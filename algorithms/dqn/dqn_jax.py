@@ -110,8 +110,8 @@ def q_values(params, obs):  # (batch, obs_dim) -> (batch, num_actions)
     return mlp(params, obs)
 
 
-def act(params, obs):  # (batch, obs_dim) -> (batch,): the greedy actions
-    return q_values(params, obs).argmax(1)
+def act(params, obs):  # (batch, *obs_shape) -> (batch,): the greedy actions
+    return q_values(params, obs.reshape(len(obs), -1)).argmax(1)
 
 
 def td_loss(params, target_params, batch, gamma):

@@ -156,8 +156,8 @@ def evaluate(params, obs, action):  # two (batch, width) -> log-probabilities, e
     return logprobs.sum(1), jnp.full(len(obs), entropy), value_of(params, obs)
 
 
-def act(agent, obs):  # raw (batch, obs_dim) -> (batch, action_dim): the mean actions
-    return tanh_mlp(agent.params["actor"], agent.obs_normalizer.normalize(obs))
+def act(agent, obs):  # raw (batch, *obs_shape) -> (batch, action_dim): the mean actions
+    return tanh_mlp(agent.params["actor"], agent.obs_normalizer.normalize(obs.reshape(len(obs), -1)))
 
 
 def discounted_returns(reward, done, so_far, gamma):

@@ -121,8 +121,8 @@ def evaluate(params, obs, action):  # (batch, obs_dim), (batch,) -> log-probabil
     return (taken * logprobs).sum(1), entropy, value_of(params, obs)
 
 
-def act(params, obs):  # (batch, obs_dim) -> (batch,): the most likely actions
-    return tanh_mlp(params["actor"], obs).argmax(1)
+def act(params, obs):  # (batch, *obs_shape) -> (batch,): the most likely actions
+    return tanh_mlp(params["actor"], obs.reshape(len(obs), -1)).argmax(1)
 
 
 def gae(reward, value, done, final_value, next_value, gamma, lam):

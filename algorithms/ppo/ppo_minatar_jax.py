@@ -129,7 +129,7 @@ def evaluate(params, obs, action):  # (batch, obs_dim), (batch,) -> log-probabil
     return (taken * logprobs).sum(1), entropy, value
 
 
-def act(params, obs):  # (batch, obs_dim) -> (batch,): the most likely actions
+def act(params, obs):  # (batch, *obs_shape) -> (batch,): the most likely actions
     return logits_and_value(params, obs)[0].argmax(1)
 
 

@@ -107,8 +107,8 @@ def init_params(key, obs_dim, num_actions):
     }
 
 
-def act(params, obs):  # (batch, obs_dim) -> (batch,): the greedy actions
-    return layer_norm_mlp(params, obs).argmax(1)
+def act(params, obs):  # (batch, *obs_shape) -> (batch,): the greedy actions
+    return layer_norm_mlp(params, obs.reshape(len(obs), -1)).argmax(1)
 
 
 def q_lambda(reward, value, done, final_value, next_value, gamma, lam):

@@ -19,6 +19,7 @@ STUB = Path(__file__).with_name("stub.py")
 ENVPOOL = (Path(__file__).with_name("stub_envpool.py"), PACKAGE / "envs" / "envpool.py")
 READER = PACKAGE / "args" / "command_line.py"
 PROCESSES = PACKAGE / "compute" / "processes.py"
+VECTOR = PACKAGE / "envs" / "vector.py"
 BANNER = "# ---- SoloRL's run library in short: the same seeds and environments, no run folder, no checkpoints\n"
 
 
@@ -46,12 +47,12 @@ def stub_with(used: set[str]) -> str:
 
 
 def stub_parts(names: Collection[str], used: set[str]) -> tuple[list[str], str]:
-    """The import lines and the definitions of the reader of command lines, of the stub with the verbs that are `used`,
-    of EnvPool's environments where they are among the `names` that a script imports, and of what places objects in
-    other processes where it does that."""
+    """The import lines and the definitions of the reader of command lines, of environments side by side, of the stub
+    with the verbs that are `used`, of EnvPool's environments where they are among the `names` that a script imports,
+    and of what places objects in other processes where it does that."""
     imports, codes = [], []
     more = (*(ENVPOOL if "EnvPoolVectorEnv" in names else ()), *([PROCESSES] if "place" in used else []))
-    for path in (READER, STUB, *more):
+    for path in (READER, VECTOR, STUB, *more):
         text = stub_with(used) if path == STUB else read_source(path)
         lines = text.splitlines(keepends=True)
         nodes = [node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))]

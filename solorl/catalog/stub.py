@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -18,6 +19,7 @@ import numpy as np
 
 from solorl.args.command_line import check_ranges, given_arguments
 from solorl.compute.processes import Processes
+from solorl.envs.vector import VectorEnvs, masks_in
 
 
 @dataclass
@@ -78,7 +80,10 @@ class Run:
 
     def require_spaces(self, envs, obs, action):
         """End with a sentence unless the actions are "discrete" or "continuous" as named, the observations arrays."""
-        space, name = envs.single_action_space, {"discrete": "Discrete", "continuous": "Box"}[action]
+        names = {"discrete": "Discrete", "continuous": "Box"}
+        known = obs in ("vector", "image") and action in names
+        self.require(known, f"a standalone copy cannot have observations of the kind {obs} and actions of {action}")
+        space, name = envs.single_action_space, names[action]
         fits = type(space).__name__ == name and np.issubdtype(space.dtype, np.floating) == (name == "Box")
         fits = fits and envs.single_observation_space.shape
         self.require(fits, f"the observations must be of the kind {obs} and the actions {action}")
@@ -132,22 +137,26 @@ class Run:
         """Take what `close` is to save."""
         self.parts |= parts
 
-    def close(self, policy, make_env):
+    def vector_env(self, make_env, env_id, num_envs):
+        """Environments side by side, which reset in the same step."""
+        return VectorEnvs([lambda: make_env(env_id)] * num_envs)
+
+    def close(self, policy, make_env, sample=None):
         """Evaluate the policy and save the weights."""
         if self.processes:
             self.processes.close()
-        remembers, returns = "state" in inspect.signature(policy).parameters, []
-        if "num_envs" in inspect.signature(make_env).parameters:
-            envs = make_env(self.args.env_id, 1)
-        else:
-            mode = gym.vector.AutoresetMode.SAME_STEP
-            envs = gym.vector.SyncVectorEnv([lambda: make_env(self.args.env_id)], autoreset_mode=mode)
+        known, returns = inspect.signature(policy).parameters, []
+        together = "num_envs" in inspect.signature(make_env).parameters
+        envs = (make_env if together else partial(self.vector_env, make_env))(self.args.env_id, 1)
         for i in range(self.args.eval_episodes):
-            obs, over, total, state = envs.reset(seed=[self.env_seed(1, i)])[0], False, 0.0, None
+            obs, infos = envs.reset(seed=[self.env_seed(1, i)])
+            over, total, state = False, 0.0, None
             while not over:
-                first = np.array([state is None])
-                action, state = policy(obs, state, first) if remembers else (policy(obs), None)
-                obs, reward, terminated, truncated, _ = envs.step(np.asarray(action))
+                memory = (state, np.array([state is None])) if "state" in known else ()
+                masks = {"action_mask": masks_in(infos)} if "action_mask" in known else {}
+                action = policy(obs, *memory, **masks)
+                action, state = action if memory else (action, None)
+                obs, reward, terminated, truncated, infos = envs.step(np.asarray(action))
                 over, total = terminated[0] or truncated[0], total + float(reward[0])
             returns.append(total)
         print(f"evaluation {np.mean(returns):.1f} ± {np.std(returns):.1f} over {len(returns)} greedy episodes")

@@ -12,12 +12,14 @@ one thing, the action of the last frame, which a sticky action repeats; `_last_a
 
 import copy
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
+
+from solorl.envs.spaces import as_arrays
 
 ASKED = 12  # frames whose actions are noted; the chance that all were sticky, so that an earlier one goes on, is 6e-8
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")  # all that NumPy has
@@ -41,7 +43,7 @@ class Recorder(gym.Wrapper):
     def __init__(self, env: gym.Env):
         super().__init__(env)
         self.start: dict[str, Any] = {}
-        self.actions: list[np.ndarray] = []
+        self.actions: list[Any] = []
         self.obs: Any = None
         self.hands_out_state = emulator_of(env) is not None
         if self.hands_out_state:
@@ -59,18 +61,19 @@ class Recorder(gym.Wrapper):
     def step(self, action):
         """Step the environment, noting the action."""
         if not self.hands_out_state:
-            self.actions.append(np.array(action))
+            self.actions.append(_copied(action) if isinstance(action, (tuple, Mapping)) else np.array(action))
         obs, *result = self.env.step(action)
         self.obs = _copied(obs)
         return self.obs, *result
 
-    def replay(self, start: dict[str, Any], actions: np.ndarray) -> None:
-        """Bring the environment to the state after `actions` (steps, *action_shape) since the noted reset."""
+    def replay(self, start: dict[str, Any], actions: Any) -> None:
+        """Bring the environment to the state after `actions` (steps, *action_shape) since the noted reset; of `Tuple`
+        and `Dict` spaces a tuple or dict of such arrays."""
         if start["generator"] is not None:
             self.env.unwrapped.np_random = generator_in(start["generator"])
         self.reset(seed=start["seed"], options=start["options"])
-        for action in actions:
-            self.step(action[()] if action.ndim == 0 else action)
+        for action in _rows(actions):
+            self.step(action)
 
 
 def emulator_of(env: gym.Env) -> Any:
@@ -121,10 +124,11 @@ def _last_action(game: Any, state: Any) -> int:
 
 
 def _wrappers(env: gym.Env) -> list[gym.Wrapper]:
-    """The wrappers around an environment, the outermost first."""
+    """The wrappers around an environment that have a state, the outermost first."""
     found = []
     while isinstance(env, gym.Wrapper):
-        found.append(env)
+        if any(map(_is_plain, vars(env).values())):
+            found.append(env)
         env = env.env
     return found
 
@@ -160,9 +164,10 @@ def _restore_emulator(env: gym.Env, tree: dict[str, Any]) -> None:
     env.reset(seed=0)
     wrappers = _wrappers(env)
     fits = [{name for name, x in vars(wrapper).items() if _is_plain(x)} for wrapper in wrappers]
-    if [set(saved) for saved in tree["wrappers"]] != fits:
+    states = [saved for saved in tree["wrappers"] if saved]
+    if [set(saved) for saved in states] != fits:
         raise ValueError("it is of a game with other wrappers")
-    for wrapper, saved in zip(wrappers, tree["wrappers"], strict=True):
+    for wrapper, saved in zip(wrappers, states, strict=True):
         for name, value in saved.items():
             if isinstance(now := getattr(wrapper, name), deque):
                 now.extend(value)
@@ -181,6 +186,25 @@ def _copied(obs: Any) -> Any:
     if hasattr(obs, "__array__") and not isinstance(obs, np.generic):
         return np.array(obs)
     return copy.deepcopy(obs)
+
+
+def _columns(actions: Sequence[Any]) -> Any:
+    """Actions one after the other as an array (steps, *action_shape); see `Recorder.replay`."""
+    first = actions[0] if actions else None
+    if isinstance(first, tuple):
+        return tuple(_columns([action[i] for action in actions]) for i in range(len(first)))
+    if isinstance(first, Mapping):
+        return {name: _columns([action[name] for action in actions]) for name in first}
+    return np.array(actions)
+
+
+def _rows(columns: Any) -> Iterable[Any]:
+    """The actions one after the other from what `_columns` has made of them."""
+    if isinstance(columns, tuple):
+        return zip(*map(_rows, columns), strict=True)
+    if isinstance(columns, Mapping):
+        return [dict(zip(columns, row, strict=True)) for row in zip(*map(_rows, columns.values()), strict=True)]
+    return columns
 
 
 def is_vector_env(part: Any) -> bool:
@@ -211,7 +235,7 @@ def capture(envs: Any) -> dict[str, Any]:
     tree["envs"] = [
         {"obs": env.obs, **_emulator_state(env.env)}
         if env.hands_out_state
-        else {"start": env.start, "actions": np.array(env.actions), "obs": env.obs}
+        else {"start": env.start, "actions": _columns(env.actions), "obs": env.obs}
         for env in envs.envs
     ]
     return tree
@@ -238,7 +262,7 @@ def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
             env.obs = saved["obs"]
             continue
         env.replay(saved["start"], saved["actions"])
-        if not data_equivalence(env.obs, saved["obs"], exact=True):
+        if not data_equivalence(as_arrays(env.obs), as_arrays(saved["obs"]), exact=True):
             restarted.append(i)
             env.reset()
     for i, env in enumerate(envs.envs):

@@ -26,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--episodes", metavar="N", type=int, default=10, help="how many to play (default 10)")
     parser.add_argument("--video", action="store_true", help="film the episodes into RUN_DIR/videos")
     parser.add_argument("--render", action="store_true", help="show the episodes in a window")
+    parser.add_argument("--stochastic", action="store_true", help="draw the actions at random, if the script can")
     parser.add_argument("--seed", metavar="S", type=int, help="seed of the first episode")
     parser.add_argument("--trust-script", action="store_true", help="execute the folder's script, whatever it does")
     args = parser.parse(argv)
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(not_trusted(copy))
     if args.render and no_display():
         raise UsageError("solo play: --render needs a display and there is none here; --video films the episodes")
-    play = Play(episodes=args.episodes, video=args.video, render=args.render, seed=args.seed)
+    play = Play(args.episodes, args.video, args.render, args.seed, args.stochastic)
     how = "" if args.trust_script else FLAG
     play_script(original or copy, run_dir, play, neighbours=original not in (None, copy), how=how)
     return 0

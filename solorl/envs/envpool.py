@@ -14,11 +14,14 @@ Atari games are whole games: rewards are not clipped, and a lost life ends nothi
 the lives of the game that `obs` is of, `infos["final_info"]["lives"]` those of the game that has ended. After a lost
 life the next action is FIRE in the games that have that button, for such a game stands still until it is pressed.
 
+Where EnvPool tells what is allowed, `action_mask` and `infos["action_mask"]` (num_envs, num_actions) are the masks of
+the current observations, `infos["final_info"]["action_mask"]` those of the final ones.
+
 EnvPool cannot hand out the state of its environments: a resumed run starts new episodes.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -28,6 +31,7 @@ from gymnasium.vector import AutoresetMode
 from solorl.envs.ids import check_envpool_id
 
 ATARI_STEPS = 27_000  # of an agent, the usual limit: 108,000 frames
+MASKS = ("action_mask", "legal_action_mask")  # EnvPool's names for what is allowed
 FIRE = 1  # the number of this button in all games that have it
 
 
@@ -56,6 +60,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
         self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
         self.fire = self.is_atari and has_fire(spec.config.task, self.action_space)
         self.pool: Any = None  # EnvPool's own, from the first reset on
+        self.action_mask: np.ndarray | None = None
 
     def reset(self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None) -> Any:
         """Begin new episodes everywhere; with `seed`, a number or one for each environment, as if newly made."""
@@ -68,14 +73,15 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
                 num_envs=self.num_envs,
                 num_threads=self.num_threads,
                 env_seed=[int(np.random.SeedSequence(one).generate_state(1)[0]) >> 1 for one in seeds],  # of 31 bits
-                max_episode_steps=self.max_steps + 1,
+                max_episode_steps=min(self.max_steps + 1, 2**31 - 1),
                 **self.options,
             )
         obs, info = self.pool.reset()
         self._steps = np.zeros(self.num_envs, np.int64)
         self._life_lost = np.zeros(self.num_envs, bool)
         self._lives = np.array(info["lives"]) if self.is_atari else np.zeros(self.num_envs, np.int32)
-        return obs, {"lives": self._lives} if self.is_atari else {}
+        self.action_mask = mask_in(info)
+        return obs, ({"lives": self._lives} if self.is_atari else {}) | self._mask()
 
     def step(self, actions: Any) -> Any:
         """One step everywhere: obs, reward (num_envs,), terminated, truncated, infos."""
@@ -83,8 +89,10 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
             actions = np.where(self._life_lost, FIRE, actions)
         obs, reward, terminated, _, info = self.pool.step(np.asarray(actions))
         self._steps += 1
+        self.action_mask = mask_in(info)
         truncated = (self._steps >= self.max_steps) & ~terminated
-        done, infos = terminated | truncated, {}
+        done = terminated | truncated
+        infos: dict[str, Any] = {}
         if self.is_atari:
             lives = np.array(info["lives"])
             self._life_lost, self._lives = (lives < self._lives) & ~done, lives
@@ -94,6 +102,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
             infos["final_obs"], infos["_final_obs"] = np.full(self.num_envs, None, object), done
             for i in ended:
                 infos["final_obs"][i] = obs[i].copy()
+            infos["final_info"] = self._mask()
             first_obs, first_info = self.pool.reset(ended)
             obs = np.array(obs)
             obs[first_info["env_id"]] = first_obs
@@ -101,7 +110,13 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
             if self.is_atari:
                 infos["final_info"], infos["_final_info"] = {"lives": lives.copy(), "_lives": done}, done
                 self._lives[first_info["env_id"]] = first_info["lives"]
-        return obs, reward, terminated, truncated, infos
+            if self.action_mask is not None:
+                self.action_mask = self.action_mask.copy()
+                self.action_mask[first_info["env_id"]] = mask_in(first_info)
+        return obs, reward, terminated, truncated, infos | self._mask()
+
+    def _mask(self) -> dict[str, Any]:
+        return {} if self.action_mask is None else {"action_mask": self.action_mask}
 
     def render(self) -> Any:
         """The pictures of all environments, (num_envs, height, width, 3)."""
@@ -110,6 +125,11 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         """Let the environments go."""
         self.pool = None
+
+
+def mask_in(info: Mapping[str, Any]) -> np.ndarray | None:
+    """What is allowed, (n, num_actions), as an array of its own; None where EnvPool does not say."""
+    return next((np.array(info[name], bool) for name in MASKS if name in info), None)
 
 
 def has_fire(game: str, actions: Any) -> bool:

@@ -14,10 +14,13 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from solorl.checkpoints.checkpoint import random_states, set_random_states
 from solorl.compute.device import CONFIRM, EVALUATE, env_seed
 from solorl.envs.returns import named, of_game, teams_of
+from solorl.envs.spaces import as_arrays, batch_of_one
+from solorl.envs.vector import masks_in
 from solorl.errors import UsageError
 from solorl.files import read_json, write_atomically
 from solorl.metrics import read_rows
@@ -27,9 +30,10 @@ from solorl.terminal import warn
 
 # A NumPy batch of observations (n, *obs_shape) -> a NumPy batch of actions (n, ...). A policy with memory is a function
 # `act(obs, state, first) -> actions, state`: `state` is None before the first step, `first` (n,) says where an episode
-# begins with this observation. With several agents observations are (n, num_agents, *obs_shape) and actions
-# (n, num_agents, ...); a policy with a parameter `action_mask` gets (n, num_agents, num_actions), or None where the
-# games give none.
+# begins with this observation. A policy with a parameter `action_mask` gets (n, num_actions), True for what is allowed,
+# or None where the environments give no `info["action_mask"]`. With several agents observations are
+# (n, num_agents, *obs_shape), actions (n, num_agents, ...) and masks (n, num_agents, num_actions). Observations of a
+# `Dict` space are a dict of arrays (n, ...), of a `Tuple` space a tuple of them; so are actions of such spaces.
 Policy = Callable[..., Any]
 OPPONENTS = {"random", "older"}
 SCORE = "eval/episodic_return"
@@ -104,27 +108,25 @@ def play_scores(envs: Sequence[Any], policy: Policy, seeds: Sequence[int], oppon
     return {SCORE: np.mean(list(scores.values()), 0)} | of_teams, np.mean([steps for *_, steps in played.values()], 0)
 
 
-def stepwise(
-    policy: Policy, num_envs: int, seeds: Sequence[int] = ()
-) -> Callable[[Any, Sequence[dict[str, Any]]], np.ndarray]:
-    """The policy as a function of the observations and the infos that came with them, for `num_envs` episodes that all
-    begin with the first call; what a policy with memory remembers is kept here. `seeds` are for a Seat."""
+def stepwise(policy: Policy, num_envs: int, seeds: Sequence[int] = ()) -> Callable[[Any, Any], Any]:
+    """The policy as a function of the observations and the infos that came with them (see `masks_in`), for `num_envs`
+    episodes that all begin with the first call; what a policy with memory remembers is kept here. `seeds` are for a
+    Seat."""
     if isinstance(policy, Seat):
         return policy.stepwise(seeds)
     known = inspect.signature(policy).parameters
     state, first = None, np.ones(num_envs, bool)
 
-    def act(obs: Any, infos: Sequence[dict[str, Any]]) -> np.ndarray:
+    def act(obs: Any, infos: Any) -> Any:
         nonlocal state, first
         given: dict[str, Any] = {}
         if "action_mask" in known:
-            masks = [info["action_mask"] for info in infos if "action_mask" in info]
-            given["action_mask"] = np.stack(masks) if masks else None
+            given["action_mask"] = masks_in(infos)
         if "state" not in known:
-            return np.asarray(policy(obs, **given))
+            return as_arrays(policy(obs, **given))
         action, state = policy(obs, state, first, **given)
         first = np.zeros(num_envs, bool)
-        return np.asarray(action)
+        return as_arrays(action)
 
     return act
 
@@ -153,14 +155,21 @@ class First(gym.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """See `gymnasium.Env.reset`."""
-        obs, _ = self.envs.reset(seed=None if seed is None else [seed], options=options)  # type: ignore[arg-type]
-        return obs[0], {}
+        obs, infos = self.envs.reset(seed=None if seed is None else [seed], options=options)  # type: ignore[arg-type]
+        return self._only(obs), self._info(infos)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """See `gymnasium.Env.step`."""
-        obs, reward, terminated, truncated, infos = self.envs.step(np.asarray(action)[None])
-        last = infos["final_obs"][0] if terminated[0] or truncated[0] else obs[0]
-        return last, float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+        obs, reward, terminated, truncated, infos = self.envs.step(batch_of_one(self.action_space, action))
+        last = infos["final_obs"][0] if terminated[0] or truncated[0] else self._only(obs)
+        return last, float(reward[0]), bool(terminated[0]), bool(truncated[0]), self._info(infos)
+
+    def _only(self, obs: Any) -> Any:
+        return next(iter(iterate(self.envs.observation_space, obs)))
+
+    def _info(self, infos: Any) -> dict[str, Any]:
+        masks = masks_in(infos)
+        return {} if masks is None else {"action_mask": masks[0]}
 
     def render(self) -> Any:
         """See `gymnasium.Env.render`."""
@@ -188,15 +197,16 @@ def play_games(envs: Sequence[Any], policy: Policy, seeds: Sequence[int]) -> tup
     if isinstance(envs[0], gym.vector.VectorEnv):
         return _play_together(envs[0], policy, seeds)
     space, teams = envs[0].observation_space, teams_of(envs[0])
+    action_space = batch_space(envs[0].action_space, len(envs))
     begun = [env.reset(seed=seed) for env, seed in zip(envs, seeds, strict=True)]
     obs, infos = [each for each, _ in begun], [info for _, info in begun]
     returns = np.zeros(len(envs) if teams is None else (len(envs), sum(map(len, teams.values()))))
     lengths = np.zeros(len(envs), int)
     running, act = set(range(len(envs))), stepwise(policy, len(envs), seeds)
-    batch: Any = gym.vector.utils.create_empty_array(space, len(envs))
+    batch: Any = create_empty_array(space, len(envs))
     while running:
-        batch = gym.vector.utils.concatenate(space, obs, batch)
-        actions = act(batch, infos)
+        batch = concatenate(space, obs, batch)
+        actions = list(iterate(action_space, act(batch, infos)))
         for i in sorted(running):
             obs[i], reward, terminated, truncated, infos[i] = envs[i].step(actions[i])
             returns[i] += float(reward) if teams is None else reward
@@ -208,11 +218,11 @@ def play_games(envs: Sequence[Any], policy: Policy, seeds: Sequence[int]) -> tup
 
 def _play_together(envs: gym.vector.VectorEnv, policy: Policy, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """The first episode of each environment of a vector environment."""
-    obs, _ = envs.reset(seed=list(seeds))  # type: ignore[arg-type]
+    obs, infos = envs.reset(seed=list(seeds))  # type: ignore[arg-type]
     returns, lengths = np.zeros(envs.num_envs), np.zeros(envs.num_envs, int)
     running, act = np.ones(envs.num_envs, bool), stepwise(policy, envs.num_envs)
     while running.any():
-        obs, reward, terminated, truncated, _ = envs.step(act(obs, ()))
+        obs, reward, terminated, truncated, infos = envs.step(act(obs, infos))
         returns += running * reward
         lengths += running
         running &= ~(terminated | truncated) & (lengths < MAX_STEPS)
@@ -233,12 +243,14 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary.unlink(missing_ok=True)  # it may be a link
     total, over, steps, act = 0.0, False, 0, stepwise(policy, 1, [seed])
+    space, action_space = env.observation_space, batch_space(env.action_space, 1)
     obs, info = env.reset(seed=seed)
     fps = env.metadata.get("render_fps") or 30
     with imageio.get_writer(temporary, format="FFMPEG", fps=fps, macro_block_size=2) as video:
         video.append_data(env.render())
         while not over and steps < MAX_STEPS:
-            obs, reward, terminated, truncated, info = env.step(act(np.asarray(obs)[None], [info])[0])
+            [action] = iterate(action_space, act(batch_of_one(space, obs), [info]))
+            obs, reward, terminated, truncated, info = env.step(action)
             video.append_data(env.render())
             total += float(of_game(np.asarray(reward), teams_of(env)))
             over, steps = terminated or truncated, steps + 1

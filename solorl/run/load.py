@@ -24,6 +24,7 @@ import numpy as np
 
 from solorl.checkpoints.safety import is_plain_name, refuse_links
 from solorl.compute.device import CONFIRM, env_seed
+from solorl.envs.spaces import as_arrays
 from solorl.errors import UsageError, did_you_mean, missing_extra
 from solorl.run.evaluation import SCORE, Policy, film_to, open_game, open_games, play_scores, undisturbed, watch
 from solorl.run.folder import RunFolder
@@ -41,9 +42,10 @@ class Play:
     video: bool = False
     render: bool = False
     seed: int | None = None
+    stochastic: bool = False  # play the policy that draws its actions at random
     model: str = "model.safetensors"
-    # Gets args, policy, make_env and models (see LoadedPolicy); plays nothing.
-    take: Callable[[Any, Policy, Callable[..., Any], Mapping[str, Any]], None] | None = None
+    # Gets args, policy, make_env, models and sample (see LoadedPolicy); plays nothing.
+    take: Callable[..., None] | None = None
 
     def __call__(
         self,
@@ -53,12 +55,14 @@ class Play:
         make_env: Callable[..., Any],
         models: Mapping[str, Any],
         opponents: Sequence[str] = (),
+        sample: Policy | None = None,
     ) -> None:
-        """Hand over the loaded policy and its models, or evaluate it; film or show it on request. Where the script
+        """Hand over the loaded policies and their models, or evaluate one; film or show it on request. Where the script
         names opponents, it plays against random actions."""
         if self.take is not None:
-            self.take(args, policy, make_env, models)
+            self.take(args, policy, make_env, models, sample)
             return
+        policy = _required(sample) if self.stochastic else policy
         seed = args.seed if self.seed is None else self.seed
         seeds = [env_seed(seed, CONFIRM, 2**19 + i) for i in range(self.episodes)]
         opponent = "random" if opponents else None
@@ -70,11 +74,18 @@ class Play:
             else:
                 envs = open_games(make_env, args.env_id, len(seeds))
                 returns = play_scores(envs, policy, seeds, opponent)[0][SCORE]
-            who = " against random actions" if opponent else ""
-            print(f"{args.env_id}: {returns.mean():.1f} ± {returns.std():.1f} over {len(seeds)} greedy episodes{who}, "
+            who, kind = " against random actions" if opponent else "", "stochastic" if self.stochastic else "greedy"
+            print(f"{args.env_id}: {returns.mean():.1f} ± {returns.std():.1f} over {len(seeds)} {kind} episodes{who}, "
                   f"from {returns.min():.1f} to {returns.max():.1f}")  # fmt: skip
             if self.video and (path := film_to(folder, "play.mp4", seeds[0], policy, make_env, args.env_id, opponent)):
                 print(f"video {path}")
+
+
+def _required(sample: Policy | None) -> Policy:
+    """The stochastic policy of a script; UsageError where it has none."""
+    if sample is None:
+        raise UsageError("this script has no stochastic policy: it would hand it over by run.close(..., sample=...)")
+    return sample
 
 
 _PLAY: ContextVar[Play | None] = ContextVar("play", default=None)
@@ -90,7 +101,8 @@ class LoadedPolicy:
     """The trained policy of a run folder: `policy(obs)` maps a NumPy batch of observations (n, *obs_shape) to a NumPy
     batch of greedy actions (n, ...), as the environments of `make_env` take them. A policy with memory takes and
     returns it: `action, state = policy(obs, state, first)`; `state` is None before the first step, `first` (n,) says
-    where an episode begins with this observation."""
+    where an episode begins with this observation. Observations of a `Dict` space are a dict of arrays (n, ...), of a
+    `Tuple` space a tuple of them; so are such actions."""
 
     env_id: str
     args: Any  # the arguments of the training
@@ -99,17 +111,29 @@ class LoadedPolicy:
     # What the model file holds, under the names that it has there: modules of torch, in JAX trees of arrays.
     models: Mapping[str, Any] = field(default_factory=dict)
     score: float | None = None  # mean return of the evaluation after which the model was saved
+    sampler: Policy | None = None  # the stochastic policy, where the script hands one to `run.close`
 
-    def __call__(self, obs: Any, *memory: Any) -> Any:
-        """The greedy actions for a batch of observations; ValueError where `obs` is not a batch."""
-        obs = np.asarray(obs)
-        if obs.ndim == 0:
-            raise ValueError("policy(obs) takes a batch (n, *obs_shape); for one observation: policy(obs[None])[0]")
-        return self.policy(obs, *memory) if memory else np.asarray(self.policy(obs))
+    def __call__(self, obs: Any, *memory: Any, **given: Any) -> Any:
+        """The greedy actions for a batch of observations; ValueError where `obs` is not a batch. `given`: what the
+        policy takes by name, such as `action_mask` (n, num_actions)."""
+        return _actions(self.policy, obs, *memory, **given)
+
+    def sample(self, obs: Any, *memory: Any, **given: Any) -> Any:
+        """The same with actions drawn at random; UsageError where the script hands over no such policy."""
+        return _actions(_required(self.sampler), obs, *memory, **given)
 
     def make_env(self, **kwargs: Any) -> Any:
         """An environment as the training had it; `kwargs` go to `gymnasium.make`, e.g. `render_mode="human"`."""
         return self.maker(self.env_id, **kwargs)
+
+
+def _actions(policy: Policy, obs: Any, *memory: Any, **given: Any) -> Any:
+    """The actions of a policy as arrays, with its memory where it has one."""
+    obs = as_arrays(obs)
+    if getattr(obs, "ndim", 1) == 0:
+        raise ValueError("policy(obs) takes a batch (n, *obs_shape); for one observation: policy(obs[None])[0]")
+    result = policy(obs, *memory, **given)
+    return (as_arrays(result[0]), result[1]) if memory else as_arrays(result)
 
 
 def load(
@@ -130,9 +154,9 @@ def load(
 
     model = "model_last.safetensors" if last else "model.safetensors"
 
-    def take(args: Any, act: Policy, make_env: Callable[..., Any], models: Mapping[str, Any]) -> None:
+    def take(args: Any, act: Policy, make_env: Callable[..., Any], models: Any, sample: Policy | None) -> None:
         score = score_of(Path(run_dir) / model)
-        found.append(LoadedPolicy(args.env_id, replace(args), act, make_env, models, score))
+        found.append(LoadedPolicy(args.env_id, replace(args), act, make_env, models, score, sample))
 
     play = Play(model=model, take=take)
     imports = set(re.findall(r"^\s*(?:import|from) (jax|torch)\b", copy.read_text(encoding="utf-8"), flags=re.M))

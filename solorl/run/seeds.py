@@ -11,6 +11,7 @@ in which floating-point numbers are added. So they are on other devices, where o
 
 import dataclasses
 import functools
+import inspect
 import json
 import os
 import shlex
@@ -33,6 +34,7 @@ from solorl.checkpoints.replay_jax import JaxReplay, replays_of, with_own_buffer
 from solorl.checkpoints.safety import is_plain_name
 from solorl.compute.device import device_words
 from solorl.envs.open import open_envs
+from solorl.envs.spaces import as_arrays
 from solorl.errors import UsageError, quit_with
 from solorl.files import write_atomically
 from solorl.machine import own_cores
@@ -120,25 +122,47 @@ class _Part:
             self.runs.put(self.index, field, value)
 
 
-def are_images(obs: Any) -> bool:
-    """Whether an array of observations (n, *obs_shape) has images of bytes."""
-    return bool(obs.ndim == 4 and obs.dtype == np.uint8)
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class PolicyOfSeed:
-    """The greedy policy of one seed, NumPy to NumPy."""
+    """A policy of one seed, NumPy to NumPy, with the signature of `act` without the model and without `key`: it may
+    have memory, masks and an axis of agents (see `Policy` in evaluation.py).
+
+    Observations have the shape that the environment gave them; JAX makes 32 bits of 64. Where `act` has a parameter
+    `key`, it gets a new one at each call, drawn from NumPy's random numbers.
+    """
 
     act: Callable[..., Any]  # a pure function of the model and of observations, as a script has it
     compiled: Callable[..., Any]  # the same
     model: Callable[[], Any]  # returns the model
 
-    def __call__(self, obs: Any) -> np.ndarray:
-        """The actions for a batch of observations (n, *obs_shape): images of bytes as they are, all else flat."""
-        obs = np.asarray(obs)
-        if not are_images(obs):
-            obs = obs.astype(np.float32, copy=False).reshape(len(obs), -1)
-        return np.asarray(self.compiled(self.model(), obs))
+    def __post_init__(self) -> None:
+        known = list(inspect.signature(self.act).parameters.values())
+        self.draws = any(each.name == "key" for each in known)
+        self.__signature__ = inspect.Signature([each for each in known[1:] if each.name != "key"])
+
+    def __call__(self, obs: Any, *memory: Any, **given: Any) -> Any:
+        """The actions for a batch of observations; with memory also the next state, as JAX has it."""
+        if self.draws:
+            given["key"] = jax.random.PRNGKey(np.random.randint(2**31 - 1))
+        try:
+            result = self.compiled(self.model(), obs, *memory, **given)
+        except (TypeError, ValueError):
+            self._refuse_where_flat(obs, *memory, **given)
+            raise
+        if "state" not in self.__signature__.parameters:
+            return as_arrays(result)
+        action, state = result
+        return as_arrays(action), state
+
+    def _refuse_where_flat(self, obs: Any, *memory: Any, **given: Any) -> None:
+        """UsageError where `act` takes flat observations, as the library once gave them."""
+        try:
+            flat = np.asarray(obs, np.float32).reshape(len(obs), -1)
+            jax.eval_shape(self.act, self.model(), flat, *memory, **given)
+        except Exception:  # then that is not the reason
+            return
+        what = f"observations come as the environment gives them, here {np.shape(obs)}, and act takes flat ones"
+        raise UsageError(f"{what}; it must begin with: obs = obs.reshape(len(obs), -1)")
 
     def with_weights(self, arrays: Mapping[str, Any]) -> "PolicyOfSeed":
         """The same policy with another model, given as name -> array."""
@@ -215,6 +239,9 @@ class Runs:
         self._trainings = [with_own_buffers(start(key)) for key in keys]
         self.saved_apart = replays_of(self._trainings[0])
         again = jax.jit(lambda key: {field: getattr(begin(key), field) for field in lost})
+        if teams := getattr(self._envs, "teams", None):
+            for run in self.runs:
+                run.meter.teams, run.meter.agents = teams, list(self._envs.agents)
         if self.args.resume and self.num_seeds > 1:
             self._choose_checkpoints()
         self._model, starts = model, []
@@ -311,11 +338,13 @@ class Runs:
         for run in self.runs:
             run.trained = True
 
-    def episodes(self, global_step: int, reward: Any, done: Any) -> None:
-        """See `Run.episodes`; both (num_seeds, iterations, ..., num_envs)."""
+    def episodes(self, global_step: int, reward: Any, done: Any, per_agent: bool = False) -> None:
+        """See `Run.episodes`; both (num_seeds, iterations, ..., num_envs), with a last axis of agents where the
+        environments have several (`teams` and `agents`, as `PettingZooEnvs` has them)."""
+        last = 1 if self.runs[0].meter.teams is None else 2
+        shape = (-1, *reward.shape[-last:])
         for i in self._active:
-            shape = (-1, reward.shape[-1])
-            self.runs[i].episodes(global_step, reward[i].reshape(shape), done[i].reshape(shape))
+            self.runs[i].episodes(global_step, reward[i].reshape(shape), done[i].reshape(shape), per_agent)
 
     def learned(self, sums: Mapping[str, Any], count: Any) -> None:
         """Count metrics of gradient steps into the means that the next row of `log` will have: their sums over the
@@ -333,7 +362,8 @@ class Runs:
     def evaluate(
         self, global_step: int, act: Callable[..., Any], make_env: Callable[..., Any], opponents: Sequence[str] = ()
     ) -> None:
-        """See `Run.evaluate`; the policy of a seed is `act(model, obs)`, compiled here, with the field `model`."""
+        """See `Run.evaluate`; the policy of a seed is `act(model, obs)`, compiled here, with the field `model`. Memory,
+        masks and agents are as in torch: `act(model, obs, state, first, action_mask)`."""
         self._made = (act, make_env, opponents)
         self._each(self._alone(lambda i, run: run.evaluate(global_step, self._policy(act, i), make_env, opponents)))
         self._say_evaluations(f"step {global_step:>10,}", global_step)
@@ -353,18 +383,21 @@ class Runs:
         if self._active and all(self.runs[i].checkpoints.newest == global_step for i in self._active):
             self._common = global_step
 
-    def close(self, act: Callable[..., Any], make_env: Callable[..., Any], opponents: Sequence[str] = ()) -> None:
-        """See `Run.close`."""
+    def close(
+        self, act: Callable[..., Any], make_env: Callable[..., Any], opponents: Sequence[str] = (), sample: Any = None
+    ) -> None:
+        """See `Run.close`. `sample(model, obs, key)` is a policy with a parameter `key` more than `act`."""
         try:
-            self._close(act, make_env, opponents)
+            self._close(act, make_env, opponents, sample)
         finally:
             if not self.runs[0].signal or signals.in_a_shell():
                 signals.restore(self._before)
 
-    def _close(self, act: Callable[..., Any], make_env: Callable[..., Any], opponents: Sequence[str]) -> None:
+    def _close(self, act: Callable[..., Any], make_env: Callable[..., Any], opponents: Any, sample: Any) -> None:
         for i in self._active:
             try:
-                self.runs[i].close(self._policy(act, i), make_env, opponents)
+                drawn = None if sample is None else self._policy(sample, i)
+                self.runs[i].close(self._policy(act, i), make_env, opponents, drawn)
             except SystemExit as end:
                 self._code = UNSAVED if self._code == UNSAVED else end.code
         if not self.play:
@@ -475,7 +508,7 @@ class Runs:
         return train
 
     def _policy(self, act: Callable[..., Any], index: int) -> "PolicyOfSeed":
-        """The greedy policy of one seed, NumPy to NumPy."""
+        """A policy of one seed, NumPy to NumPy."""
         if act not in self._acts:
             self._acts[act] = jax.jit(act)
         model = functools.cache(lambda: self.training(index, self._model))  # only where it acts

@@ -1,6 +1,7 @@
 """Everything a training script needs that is not the algorithm, behind a few verbs.
 
-    require, compile, fast, gradient_step, resume, reset, loop, episodes, gather, learned, log, evaluate, save, close
+    require, vector_env, compile, fast, gradient_step, resume, reset, loop, episodes, gather, learned, log, evaluate,
+    save, close
     teacher: the trained policy of another run
     place, share, first, answers: objects in other processes, for scripts that play and learn side by side
 
@@ -31,6 +32,8 @@ from solorl.compute.processes import Processes
 from solorl.compute.ranks import Ranks, from_environment, local_rank
 from solorl.envs.ids import is_atari
 from solorl.envs.returns import teams_of
+from solorl.envs.spaces import action_kind, obs_kind
+from solorl.envs.vector import VectorEnvs
 from solorl.errors import UsageError, in_one_sentence, missing_extra, quit_with
 from solorl.run.evaluation import OPPONENTS, Evaluator, Policy, draw_learning_curve, film_to, undisturbed
 from solorl.run.folder import RunFolder, new_path
@@ -106,9 +109,9 @@ class Run:
     def require_spaces(self, envs: Any, obs: str, action: str) -> None:
         """End with one sentence and exit code 2 unless the spaces are of the kinds named.
 
-        `obs` is "vector" (Box of numbers, of any shape except () and that of an image) or
-        "image" (Box of bytes with 3 dimensions); `action` is "discrete" or "continuous". Where `envs` are games of
-        several agents (`PettingZooEnvs`), those of one agent are meant. The sentence names the script
+        `obs` is "vector" (Box of numbers, of any shape except () and that of an image), "image" (Box of bytes with 3
+        dimensions), "dict" or "tuple"; `action` is "discrete", "continuous", "multidiscrete" or "tuple". Where `envs`
+        are games of several agents (`PettingZooEnvs`), those of one agent are meant. The sentence names the script
         that fits, from the line `Not for` of the running script's header.
         """
         env_id = getattr(self.args, "env_id", "the environment")
@@ -118,7 +121,7 @@ class Run:
             quit_with(f"{env_id} has several agents, but {self.script.name} takes one{use}")
         kinds = "agent" if games else "single"
         spaces = (getattr(envs, f"{kinds}_observation_space"), getattr(envs, f"{kinds}_action_space"))
-        found = (_obs_kind(spaces[0]), _action_kind(spaces[1]))
+        found = (obs_kind(spaces[0]), action_kind(spaces[1]))
         for what, wanted, kind in (("observations", obs, found[0]), ("actions", action, found[1])):
             if kind != wanted:
                 is_game = kind == "image" and is_atari(env_id)
@@ -126,6 +129,10 @@ class Run:
                 if wanted == "vector" and not use:
                     use = "; gymnasium.wrappers.FlattenObservation makes a vector of them"
                 quit_with(f"{env_id} has {kind} {what}, but {self.script.name} takes {wanted} {what}{use}")
+
+    def vector_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> VectorEnvs:
+        """`num_envs` environments `make_env(env_id)` side by side, which reset in the same step (see `VectorEnvs`)."""
+        return VectorEnvs([lambda: make_env(env_id)] * num_envs)
 
     def teacher(self, address: str, envs: Any, part: str, trust_script: bool = False) -> Any:
         """The trained policy of another run as `solorl.load` gives it, on the device of this run; `address` is a run
@@ -267,15 +274,22 @@ class Run:
                 if self.rank == 0:
                     self._checkpoint(of_ranks)
 
-    def close(self, policy: Policy, make_env: Callable[..., Any], opponents: Sequence[str] = ()) -> None:
+    def close(
+        self,
+        policy: Policy,
+        make_env: Callable[..., Any],
+        opponents: Sequence[str] = (),
+        sample: Policy | None = None,
+    ) -> None:
         """Evaluate the final policy unless that is done, draw the learning curve, and say where everything is. The
-        `opponents` must be those of `evaluate`; a run that is only played has random ones in their place.
+        `opponents` must be those of `evaluate`; a run that is only played has random ones in their place. `sample` is
+        the policy that draws its actions at random, for `solo play --stochastic` and `solorl.load`.
 
         After Ctrl+C or SIGTERM only the way to go on is said; Ctrl+C then leaves with exit code 130. Where something
         could not be written, one sentence says what, and the exit code is 4.
         """
         if self.play:
-            self.play(self.args, self.folder, policy, make_env, self.checkpoints.networks(), opponents)
+            self.play(self.args, self.folder, policy, make_env, self.checkpoints.networks(), opponents, sample)
             return
         self._choose(opponents)
         self.ranks.close()
@@ -499,7 +513,7 @@ class Run:
 
     def _evaluate(self, policy: Policy, make_env: Callable[..., Any]) -> None:
         evaluator, target = self.evaluator, self.args.target_return
-        with in_one_sentence(), self.meter.paused(), self._ending_where_diverged(), undisturbed():
+        with self.meter.paused(), self._ending_where_diverged(), in_one_sentence(), undisturbed():
             self._check_finite()
             names = self.opponents or ()
             if "older" in names:
@@ -635,24 +649,3 @@ class Run:
         if not self.quiet or file is not None:
             file = file or sys.stdout
             say(wiped(text, file), file)
-
-
-# ---------------------------------------------------------------------- small facts
-def _obs_kind(space: Any) -> str:
-    """ "vector", "image", "dict", ...: the kind of an observation space, in the words of the headers."""
-    if type(space).__name__ == "Box":
-        if space.shape == ():
-            return "scalar"
-        return "image" if space.dtype == np.uint8 and len(space.shape) == 3 else "vector"
-    return type(space).__name__.lower()
-
-
-def _action_kind(space: Any) -> str:
-    """ "discrete", "continuous", "multidiscrete", ...: the kind of an action space, in the words of the headers."""
-    if type(space).__name__ == "Box":
-        if not np.issubdtype(space.dtype, np.floating):
-            return "integer"
-        return "continuous" if len(space.shape) == 1 else f"{len(space.shape)}-dimensional continuous"
-    if type(space).__name__ == "Discrete" and space.start != 0:
-        return f"discrete (from {space.start})"
-    return type(space).__name__.lower()

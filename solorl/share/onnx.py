@@ -5,6 +5,7 @@ best of several. A policy with memory has also the inputs `state` and `first` an
 """
 
 import functools
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -119,6 +120,8 @@ def exporter_of(loaded: LoadedPolicy, scores: str) -> Exporter:
     if hasattr(loaded.policy, "compiled"):
         from solorl.share.onnx_jax import JaxPolicy
 
+        if "state" in inspect.signature(loaded.policy).parameters:
+            raise UsageError("the policy of this script cannot be exported: it is in JAX and has memory")
         return JaxPolicy(loaded.policy, scores)
     from solorl.share.onnx_torch import TorchPolicy
 

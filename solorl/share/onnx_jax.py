@@ -11,10 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from solorl.errors import UsageError
-from solorl.run.seeds import are_images
 
 OPSET, IR_VERSION = 18, 9  # of 2022 and 2023, which every ONNX Runtime of the last years reads
 BATCH = 7919  # stands for the size of the batch in traced shapes: a prime number that no layer has
@@ -77,8 +76,8 @@ class JaxPolicy:
     def outputs(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The action is that of the compiled policy; the scores are those of the same operations, one by one."""
         with jax.default_device(self.cpu):
-            action = np.concatenate([self.policy(piece) for piece in pieces(inputs["obs"])])
-            return self._one_by_one(inputs["obs"], np.float32) | {"action": action}
+            found = self._one_by_one(inputs["obs"], np.float32)
+            return found | {"action": np.concatenate([self.policy(piece) for piece in pieces(inputs["obs"])])}
 
     def exact(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See `Exporter`."""
@@ -97,7 +96,7 @@ class JaxPolicy:
             return result if equation.primitive.multiple_results else [result]
 
         actions, best = [], []
-        for piece in pieces(obs if are_images(obs) else obs.astype(precision)):
+        for piece in pieces(obs.astype(precision) if obs.dtype.kind == "f" else obs):
             program = self._traced(piece.shape, piece.dtype, precision)
             actions.append(np.asarray(*interpret(program.jaxpr, program.consts, [piece], bind)))
             best += scores[-1:]
@@ -112,9 +111,9 @@ class JaxPolicy:
         wanted = self.outputs(inputs)
         with jax.default_device(self.cpu):
             given, writer = "obs", Writer()
-            if obs.dtype != np.float32 and not are_images(obs):
-                given = writer.node("Cast", ["obs"], to=TensorProto.FLOAT)
-            dtype = np.uint8 if are_images(obs) else np.float32
+            dtype = jax.dtypes.canonicalize_dtype(obs.dtype)  # JAX makes 32 bits of 64
+            if obs.dtype != dtype:
+                given = writer.node("Cast", ["obs"], to=helper.np_dtype_to_tensor_dtype(dtype))
             program = self._traced((BATCH, *obs.shape[1:]), dtype, np.float32)
             [action] = interpret(program.jaxpr, program.consts, [given], writer.write)
         names = {"action": action} | ({self.scores: writer.scores} if self.scores in wanted else {})
@@ -126,9 +125,12 @@ class JaxPolicy:
         model = jax.tree.map(lambda x: np.asarray(x, precision if x.dtype == np.float32 else x.dtype), params)
 
         def act(obs: Any) -> Any:
-            return self.policy.act(model, obs if are_images(obs) else obs.reshape(len(obs), -1))
+            return self.policy.act(model, obs)
 
-        return jax.make_jaxpr(act)(jax.ShapeDtypeStruct(tuple(shape), dtype))
+        program = jax.make_jaxpr(act)(jax.ShapeDtypeStruct(tuple(shape), dtype))
+        if len(program.jaxpr.outvars) != 1:
+            raise UsageError("the policy of this script cannot be exported: its action must be one array")
+        return program
 
 
 class Writer:
@@ -178,6 +180,10 @@ class Writer:
         """A product of matrices; any other sum of products is an Einsum."""
         (left, right), (left_batch, right_batch) = dimension_numbers
         a, b = (atom.aval.ndim for atom in equation.invars)
+        dtype = equation.outvars[0].aval.dtype  # JAX multiplies integers with floats, ONNX does not
+        to = helper.np_dtype_to_tensor_dtype(dtype)
+        pairs = zip(values, equation.invars, strict=True)
+        values = [x if atom.aval.dtype == dtype else self.node("Cast", [x], to=to) for x, atom in pairs]
         if (tuple(left), tuple(right)) == ((a - 1,), (0,)) and not left_batch and b <= 2:
             return self.node("MatMul", values)
         letters = iter("abcdefghijklmnopqrstuvwxyz")

@@ -13,6 +13,9 @@ from safetensors.numpy import load_file
 
 from solorl.checkpoints import checkpoint as state
 from solorl.checkpoints import env_state as simulators
+from solorl.envs.vector import VectorEnvs
+
+SAME_STEP = gym.vector.AutoresetMode.SAME_STEP
 
 
 def round_trip(tree, tmp_path):
@@ -218,3 +221,39 @@ def test_a_sticky_action_is_that_of_the_game_that_was_saved(seed):
     games = [play(env, seed + 7, 40) for env in (unsaved, saved, other)]
     for steps in zip(*games, strict=True):
         assert all(np.array_equal(steps[0][0], step[0]) and steps[0][1:3] == step[1:3] for step in steps)
+
+
+class OddSteps(gym.Wrapper):
+    """Allows action 1 in odd steps only."""
+
+    def reset(self, **words):
+        self.steps = 0
+        return self.env.reset(**words)[0], {"action_mask": [1, 0]}
+
+    def step(self, action):
+        self.steps += 1
+        return *self.env.step(action)[:4], {"action_mask": [1, self.steps % 2]}
+
+
+def test_an_emulator_goes_on_in_vector_environments_with_masks():
+    """A wrapper without a state does not count, so an older checkpoint fits; a mask comes back."""
+    make_env = definitions("dqn_atari")["make_env"]
+    action = np.random.default_rng(1).integers(4, size=(40, 1))
+    before = gym.vector.SyncVectorEnv([lambda: make_env("ALE/Breakout-v5")], autoreset_mode=SAME_STEP)
+    masked, again = (VectorEnvs([lambda: OddSteps(make_env("ALE/Breakout-v5"))]) for _ in range(2))
+    after = VectorEnvs([lambda: make_env("ALE/Breakout-v5")])
+    for envs in (before, after, masked, again):
+        simulators.record(envs)
+        envs.reset(seed=[3])
+    for envs in (before, masked):
+        for each in action[:15]:
+            envs.step(each)
+    tree = simulators.capture(before)
+    tree["envs"][0]["wrappers"].insert(1, {})  # as it was saved
+    assert simulators.restore(after, tree) == simulators.restore(again, simulators.capture(masked)) == []
+    for each in action[15:]:
+        np.testing.assert_array_equal(again.action_mask, masked.action_mask)
+        results = [envs.step(each)[:4] for envs in (before, after, masked, again)]
+        for one in results[1:]:
+            assert all(np.array_equal(x, y) for x, y in zip(results[0], one, strict=True))
+    assert after.action_mask is None

@@ -11,7 +11,7 @@ from conftest import ROOT, refused, run, script
 
 from solorl import RunArgs, errors
 from solorl.envs import ids
-from solorl.run import verbs as run_module
+from solorl.envs.spaces import action_kind
 
 CASES = {
     "--env-id CartPol-v1": "there is no environment CartPol-v1; did you mean CartPole-v1",
@@ -164,9 +164,10 @@ def test_every_extra_that_a_sentence_names_exists():
 
 
 def test_discrete_actions_that_do_not_start_at_zero():
-    assert run_module._action_kind(gym.spaces.Discrete(3, start=1)) == "discrete (from 1)"
-    assert run_module._action_kind(gym.spaces.Discrete(3)) == "discrete"
-    assert run_module._action_kind(gym.spaces.MultiDiscrete([2, 2])) == "multidiscrete"
+    assert action_kind(gym.spaces.Discrete(3, start=1)) == "discrete (from 1)"
+    assert action_kind(gym.spaces.Discrete(3)) == "discrete"
+    assert action_kind(gym.spaces.MultiDiscrete([2, 2])) == "multidiscrete"
+    assert action_kind(gym.spaces.MultiDiscrete([2, 2], start=[0, 1])) == "multidiscrete (not from 0)"
 
 
 def test_help_lists_every_option_with_its_comment(train):

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -313,6 +314,46 @@ def test_images_of_bytes_stay_bytes_and_keep_their_shape(tmp_path):
         np.testing.assert_allclose(got["logits"], logits, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(got["logits"], exact[:size], rtol=1e-4, atol=1e-6)
         assert got["action"].tolist() == logits.argmax(1).tolist() and got["action"].dtype == np.int32
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint8])
+def test_observations_in_jax_keep_shape_and_type(dtype, tmp_path):
+    """It is the script's `act` that flattens them."""
+    jax = pytest.importorskip("jax")
+    from solorl.run.seeds import PolicyOfSeed
+    from solorl.share.onnx_jax import JaxPolicy
+
+    def act(params, obs):
+        assert obs.shape[1:] == (2, 3) and obs.dtype == jax.dtypes.canonicalize_dtype(dtype)
+        return (obs.reshape(len(obs), -1) @ params).argmax(1)
+
+    params = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    params -= params.mean(0)  # so that not one action is the best everywhere
+    policy = PolicyOfSeed(act, jax.jit(act), lambda: params)
+    obs = (100 * np.random.default_rng(1).random((9, 2, 3))).astype(dtype)
+    onnx.save(JaxPolicy(policy, "logits").graph({"obs": obs}, {"obs": 0}), tmp_path / "it.onnx")
+    assert share.types_of(onnx.load(tmp_path / "it.onnx").graph.input) == {"obs": f"{np.dtype(dtype)} (batch, 2, 3)"}
+    got = session(tmp_path / "it.onnx")(obs=obs)
+    assert got["action"].tolist() == policy(obs).tolist() and len(set(policy(obs).tolist())) > 1
+    np.testing.assert_allclose(got["logits"], obs.reshape(9, 6).astype(np.float32) @ params, rtol=1e-4)
+
+
+def test_policies_in_jax_with_memory_or_actions_of_parts_are_refused():
+    jax = pytest.importorskip("jax")
+    from solorl.errors import UsageError
+    from solorl.run.seeds import PolicyOfSeed
+
+    def remembers(params, obs, state, first):
+        return obs.argmax(1), state
+
+    def two(params, obs):
+        return obs.argmax(1), obs
+
+    obs = np.ones((3, 2), np.float32)
+    for act, words in ((remembers, "it is in JAX and has memory"), (two, "its action must be one array")):
+        loaded = SimpleNamespace(policy=PolicyOfSeed(act, jax.jit(act), lambda: {}))
+        with pytest.raises(UsageError, match=words):
+            share.exporter_of(loaded, "logits").outputs({"obs": obs})
 
 
 def test_an_operation_without_a_rule_is_named():

@@ -1,0 +1,64 @@
+"""Environments of one agent side by side, and what is allowed in them: masks of actions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+
+def stacked_masks(masks: Sequence[Any]) -> np.ndarray | None:
+    """Masks (n, num_actions) from one of each environment, True for what is allowed; where an environment gives none
+    (None) everything is allowed. None where none of them gives one."""
+    like = next((np.asarray(mask) for mask in masks if mask is not None), None)
+    if like is None:
+        return None
+    return np.stack([np.ones(like.shape, bool) if mask is None else np.asarray(mask, bool) for mask in masks])
+
+
+def masks_in(infos: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> np.ndarray | None:
+    """The masks (n, num_actions) in the infos of a vector environment, or in those of n environments."""
+    if not isinstance(infos, Mapping):
+        return stacked_masks([info.get("action_mask") for info in infos])
+    masks = infos.get("action_mask", ())
+    given = infos.get("_action_mask", np.ones(len(masks), bool))
+    return stacked_masks([mask if here else None for mask, here in zip(masks, given, strict=True)])
+
+
+class KeepMask(gym.Wrapper):
+    """Keeps the `action_mask` (num_actions,) that the environment gave with its current observation, or None."""
+
+    mask: np.ndarray | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """See `gymnasium.Env.reset`."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        self.mask = np.array(info["action_mask"], bool) if "action_mask" in info else None
+        return obs, info
+
+    def step(self, action: Any) -> Any:
+        """See `gymnasium.Env.step`."""
+        *result, info = self.env.step(action)
+        self.mask = np.array(info["action_mask"], bool) if "action_mask" in info else None
+        return *result, info
+
+
+class VectorEnvs(gym.vector.SyncVectorEnv):
+    """Environments side by side, with Gymnasium's vector interface and `AutoresetMode.SAME_STEP`: `obs` begins the next
+    episode where one has ended, whose last observation is in `infos["final_obs"]`, its last info, with its mask, in
+    `infos["final_info"]`.
+
+    `action_mask` (num_envs, num_actions) says which actions are allowed at the current observations, True for those
+    that are, also after a reset and a resume; None where the environments give no `info["action_mask"]`.
+    """
+
+    def __init__(self, make_envs: Sequence[Callable[[], gym.Env]]):
+        super().__init__(make_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        self._keepers = [KeepMask(env) for env in self.envs]
+        self.envs = list(self._keepers)  # which others may wrap later
+
+    @property
+    def action_mask(self) -> np.ndarray | None:
+        """See the class."""
+        return stacked_masks([env.mask for env in self._keepers])
