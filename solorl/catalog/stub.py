@@ -102,8 +102,8 @@ class Run:
         envs.single_action_space.seed(seeds[0])
         return envs.reset(seed=seeds)[0]
 
-    def loop(self, start, num_iterations):
-        """Count the iterations."""
+    def loop(self, start, num_iterations, last=True):
+        """Count the iterations of one of the loops in a row."""
         yield from range(start, num_iterations)
 
     def episodes(self, global_step, reward, done, per_agent=False):

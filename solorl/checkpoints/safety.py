@@ -69,6 +69,7 @@ def _is_array(value: Any, kind: str, dims: int = 1) -> bool:
 
 
 COUNTERS: dict[str, Callable[[Any], bool]] = {
+    "phase": is_count,
     "iteration": is_count,
     "step": is_count,
     "due": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
@@ -88,7 +89,7 @@ def check_checkpoint(tree: Any) -> None:
     for name in ("run", "random", "parts", "replay"):
         if not isinstance(tree, dict) or not isinstance(tree.get(name), dict):
             raise ValueError(f"it has no section {name}")
-    run = tree["run"]
+    run = {"phase": 0} | tree["run"]  # that of version 0.1 has no phase: its training had one loop
     for name, holds in COUNTERS.items():
         if name not in run or not holds(run[name]):
             raise ValueError(f"its {name} is {run[name]!r:.80}" if name in run else f"it has no {name}")

@@ -196,6 +196,7 @@ class Runs:
         self._common: int | None = None  # step of the newest checkpoint that all active seeds have
         self._acts: dict[Any, Any] = {}
         self._made: tuple[Any, Any, Sequence[str]] = (None, None, ())  # what `evaluate` got
+        self._waiting: list[int] = []  # seeds that have ended before there was a policy to close them with
         self._before: dict[int, Any] = {}  # as in `Run`
 
     # ------------------------------------------------------------------ verbs, in the order of a script
@@ -227,7 +228,7 @@ class Runs:
         With `--resume` the trainings are as saved, except the fields `envs` where no checkpoint can hold the
         environments: then their episodes start again, and the run says so. Several seeds go on from the newest step of
         which all have a whole checkpoint; one that had ended before the others stays as it is. Returns the iteration to
-        start from. Opens the run folders: nothing has been written before.
+        start from, as `Run.resume` does. Opens the run folders: nothing has been written before.
         """
         lost = () if self._envs.saved else tuple(envs)
         if self.play:
@@ -291,52 +292,65 @@ class Runs:
         is long and returns what they report, as NumPy arrays (num_seeds, len(iterations), ...). Rows of seeds that have
         reached `--target-return` mean nothing.
 
-        `iteration` maps the training of one seed to that one iteration later and a pytree to report. Compiled code is
-        kept on the disk for later runs.
+        `iteration` maps the training of one seed to that one iteration later and a pytree to report. It is compiled in
+        the first call; compiled code is kept on the disk for later runs. A training in several phases has an
+        `iteration` for each, which is named right before its loop.
         """
         self._chunk = chunk
-        if self.play:
-            return lambda iterations: None
-        for name, reason in WITHOUT_EFFECT.items():
-            if getattr(self.args, name) != getattr(RunArgs, name) and not (name == "save_replay" and self.saved_apart):
-                flag = name.replace("_", "-")
-                warn(f"--{'no-' if getattr(RunArgs, name) else ''}{flag} changes nothing here: {reason}")
-        began = time.perf_counter()
-        for run in self.runs:
-            run.meter.start()
-        self._before = signals.listen(self._on_signal)  # XLA must not be interrupted
-        if self.side_by_side:
-            self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
-            train = self._side_by_side(_compiled(jax.vmap(iteration), chunk, self._stack))
-        else:
-            train = self._in_threads(_compiled(iteration, chunk, self._trainings[0]))
-        self._say(f"compiled in {time.perf_counter() - began:.1f} s")
-        return train
 
-    def loop(self, start: int, num_iterations: int, batch_size: int) -> Iterator[range]:
+        @functools.cache
+        def compiled() -> Callable[[range], Any]:
+            began = time.perf_counter()
+            if self.side_by_side:
+                if self._stack is None:
+                    self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
+                train = self._side_by_side(_compiled(jax.vmap(iteration), chunk, self._stack))
+            else:
+                train = self._in_threads(_compiled(iteration, chunk, self._trainings[0]))
+            self._say(f"compiled in {time.perf_counter() - began:.1f} s")
+            return train
+
+        return lambda iterations: compiled()(iterations)
+
+    def loop(self, start: int, num_iterations: int, batch_size: int, last: bool = True) -> Iterator[range]:
         """Chunks of iterations from `start` on, as ranges, so that evaluations and checkpoints are due at their ends.
-        `batch_size` is the number of environment steps of one iteration. Ends early as `Run.loop` does."""
-        if self.play:
-            return
-        if self.num_seeds == 1 and start < num_iterations:
+        `batch_size` is the number of environment steps of one iteration. Ends early, and may be followed by other loops
+        unless it is the `last` one, as `Run.loop`."""
+        found = [self.runs[i]._iterations(start, num_iterations, last) for i in self._active]
+        iterations = max(found, key=len, default=range(0))
+        start, stop = iterations.start, iterations.stop
+        begun = max(run.step for run in self.runs) - start * batch_size  # environment steps before this loop
+        if not self._before and not self.play:
+            self._start()
+        if self.num_seeds == 1 and start < stop:
             (self.runs[0].dir / "together.json").unlink(missing_ok=True)  # from now on it is trained alone
         try:
-            while start < num_iterations and self._active:
-                end = min(num_iterations, (start // self._chunk + 1) * self._chunk)
-                for every in filter(None, (self.args.eval_every, self.args.save_every)):
-                    due = (start * batch_size // every + 1) * every  # the next step at which one is due
-                    end = min(end, -(-due // batch_size))
+            while start < stop and self._active:
+                end = stop
+                for every in filter(None, (self._chunk * batch_size, self.args.eval_every, self.args.save_every)):
+                    due = ((begun + start * batch_size) // every + 1) * every  # the next step at which one is due
+                    end = min(end, -(-(due - begun) // batch_size))
                 for i in self._active:
-                    self.runs[i].iteration, self.runs[i].is_last = end - 1, end == num_iterations
+                    self.runs[i].iteration, self.runs[i].is_last = end - 1, last and end == stop
                 yield range(start, end)
-                if any(self.runs[i].ending == "signal" for i in self._active):
+                if all(self.runs[i].ending == "signal" for i in self._active):  # else it came between two saves
                     break
                 start = end
         except BaseException:
             signals.restore(self._before)
             raise
         for run in self.runs:
-            run.trained = True
+            run.trained = last or run.ending != ""
+
+    def _start(self) -> None:
+        """What the first loop begins with."""
+        for name, reason in WITHOUT_EFFECT.items():
+            if getattr(self.args, name) != getattr(RunArgs, name) and not (name == "save_replay" and self.saved_apart):
+                flag = name.replace("_", "-")
+                warn(f"--{'no-' if getattr(RunArgs, name) else ''}{flag} changes nothing here: {reason}")
+        for run in self.runs:
+            run.meter.start()
+        self._before = signals.listen(self._on_signal)  # XLA must not be interrupted
 
     def episodes(self, global_step: int, reward: Any, done: Any, per_agent: bool = False) -> None:
         """See `Run.episodes`; both (num_seeds, iterations, ..., num_envs), with a last axis of agents where the
@@ -376,7 +390,10 @@ class Runs:
             run.checkpoints.keep = self._common  # where another seed cannot write, as on a full disk
             alone(i, run)
             if run.ending not in ("", "signal"):
-                run.close(self._policy(self._made[0], i), *self._made[1:])
+                if self._made[0] is None:
+                    self._waiting.append(i)
+                else:
+                    run.close(self._policy(self._made[0], i), *self._made[1:])
                 self._active.remove(i)
 
         self._each(save)
@@ -394,7 +411,7 @@ class Runs:
                 signals.restore(self._before)
 
     def _close(self, act: Callable[..., Any], make_env: Callable[..., Any], opponents: Any, sample: Any) -> None:
-        for i in self._active:
+        for i in (*self._waiting, *self._active):
             try:
                 drawn = None if sample is None else self._policy(sample, i)
                 self.runs[i].close(self._policy(act, i), make_env, opponents, drawn)
@@ -412,7 +429,7 @@ class Runs:
         """A seed has diverged; the others go on, if there are any."""
         self._code = code
         self._active.remove(index)
-        if not self._active:
+        if not (self._active or self._waiting):
             raise SystemExit(code)
 
     def _choose_checkpoints(self) -> None:

@@ -83,10 +83,10 @@ class Run:
         self.checkpoints = Checkpoints(self.folder.path, self.ranks)
         self.restarted: list[int] = []  # environments whose episodes `resume` could not continue and started again
         self.step = 0  # environment steps at the last call of log, evaluate or save
-        self.iteration, self.is_last = 0, False
+        self.phase, self.iteration, self.is_last = -1, 0, False  # the number of the loop, and of its iteration
         self.ending, self.signal = "", 0  # why the run ends, and the signal that has come
-        self.trained = False  # the loop is over: all that was learned is saved
-        self._before: dict[int, Any] = {}  # where signals went before the loop
+        self.trained = False  # the last loop is over: all that was learned is saved
+        self._before: dict[int, Any] = {}  # where signals went before the first loop
         self._teacher: Teacher | None = None
         self.opponents: tuple[str, ...] | None = None  # in evaluations; None: not known yet
         self._trackers: list[Safe] = []
@@ -156,7 +156,8 @@ class Run:
 
         `parts` are modules, optimisers, arrays, tensors, generators, vector environments (see `checkpoint.capture`) and
         replay buffers (see `replay`), which are saved with `--save-replay` only.
-        Returns the iteration to start from. Opens the run folder: nothing has been written before.
+        Returns the iteration to start from, in the loop in which the run stopped. Opens the run folder: nothing has
+        been written before.
         """
         start = self._fit(parts)
         if self.world_size > 1:
@@ -176,24 +177,30 @@ class Run:
         envs.single_action_space.seed(seeds[0])
         return envs.reset(seed=seeds)[0]
 
-    def loop(self, start: int, num_iterations: int) -> Iterator[int]:
+    def loop(self, start: int, num_iterations: int, last: bool = True) -> Iterator[int]:
         """Count iterations from `start`. Ends early, always after a `save`, on Ctrl+C, SIGTERM, a reached
-        `--target-return` or a file named `stop` in the run folder. Signals are heard until `close` is done."""
-        if self.play:
-            return
-        self.meter.start()
-        self.checkpoints.resume_random()
-        self._before = signals.listen(self._on_signal)
+        `--target-return` or a file named `stop` in the run folder. Signals are heard until `close` is done.
+
+        A training in several phases has a loop for each, always the same number of them, each with its own iterations
+        from 0; all except the last one say `last=False`. `start` belongs to the loop in which a resumed run stopped:
+        those before it are empty, as are those after one that ended early.
+        """
+        iterations = self._iterations(start, num_iterations, last)
+        if self.phase == self.checkpoints.resumed.get("phase", 0):
+            self.checkpoints.resume_random()
+        if not self._before and not self.play:
+            self.meter.start()
+            self._before = signals.listen(self._on_signal)
         try:
-            for iteration in range(start, num_iterations):
-                self.iteration, self.is_last = iteration, iteration + 1 == num_iterations
+            for iteration in iterations:
+                self.iteration, self.is_last = iteration, last and iteration + 1 == num_iterations
                 yield iteration
                 if self.ending:
                     break
         except BaseException:
             signals.restore(self._before)
             raise
-        self.trained = True
+        self.trained = last or self.ending != ""
 
     def episodes(self, global_step: int, reward: Any, done: Any, per_agent: bool = False) -> None:
         """Count episode returns and lengths from raw rewards and end flags, both (num_envs,) or (steps, num_envs).
@@ -222,9 +229,10 @@ class Run:
         """Every `--log-every` steps and in the last iteration: write one row of metrics (numbers or 0-dimensional
         arrays), the means of `learned` and `charts/SPS`, and one line of progress.
 
-        A NaN or infinite value ends the run with exit code 3, a sentence and a snapshot in `crash/`.
+        A NaN or infinite value ends the run with exit code 3, a sentence and a snapshot in `crash/`. `global_step`
+        must never be less than before, also in a later loop.
         """
-        self.step = global_step
+        self._reach(global_step)
         if not (self.meter.is_due("log", self.args.log_every, global_step) or self.is_last):
             return
         with self._ending_where_diverged():
@@ -247,7 +255,7 @@ class Run:
         then the mean over the seats of the team's return against the first opponent; that against each is in
         `eval/episodic_return_vs_OPPONENT`.
         """
-        self.step = global_step
+        self._reach(global_step)
         self._choose(opponents)
         due = self.meter.is_due("evaluate", self.args.eval_every, global_step)
         if self.rank == 0 and (due or (self.is_last and not self.signal)):
@@ -261,7 +269,7 @@ class Run:
         Here several ranks agree on the end, and rank 0 writes what all hand over.
         """
         self.checkpoints.update(parts)
-        self.step = global_step
+        self._reach(global_step)
         due = self.meter.is_due("save", self.args.save_every, global_step)
         self.ending = self.ending or self._reason_to_end()
         if self.world_size > 1:
@@ -433,6 +441,26 @@ class Run:
                 self.ranks.copy_from_first(part)
 
     # ------------------------------------------------------------------ while it runs
+    def _iterations(self, start: int, num_iterations: int, last: bool) -> range:
+        """The iterations of one more loop; see `loop`."""
+        self.phase += 1
+        saved = self.checkpoints.resumed
+        stopped = saved.get("phase", 0)  # the loop in which the run that is resumed stopped
+        self.require(self.ending or not self.trained, "a loop came after the last one: those before it say last=False")
+        fits = self.phase >= stopped if last else "phase" in saved or not saved
+        what = f"the run in {self.dir} was started by another {self.script.name}, with another number of loops"
+        self.require(fits, f"{what}: resume it with {self.dir / self.script.name}, or start a new run")
+        if self.play or self.ending or self.phase < stopped:
+            return range(0)
+        return range(start if self.phase == stopped else 0, num_iterations)
+
+    def _reach(self, global_step: int) -> None:
+        """Note the step of a verb."""
+        if global_step < self.step:
+            fell = f"global_step fell from {self.step:,} to {global_step:,}"
+            quit_with(f"{fell}: it must count on, also in a later loop and after --resume-changed")
+        self.step = global_step
+
     def _lost(self, rank: int, code: int | None) -> None:
         """Another rank has ended, and this one with it; called in the thread that watches. Rank 0 says so, or rank 1
         where rank 0 could not say why it ends."""
@@ -541,7 +569,7 @@ class Run:
         self._check_finite()
         with self.folder.writing("checkpoint", f"the checkpoint of step {self.step:,}", self.checkpoints.are_there()):
             self.folder.require()
-            counters = {"iteration": self.iteration + 1, "step": self.step}
+            counters = {"phase": self.phase, "iteration": self.iteration + 1, "step": self.step}
             counters |= self.meter.counters() | self.evaluator.counters()
             counters["metrics_bytes"] = self.folder.metrics.sync()
             self.checkpoints.save(self.step, counters, self.args.save_replay, of_ranks[1:])
