@@ -226,6 +226,34 @@ def qdagger_loss(q_network, target_network, teacher, batch, gamma, temperature, 
     return td_loss + weight * distillation, metrics
 
 
+def play(envs, policy, replay, obs, lives, epsilon, num_steps):
+    """Take `num_steps` steps in every environment, "with probability epsilon" at random (Alg. 1 of DQN), else as the
+    policy says, and store them. `lives` changes in place. The next obs; raw reward, over (num_steps, num_envs)."""
+    shape = (num_steps, envs.num_envs)
+    action = np.random.randint(envs.single_action_space.n, size=shape)
+    greedy = np.random.random(shape) >= epsilon
+    reward, over = np.zeros(shape, np.float32), np.zeros(shape, bool)
+    if replay.inserted == 0:
+        replay.begin(np.arange(envs.num_envs), obs[:, 0])
+        for image in obs[:, 1:].swapaxes(0, 1):  # in a game that is under way, if resumed without --save-replay
+            replay.add(image, -1, 0, 0)
+    for step in range(num_steps):
+        if greedy[step].any():
+            action[step] = np.where(greedy[step], policy(obs), action[step])
+        obs, reward[step], terminated, truncated, infos = envs.step(action[step])
+        over[step] = terminated | truncated
+
+        # store: done at a lost life, though the game goes on; not done at a time limit, though it is over
+        image, lives_left = obs[:, -1].copy(), infos["lives"].copy()
+        for i in np.flatnonzero(over[step]):  # obs and lives are the next game's
+            image[i], lives_left[i] = infos["final_obs"][i][-1], infos["final_info"]["lives"][i]
+        done = terminated | (lives_left < lives)
+        lives[:] = infos["lives"]  # in place: a checkpoint holds this array
+        replay.add(image, action[step], np.sign(reward[step]), done)
+        replay.begin(np.flatnonzero(over[step]), obs[over[step], -1])
+    return obs, reward, over
+
+
 def count_returns(running, returns, reward, over):
     """Count the rewards (num_steps, num_envs) of some steps into the returns of the running games (num_envs,); where a
     game is over, its return becomes the newest of `returns`, those of the last games. In place."""
@@ -251,13 +279,12 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="image", action="discrete")
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
     batch_steps = args.num_envs * num_steps
-    num_iterations = args.total_timesteps // batch_steps
-    # three phases: the teacher plays; from offline_start on the student learns from that; from online_start on it plays
-    offline_start = args.teacher_steps // batch_steps
-    online_start = offline_start + args.offline_steps // batch_steps
-    run.require(offline_start, f"--teacher-steps {args.teacher_steps} is less than one iteration of {batch_steps}")
+    # three loops, one after the other: the teacher plays; the student learns from that offline; the student plays
+    teach_iterations, offline_iterations = args.teacher_steps // batch_steps, args.offline_steps // batch_steps
+    online_iterations = args.total_timesteps // batch_steps - teach_iterations - offline_iterations
+    run.require(teach_iterations, f"--teacher-steps {args.teacher_steps} is less than one iteration of {batch_steps}")
     run.require(
-        num_iterations > online_start,
+        online_iterations > 0,
         f"--total-timesteps {args.total_timesteps} leaves no iteration of {batch_steps} steps to the student, after "
         f"--teacher-steps {args.teacher_steps} and --offline-steps {args.offline_steps}",
     )
@@ -291,62 +318,64 @@ if __name__ == "__main__":
     parts |= {"teacher_replay": teacher_replay, "replay": replay, "running": running, "returns": returns}
     start = run.resume(**parts, envs=envs, lives=lives)  # what a checkpoint holds
 
-    # ---- storage of one iteration
-    shape = (num_steps, args.num_envs)
-    reward, over = np.zeros(shape, np.float32), np.zeros(shape, bool)
-
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
     running[run.restarted], lives[run.restarted] = 0, 0  # in the first step of a new game no life counts as lost
     for memory in (teacher_replay, replay):
         if memory.inserted:  # resumed with --save-replay
             memory.begin(run.restarted, obs[run.restarted, -1])
-    for iteration in run.loop(start, num_iterations):
-        global_step = (iteration + 1) * batch_steps  # at the end of this iteration
-        online_step = global_step - online_start * batch_steps  # of the student
-        teaching, online = iteration < offline_start, iteration >= online_start
-        policy, memory = (q_network.act, replay) if online else (teacher, teacher_replay)
 
-        # ---- 1. act: first the teacher, last the student, "with probability epsilon" at random (Alg. 1 of DQN)
-        fall_iterations = args.exploration_fraction * (num_iterations - online_start)  # of the student
-        progress = (iteration - online_start) / max(1.0, fall_iterations) if online else iteration / offline_start
-        epsilon = args.start_e + (args.end_e - args.start_e) * min(1.0, progress)
-        action = np.random.randint(num_actions, size=shape)
-        greedy = np.random.random(shape) >= epsilon
-        if iteration == online_start:  # new games for the student
+    # ---- teach: the teacher plays and fills its replay buffer
+    for iteration in run.loop(start, teach_iterations, last=False):
+        global_step = (iteration + 1) * batch_steps  # environment steps at the end of this iteration
+
+        # ---- 1. act and 2. store
+        epsilon = args.start_e + (args.end_e - args.start_e) * (iteration / teach_iterations)
+        obs, _, _ = play(envs, teacher, teacher_replay, obs, lives, epsilon, num_steps)
+
+        # ---- 4. report
+        run.log(global_step, {"charts/epsilon": epsilon})
+        run.save(global_step)
+
+    # ---- offline: the student learns from what the teacher has played; each gradient step counts as a step
+    weight = torch.ones((), device=run.device)  # of the distillation, as long as the student has not played
+    for iteration in run.loop(start, offline_iterations, last=False):
+        global_step = (teach_iterations + iteration + 1) * batch_steps
+
+        # ---- 3. learn: batch_steps gradient steps
+        if teacher_replay.inserted:  # a run resumed without --save-replay has nothing here to learn from
+            for _ in range(batch_steps):
+                batch = teacher_replay.sample(args.batch_size, run.device)
+                inputs = (target_network, teacher.models["q_network"], batch, args.gamma, args.temperature, weight)
+                metrics = gradient_step(*inputs)
+                run.learned(metrics)
+        if global_step % args.target_network_frequency < batch_steps:
+            soft_update(target_network, q_network, args.tau)
+
+        # ---- 4. report: an evaluation the first time at once, then at multiples of --eval-every
+        run.log(global_step, {"charts/distill_coeff": weight})
+        run.evaluate(global_step, q_network.act, make_env)
+        run.save(global_step)
+
+    # ---- online: the student plays new games and learns as DQN from its own replay buffer
+    for iteration in run.loop(start, online_iterations):
+        online_step = (iteration + 1) * batch_steps  # environment steps of the student
+        global_step = (teach_iterations + offline_iterations) * batch_steps + online_step
+        if iteration == 0:
             obs, lives[:] = envs.reset()[0], 0
-        if memory.inserted == 0 and (teaching or online):
-            memory.begin(np.arange(args.num_envs), obs[:, 0])
-            resumed = iteration not in (0, online_start)  # in running games, without --save-replay
-            for image in obs[:, 1:].swapaxes(0, 1) if resumed else ():
-                memory.add(image, -1, 0, 0)
-        for step in range(num_steps) if teaching or online else ():
-            if greedy[step].any():
-                action[step] = np.where(greedy[step], policy(obs), action[step])
-            obs, reward[step], terminated, truncated, infos = envs.step(action[step])
-            over[step] = terminated | truncated
 
-            # ---- 2. store: done at a lost life, though the game goes on; not done at a time limit, though it is over
-            image, lives_left = obs[:, -1].copy(), infos["lives"].copy()
-            for i in np.flatnonzero(over[step]):  # obs and lives are the next game's
-                image[i], lives_left[i] = infos["final_obs"][i][-1], infos["final_info"]["lives"][i]
-            done = terminated | (lives_left < lives)
-            lives[:] = infos["lives"]  # in place: a checkpoint holds this array
-            memory.add(image, action[step], np.sign(reward[step]), done)
-            memory.begin(np.flatnonzero(over[step]), obs[over[step], -1])
-        if online:
-            run.episodes(global_step, reward, over)
-            count_returns(running, returns, reward, over)
+        # ---- 1. act and 2. store
+        progress = min(1.0, iteration / max(1.0, args.exploration_fraction * online_iterations))
+        epsilon = args.start_e + (args.end_e - args.start_e) * progress
+        obs, reward, over = play(envs, q_network.act, replay, obs, lives, epsilon, num_steps)
+        run.episodes(global_step, reward, over)
+        count_returns(running, returns, reward, over)
 
-        # ---- 3. learn: offline batch_steps gradient steps, online as DQN; the last 10 returns begin at 0, weight at 1
+        # ---- 3. learn: a gradient step for every train_frequency environment steps after learning_starts
         weight = torch.tensor(max(0.0, 1 - returns.mean() / teacher.score), dtype=torch.float32, device=run.device)
-        if online:
-            begin = max(online_step - batch_steps, args.learning_starts)
-            updates = range(begin // args.train_frequency, online_step // args.train_frequency)
-            updates = updates if replay.inserted >= args.learning_starts else ()
-        else:  # a run resumed without --save-replay has nothing here to learn from
-            updates = range(batch_steps) if not teaching and teacher_replay.inserted else ()
-        for _ in updates:
-            batch = memory.sample(args.batch_size, run.device)
+        begin = max(online_step - batch_steps, args.learning_starts)
+        updates = range(begin // args.train_frequency, online_step // args.train_frequency)
+        for _ in updates if replay.inserted >= args.learning_starts else ():
+            batch = replay.sample(args.batch_size, run.device)
             inputs = (target_network, teacher.models["q_network"], batch, args.gamma, args.temperature, weight)
             metrics = gradient_step(*inputs)
             run.learned(metrics)
@@ -355,8 +384,7 @@ if __name__ == "__main__":
 
         # ---- 4. report: when it is due; a row has the means of what was learned since the last one
         run.log(global_step, {"charts/epsilon": epsilon, "charts/distill_coeff": weight})
-        if not teaching:  # the first time at once, then at multiples of --eval-every
-            run.evaluate(global_step, q_network.act, make_env)
+        run.evaluate(global_step, q_network.act, make_env)
         run.save(global_step)
 
     envs.close()
