@@ -61,9 +61,10 @@ class Setup(NamedTuple):
     args: Args
     envs: Any
     optimizer: optax.GradientTransformation
-    num_iterations: int
-    offline_start: int  # the iteration with which the student begins to learn
-    online_start: int  # and that with which it begins to play
+    batch_steps: int  # environment steps of one iteration
+    teach_iterations: int
+    offline_iterations: int
+    online_iterations: int
     teacher_score: float
 
 
@@ -158,7 +159,7 @@ class Training(NamedTuple):
     running: jax.Array  # (num_envs,), the returns of the student's games
     returns: jax.Array  # (10,), those of its last games that are over
     key: jax.Array  # of the random numbers to come
-    iteration: jax.Array  # iterations done, ()
+    iteration: jax.Array  # iterations done in all phases, ()
 
 
 def make_envs(env_id, num_envs, **kwargs):
@@ -288,29 +289,18 @@ def begin(key, setup, teacher_params):
     return Training(*learned, *replays, *games, jnp.zeros(10), key, jnp.int32(0))
 
 
-def iteration(training, setup):
-    """One iteration of one seed: the next training state, and what is reported."""
-    args, envs, optimizer, num_iterations, offline_start, online_start, teacher_score = setup
-    coin_key, action_key, step_key, sample_key, key = jax.random.split(training.key, 5)
-    num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
-    batch_steps = args.num_envs * num_steps
-    global_step = (training.iteration + 1) * batch_steps
-    online_step = global_step - online_start * batch_steps  # of the student
-    teaching, online = training.iteration < offline_start, training.iteration >= online_start
+def play(training, values, epsilon, new_games, keys, setup):
+    """Steps in every environment, "with probability epsilon" at random (Alg. 1 of DQN), else the best of `values`; in
+    new games if `new_games`. The training after them; rows for `FrameReplay.insert`, raw reward and over
+    (num_steps, num_envs, ...)."""
+    envs, num_envs, (coin_key, action_key, step_key) = setup.envs, setup.args.num_envs, keys
 
-    # ---- 1. act: first the teacher, last the student, "with probability epsilon" at random (Alg. 1 of DQN)
-    fall_iterations = args.exploration_fraction * (num_iterations - online_start)  # of the student
-    student_progress = (training.iteration - online_start) / max(1.0, fall_iterations)
-    progress = jnp.where(online, student_progress, training.iteration / offline_start)
-    epsilon = args.start_e + (args.end_e - args.start_e) * jnp.minimum(1, progress)
-
-    def best(obs):
-        of_teacher = partial(teacher_values, training.teacher_params)
-        return jax.lax.cond(online, partial(q_values, training.params), of_teacher, obs).argmax(1)
+    def begin_games(games):
+        return *envs.restart(games[0]), jnp.zeros_like(games[2]), jnp.ones_like(games[3])
 
     def env_step(carry, drawn):
         (env_state, obs, lives, new_game), (key, greedy, random) = carry, drawn
-        action = jax.lax.cond(greedy.any(), lambda: jnp.where(greedy, best(obs), random), lambda: random)
+        action = jax.lax.cond(greedy.any(), lambda: jnp.where(greedy, values(obs).argmax(1), random), lambda: random)
         env_state, step = envs.step(key, env_state, action)
         over = step.terminated | step.truncated
         # done at a lost life, though the game goes on; not done at a time limit, though it is over
@@ -319,53 +309,82 @@ def iteration(training, setup):
         rows = new_game, obs[:, -1], step.final_obs[:, -1], action, jnp.sign(step.reward), done
         return (env_state, step.obs, step.lives, over), (rows, step.reward, over)
 
-    def new_games(games):
-        return *envs.restart(games[0]), jnp.zeros_like(games[2]), jnp.ones_like(games[3])
-
-    def play(games):
-        games = jax.lax.cond(training.iteration == online_start, new_games, lambda games: games, games)
-        return jax.lax.scan(env_step, games, drawn)
-
-    shape = (num_steps, args.num_envs)
+    shape = (setup.batch_steps // num_envs, num_envs)
     random = jax.random.randint(action_key, shape, 0, int(envs.single_action_space.n))
     greedy = jax.random.uniform(coin_key, shape) >= epsilon
-    drawn = (jax.random.split(step_key, num_steps), greedy, random)
+    drawn = (jax.random.split(step_key, len(random)), greedy, random)
     games = training.env_state, training.obs, training.lives, training.new_game
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(play, games)[1])
-    games, (rows, reward, over) = jax.lax.cond(teaching | online, play, lambda games: (games, nothing), games)
-    counted = count_returns(training.running, training.returns, jnp.where(online, reward, 0), online & over)
+    games = jax.lax.cond(new_games, begin_games, lambda games: games, games)
+    (env_state, obs, lives, new_game), (rows, reward, over) = jax.lax.scan(env_step, games, drawn)
+    return training._replace(env_state=env_state, obs=obs, lives=lives, new_game=new_game), rows, reward, over
 
-    # ---- 2. store: each image once
-    def store(replay, when):
-        return jax.lax.cond(when, lambda replay: replay.insert(*rows), lambda replay: replay, replay)
 
-    teacher_replay, replay = store(training.teacher_replay, teaching), store(training.replay, online)
-
-    # ---- 3. learn: offline batch_steps gradient steps, online as DQN; the last 10 returns begin at 0, weight at 1
-    weight = jnp.maximum(0, 1 - counted[1].mean() / teacher_score)
+def learn(training, replay, count, weight, key, setup):
+    """`count` gradient steps on batches from `replay`, and a move of the target network if one is due. The training
+    after them, and the sums of the metrics."""
+    args = setup.args
 
     def gradient_step(i, carry):
         params, optimizer_state, sums = carry
-        draw = partial(FrameReplay.sample, key=jax.random.fold_in(sample_key, i), batch_size=args.batch_size)
-        batch = jax.lax.cond(online, lambda: draw(replay), lambda: draw(teacher_replay))
+        batch = replay.sample(jax.random.fold_in(key, i), args.batch_size)
         inputs = training.target_params, training.teacher_params, batch, args.gamma, args.temperature, weight
         gradients, metrics = jax.grad(qdagger_loss, has_aux=True)(params, *inputs)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state)
+        updates, optimizer_state = setup.optimizer.update(gradients, optimizer_state)
         return optax.apply_updates(params, updates), optimizer_state, jax.tree.map(jnp.add, sums, metrics)
 
-    first = jnp.maximum(online_step - batch_steps, args.learning_starts) // args.train_frequency
-    updates = jnp.maximum(0, online_step // args.train_frequency - first) * (replay.inserted >= args.learning_starts)
-    # a run resumed without --save-replay has nothing to learn from offline
-    count = jnp.where(online, updates, batch_steps * (~teaching & (teacher_replay.inserted > 0)))
     none = dict.fromkeys(("losses/td_loss", "losses/q_values", "losses/distill_loss"), 0.0)
     carry = (training.params, training.optimizer_state, none)
     params, optimizer_state, sums = jax.lax.fori_loop(0, count, gradient_step, carry)
-    move = jnp.where(global_step % args.target_network_frequency < batch_steps, args.tau, 0.0)
+    global_step = (training.iteration + 1) * setup.batch_steps
+    move = jnp.where(global_step % args.target_network_frequency < setup.batch_steps, args.tau, 0.0)
     target_params = optax.incremental_update(params, training.target_params, move)
+    return training._replace(params=params, target_params=target_params, optimizer_state=optimizer_state), sums
+
+
+def teach(training, setup):
+    """One iteration in which the teacher plays: the next training state, and what is reported."""
+    args, (*keys, _, key) = setup.args, jax.random.split(training.key, 5)
+    epsilon = args.start_e + (args.end_e - args.start_e) * (training.iteration / setup.teach_iterations)
+    values = partial(teacher_values, training.teacher_params)
+    training, rows, _, _ = play(training, values, epsilon, False, keys, setup)
+    replay = training.teacher_replay.insert(*rows)
+    return training._replace(teacher_replay=replay, key=key, iteration=training.iteration + 1), epsilon
+
+
+def offline(training, setup):
+    """One iteration in which the student learns from what the teacher has played, and nobody plays."""
+    *_, sample_key, key = jax.random.split(training.key, 5)
+    replay, weight = training.teacher_replay, jnp.float32(1)  # of the distillation: the student has not played
+    count = jnp.where(replay.inserted > 0, setup.batch_steps, 0)  # resumed without --save-replay: nothing is there
+    training, sums = learn(training, replay, count, weight, sample_key, setup)
+    return training._replace(key=key, iteration=training.iteration + 1), (weight, sums, count)
+
+
+def online(training, setup):
+    """One iteration in which the student plays and learns as DQN from its own replay buffer."""
+    args, (*keys, sample_key, key) = setup.args, jax.random.split(training.key, 5)
+    iteration = training.iteration - setup.teach_iterations - setup.offline_iterations  # of the student
+
+    # ---- 1. act: in the first iteration in new games
+    progress = jnp.minimum(1, iteration / max(1.0, args.exploration_fraction * setup.online_iterations))
+    epsilon = args.start_e + (args.end_e - args.start_e) * progress
+    values = partial(q_values, training.params)
+    training, rows, reward, over = play(training, values, epsilon, iteration == 0, keys, setup)
+    running, returns = count_returns(training.running, training.returns, reward, over)
+
+    # ---- 2. store: each image once
+    replay = training.replay.insert(*rows)
+
+    # ---- 3. learn: a gradient step for every train_frequency environment steps after learning_starts
+    weight = jnp.maximum(0, 1 - returns.mean() / setup.teacher_score)
+    first = jnp.maximum(iteration * setup.batch_steps, args.learning_starts) // args.train_frequency
+    count = jnp.maximum(0, (iteration + 1) * setup.batch_steps // args.train_frequency - first)
+    count = count * (replay.inserted >= args.learning_starts)  # 0 if resumed without --save-replay
+    training, sums = learn(training, replay, count, weight, sample_key, setup)
 
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
-    learned = params, target_params, training.teacher_params, optimizer_state
-    training = Training(*learned, teacher_replay, replay, *games, *counted, key, training.iteration + 1)
+    changed = {"replay": replay, "running": running, "returns": returns, "key": key}
+    training = training._replace(iteration=training.iteration + 1, **changed)
     return training, (reward, over, epsilon, weight, sums, count)
 
 
@@ -376,13 +395,12 @@ if __name__ == "__main__":
     envs = run.open_envs(args.env_id, args.num_envs)  # EnvPool's, stepped inside of the compiled code
     run.require_spaces(envs, obs="image", action="discrete")
     batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
-    num_iterations = args.total_timesteps // batch_steps
-    # three phases: the teacher plays; from offline_start on the student learns from that; from online_start on it plays
-    offline_start = args.teacher_steps // batch_steps
-    online_start = offline_start + args.offline_steps // batch_steps
-    run.require(offline_start, f"--teacher-steps {args.teacher_steps} is less than one iteration of {batch_steps}")
+    # three loops, one after the other: the teacher plays; the student learns from that offline; the student plays
+    teach_iterations, offline_iterations = args.teacher_steps // batch_steps, args.offline_steps // batch_steps
+    online_iterations = args.total_timesteps // batch_steps - teach_iterations - offline_iterations
+    run.require(teach_iterations, f"--teacher-steps {args.teacher_steps} is less than one iteration of {batch_steps}")
     run.require(
-        num_iterations > online_start,
+        online_iterations > 0,
         f"--total-timesteps {args.total_timesteps} leaves no iteration of {batch_steps} steps to the student, after "
         f"--teacher-steps {args.teacher_steps} and --offline-steps {args.offline_steps}",
     )
@@ -407,22 +425,39 @@ if __name__ == "__main__":
     )
     run.require(teacher_score > 0, f"{args.teacher} must have scored more than 0: the student's score is divided by it")
 
-    phases = offline_start, online_start, teacher_score
-    setup = Setup(args, envs, optax.adam(args.learning_rate), num_iterations, *phases)
+    phases = teach_iterations, offline_iterations, online_iterations
+    setup = Setup(args, envs, optax.adam(args.learning_rate), batch_steps, *phases, teacher_score)
     games = ("env_state", "obs", "lives", "new_game", "running")  # begin again when resumed: EnvPool cannot save them
     start = run.resume(lambda key: begin(key, setup, teacher_params), model="params", envs=games)
-    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
-    train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 64 // batch_steps))  # 64 steps a call
+    chunk = max(1, 64 // batch_steps)  # iterations in one call of `train`, together 64 steps
 
-    for iterations in run.loop(start, num_iterations, batch_steps):
-        global_step = iterations.stop * batch_steps
+    # ---- teach: the teacher plays and fills its replay buffer
+    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
+    train = run.compile(lambda training: teach(training, setup), chunk)
+    for iterations in run.loop(start, teach_iterations, batch_steps, last=False):
+        global_step = iterations.stop * batch_steps  # environment steps after these iterations
+        epsilon = train(iterations)  # (num_seeds, len(iterations))
+        run.log(global_step, {"charts/epsilon": epsilon[:, -1]})
+        run.save(global_step)
+
+    # ---- offline: the student learns from what the teacher has played; each gradient step counts as a step
+    train = run.compile(lambda training: offline(training, setup), chunk)
+    for iterations in run.loop(start, offline_iterations, batch_steps, last=False):
+        global_step = (teach_iterations + iterations.stop) * batch_steps
+        weight, sums, count = train(iterations)  # (num_seeds, len(iterations)) each
+        run.learned(sums, count)
+        run.log(global_step, {"charts/distill_coeff": weight[:, -1]})
+        run.evaluate(global_step, act, make_envs)  # the first time at once, then at multiples of --eval-every
+        run.save(global_step)
+
+    # ---- online: the student plays new games and learns as DQN from its own replay buffer
+    train = run.compile(lambda training: online(training, setup), chunk)
+    for iterations in run.loop(start, online_iterations, batch_steps):
+        global_step = (teach_iterations + offline_iterations + iterations.stop) * batch_steps
         reward, over, epsilon, weight, sums, count = train(iterations)  # (num_seeds, len(iterations), ...) each
-        if iterations.stop > online_start:  # of the student's iterations only
-            first = max(0, online_start - iterations.start)
-            run.episodes(global_step, reward[:, first:], over[:, first:])
+        run.episodes(global_step, reward, over)
         run.learned(sums, count)
         run.log(global_step, {"charts/epsilon": epsilon[:, -1], "charts/distill_coeff": weight[:, -1]})
-        if iterations.stop > offline_start:  # the first time at once, then at multiples of --eval-every
-            run.evaluate(global_step, act, make_envs)
+        run.evaluate(global_step, act, make_envs)
         run.save(global_step)
     run.close(act, make_envs)

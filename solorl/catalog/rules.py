@@ -43,7 +43,7 @@ EXEMPT = {
     "evaluate": "in JAX: log-probabilities for a kind of actions",
 }
 BY_SPACES = ("make_env", "make_envs")  # equal among the files of a family with equal Spaces
-MAX_CODE_ROOT, MAX_CODE, MAX_CODE_LONG = 180, 240, 300
+MAX_CODE_ROOT, MAX_CODE, MAX_CODE_LONG = 180, 240, 320
 MAX_WIDTH = 120
 MAX_DEPTH = 5
 ENTRANCES = (

@@ -287,7 +287,7 @@ def test_resumed_in_any_phase_equals_uninterrupted(step, whole, train):
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
     back_to(step, run_dir)
     v = train(NAME, "--resume", run_dir)
-    assert v["start"] * 4 == step and comparable(run_dir) == expected
+    assert v["run"].checkpoints.resumed["step"] == step and comparable(run_dir) == expected
     for what in ("q_network", "target_network"):
         for x, y in zip(v[what].parameters(), whole[what].parameters(), strict=True):
             assert torch.equal(x, y)
@@ -440,7 +440,7 @@ def test_phases_that_cannot_be_are_refused(flags, words, train):
 @pytest.mark.slow
 def test_there_may_be_no_offline_phase(train, steps):
     v = short(train, "--offline-steps", "0")
-    assert len(steps) == 20 and v["online_start"] == 10
+    assert len(steps) == 20 and v["offline_iterations"] == 0
 
 
 @pytest.mark.slow
