@@ -61,8 +61,8 @@ if __name__ == "__main__":
     run = Runs(args)
     run.open_envs(args.env_id, 1)
     init = functools.partial(DQN["init_params"], num_actions=args.num_actions)
-    start = run.resume(lambda key: Training(init(key)), model="params")
+    training, start = run.resume(lambda key: Training(init(key)), model="params")
     for iterations in run.loop(start, 1, 1):
         run.evaluate(iterations.stop, act, make_envs)
-        run.save(iterations.stop)
+        run.save(iterations.stop, training)
     run.close(act, make_envs)

@@ -148,13 +148,14 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Runs(args)
     run.open_envs("CartPole-v1", 1)  # nothing is learned from them
-    start = run.resume(begin, model="params")
+    training, start = run.resume(begin, model="params")
     train = run.compile(iteration, chunk=4)
     for iterations in run.loop(start, args.total_timesteps // 10, 10):
         global_step = iterations.stop * 10
-        run.log(global_step, {"losses/level": train(iterations)[:, -1]})
+        training, level = train(training, iterations)
+        run.log(global_step, {"losses/level": level[:, -1]})
         run.evaluate(global_step, act, make_env, opponents=EVALUATED)
-        run.save(global_step)
+        run.save(global_step, training)
     run.close(act, make_env, opponents=CLOSED)
 """
 )

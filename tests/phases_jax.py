@@ -77,7 +77,7 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Runs(args)
     envs = run.open_envs(args.env_id, 2)
-    start = run.resume(lambda key: begin(key, envs), model="params")
+    training, start = run.resume(lambda key: begin(key, envs), model="params")
     trace = []  # loop and iterations, as they came
 
     def end(global_step):
@@ -96,30 +96,30 @@ if __name__ == "__main__":
     for iterations in run.loop(start, 4, 4, last=False):  # an iteration is 4 environment steps
         global_step = 4 * iterations.stop
         trace += [("warm", i) for i in iterations]
-        reward, done = train(iterations)
+        training, (reward, done) = train(training, iterations)
         run.episodes(global_step, reward, done)
         run.log(global_step, {"charts/reward": reward.mean((1, 2, 3))})
         end(global_step)
-        run.save(global_step)
+        run.save(global_step, training)
 
     train = run.compile(learn, chunk=2)
     for iterations in run.loop(start, 5, 2, last=False):  # an iteration is 2 steps
         global_step = 16 + 2 * iterations.stop
         trace += [("offline", i) for i in iterations]
-        loss = train(iterations)
+        training, loss = train(training, iterations)
         run.log(global_step, {"losses/loss": loss.mean(1)})
         end(global_step)
         run.evaluate(global_step, act, make_env)
-        run.save(global_step)
+        run.save(global_step, training)
 
     train = run.compile(lambda training: online(training, envs), chunk=4)
     for iterations in run.loop(start, 6, 4):  # an iteration is 4 environment steps
         global_step = 26 + 4 * iterations.stop
         trace += [("online", i) for i in iterations]
-        reward, done, loss = train(iterations)
+        training, (reward, done, loss) = train(training, iterations)
         run.episodes(global_step, reward, done)
         run.log(global_step, {"losses/loss": loss.mean(1)})
         end(global_step)
         run.evaluate(global_step, act, make_env)
-        run.save(global_step)
+        run.save(global_step, training)
     run.close(act, make_env)

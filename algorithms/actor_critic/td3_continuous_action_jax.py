@@ -248,7 +248,7 @@ def learn_td3(update, learner, learned, batch, noise, setup):
     return learner, (of_critic, of_actor)
 
 
-def iteration(training, setup):
+def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
     args, envs = setup.args, setup.envs
     random_key, noise_key, step_key, sample_key, key = jax.random.split(training.key, 5)
@@ -299,17 +299,17 @@ if __name__ == "__main__":
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
 
     setup = Setup(args, envs, optax.adam(args.learning_rate), optax.adam(args.learning_rate))
-    start = run.resume(lambda key: begin(key, setup), model="learner.actor", envs=("env_state", "obs"))
-    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
-    train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 500 // args.num_envs))
+    training, start = run.resume(lambda key: begin(key, setup), model="learner.actor", envs=("env_state", "obs"))
+    # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
+    train = run.compile(lambda training: train_iteration(training, setup), chunk=max(1, 500 // args.num_envs))
 
     for iterations in run.loop(start, num_iterations, args.num_envs):
         global_step = iterations.stop * args.num_envs
-        reward, done, (of_critic, of_actor) = train(iterations)  # (num_seeds, len(iterations), ...) each
+        training, (reward, done, (of_critic, of_actor)) = train(training, iterations)
         run.episodes(global_step, reward, done)
         run.learned(*of_critic)
         run.learned(*of_actor)
         run.log(global_step, {})
         run.evaluate(global_step, act, make_env)
-        run.save(global_step)
+        run.save(global_step, training)
     run.close(act, make_env)

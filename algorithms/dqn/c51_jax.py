@@ -169,7 +169,7 @@ def sample(replay, key, size, batch_size):
     return jax.tree.map(lambda x: x[index], replay)
 
 
-def iteration(training, setup):
+def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
     args, envs, optimizer, num_iterations, atoms = setup
     coin_key, action_key, step_key, sample_key, key = jax.random.split(training.key, 5)
@@ -239,16 +239,16 @@ if __name__ == "__main__":
     optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
     setup = Setup(args, envs, optimizer, num_iterations, atoms)
     greedy = partial(act, atoms=atoms)
-    start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
-    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
-    train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 1000 // batch_steps))
+    training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
+    # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
+    train = run.compile(lambda training: train_iteration(training, setup), chunk=max(1, 1000 // batch_steps))
 
     for iterations in run.loop(start, num_iterations, batch_steps):
         global_step = iterations.stop * batch_steps
-        reward, done, epsilon, sums, count = train(iterations)  # (num_seeds, len(iterations), ...) each
+        training, (reward, done, epsilon, sums, count) = train(training, iterations)
         run.episodes(global_step, reward, done)
         run.learned(sums, count)
         run.log(global_step, {"charts/epsilon": epsilon[:, -1]})
         run.evaluate(global_step, greedy, make_env)
-        run.save(global_step)
+        run.save(global_step, training)
     run.close(greedy, make_env)

@@ -213,7 +213,7 @@ def begin(key, setup):
     return Training(params, params, setup.optimizer.init(params), replay, *games, key, jnp.int32(0))
 
 
-def iteration(training, setup):
+def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
     args, envs, optimizer, num_iterations = setup
     coin_key, action_key, step_key, sample_key, key = jax.random.split(training.key, 5)
@@ -289,16 +289,16 @@ if __name__ == "__main__":
 
     setup = Setup(args, envs, optax.adam(args.learning_rate), num_iterations)
     games = ("env_state", "obs", "lives", "new_game")  # begin again when resumed: EnvPool cannot save them
-    start = run.resume(lambda key: begin(key, setup), model="params", envs=games)
-    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
-    train = run.compile(lambda training: iteration(training, setup), chunk=max(1, 64 // batch_steps))  # 64 steps a call
+    training, start = run.resume(lambda key: begin(key, setup), model="params", envs=games)
+    # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
+    train = run.compile(lambda training: train_iteration(training, setup), chunk=max(1, 64 // batch_steps))
 
     for iterations in run.loop(start, num_iterations, batch_steps):
         global_step = iterations.stop * batch_steps
-        reward, over, epsilon, sums, count = train(iterations)  # (num_seeds, len(iterations), ...) each
+        training, (reward, over, epsilon, sums, count) = train(training, iterations)
         run.episodes(global_step, reward, over)
         run.learned(sums, count)
         run.log(global_step, {"charts/epsilon": epsilon[:, -1]})
         run.evaluate(global_step, act, make_envs)
-        run.save(global_step)
+        run.save(global_step, training)
     run.close(act, make_envs)

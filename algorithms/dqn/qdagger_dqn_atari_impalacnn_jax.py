@@ -428,36 +428,36 @@ if __name__ == "__main__":
     phases = teach_iterations, offline_iterations, online_iterations
     setup = Setup(args, envs, optax.adam(args.learning_rate), batch_steps, *phases, teacher_score)
     games = ("env_state", "obs", "lives", "new_game", "running")  # begin again when resumed: EnvPool cannot save them
-    start = run.resume(lambda key: begin(key, setup, teacher_params), model="params", envs=games)
+    training, start = run.resume(lambda key: begin(key, setup, teacher_params), model="params", envs=games)
     chunk = max(1, 64 // batch_steps)  # iterations in one call of `train`, together 64 steps
 
     # ---- teach: the teacher plays and fills its replay buffer
-    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
+    # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
     train = run.compile(lambda training: teach(training, setup), chunk)
     for iterations in run.loop(start, teach_iterations, batch_steps, last=False):
         global_step = iterations.stop * batch_steps  # environment steps after these iterations
-        epsilon = train(iterations)  # (num_seeds, len(iterations))
+        training, epsilon = train(training, iterations)  # (num_seeds, len(iterations))
         run.log(global_step, {"charts/epsilon": epsilon[:, -1]})
-        run.save(global_step)
+        run.save(global_step, training)
 
     # ---- offline: the student learns from what the teacher has played; each gradient step counts as a step
     train = run.compile(lambda training: offline(training, setup), chunk)
     for iterations in run.loop(start, offline_iterations, batch_steps, last=False):
         global_step = (teach_iterations + iterations.stop) * batch_steps
-        weight, sums, count = train(iterations)  # (num_seeds, len(iterations)) each
+        training, (weight, sums, count) = train(training, iterations)  # (num_seeds, len(iterations)) each
         run.learned(sums, count)
         run.log(global_step, {"charts/distill_coeff": weight[:, -1]})
         run.evaluate(global_step, act, make_envs)  # the first time at once, then at multiples of --eval-every
-        run.save(global_step)
+        run.save(global_step, training)
 
     # ---- online: the student plays new games and learns as DQN from its own replay buffer
     train = run.compile(lambda training: online(training, setup), chunk)
     for iterations in run.loop(start, online_iterations, batch_steps):
         global_step = (teach_iterations + offline_iterations + iterations.stop) * batch_steps
-        reward, over, epsilon, weight, sums, count = train(iterations)  # (num_seeds, len(iterations), ...) each
+        training, (reward, over, epsilon, weight, sums, count) = train(training, iterations)
         run.episodes(global_step, reward, over)
         run.learned(sums, count)
         run.log(global_step, {"charts/epsilon": epsilon[:, -1], "charts/distill_coeff": weight[:, -1]})
         run.evaluate(global_step, act, make_envs)
-        run.save(global_step)
+        run.save(global_step, training)
     run.close(act, make_envs)

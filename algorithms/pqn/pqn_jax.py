@@ -147,7 +147,7 @@ def begin(key, setup):
     return Training(params, setup.optimizer.init(params), env_state, obs, key, jnp.int32(0))
 
 
-def iteration(training, setup):
+def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
     args, envs, optimizer, num_iterations = setup
     params, batch_size = training.params, args.num_envs * args.num_steps
@@ -226,16 +226,16 @@ if __name__ == "__main__":
     optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_radam())
     optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
     setup = Setup(args, envs, optimizer, num_iterations)
-    start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
-    # run keeps the training state of every seed; train(iterations) advances each by so many iterations
-    train = run.compile(lambda training: iteration(training, setup), chunk=16)
+    training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
+    # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
+    train = run.compile(lambda training: train_iteration(training, setup), chunk=16)
 
     for iterations in run.loop(start, num_iterations, batch_size):
         global_step = iterations.stop * batch_size
-        reward, done, sums, count, charts = train(iterations)  # (num_seeds, len(iterations), ...) each
+        training, (reward, done, sums, count, charts) = train(training, iterations)
         run.episodes(global_step, reward, done)
         run.learned(sums, count)
         run.log(global_step, {name: values[:, -1] for name, values in charts.items()})
         run.evaluate(global_step, act, make_env)
-        run.save(global_step)
+        run.save(global_step, training)
     run.close(act, make_env)

@@ -36,7 +36,7 @@ EXEMPT = {
     "Setup": "in JAX: what stays the same in a training",
     "init_params": "in JAX: the networks of an algorithm",
     "begin": "in JAX: the first Training",
-    "iteration": "in JAX: the main loop's body",
+    "train_iteration": "in JAX: the main loop's body",
     "q_values": "in JAX: the network of a DQN",
     "logits_of": "in JAX: the network of a C51",
     "act": "in JAX: the policy in evaluation",

@@ -220,15 +220,19 @@ class Runs:
             run._teacher = self.runs[0]._teacher
         return policy
 
-    def resume(self, begin: Callable[[Any], Any], model: str, envs: Sequence[str] = ()) -> int:
+    def resume(self, begin: Callable[[Any], Any], model: str, envs: Sequence[str] = ()) -> tuple[Any, int]:
         """Begin the training of each seed: `begin` maps the key of a seed to a NamedTuple of all that will change; a
         checkpoint holds it. `model` is the field of it that `act` needs (`params`, `learner.actor`): it becomes
         model.safetensors. A replay buffer that counts its rows (see `replay_jax`) is saved with `--save-replay` only.
 
         With `--resume` the trainings are as saved, except the fields `envs` where no checkpoint can hold the
         environments: then their episodes start again, and the run says so. Several seeds go on from the newest step of
-        which all have a whole checkpoint; one that had ended before the others stays as it is. Returns the iteration to
-        start from, as `Run.resume` does. Opens the run folders: nothing has been written before.
+        which all have a whole checkpoint; one that had ended before the others stays as it is. Opens the run folders:
+        nothing has been written before.
+
+        Returns the training and the iteration to start from, as `Run.resume` does. With several seeds the training is a
+        list of one for each, because on the CPU each runs the same code as alone; on other devices, where one call
+        trains all (vmap), it is one whose leaves have a first axis of seeds.
         """
         lost = () if self._envs.saved else tuple(envs)
         if self.play:
@@ -272,7 +276,9 @@ class Runs:
             elif self.args.resume:
                 self._say("not all seeds have a checkpoint yet: starting from the beginning")
             self._say(device_words(self.runs[0].device, self.threads))
-        return starts[0]
+        if self.side_by_side and not self.play:
+            self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
+        return self._all(), starts[0]
 
     def training(self, index: int, field: str = "", rows: Any = ...) -> Any:
         """The training of one seed as it is now, one field of it, or some rows of one array. Its arrays are gone once
@@ -287,10 +293,11 @@ class Runs:
         """Replace the training of one seed, or one field of it; before `compile`."""
         self._trainings[index] = _replaced(self._trainings[index], field, tree)
 
-    def compile(self, iteration: Callable[[Any], Any], chunk: int) -> Callable[[range], Any]:
-        """Compile up to `chunk` iterations into one call; returns `train(iterations)`, which does as many as the range
-        is long and returns what they report, as NumPy arrays (num_seeds, len(iterations), ...). Rows of seeds that have
-        reached `--target-return` mean nothing.
+    def compile(self, iteration: Callable[[Any], Any], chunk: int) -> Callable[[Any, range], Any]:
+        """Compile up to `chunk` iterations into one call; returns `train(training, iterations)`, which does as many as
+        the range is long and returns the training after them, and what they report, as NumPy arrays (num_seeds,
+        len(iterations), ...). It writes over the training that it gets. Rows of seeds that have reached
+        `--target-return` mean nothing.
 
         `iteration` maps the training of one seed to that one iteration later and a pytree to report. It is compiled in
         the first call; compiled code is kept on the disk for later runs. A training in several phases has an
@@ -302,15 +309,18 @@ class Runs:
         def compiled() -> Callable[[range], Any]:
             began = time.perf_counter()
             if self.side_by_side:
-                if self._stack is None:
-                    self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._trainings)
                 train = self._side_by_side(_compiled(jax.vmap(iteration), chunk, self._stack))
             else:
                 train = self._in_threads(_compiled(iteration, chunk, self._trainings[0]))
             self._say(f"compiled in {time.perf_counter() - began:.1f} s")
             return train
 
-        return lambda iterations: compiled()(iterations)
+        def train(training: Any, iterations: range) -> Any:
+            self._take(training)
+            report = compiled()(iterations)
+            return self._all(), report
+
+        return train
 
     def loop(self, start: int, num_iterations: int, batch_size: int, last: bool = True) -> Iterator[range]:
         """Chunks of iterations from `start` on, as ranges, so that evaluations and checkpoints are due at their ends.
@@ -382,8 +392,9 @@ class Runs:
         self._each(self._alone(lambda i, run: run.evaluate(global_step, self._policy(act, i), make_env, opponents)))
         self._say_evaluations(f"step {global_step:>10,}", global_step)
 
-    def save(self, global_step: int) -> None:
+    def save(self, global_step: int, training: Any) -> None:
         """See `Run.save`. A seed that has reached `--target-return` is closed; the others go on."""
+        self._take(training)
         alone = self._alone(lambda i, run: run.save(global_step))
 
         def save(i: int, run: Run) -> None:
@@ -496,6 +507,19 @@ class Runs:
         except UsageError as error:
             quit_with(error)
         return arguments
+
+    def _all(self) -> Any:
+        """The trainings of all seeds as the script has them: see `resume`."""
+        if self._stack is not None:
+            return self._stack
+        return self._trainings[0] if self.num_seeds == 1 else list(self._trainings)
+
+    def _take(self, training: Any) -> None:
+        """Go on from the trainings that the script has."""
+        if self._stack is not None:
+            self._stack = training
+        else:
+            self._trainings = [training] if self.num_seeds == 1 else list(training)
 
     def _in_threads(self, call: Callable[..., Any]) -> Callable[[range], Any]:
         """All seeds in a chunk, as many at once as there are cores."""

@@ -190,7 +190,7 @@ def iterations(name, count, batch_size=8, buffer_size=240, **settings):
     optimizers = [optax.adam(1e-4)] * (3 if name == "sac" else 2)
     setup = here["Setup"](args, open_envs("Pendulum-v1", args.num_envs), *optimizers)
     training = jax.jit(partial(here["begin"], setup=setup))(jax.random.PRNGKey(3))
-    one, history, reports = jax.jit(partial(here["iteration"], setup=setup)), [training], []
+    one, history, reports = jax.jit(partial(here["train_iteration"], setup=setup)), [training], []
     for i in range(count):
         training, report = one(training)
         history[i + 1 if i < 60 else 61 :] = [training]

@@ -206,14 +206,14 @@ def scripted(monkeypatch):
 
     changes = {"init_params": lambda *given: {"scale": jnp.array([0.1, 0.3, 0.2])}, "q_values": q_values}
     for name, change in changes.items():
-        monkeypatch.setitem(JAX["iteration"].__globals__, name, change)
+        monkeypatch.setitem(JAX["train_iteration"].__globals__, name, change)
 
     def make(**settings):
         settings = {"num_envs": 2, "train_frequency": 12, "buffer_size": 40, "learning_starts": 0} | settings
         args = JAX["Args"](batch_size=4, **settings)
         setup = JAX["Setup"](args, Script(), optax.adam(0.1), 10)
         training = jax.jit(partial(JAX["begin"], setup=setup))(jax.random.PRNGKey(0))
-        return training, partial(JAX["iteration"], setup=setup)
+        return training, partial(JAX["train_iteration"], setup=setup)
 
     return make
 

@@ -243,10 +243,10 @@ def test_what_credit_is_given_for(last_lives, monkeypatch):
 
     changes = {"init_params": lambda *given: params, "actor_critic": actor_critic, "gae": noted_gae}
     for name, change in changes.items():
-        monkeypatch.setitem(JAX["iteration"].__globals__, name, change)
+        monkeypatch.setitem(JAX["train_iteration"].__globals__, name, change)
     training = jax.jit(lambda key: JAX["begin"](key, setup))(jax.random.PRNGKey(0))
     value_of = lambda t: actor_critic(params, Script().image(t))[1]  # noqa: E731
-    after, (raw, over, sums, count, _) = jax.jit(lambda training: JAX["iteration"](training, setup))(training)
+    after, (raw, over, sums, count, _) = jax.jit(lambda training: JAX["train_iteration"](training, setup))(training)
     jax.effects_barrier()
     reward, value, done, final_value, next_value = (np.asarray(x) for x in seen[0][:5])
     assert (reward == 1).all() and (raw == 5).all() and count == 1

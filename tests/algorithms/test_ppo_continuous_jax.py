@@ -79,7 +79,7 @@ def test_an_iteration_normalises_by_what_was_seen_before_it():
     args = JAX["Args"](num_envs=2, num_steps=64, num_minibatches=4, update_epochs=1)
     setup = JAX["Setup"](args, open_envs("Pendulum-v1", 2), optax.scale_by_adam(eps=1e-5), num_iterations=10)
     before = JAX["begin"](jax.random.PRNGKey(3), setup)
-    after, (reward, done, sums, count, _) = jax.jit(lambda training: JAX["iteration"](training, setup))(before)
+    after, (reward, done, sums, count, _) = jax.jit(lambda training: JAX["train_iteration"](training, setup))(before)
     seen = after.agent.obs_normalizer
     assert seen.count == 128 and after.return_normalizer.count == 128 and not done.any()
     assert abs(float(seen.mean[0])) < 1 and float(seen.var[2]) > 0.05
@@ -108,7 +108,7 @@ def test_actions_are_samples_of_a_policy_whose_first_deviation_is_a_flag(train):
     setup = JAX["Setup"](args, Blind(), optax.scale_by_adam(eps=1e-5), num_iterations=10)
     training = JAX["begin"](jax.random.PRNGKey(0), setup)
     mean = float(JAX["act"](training.agent, jnp.full((1, 1), 3.0))[0, 0])
-    one = jax.jit(lambda training: JAX["iteration"](training, setup))
+    one = jax.jit(lambda training: JAX["train_iteration"](training, setup))
     training, (reward, _, metrics, count, _) = one(training)
     assert count == 1
     assert float(reward.mean()) == pytest.approx(mean, abs=4 * 0.3 / 4096**0.5)

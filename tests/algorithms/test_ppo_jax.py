@@ -109,7 +109,7 @@ def one_iteration(**settings):
     args = JAX["Args"](num_steps=64, **settings)
     setup = JAX["Setup"](args, open_envs("CartPole-v1", args.num_envs), the_optimizer(), num_iterations=10)
     training = JAX["begin"](jax.random.PRNGKey(3), setup)
-    return training, *jax.jit(lambda training: JAX["iteration"](training, setup))(training)
+    return training, *jax.jit(lambda training: JAX["train_iteration"](training, setup))(training)
 
 
 def test_without_steps_the_policy_stays_and_the_ratio_is_one():
@@ -153,7 +153,7 @@ def test_a_time_limit_bootstraps(time_limit):
     args = JAX["Args"](num_envs=2, num_steps=20, gamma=0.5, learning_rate=0.02, anneal_lr=False, clip_vloss=False)
     setup = JAX["Setup"](args, Constant(time_limit), the_optimizer(), num_iterations=1)
     training = JAX["begin"](jax.random.PRNGKey(0), setup)
-    one = lambda training, _: JAX["iteration"](training, setup)  # noqa: E731
+    one = lambda training, _: JAX["train_iteration"](training, setup)  # noqa: E731
     training, _ = jax.jit(lambda training: jax.lax.scan(one, training, length=200))(training)
     value = float(JAX["value_of"](training.params, jnp.ones((1, 1)))[0])
     # without the limit: lambda-returns weigh how many steps are left, 1 to 5 of them
@@ -175,7 +175,7 @@ def test_actions_are_samples_of_the_policy():
     training = JAX["begin"](jax.random.PRNGKey(0), setup)
     actor = [*training.params["actor"][:-1], training.params["actor"][-1] | {"bias": jnp.array([0.0, 1.0])}]
     training = training._replace(params=training.params | {"actor": actor})
-    _, (reward, *_) = jax.jit(lambda training: JAX["iteration"](training, setup))(training)
+    _, (reward, *_) = jax.jit(lambda training: JAX["train_iteration"](training, setup))(training)
     p = float(jnp.exp(JAX["evaluate"](training.params, jnp.ones((1, 1)), jnp.ones(1, int))[0][0]))
     assert 0.6 < p < 0.85
     np.testing.assert_allclose(reward.mean(0), p, atol=4 * (p * (1 - p) / 4096) ** 0.5)

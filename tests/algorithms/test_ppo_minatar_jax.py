@@ -26,7 +26,7 @@ def begun(envs, **settings):
     optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
     setup = JAX["Setup"](args, envs, optimizer, num_iterations=100)
     training = jax.jit(partial(JAX["begin"], setup=setup))(jax.random.PRNGKey(0))
-    return training, jax.jit(partial(JAX["iteration"], setup=setup))
+    return training, jax.jit(partial(JAX["train_iteration"], setup=setup))
 
 
 # ---------------------------------------------------------------------- network

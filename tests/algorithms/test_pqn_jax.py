@@ -173,7 +173,7 @@ def begun(envs, num_iterations=1, seed=3, **settings):
     args = JAX["Args"](**{"num_envs": 2, "start_e": 0.0, "end_e": 0.0} | settings)
     setup = JAX["Setup"](args, envs, the_optimizer(), num_iterations)
     training = jax.jit(partial(JAX["begin"], setup=setup))(jax.random.PRNGKey(seed))
-    return training, jax.jit(partial(JAX["iteration"], setup=setup))
+    return training, jax.jit(partial(JAX["train_iteration"], setup=setup))
 
 
 def rollout_of(network, num_steps):

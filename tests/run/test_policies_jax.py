@@ -57,14 +57,14 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Runs(args)
     envs = run.open_envs(args.env_id, 2)
-    start = run.resume(begin, model="params", envs=("env_state", "obs"))
+    training, start = run.resume(begin, model="params", envs=("env_state", "obs"))
     train = run.compile(iteration, chunk=10)
     for iterations in run.loop(start, args.total_timesteps // 2, 2):
-        reward, done = train(iterations)
+        training, (reward, done) = train(training, iterations)
         run.episodes(iterations.stop * 2, reward, done)
         run.log(iterations.stop * 2, {})
         run.evaluate(iterations.stop * 2, act, make_env)
-        run.save(iterations.stop * 2)
+        run.save(iterations.stop * 2, training)
     run.close(act, make_env, **SAMPLE)
 """
 
