@@ -376,10 +376,8 @@ if __name__ == "__main__":
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
     least = 2 * (args.n_step + 5) * args.num_envs  # rows with a whole transition of every environment
-    run.require(
-        min(args.buffer_size, args.learning_starts) >= least,
-        f"--buffer-size and --learning-starts must be at least {least} with --n-step {args.n_step}",
-    )
+    enough = min(args.buffer_size, args.learning_starts) >= least
+    run.require(enough, f"--buffer-size and --learning-starts must be at least {least} with --n-step {args.n_step}")
     num_actions = int(envs.single_action_space.n)
 
     atoms = torch.linspace(args.v_min, args.v_max, args.n_atoms)

@@ -261,15 +261,14 @@ def test_evaluation_is_greedy(train):
 
 
 @pytest.mark.slow
-def test_value_of_a_constant_reward_is_what_the_gap_between_the_critics_leaves(train):
-    """Two networks never agree in full, so the values stay below 1 / (1 - gamma) = 10: by what the lesser one takes."""
+def test_value_of_a_constant_reward_under_a_time_limit(train):
+    """1 / (1 - gamma) = 10 where all images are the same. (Where they tell the time, those at which the limit ends a
+    game have values that nothing is learned about: LOG.md, 2026-11-24.)"""
     flags = "--total-timesteps 900 --learning-starts 100 --utd-ratio 1 --batch-size 16 --buffer-size 2000 --gamma 0.9"
-    flags += " --target-network-frequency 5 --no-autotune --alpha 0 --eval-every 0 --eval-episodes 1 --save-every 0"
-    v = train("sac_atari", "--env-id", "pixel_doubles:PixelForever-v0", *flags.split())
-    with torch.no_grad():
-        q1, q2 = v["critic"](v["replay"].sample(200, torch.device("cpu")).obs)
-    value, gap = (q1.mean() + q2.mean()) / 2, (q1 - q2).abs().mean()
-    assert 6 < value < 10.5 and value == pytest.approx(10 - 9 * gap / 2, abs=0.7), (value, gap)
+    flags += " --target-network-frequency 10 --no-autotune --alpha 0 --eval-every 0 --eval-episodes 1 --save-every 0"
+    v = train("sac_atari", "--env-id", "pixel_doubles:PixelForever-v0", *flags.split(), "--log-every", "100")
+    settled = [row["losses/qf1_values"] for row in rows(v["run"].dir, "losses/qf1_values")[-2:]]
+    assert len(rows(v["run"].dir, "charts/episodic_return")) > 30 and settled == pytest.approx([10, 10], abs=0.5)
 
 
 @pytest.mark.slow
