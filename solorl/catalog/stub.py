@@ -205,19 +205,20 @@ class Run:
         """A function that takes one step of the optimizer down the gradient of the loss and returns its metrics, and
         the extra where the loss gives (loss, metrics, extra)."""
         torch, own = sys.modules["torch"], set(map(id, module.parameters()))
-        parameters = [x for group in optimizer.param_groups for x in group["params"]]
-        self.require(own.issuperset(map(id, parameters)), "an optimizer has parameters that its module does not have")
+        foreign = [x for group in optimizer.param_groups for x in group["params"] if id(x) not in own]
+        self.require(not foreign, f"an optimizer has parameters that {type(module).__name__} does not have")
 
-        def gradients_of(*inputs):
+        def gradients_of(parameters, *inputs):
             loss, *rest = loss_of(module, *inputs)
-            gradients = torch.autograd.grad(loss, [x for x in parameters if x.requires_grad], allow_unused=True)
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
             return gradients, *torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, rest)
 
         def step(*inputs):
-            gradients, metrics, *extra = compiled(*inputs)
+            parameters = [x for group in optimizer.param_groups for x in group["params"] if x.requires_grad]
+            gradients, metrics, *extra = compiled(parameters, *inputs)
             optimizer.zero_grad()
-            for x, gradient in zip([x for x in parameters if x.requires_grad], gradients, strict=True):
-                x.grad = gradient if gradient is None else gradient.clone()
+            for x, gradient in zip(parameters, gradients, strict=True):
+                x.grad = None if gradient is None else gradient.clone()
             torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
             optimizer.step()
             return (metrics, *extra) if extra else metrics

@@ -181,22 +181,20 @@ def vector_of(optimizer: Any) -> Any:
 def flatten(optimizer: Any) -> None:
     """Make the parameters of an optimiser views of one vector, which is all that the optimiser sees from now on.
 
-    Nothing is done where that could change what is learned: several groups, parameters of several types, frozen ones or
-    ones in the vector of another optimiser; an optimiser that has begun or does not treat each number alone.
+    Nothing is done where that could change what is learned: several groups, parameters of several types, frozen ones,
+    an optimiser that has begun or does not treat each number alone.
     """
     parameters, (group, *others) = parameters_of(optimizer), optimizer.param_groups
-    kinds = {(x.dtype, x.device, x.requires_grad, hasattr(x, "in_vector")) for x in parameters}
+    kinds = {(x.dtype, x.device, x.requires_grad) for x in parameters}
     if others or optimizer.state or type(optimizer) not in ELEMENTWISE or len(kinds) > 1:
         return
-    if kinds.pop()[2:] != (True, False):
+    if not parameters[0].requires_grad:
         return
     vector: Any = nn.Parameter(nn.utils.parameters_to_vector(parameters).detach())
     nn.utils.vector_to_parameters(vector.data, parameters)
     vector.views, vector.addresses = parameters, [x.data_ptr() for x in parameters]
-    for x in parameters:
-        x.in_vector = True
     group["params"] = [vector]
-    if "fused" in group:
+    if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):  # fused SGD fails where some parameters have begun
         group["fused"] = True
     optimizer.register_load_state_dict_pre_hook(_before_loading)
 
@@ -215,7 +213,7 @@ def unflatten(optimizer: Any) -> None:
 
 def stays_flat(optimizer: Any) -> bool:
     """Whether an optimiser sees a vector. It gets its parameters back as soon as one of them is frozen or has left the
-    memory of the vector, as by `module.to(...)`, or others have been added."""
+    memory of the vector, as by `module.to(...)` or to another vector, or others have been added."""
     vector = vector_of(optimizer)
     if vector is None:
         return False
@@ -227,8 +225,13 @@ def stays_flat(optimizer: Any) -> bool:
 
 
 def _before_loading(optimizer: Any, saved: Any) -> None:
-    """What is loaded may have been saved after `unflatten`."""
-    if vector_of(optimizer) is not None and len(saved["param_groups"][0]["params"]) > 1:
+    """Give an optimiser its parameters back if it had them when its state was saved: several, or one as it is."""
+    vector = vector_of(optimizer)
+    if vector is None:
+        return
+    shapes = {getattr(x, "shape", None) for state in saved["state"].values() for x in state.values()}
+    one_as_it_was = len(vector.views) == 1 and shapes and vector.shape not in shapes
+    if len(saved["param_groups"][0]["params"]) > 1 or one_as_it_was:
         unflatten(optimizer)
 
 
@@ -238,8 +241,8 @@ class GradientStep:
 
     Gradients are those of the optimiser's parameters, which must be parameters of `module`. One that is frozen or takes
     no part in the loss stays as it is. If `fast`, they become views of one vector (see `flatten`): clipping and
-    stepping are single operations. Each parameter is in one vector at most, and what an optimiser sees stands in the
-    optimiser, so several steps may share both. `average` maps a list of tensors, gradients and metrics, to what they
+    stepping are single operations. Where a parameter is in memory and what an optimiser sees is looked up at each step,
+    so several steps may share both. `average` maps a list of tensors, gradients and metrics, to what they
     are over all ranks.
     """
 
