@@ -12,6 +12,7 @@ from conftest import comparable
 from test_multigpu import Ranks, weights
 
 from solorl.catalog import stub
+from solorl.checkpoints.checkpoint import restore
 from solorl.compute.speed import Forward, GradientStep, compiled
 from solorl.errors import UsageError
 
@@ -235,6 +236,7 @@ def test_every_combination_is_that_of_plain_pytorch(combination, make_step, max_
 @pytest.mark.slow  # half a minute each
 @pytest.mark.parametrize("combination", [two_losses, shared_encoder, unused_parts, frozen_for_a_while])
 def test_compiled_combinations_are_those_of_plain_pytorch(combination):
+    torch._dynamo.reset()
     found, expected = (train_with(make, combination, 0.3)[0] for make in (step_compiled, plain_step))
     for mine, other in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-9)
@@ -398,7 +400,9 @@ def loss_with(extra_of):
     return loss_of
 
 
-@pytest.mark.parametrize("make_step", [fast_step, step_without_fast, step_of_the_stub])
+@pytest.mark.parametrize(
+    "make_step", [fast_step, step_without_fast, step_of_the_stub, pytest.param(step_compiled, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "extra_of",
     [
@@ -489,7 +493,7 @@ def test_the_state_of_a_single_parameter_is_loaded(moves):
         step(torch.tensor(2.0))
     state = copy.deepcopy(optimizer.state_dict())
     assert state["state"][0]["exp_avg"].shape == (() if moves else (1,))
-    other_optimizer.load_state_dict(state)
+    restore(other_optimizer, state)
     other.load_state_dict(module.state_dict())
     for each in (step, other_step):
         each(torch.tensor(-1.0))
