@@ -19,6 +19,7 @@ DQN = runpy.run_path(str(Path(__file__).parent.parent / "algorithms/dqn/dqn_atar
 
 @dataclass
 class Args(RunArgs):
+    env_kind = "envpool-atari"
     env_id: str = "Catch-v5"
     num_seeds: int = 1
     total_timesteps: int = 1

@@ -190,10 +190,11 @@ def sac_critic_loss(critic, target_critic, actor, alpha, batch, noise, gamma):
 
 
 def sac_actor_loss(actor, critic, alpha, batch, noise):
-    """Eq. 9, and the metrics with the entropy of the policy."""
+    """Eq. 9, the metrics, and the entropy of the policy."""
     action, logprob = sample_action(actor, batch.obs, noise)
     loss = (alpha * logprob - jnp.minimum(*q_pair(critic, batch.obs, action))).mean()
-    return loss, {"losses/actor_loss": loss, "losses/entropy": -logprob.mean()}
+    entropy = -logprob.mean()
+    return loss, ({"losses/actor_loss": loss, "losses/entropy": entropy}, entropy)
 
 
 def alpha_loss(log_alpha, entropy, target_entropy):
@@ -248,12 +249,12 @@ def learn_sac(update, learner, learned, batch, noise, setup):
     def actor_step(k, carry):
         learner, of_actor = carry
         inputs = learner.critic, jnp.exp(learner.log_alpha), batch, noise[1 + k]
-        gradients, metrics = jax.grad(sac_actor_loss, has_aux=True)(learner.actor, *inputs)
+        gradients, (metrics, entropy) = jax.grad(sac_actor_loss, has_aux=True)(learner.actor, *inputs)
         updates, optimizer_state = setup.actor_optimizer.update(gradients, learner.actor_optimizer_state)
         actor = optax.apply_updates(learner.actor, updates)
         learner = learner._replace(actor=actor, actor_optimizer_state=optimizer_state)
         if args.autotune:
-            inputs = metrics["losses/entropy"], -batch.action.shape[1]
+            inputs = entropy, -batch.action.shape[1]
             gradient, alpha_metrics = jax.grad(alpha_loss, has_aux=True)(learner.log_alpha, *inputs)
             updates, optimizer_state = setup.alpha_optimizer.update(gradient, learner.alpha_optimizer_state)
             log_alpha = optax.apply_updates(learner.log_alpha, updates)

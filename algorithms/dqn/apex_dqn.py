@@ -251,7 +251,7 @@ def apex_loss(q_network, target_network, batch, weight):
     """Half the weighted mean squared error; the metrics, and the errors (batch_size,), which give the priorities."""
     error, q = td_errors(q_network, target_network, batch)
     loss = 0.5 * (weight * error**2).mean()
-    return loss, {"losses/td_loss": loss, "losses/q_values": q.mean(), "error": error}
+    return loss, {"losses/td_loss": loss, "losses/q_values": q.mean()}, error
 
 
 def priorities(error, alpha):
@@ -343,8 +343,8 @@ if __name__ == "__main__":
             batch = Batch(*(torch.from_numpy(column).to(run.device) for column in columns))
             # the weights correct for the priorities and are at most 1, that of the least of all shards (Schaul, 3.4)
             weight = (np.concatenate(priority) / facts[:, 2].min()).clip(1) ** -args.prioritized_replay_beta
-            metrics = gradient_step(target_network, batch, torch.from_numpy(weight.astype(np.float32)).to(run.device))
-            new = priorities(metrics.pop("error"), args.prioritized_replay_alpha)
+            metrics, error = gradient_step(target_network, batch, torch.tensor(weight).float().to(run.device))
+            new = priorities(error, args.prioritized_replay_alpha)
             run.learned(metrics)
             for i, (_, _, number, _) in samples.items():
                 shards[i].update(number, new[: len(number)])

@@ -350,7 +350,7 @@ def rainbow_loss(q_network, target_network, batch, discount, weight, noise):
     cross_entropy = -(target * logprob).sum(1)
     loss = (weight * cross_entropy).mean()
     divergence = cross_entropy + torch.xlogy(target, target).sum(1)  # Kullback-Leibler
-    return loss, {"losses/td_loss": loss, "losses/q_values": (logprob.exp() @ atoms).mean(), "divergence": divergence}
+    return loss, {"losses/td_loss": loss, "losses/q_values": (logprob.exp() @ atoms).mean()}, divergence
 
 
 def soft_update(target, online, tau):
@@ -376,10 +376,8 @@ if __name__ == "__main__":
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
     least = 2 * (args.n_step + 5) * args.num_envs  # rows with a whole transition of every environment
-    run.require(
-        min(args.buffer_size, args.learning_starts) >= least,
-        f"--buffer-size and --learning-starts must be at least {least} with --n-step {args.n_step}",
-    )
+    enough = min(args.buffer_size, args.learning_starts) >= least
+    run.require(enough, f"--buffer-size and --learning-starts must be at least {least} with --n-step {args.n_step}")
     num_actions = int(envs.single_action_space.n)
 
     atoms = torch.linspace(args.v_min, args.v_max, args.n_atoms)
@@ -428,9 +426,9 @@ if __name__ == "__main__":
         updates = range(begin // args.train_frequency, global_step // args.train_frequency)
         beta = 1 - (1 - args.prioritized_replay_beta) * (1 - (iteration + 1) / num_iterations)
         for _ in updates if replay.frames.inserted >= args.learning_starts else ():
-            batch, discount, weight, place = replay.sample(args.batch_size, args.gamma, beta, run.device)
-            metrics = gradient_step(target_network, batch, discount, weight, [q_network.noise(1) for _ in range(3)])
-            divergence = metrics.pop("divergence").double().clamp(min=0).cpu().numpy() + 1e-6
+            *inputs, place = replay.sample(args.batch_size, args.gamma, beta, run.device)  # batch, discount, weight
+            metrics, divergence = gradient_step(target_network, *inputs, [q_network.noise(1) for _ in range(3)])
+            divergence = divergence.double().clamp(min=0).cpu().numpy() + 1e-6
             replay.update(place, divergence**args.prioritized_replay_alpha)
             run.learned(metrics)
         if global_step % args.target_network_frequency < batch_steps:

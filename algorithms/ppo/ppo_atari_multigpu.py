@@ -8,8 +8,8 @@ Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below)
           Games as in Mnih et al. 2015, https://www.nature.com/articles/nature14236
 Run       solo train ppo_atari_multigpu --env-id ALE/Pong-v5
 Spaces    image -> discrete
-Differs   from ppo_atari.py: started with --nproc 2 or by torchrun, each process (rank) steps its share of the
-          environments and learns from its share of each minibatch; gradients are averaged over the ranks. Their number
+Differs   from ppo_atari.py: started with --nproc 2 or by torchrun, each process (rank) steps its part of the
+          environments and learns from its part of each minibatch; gradients are averaged over the ranks. Their number
           changes what is learned by rounding only
 Not for   vector observations: ppo.py; continuous actions: ppo_continuous_action.py
 Details   algorithms/ppo/README.md
@@ -23,7 +23,6 @@ import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn as nn
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, ResizeObservation, TimeLimit
 
 from solorl import Run, RunArgs, parse
@@ -40,7 +39,7 @@ class Args(RunArgs):
     num_steps: int = 128  # length of a rollout in each environment
     num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 4  # epochs per rollout
-    learning_rate: float = 2.5e-4  # of Adam
+    learning_rate: float = 2.5e-4  # learning rate of Adam
     anneal_lr: bool = True  # anneal the learning rate linearly towards 0
     max_grad_norm: float = 0.5  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -225,7 +224,7 @@ if __name__ == "__main__":
     )
     local_envs = args.num_envs // run.world_size
     mine = slice(run.rank * local_envs, (run.rank + 1) * local_envs)  # the environments of this rank
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * local_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = run.vector_env(make_env, args.env_id, local_envs)  # an episode that ends is reset in the same step
     run.require_spaces(envs, obs="image", action="discrete")
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
 

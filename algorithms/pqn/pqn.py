@@ -21,7 +21,6 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from solorl import Run, RunArgs, parse
 
@@ -34,14 +33,14 @@ class Args(RunArgs):
     num_steps: int = 128  # length of a rollout in each environment
     num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 4  # epochs per rollout
-    learning_rate: float = 2.5e-4  # of RAdam
+    learning_rate: float = 2.5e-4  # learning rate of RAdam
     anneal_lr: bool = True  # anneal the learning rate linearly towards 0
     max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.99  # discount factor, from 0 to 1
     q_lambda: float = 0.65  # lambda of Q(lambda) (0: targets of one step), from 0 to 1
-    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
-    end_e: float = 0.05  # epsilon at the end, from 0 to 1
-    exploration_fraction: float = 0.5  # share of total_timesteps in which epsilon falls linearly, from 0 to 1
+    start_e: float = 1.0  # initial epsilon: probability of a random action, from 0 to 1
+    end_e: float = 0.05  # final epsilon, from 0 to 1
+    exploration_fraction: float = 0.5  # fraction of total_timesteps over which epsilon is annealed, from 0 to 1
 
 
 class Batch(NamedTuple):
@@ -116,7 +115,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # an episode that ends is reset in the same step
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
@@ -134,7 +133,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
     # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
-    q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the present weights
+    q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
     start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one rollout
@@ -168,9 +167,7 @@ if __name__ == "__main__":
         # ---- 2. credit: the returns of Q(lambda), by the network that acted
         next_value = q_values(next_obs.reshape(args.num_envs, obs_dim)).max(1)
         final_value = np.zeros(shape, np.float32)
-        if (
-            timeout.any()
-        ):  # a time limit is not the end of the task: the return goes on with the value of the final observation
+        if timeout.any():  # a time limit does not end the task: bootstrap from the value of the final observation
             final_value[timeout] = q_values(final_obs[timeout]).max(1)
         returns = q_lambda(reward, value, done, final_value, next_value, args.gamma, args.q_lambda)
         rollout = Batch(*(torch.as_tensor(x, device=run.device).flatten(0, 1) for x in (obs, action, returns)))

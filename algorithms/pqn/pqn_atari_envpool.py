@@ -34,14 +34,14 @@ class Args(RunArgs):
     num_steps: int = 128  # length of a rollout in each environment
     num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 4  # epochs per rollout
-    learning_rate: float = 2.5e-4  # of RAdam
+    learning_rate: float = 2.5e-4  # learning rate of RAdam
     anneal_lr: bool = True  # anneal the learning rate linearly towards 0
     max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.99  # discount factor, from 0 to 1
     q_lambda: float = 0.65  # lambda of Q(lambda) (0: targets of one step), from 0 to 1
-    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
-    end_e: float = 0.01  # epsilon at the end, from 0 to 1
-    exploration_fraction: float = 0.1  # share of total_timesteps in which epsilon falls linearly, from 0 to 1
+    start_e: float = 1.0  # initial epsilon: probability of a random action, from 0 to 1
+    end_e: float = 0.01  # final epsilon, from 0 to 1
+    exploration_fraction: float = 0.1  # fraction of total_timesteps over which epsilon is annealed, from 0 to 1
     eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
 
 
@@ -155,7 +155,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
     # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
-    q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions), with the present weights
+    q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions), with the current weights
     lives = np.zeros(args.num_envs, np.int64)
     start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs, lives=lives)  # what a checkpoint holds
     lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
@@ -195,9 +195,7 @@ if __name__ == "__main__":
         # ---- 2. credit: the returns of Q(lambda), by the network that acted
         next_value = q_values(next_obs).max(1)
         final_value = np.zeros(shape, np.float32)
-        if (
-            timeout.any()
-        ):  # a time limit is not the end of the task: the return goes on with the value of the final observation
+        if timeout.any():  # a time limit does not end the task: bootstrap from the value of the final observation
             final_value[timeout] = q_values(final_obs[timeout]).max(1)
         returns = q_lambda(np.sign(reward), value, done, final_value, next_value, args.gamma, args.q_lambda)
         rollout = Batch(*(torch.as_tensor(x, device=run.device).flatten(0, 1) for x in (obs, action, returns)))

@@ -35,14 +35,14 @@ class Args(RunArgs):
     num_steps: int = 128  # length of a rollout in each environment
     num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 4  # epochs per rollout
-    learning_rate: float = 2.5e-4  # of RAdam
+    learning_rate: float = 2.5e-4  # learning rate of RAdam
     anneal_lr: bool = True  # anneal the learning rate linearly towards 0
     max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.99  # discount factor, from 0 to 1
     q_lambda: float = 0.65  # lambda of Q(lambda) (0: targets of one step), from 0 to 1
-    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
-    end_e: float = 0.01  # epsilon at the end, from 0 to 1
-    exploration_fraction: float = 0.1  # share of total_timesteps in which epsilon falls linearly, from 0 to 1
+    start_e: float = 1.0  # initial epsilon: probability of a random action, from 0 to 1
+    end_e: float = 0.01  # final epsilon, from 0 to 1
+    exploration_fraction: float = 0.1  # fraction of total_timesteps over which epsilon is annealed, from 0 to 1
     eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
 
 
@@ -222,10 +222,10 @@ if __name__ == "__main__":
             lives[:] = infos["lives"]  # in place: a checkpoint holds this array
             next_first[:] = over[step]  # in place: a checkpoint holds this array
             if (cut := np.flatnonzero(timeout[step])).size:
-                # A time limit is not the end of the task: the return goes on with the value of the final observation,
-                # seen with the memory of the game that was cut.
-                final_obs, goes_on = np.stack(infos["final_obs"][cut]), np.zeros(len(cut), bool)
-                final_value[step, cut] = q_network.step(final_obs, state[:, cut], goes_on)[0].max(1)
+                # A time limit does not end the task: bootstrap from the value of the final observation, computed with
+                # the memory of the episode that was cut.
+                final_obs, final_first = np.stack(infos["final_obs"][cut]), np.zeros(len(cut), bool)
+                final_value[step, cut] = q_network.step(final_obs, state[:, cut], final_first)[0].max(1)
         run.episodes(global_step, reward, over)
 
         # ---- 2. credit: the returns of Q(lambda), by the network that acted

@@ -202,20 +202,26 @@ class Run:
         return torch.no_grad()(forward)
 
     def gradient_step(self, loss_of, module, optimizer, max_grad_norm=float("inf")):
-        """A function that takes one step of the optimizer down the gradient of the loss and returns its metrics."""
-        torch, parameters = sys.modules["torch"], list(module.parameters())
+        """A function that takes one step of the optimizer down the gradient of the loss and returns its metrics, and
+        the extra where the loss gives (loss, metrics, extra)."""
+        torch, own = sys.modules["torch"], set(map(id, module.parameters()))
+        foreign = [x for group in optimizer.param_groups for x in group["params"] if id(x) not in own]
+        self.require(not foreign, f"an optimizer has parameters that {type(module).__name__} does not have")
 
-        def gradients_of(*inputs):
-            loss, metrics = loss_of(module, *inputs)
-            return torch.autograd.grad(loss, parameters), {name: x.detach() for name, x in metrics.items()}
+        def gradients_of(parameters, *inputs):
+            loss, *rest = loss_of(module, *inputs)
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            return gradients, *torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, rest)
 
         def step(*inputs):
-            gradients, metrics = compiled(*inputs)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
+            parameters = [x for group in optimizer.param_groups for x in group["params"] if x.requires_grad]
+            gradients, metrics, *extra = compiled(parameters, *inputs)
+            optimizer.zero_grad()
+            for x, gradient in zip(parameters, gradients, strict=True):
+                x.grad = None if gradient is None else gradient.clone()
             torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
             optimizer.step()
-            return metrics
+            return (metrics, *extra) if extra else metrics
 
         compiled = self.compile(gradients_of)
         return step

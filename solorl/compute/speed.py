@@ -3,6 +3,7 @@
 `--no-fast` switches it off: then everything here is plain PyTorch.
 """
 
+import copy
 import importlib.util
 import math
 import operator
@@ -11,7 +12,6 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,12 @@ import numpy as np
 import torch
 import torch.fx
 import torch.nn as nn
+from torch.utils._pytree import tree_map_only
 
 from solorl.errors import UsageError
 
+# Optimisers that treat each number alone: what they do to a vector is what they do to its parts.
+ELEMENTWISE = tuple(getattr(torch.optim, x) for x in ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop"))
 ZERO = np.zeros((), np.float32)  # NumPy is faster with an array than with a number of Python
 SAME = ("add", "sub", "mul", "truediv", "neg", "getitem", "matmul")  # in NumPy as in torch
 # What NumPy does instead of torch. Methods and functions of tensors have the same arguments as in torch.
@@ -63,25 +66,36 @@ class Forward:
     """A module as a function from a NumPy batch (n, ...) to a NumPy batch, always with its present weights and buffers.
 
     On the CPU, if `fast`, its operations are traced once and then done by NumPy, which needs several microseconds less
-    for each; a module with other operations than those of the tables above is called in torch. Weights and buffers must
-    change in place (`buffer += ...`, `buffer.copy_(...)`); only all of them together may move to other memory.
+    for each; a module with other operations than those of the tables above is called in torch. Weights and buffers may
+    change in place, move to other memory, or be replaced by others of their name.
     """
 
     def __init__(self, module: nn.Module, fast: bool):
         self.module, self.fast = module, fast
-        self.weight = next(chain(module.parameters(), module.buffers()))
-        self._address, self._in_numpy = self.weight.data_ptr(), self._trace()
+        tables: list[Any] = [table for each in module.modules() for table in (each._parameters, each._buffers)]
+        self._places = [(table, name) for table in tables for name, weight in table.items() if weight is not None]
+        self._addresses, self._in_numpy = self._find(), self._trace()
 
     def __call__(self, x: np.ndarray) -> Any:
         """The output of the module; a tuple where it gives one."""
-        if self.weight.data_ptr() != self._address:  # the weights have moved to other memory
-            self._address, self._in_numpy = self.weight.data_ptr(), self._trace()
+        if (addresses := self._find()) != self._addresses:  # some weights are in other memory now
+            self._addresses, self._in_numpy = addresses, self._trace()
         if self._in_numpy is not None:
             return self._in_numpy(x.astype(np.float32, copy=False))
         dtype = torch.uint8 if x.dtype == np.uint8 else torch.float32  # images are moved as bytes
         with torch.no_grad():
-            y = self.module(torch.as_tensor(x, dtype=dtype, device=self.weight.device))
+            y = self.module(torch.as_tensor(x, dtype=dtype, device=self.device))
         return tuple(one.cpu().numpy() for one in y) if isinstance(y, tuple) else y.cpu().numpy()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        table, name = self._places[0]
+        return table[name].device
+
+    def _find(self) -> list[int]:
+        """Where in memory each of the weights and buffers is."""
+        return [table[name].data_ptr() for table, name in self._places]
 
     @property
     def in_numpy(self) -> bool:
@@ -90,7 +104,7 @@ class Forward:
 
     def _trace(self) -> Callable[[np.ndarray], np.ndarray] | None:
         """The module as a function of NumPy with views of the weights; None if NumPy lacks one of its operations."""
-        if not self.fast or self.weight.device.type != "cpu":
+        if not self.fast or self.device.type != "cpu":
             return None
         try:
             first, *nodes, output = Tracer().trace(self.module).nodes
@@ -139,25 +153,97 @@ def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
 
 def gradients_of(
     flat: bool, parameters: list[Any], loss_of: Callable[..., Any], module: nn.Module, *inputs: Any
-) -> tuple[Any, Any]:
-    """The gradients of `loss_of(module, *inputs)` for the parameters of `module`, as one vector if `flat`, and the
-    metrics of the loss.
+) -> tuple[Any, ...]:
+    """The gradients of `loss_of(module, *inputs)`, None for a parameter that takes no part in it; as one vector if
+    `flat` and there are all. And what else the loss gives, detached: metrics, or metrics and extra.
 
     Loss and derivative are in one function to be compiled together: compiling the loss alone gains nothing.
     """
-    loss, metrics = loss_of(module, *inputs)
-    gradients = torch.autograd.grad(loss, parameters)
-    metrics = {name: value.detach() for name, value in metrics.items()}
-    return torch.cat([x.flatten() for x in gradients]) if flat else gradients, metrics
+    loss, *rest = loss_of(module, *inputs)
+    gradients: Any = (None,) * len(parameters)
+    if parameters and loss.requires_grad:
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    if flat and all(x is not None for x in gradients):
+        gradients = torch.cat([x.flatten() for x in gradients])
+    return gradients, *tree_map_only(torch.Tensor, torch.Tensor.detach, rest)
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """The parameters of an optimiser, also where it sees one vector instead of them."""
+    return [x for group in optimizer.param_groups for one in group["params"] for x in getattr(one, "views", (one,))]
+
+
+def vector_of(optimizer: Any) -> Any:
+    """The vector that an optimiser sees instead of its parameters, else None."""
+    return next((x for x in optimizer.param_groups[0]["params"] if hasattr(x, "views")), None)
+
+
+def flatten(optimizer: Any) -> None:
+    """Make the parameters of an optimiser views of one vector, which is all that the optimiser sees from now on.
+
+    Nothing is done where that could change what is learned: several groups, parameters of several types, frozen ones,
+    an optimiser that has begun or does not treat each number alone.
+    """
+    parameters, (group, *others) = parameters_of(optimizer), optimizer.param_groups
+    kinds = {(x.dtype, x.device, x.requires_grad) for x in parameters}
+    if others or optimizer.state or type(optimizer) not in ELEMENTWISE or len(kinds) > 1:
+        return
+    if not parameters[0].requires_grad:
+        return
+    vector: Any = nn.Parameter(nn.utils.parameters_to_vector(parameters).detach())
+    nn.utils.vector_to_parameters(vector.data, parameters)
+    vector.views, vector.addresses = parameters, [x.data_ptr() for x in parameters]
+    group["params"] = [vector]
+    if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):  # fused SGD fails where some parameters have begun
+        group["fused"] = True
+    optimizer.register_load_state_dict_pre_hook(_before_loading)
+
+
+def unflatten(optimizer: Any) -> None:
+    """Give an optimiser its parameters back, each with its part of the state; they stay where they are in memory."""
+    vector = vector_of(optimizer)
+    optimizer.param_groups[0]["params"] = vector.views
+    sizes = [x.numel() for x in vector.views]
+    for name, value in optimizer.state.pop(vector, {}).items():
+        whole = torch.is_tensor(value) and value.shape == vector.shape  # else one number, as that of the steps
+        parts = value.split(sizes) if whole else [copy.deepcopy(value) for _ in sizes]
+        for x, part in zip(vector.views, parts, strict=True):
+            optimizer.state[x][name] = part.view(x.shape) if whole else part
+
+
+def stays_flat(optimizer: Any) -> bool:
+    """Whether an optimiser sees a vector. It gets its parameters back as soon as one of them is frozen or has left the
+    memory of the vector, as by `module.to(...)` or to another vector, or others have been added."""
+    vector = vector_of(optimizer)
+    if vector is None:
+        return False
+    parts = zip(vector.views, vector.addresses, strict=True)
+    flat = len(optimizer.param_groups) == 1 and all(x.requires_grad and x.data_ptr() == place for x, place in parts)
+    if not flat:
+        unflatten(optimizer)
+    return flat
+
+
+def _before_loading(optimizer: Any, saved: Any) -> None:
+    """Give an optimiser its parameters back if it had them when its state was saved: several, or one as it is."""
+    vector = vector_of(optimizer)
+    if vector is None:
+        return
+    shapes = {getattr(x, "shape", None) for state in saved["state"].values() for x in state.values()}
+    one_as_it_was = len(vector.views) == 1 and shapes and vector.shape not in shapes
+    if len(saved["param_groups"][0]["params"]) > 1 or one_as_it_was:
+        unflatten(optimizer)
 
 
 class GradientStep:
-    """`metrics = step(*inputs)`: one step of the optimiser down the gradient of `loss_of(module, *inputs)`.
+    """`metrics = step(*inputs)`: one step of the optimiser down the gradient of `loss_of(module, *inputs)`, as plain
+    PyTorch takes it; `metrics, extra = step(*inputs)` where the loss gives (loss, metrics, extra).
 
-    If `fast`, the parameters of `module` become views of one vector, and that vector is all that the optimiser sees:
-    clipping and stepping are single operations; not so where the optimiser has several groups of parameters. All
-    parameters of `module` must take part in the loss. `average` maps a list of tensors, gradients and metrics, to what
-    they are over all ranks.
+    Gradients are those of the optimiser's parameters, which must be parameters of `module`. One that is frozen or takes
+    no part in the loss stays as it is. If `fast`, they become views of one vector (see `flatten`): clipping and
+    stepping are single operations. Where a parameter is in memory and what an optimiser sees is looked up at each step,
+    so several steps may share both. `average` maps a list of tensors, gradients and metrics, to what they
+    are over all ranks.
     """
 
     def __init__(
@@ -172,37 +258,52 @@ class GradientStep:
     ):
         self.average = average
         self.loss_of, self.module, self.optimizer, self.max_grad_norm = loss_of, module, optimizer, max_grad_norm
-        self.parameters = list(module.parameters())
         self.gradients = compiled(gradients_of)
-        self.vector: Any = None
-        if fast and len(optimizer.param_groups) == 1:
-            self.vector = nn.Parameter(nn.utils.parameters_to_vector(self.parameters).detach())
-            nn.utils.vector_to_parameters(self.vector.data, self.parameters)
-            group = optimizer.param_groups[0]
-            group["params"] = [self.vector]
-            if "fused" in group:
-                group["fused"] = True
+        self._check()
+        if fast:
+            flatten(optimizer)
 
     def __call__(self, *inputs: Any) -> Any:
-        """Take the step; returns the metrics of the loss."""
-        flat = self.vector is not None
-        gradients, metrics = self.gradients(flat, self.parameters, self.loss_of, self.module, *inputs)
+        """Take the step; returns the metrics of the loss, or (metrics, extra)."""
+        flat = stays_flat(self.optimizer)
+        parameters = [x for x in parameters_of(self.optimizer) if x.requires_grad]
+        gradients, metrics, *extra = self.gradients(flat, parameters, self.loss_of, self.module, *inputs)
+        if torch.is_tensor(gradients):
+            parameters, gradients = self.optimizer.param_groups[0]["params"], [gradients]
+        elif flat:  # a parameter takes no part in the loss, but a vector steps as a whole
+            unflatten(self.optimizer)
+        found = {x: gradient for x, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
+        if not found or len(found) < len(parameters):
+            self._check(bool(found))
         if self.average is not None:
-            own = [gradients] if flat else gradients
-            means = self.average([*own, *metrics.values()])
-            gradients = means[0] if flat else means[: len(own)]
-            metrics = dict(zip(metrics, means[len(own) :], strict=True))
-        if self.vector is None:
-            for parameter, one in zip(self.parameters, gradients, strict=True):
-                parameter.grad = one
-            if self.max_grad_norm < math.inf:
-                nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
-        else:
-            self.vector.grad = gradients
-            if self.max_grad_norm < math.inf:
-                gradients *= (self.max_grad_norm / (gradients.norm() + 1e-6)).clamp(max=1)
+            means = self.average([*found.values(), *metrics.values()])
+            found = dict(zip(found, means[: len(found)], strict=True))
+            metrics = dict(zip(metrics, means[len(found) :], strict=True))
+        self._step(found)
+        return (metrics, *extra) if extra else metrics
+
+    def _step(self, found: dict[Any, Any]) -> None:
+        """Clip the gradients found and let the optimiser take its step; a parameter without one stays as it is."""
+        seen = [x for group in self.optimizer.param_groups for x in group["params"]]
+        for x in seen:
+            x.grad = found.get(x)
+        if self.max_grad_norm < math.inf and vector_of(self.optimizer) is not None:
+            seen[0].grad *= (self.max_grad_norm / (seen[0].grad.norm() + 1e-6)).clamp(max=1)
+        elif self.max_grad_norm < math.inf:
+            for x in found:  # two parameters may have one gradient, as those of a sum
+                x.grad = x.grad.clone()
+            nn.utils.clip_grad_norm_(seen, self.max_grad_norm)
         self.optimizer.step()
-        return metrics
+
+    def _check(self, found: bool = True) -> None:
+        """UsageError where a parameter of the optimiser is not one of the module, or no gradient was `found`."""
+        name, own = type(self.module).__name__, set(map(id, self.module.parameters()))
+        for x in parameters_of(self.optimizer):
+            if id(x) not in own:
+                what = f"the optimizer of a gradient step has a parameter of shape {tuple(x.shape)}"
+                raise UsageError(f"{what} that {name} does not have; give it only parameters that {name} has now")
+        if not found:
+            raise UsageError(f"the loss of a gradient step of {name} depends on no parameter of its optimizer")
 
 
 def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:

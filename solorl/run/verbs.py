@@ -321,15 +321,21 @@ class Run:
     def gradient_step(
         self, loss_of: Callable[..., Any], module: Any, optimizer: Any, max_grad_norm: float = math.inf
     ) -> Callable[..., Any]:
-        """`metrics = step(*inputs)` takes one step of `optimizer`, which has the parameters of `module` and no others,
-        down the gradient of the loss: `loss, metrics = loss_of(module, *inputs)`. The gradient's global norm is clipped
-        to `max_grad_norm`. With `--compile` the loss and its derivative are compiled together. Several ranks give
-        inputs of equal shapes; gradients, before they are clipped, and metrics are means over the ranks. To be called
-        before `resume`."""
+        """`metrics = step(*inputs)` takes one step of `optimizer` down the gradient of the loss: `loss, metrics =
+        loss_of(module, *inputs)`. What the algorithm needs of the loss is a third value, a tensor or a tree of tensors:
+        `loss, metrics, extra = loss_of(...)`, then `metrics, extra = step(*inputs)`, all detached.
+
+        The parameters of the optimiser must be parameters of `module`; all others are frozen. One that takes no part in
+        the loss, or has `requires_grad` False, stays as it is. The global norm of the gradient of the optimiser's
+        parameters is clipped to `max_grad_norm`. Steps may share modules, parameters and optimisers. With `--compile`
+        the loss and its derivative are compiled together. Several ranks give inputs of equal shapes; gradients, before
+        they are clipped, and metrics are means over the ranks, `extra` is each rank's own. To be called before
+        `resume`."""
         from solorl.compute.speed import GradientStep
 
         average = self.ranks.average if self.world_size > 1 else None
-        return GradientStep(loss_of, module, optimizer, max_grad_norm, self.compile, self.args.fast, average)
+        with in_one_sentence():
+            return GradientStep(loss_of, module, optimizer, max_grad_norm, self.compile, self.args.fast, average)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.compile(function)` with `--compile`, else the function itself. On the CPU what calls the compiled

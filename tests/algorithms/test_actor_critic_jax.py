@@ -59,7 +59,7 @@ def same(params, layers):
 
 def descend(loss_of, module, optimizer, *inputs):
     """One gradient step of torch, written out; its metrics as numbers."""
-    loss, metrics = loss_of(module, *inputs)
+    loss, metrics, *_ = loss_of(module, *inputs)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

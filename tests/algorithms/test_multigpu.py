@@ -32,10 +32,10 @@ ENDLESS += ["--save-every", "1"]
 
 
 class Ranks:
-    """Forked processes that run the script with the same flags, each with its words and, at its end, its weights."""
+    """Forked processes that run a script with the same flags, each with its words and, at its end, its weights."""
 
-    def __init__(self, folder, count, *flags):
-        self.folder, self.began = Path(folder), time.monotonic()
+    def __init__(self, folder, count, *flags, path=None):
+        self.folder, self.began, self.path = Path(folder), time.monotonic(), str(path or script(NAME))
         self.folder.mkdir(exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
@@ -52,12 +52,12 @@ class Ranks:
             out = os.open(self.folder / f"words{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(out, 1), os.dup2(out, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-            sys.argv = [str(script(NAME)), *words]
+            sys.argv = [self.path, *words]
             place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), "WORLD_SIZE": str(count)}
             os.environ.update(place, RANK=str(rank), LOCAL_RANK=str(rank))
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
-            variables = runpy.run_path(str(script(NAME)), run_name="__main__")
+            variables = runpy.run_path(self.path, run_name="__main__")
             np.save(self.folder / f"weights{rank}.npy", weights(variables["agent"]))
             code = 0
         except SystemExit as end:

@@ -150,7 +150,7 @@ def test_the_phases_one_after_the_other(num_envs, train, steps):
     v = short(train, "--num-envs", num_envs, "--exploration-fraction", "1")
     games = [v[name].inserted - number for name, number in (("teacher_replay", 40), ("replay", 100))]
     ended = rows(v["run"].dir, "charts/episodic_return")
-    assert games[0] >= num_envs and games[1] == num_envs + len(ended) > num_envs
+    assert games[0] >= num_envs and games[1] == 4 * num_envs + len(ended) > 4 * num_envs  # 4: the first stacks
     assert min(row["global_step"] - row["charts/episodic_length"] * num_envs for row in ended) >= 60
     assert len(steps) == 20 + 15
     of_teacher, of_student = (

@@ -315,7 +315,7 @@ def test_loss_by_hand():
     action, reward, done = torch.randint(3, (n,)), torch.randn(n), (torch.rand(n) < 0.4).float()
     discount, weight = 0.9 ** torch.randint(1, 4, (n,)).float(), torch.rand(n)
     batch = RAINBOW["Batch"](obs, action, reward, done, next_obs)
-    loss, metrics = RAINBOW["rainbow_loss"](net, target_net, batch, discount, weight, noise)
+    loss, metrics, divergence = RAINBOW["rainbow_loss"](net, target_net, batch, discount, weight, noise)
     z = net.atoms.double().numpy()
     with torch.no_grad():
         p, chosen, judged = (
@@ -333,7 +333,7 @@ def test_loss_by_hand():
     assert (np.argmax(chosen @ z, 1) != np.argmax(judged @ z, 1)).any()  # double makes a difference
     assert metrics["losses/td_loss"].item() == loss.item() == pytest.approx(np.mean(losses), rel=1e-4)
     assert metrics["losses/q_values"].item() == pytest.approx(np.mean(taken), rel=1e-3)
-    np.testing.assert_allclose(metrics["divergence"].detach(), divergences, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(divergence.detach(), divergences, rtol=1e-3, atol=1e-5)
     loss.backward()
     assert all(p.grad is None for p in target_net.parameters()) and all(p.grad is not None for p in net.parameters())
 
@@ -344,9 +344,9 @@ def test_priorities_are_the_divergences_to_the_power_alpha(train, monkeypatch):
     seen = []
 
     def note(self, *inputs):
-        metrics = step(self, *inputs)
-        seen.append(metrics["divergence"].clone())
-        return metrics
+        metrics, divergence = step(self, *inputs)
+        seen.append(divergence.clone())
+        return metrics, divergence
 
     step = GradientStep.__call__
     monkeypatch.setattr(GradientStep, "__call__", note)

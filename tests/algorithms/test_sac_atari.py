@@ -119,10 +119,10 @@ def test_actor_loss_by_hand():
     times what its term has more than the expectation; a mean over actions would have a third of it."""
     actor, critic = Policy([HALVES]), Tables([[1, 4, 8]], [[3, 2, 9]])  # the smaller values: 1, 2, 8
     batch = batch_of([0, 0], [0, 0], [0, 0], [0, 0], [0, 0])
-    loss, metrics = SAC["discrete_actor_loss"](actor, critic, torch.tensor(0.5), batch)
+    loss, metrics, entropy = SAC["discrete_actor_loss"](actor, critic, torch.tensor(0.5), batch)
     expected = -0.5 * ENTROPY - (1 / 2 + 2 / 4 + 8 / 4)
     assert loss.item() == pytest.approx(expected) == metrics["losses/actor_loss"].item()
-    assert metrics["losses/entropy"].item() == pytest.approx(ENTROPY)
+    assert metrics["losses/entropy"].item() == entropy.item() == pytest.approx(ENTROPY)
     loss.backward()
     assert all(p.grad is None for p in critic.parameters())
     probability = np.array([1 / 2, 1 / 4, 1 / 4])
@@ -261,15 +261,14 @@ def test_evaluation_is_greedy(train):
 
 
 @pytest.mark.slow
-def test_value_of_a_constant_reward_is_what_the_gap_between_the_critics_leaves(train):
-    """Two networks never agree in full, so the values stay below 1 / (1 - gamma) = 10: by what the lesser one takes."""
+def test_value_of_a_constant_reward_under_a_time_limit(train):
+    """1 / (1 - gamma) = 10 where all images are the same. (Where they tell the time, those at which the limit ends a
+    game have values that nothing is learned about: LOG.md, 2026-11-24.)"""
     flags = "--total-timesteps 900 --learning-starts 100 --utd-ratio 1 --batch-size 16 --buffer-size 2000 --gamma 0.9"
-    flags += " --target-network-frequency 5 --no-autotune --alpha 0 --eval-every 0 --eval-episodes 1 --save-every 0"
-    v = train("sac_atari", "--env-id", "pixel_doubles:PixelForever-v0", *flags.split())
-    with torch.no_grad():
-        q1, q2 = v["critic"](v["replay"].sample(200, torch.device("cpu")).obs)
-    value, gap = (q1.mean() + q2.mean()) / 2, (q1 - q2).abs().mean()
-    assert 6 < value < 10.5 and value == pytest.approx(10 - 9 * gap / 2, abs=0.7), (value, gap)
+    flags += " --target-network-frequency 10 --no-autotune --alpha 0 --eval-every 0 --eval-episodes 1 --save-every 0"
+    v = train("sac_atari", "--env-id", "pixel_doubles:PixelForever-v0", *flags.split(), "--log-every", "100")
+    settled = [row["losses/qf1_values"] for row in rows(v["run"].dir, "losses/qf1_values")[-2:]]
+    assert len(rows(v["run"].dir, "charts/episodic_return")) > 30 and settled == pytest.approx([10, 10], abs=0.5)
 
 
 @pytest.mark.slow

@@ -223,9 +223,9 @@ def test_a_seed_that_reached_the_target_in_one_loop_stays_ended_in_the_next(trai
     """Seed 1 reaches it offline; seed 2 goes on through both loops, and its results are those it has alone."""
     reach = Run.evaluate
 
-    def evaluate(run, global_step, policy, make_env):
+    def evaluate(run, global_step, *others):
         run.args.target_return = 1.0 if run.args.seed == 1 and global_step == 20 else None
-        reach(run, global_step, policy, make_env)
+        reach(run, global_step, *others)
 
     monkeypatch.setattr(Run, "evaluate", evaluate)
     flags = ["--save-every", 2, "--eval-every", 2]
