@@ -248,7 +248,7 @@ def play(envs, policy, replay, obs, lives, epsilon, num_steps):
         for i in np.flatnonzero(over[step]):  # obs and lives are the next game's
             image[i], lives_left[i] = infos["final_obs"][i][-1], infos["final_info"]["lives"][i]
         done = terminated | (lives_left < lives)
-        lives[:] = infos["lives"]  # in place: a checkpoint holds this array
+        lives[:] = infos["lives"]  # in place, for the caller
         replay.add(image, action[step], np.sign(reward[step]), done)
         replay.begin(np.flatnonzero(over[step]), obs[over[step], -1])
     return obs, reward, over

@@ -62,7 +62,7 @@ def test_its_settings_are_those_of_the_paper(train):
         ("--buffer-size 9", "--buffer-size must be at least 10"),
         ("--num-envs 3 --buffer-size 29", "--buffer-size must be at least 30"),
         ("--v-min 3 --v-max 3", "--v-min less than --v-max"),
-        ("--env-id CartPole-v1", "c51.py takes vector observations"),
+        ("--env-id CartPole-v1", "use c51.py for vector observations"),
     ],
 )
 def test_what_it_cannot_train_is_refused(flags, sentence, train):

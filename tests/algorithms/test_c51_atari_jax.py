@@ -103,7 +103,7 @@ def test_a_life_lost_in_the_step_of_the_time_limit_ends_the_return(train, monkey
         ("--v-min 3 --v-max 3", "--v-min less than --v-max"),
         ("--n-atoms 1", "--n-atoms must be 2 or more"),
         ("--buffer-size 9", "--buffer-size must be at least 10"),
-        ("--env-id CartPole-v1", "c51_jax.py takes vector observations"),
+        ("--env-id CartPole-v1", "use c51_jax.py for vector observations"),
     ],
 )
 def test_what_it_cannot_train_is_refused(flags, sentence, train, tmp_path):
