@@ -130,7 +130,7 @@ class Run:
             numbers = [f"{name} {float(x):.4g}" for name, x in self.last.items()]
             print(f"step {global_step:,}", mean, *numbers, sep="  ")
 
-    def evaluate(self, global_step, policy, make_env):
+    def evaluate(self, global_step, policy, make_env, opponents=()):
         """Nothing: `close` evaluates."""
 
     def save(self, global_step, **parts):
@@ -141,8 +141,9 @@ class Run:
         """Environments side by side, which reset in the same step."""
         return VectorEnvs([lambda: make_env(env_id)] * num_envs)
 
-    def close(self, policy, make_env, sample=None):
-        """Evaluate the policy and save the weights."""
+    def close(self, policy, make_env, opponents=(), sample=None):
+        """Evaluate the policy and save the weights. Against opponents only the library plays."""
+        self.require(not opponents, "a standalone copy cannot play against opponents")
         if self.processes:
             self.processes.close()
         known, returns = inspect.signature(policy).parameters, []

@@ -555,7 +555,7 @@ def test_the_stub_stays_small():
         assert used & whole <= verbs and attributes_of("self", run) & whole <= verbs
         sizes[each.name] = catalog.code_lines(text)
     # 120 without games of memory and of EnvPool; more with ranks, objects in other processes, masks and `vector_env`
-    assert sizes["ppo"] <= 142 and max(sizes.values()) <= 148
+    assert sizes["ppo"] <= 147 and max(sizes.values()) <= 152
     assert "def place" not in standalone(ROOT / "algorithms/ppo/ppo.py", "mine.py")
 
 
