@@ -178,10 +178,11 @@ def sac_critic_loss(critic, target_critic, actor, alpha, batch, noise, gamma):
 
 
 def sac_actor_loss(actor, critic, alpha, batch, noise):
-    """Eq. 9, and the metrics with the entropy of the policy."""
+    """Eq. 9, the metrics, and the entropy of the policy."""
     action, logprob = actor(batch.obs, noise)
     loss = (alpha * logprob - torch.min(*critic(batch.obs, action))).mean()
-    return loss, {"losses/actor_loss": loss, "losses/entropy": -logprob.mean()}
+    entropy = -logprob.mean()
+    return loss, {"losses/actor_loss": loss, "losses/entropy": entropy}, entropy
 
 
 def alpha_loss(temperature, entropy, target_entropy):
@@ -259,11 +260,10 @@ if __name__ == "__main__":
             # "update policy weights": delayed, then as many steps as the critics took
             if update % args.policy_frequency == 0:
                 for _ in range(args.policy_frequency):
-                    metrics = actor_step(critic, temperature().detach(), batch, noise.normal_())
+                    metrics, entropy = actor_step(critic, temperature().detach(), batch, noise.normal_())
                     run.learned(metrics)
                     if args.autotune:  # "adjust temperature", by the entropy of the policy before the actor's step
-                        metrics = alpha_step(metrics["losses/entropy"], -action_dim)
-                        run.learned(metrics)
+                        run.learned(alpha_step(entropy, -action_dim))
 
             # "update target network weights"
             if update % args.target_network_frequency == 0:

@@ -156,13 +156,14 @@ def discrete_critic_loss(critic, target_critic, actor, alpha, batch, gamma):
 
 
 def discrete_actor_loss(actor, critic, alpha, batch):
-    """Eq. 12, and the metrics with the entropy of the policy."""
+    """Eq. 12, the metrics, and the entropy of the policy."""
     logprob = actor(batch.obs)
     with torch.no_grad():
         q = torch.min(*critic(batch.obs))
     assert logprob.shape == q.shape
     loss = (logprob.exp() * (alpha * logprob - q)).sum(1).mean()
-    return loss, {"losses/actor_loss": loss, "losses/entropy": -(logprob.exp() * logprob).sum(1).mean()}
+    entropy = -(logprob.exp() * logprob).sum(1).mean()
+    return loss, {"losses/actor_loss": loss, "losses/entropy": entropy}, entropy
 
 
 def alpha_loss(temperature, entropy, target_entropy):
@@ -238,11 +239,10 @@ if __name__ == "__main__":
             # "update policy weights": delayed, then as many steps as the critics took
             if update % args.policy_frequency == 0:
                 for _ in range(args.policy_frequency):
-                    metrics = actor_step(critic, temperature().detach(), batch)
+                    metrics, entropy = actor_step(critic, temperature().detach(), batch)
                     run.learned(metrics)
                     if args.autotune:  # "adjust temperature", by the entropy of the policy before the actor's step
-                        metrics = alpha_step(metrics["losses/entropy"], target_entropy)
-                        run.learned(metrics)
+                        run.learned(alpha_step(entropy, target_entropy))
 
             # "update target network weights"
             if update % args.target_network_frequency == 0:

@@ -420,7 +420,7 @@ def test_the_actor_loss_gives_the_critics_no_gradient(name):
     actor, critic = file["Actor"](3, 2).double(), file["Critic"](3, 2).double()
     inputs = (critic, torch.tensor(0.3), batch, torch.randn(16, 2)) if "sac" in name else (critic, batch)
     loss_of = next(value for key, value in file.items() if key.endswith("_actor_loss"))
-    gradient, _ = gradients_of(True, list(actor.parameters()), loss_of, actor, *inputs)
+    gradient, *_ = gradients_of(True, list(actor.parameters()), loss_of, actor, *inputs)
     vector = weights(actor)
     assert gradient.shape == vector.shape and gradient.abs().sum() > 0
     assert all(p.grad is None for p in critic.parameters()) and not gradient.requires_grad

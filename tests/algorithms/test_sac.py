@@ -125,7 +125,7 @@ def test_actor_loss_by_hand():
     actor, critic, batch = double_actor(), SAC["Critic"](3, 2).double(), random_batch()
     noise = torch.randn(16, 2, dtype=torch.float64)
     spread(critic, batch.obs, actor(batch.obs, noise)[0])
-    loss, metrics = SAC["sac_actor_loss"](actor, critic, torch.tensor(0.3), batch, noise)
+    loss, metrics, entropy = SAC["sac_actor_loss"](actor, critic, torch.tensor(0.3), batch, noise)
     action, logprob = (x.detach() for x in actor(batch.obs, noise))
     first, second = values(critic, batch.obs, action)
     assert (first > second).any() and (second > first).any()
@@ -133,7 +133,7 @@ def test_actor_loss_by_hand():
     assert loss.item() == pytest.approx(np.mean(0.3 * logprob.numpy() - smaller), rel=1e-6)
     assert list(metrics) == ["losses/actor_loss", "losses/entropy"]
     assert metrics["losses/actor_loss"].item() == loss.item()
-    assert metrics["losses/entropy"].item() == pytest.approx(-logprob.mean().item(), rel=1e-6)
+    assert metrics["losses/entropy"].item() == entropy.item() == pytest.approx(-logprob.mean().item(), rel=1e-6)
 
 
 # ---------------------------------------------------------------------- the temperature
@@ -214,12 +214,12 @@ def test_expectations_over_discrete_actions_are_exact():
     (actor, critic, target_critic), alpha = discrete_networks(), torch.tensor(0.3)
     batch = discrete_batch(32)
     with torch.no_grad():
-        loss, metrics = DISCRETE["discrete_actor_loss"](actor, critic, alpha, batch)
+        loss, _, entropy = DISCRETE["discrete_actor_loss"](actor, critic, alpha, batch)
         logprob, q = actor(batch.obs), torch.minimum(*critic(batch.obs))
         mean, error = sampled(logprob, 0.3 * logprob - q)
         assert abs(loss.item() - mean) < 4 * error and error < 0.01
         mean, error = sampled(logprob, -logprob)
-        assert abs(metrics["losses/entropy"].item() - mean) < 4 * error
+        assert abs(entropy.item() - mean) < 4 * error
         # a critic of 0 and no reward leave the mean target: its square is the loss when all states are the same
         for p in critic.parameters():
             torch.nn.init.zeros_(p)
@@ -260,7 +260,7 @@ def test_discrete_critic_loss_by_hand():
 
 def test_discrete_actor_loss_gives_the_critics_no_gradient():
     actor, critic, _ = discrete_networks()
-    loss, _ = DISCRETE["discrete_actor_loss"](actor, critic, torch.tensor(1.0), discrete_batch())
+    loss, *_ = DISCRETE["discrete_actor_loss"](actor, critic, torch.tensor(1.0), discrete_batch())
     loss.backward()
     assert all(p.grad.abs().sum() > 0 for p in actor.parameters())
     assert all(p.grad is None for p in critic.parameters())

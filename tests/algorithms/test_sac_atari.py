@@ -119,10 +119,10 @@ def test_actor_loss_by_hand():
     times what its term has more than the expectation; a mean over actions would have a third of it."""
     actor, critic = Policy([HALVES]), Tables([[1, 4, 8]], [[3, 2, 9]])  # the smaller values: 1, 2, 8
     batch = batch_of([0, 0], [0, 0], [0, 0], [0, 0], [0, 0])
-    loss, metrics = SAC["discrete_actor_loss"](actor, critic, torch.tensor(0.5), batch)
+    loss, metrics, entropy = SAC["discrete_actor_loss"](actor, critic, torch.tensor(0.5), batch)
     expected = -0.5 * ENTROPY - (1 / 2 + 2 / 4 + 8 / 4)
     assert loss.item() == pytest.approx(expected) == metrics["losses/actor_loss"].item()
-    assert metrics["losses/entropy"].item() == pytest.approx(ENTROPY)
+    assert metrics["losses/entropy"].item() == entropy.item() == pytest.approx(ENTROPY)
     loss.backward()
     assert all(p.grad is None for p in critic.parameters())
     probability = np.array([1 / 2, 1 / 4, 1 / 4])
