@@ -67,6 +67,7 @@ def test_each_family_has_a_root_and_each_parent_exists():
 # ---------------------------------------------------------------------- rules about one file, each broken once
 MAIN = 'if __name__ == "__main__":\n'
 SIX_DEEP = "def deep(x):\n" + "".join(f"{'    ' * i}if x:\n" for i in range(1, 6)) + f"{'    ' * 6}pass\n\n\n{MAIN}"
+SEVEN_DEEP = MAIN + "".join(f"{'    ' * i}if True:\n" for i in range(1, 7)) + f"{'    ' * 7}pass\n"
 BREAKS = {
     "import of another algorithm": ("import torch\n", "import ppo\nimport torch\n", "R1: imports ppo, another"),
     "import from another algorithm": ("import torch\n", "from ppo import gae\nimport torch\n", "R1: imports ppo"),
@@ -74,6 +75,7 @@ BREAKS = {
     "long line": ("import torch\n", f"import torch  # {'x' * 105}\n", "R1: the line has 121 characters"),
     "many lines": (MAIN, "x = 1\n" * 250 + MAIN, " lines of code, but may have 240 (320 where [long] of"),
     "deep nesting": (MAIN, SIX_DEEP, "R1: is nested 6 deep, but may be 5"),
+    "deep nesting in the main block": (MAIN, SEVEN_DEEP, "R1: is nested 7 deep, but may be 6"),
     "missing key": ("Spaces    vector", "Space     vector", "header: the header has no line Spaces"),
     "value in the wrong column": ("Paper     Sch", "Paper  Sch", "header: the header has no line Paper"),
     "no docstring": ('"""Proximal', 'x = """Proximal', "header: has no header"),
@@ -197,6 +199,13 @@ def test_each_line_that_must_be_in_place_is_found_where_it_is_not(name, tmp_path
         path.write_text("\n".join([*lines[:i], lines[i].replace("[:]", "", 1), *lines[i + 1 :]]))
         (problem,) = (each for each in rules.check_file(path) if each.rule == "resume")
         assert problem.line == i + 1 and "[:] = ... (in place)" in problem.text
+
+
+def test_the_main_block_may_nest_one_level_deeper(tree):
+    """A delayed step that is repeated stands in two loops, a condition and a loop, with a condition in it."""
+    before = messages(rules.check_file(tree))
+    edit(tree, MAIN, SEVEN_DEEP.replace("    " * 6 + "if True:\n" + "    " * 7, "    " * 6))
+    assert messages(rules.check_file(tree)) == before
 
 
 def test_elif_is_no_nesting():

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from solorl import Run, RunArgs, parse
 
@@ -32,14 +31,14 @@ class Args(RunArgs):
     env_id: str = "Hopper-v5"  # Gymnasium id of the environment
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
     num_envs: int = 1  # environments stepped in parallel
-    learning_starts: int = 25_000  # environment steps of random actions before the first gradient step; 0: none
+    learning_starts: int = 25_000  # environment steps before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 256  # transitions per gradient step
-    utd_ratio: float = 1.0  # gradient steps of the critic per environment step (update-to-data ratio)
-    learning_rate: float = 3e-4  # of both optimisers
+    utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
+    learning_rate: float = 3e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
-    tau: float = 0.005  # share of the online networks that the target networks take over at each move, from 0 to 1
-    policy_frequency: int = 2  # gradient steps of the critic per step of the actor and the target networks
+    tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
+    policy_frequency: int = 2  # critic updates per actor update (delayed updates)
     exploration_noise: float = 0.1  # standard deviation of the noise on actions
 
 
@@ -154,7 +153,7 @@ def ddpg_actor_loss(actor, critic, batch):
 
 
 def soft_update(target, online, tau):
-    """Move the parameters of `target` by the share `tau` towards those of `online`."""
+    """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
         for x, y in zip(target.parameters(), online.parameters(), strict=True):
             x.lerp_(y, tau)
@@ -164,7 +163,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
     run.require_spaces(envs, obs="vector", action="continuous")
     space = envs.single_action_space
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
@@ -205,9 +204,11 @@ if __name__ == "__main__":
         obs = next_obs
 
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-        steps = (global_step - args.num_envs - args.learning_starts, global_step - args.learning_starts)
-        updates = range(*(int(args.utd_ratio * max(0, step)) for step in steps))
-        for update in updates if replay.inserted >= max(args.batch_size, args.learning_starts) else ():
+        done_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
+        due_now = int(args.utd_ratio * max(0, global_step - args.learning_starts))
+        if replay.inserted < max(args.batch_size, args.learning_starts):
+            due_now = done_before  # too few transitions, as after a resume without the replay buffer
+        for update in range(done_before, due_now):
             # "update critic by minimizing the loss" (Algorithm 1)
             batch = replay.sample(args.batch_size, run.device)
             metrics = critic_step(target_critic, target_actor, batch, args.gamma)

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, ResizeObservation, TimeLimit
 
 from solorl import Run, RunArgs, parse
@@ -40,18 +39,18 @@ class Args(RunArgs):
     env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
     total_timesteps: int = 5_000_000  # environment steps of 4 frames, summed over environments
     num_envs: int = 1  # environments stepped in parallel
-    learning_starts: int = 20_000  # environment steps of random actions before the first gradient step; 0: none
+    learning_starts: int = 20_000  # environment steps before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each
     batch_size: int = 64  # transitions per gradient step
-    utd_ratio: float = 0.25  # gradient steps of the critics per environment step (update-to-data ratio)
-    policy_lr: float = 3e-4  # learning rate of the actor
-    q_lr: float = 3e-4  # learning rate of the critics and of the temperature (the paper: 3e-4)
+    utd_ratio: float = 0.25  # gradient steps per environment step (update-to-data ratio)
+    policy_lr: float = 3e-4  # learning rate of the actor's Adam
+    q_lr: float = 3e-4  # learning rate of the critics' Adam and of the temperature
     gamma: float = 0.99  # discount factor, from 0 to 1
-    tau: float = 1.0  # share of the critics that their targets take over at each move (1: a copy), from 0 to 1
-    policy_frequency: int = 1  # every n gradient steps of the critics, the actor takes n (the paper: 1)
-    target_network_frequency: int = 2_000  # gradient steps of the critics per move of their targets
-    alpha: float = 0.2  # temperature, the weight of the entropy, with --no-autotune
-    autotune: bool = True  # learn the temperature: the entropy approaches the target entropy
+    tau: float = 1.0  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
+    policy_frequency: int = 1  # critic updates per actor update (delayed updates)
+    target_network_frequency: int = 2_000  # gradient steps between target network updates
+    alpha: float = 0.2  # temperature, the coefficient of the entropy
+    autotune: bool = True  # learn the temperature (else alpha): the entropy approaches the target entropy
     target_entropy_scale: float = 0.89  # target entropy, in entropies of the uniform policy
     eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
 
@@ -77,7 +76,8 @@ class RandomNoops(gym.Wrapper):
 
 
 class PressFire(gym.Wrapper):
-    """Presses FIRE at the start of a game and after a lost life, where the game waits for it."""
+    """Presses FIRE at the start of a game and after a lost life, where the game waits for it. After a lost life the
+    agent's action is replaced by FIRE, but stored as chosen."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -214,7 +214,7 @@ class Critic(nn.Module):
 
 
 class Temperature(nn.Module):
-    """alpha, the weight of the entropy."""
+    """alpha, the coefficient of the entropy."""
 
     def __init__(self, alpha):
         super().__init__()
@@ -262,7 +262,7 @@ def alpha_loss(temperature, entropy, target_entropy):
 
 
 def soft_update(target, online, tau):
-    """Move the parameters of `target` by the share `tau` towards those of `online`."""
+    """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
         for x, y in zip(target.parameters(), online.parameters(), strict=True):
             x.lerp_(y, tau)
@@ -272,7 +272,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
     run.require_spaces(envs, obs="image", action="discrete")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
@@ -320,7 +320,7 @@ if __name__ == "__main__":
         over = terminated | truncated
         run.episodes(global_step, reward, over)
 
-        # ---- 2. store: done at a lost life, though the game goes on; not done at a time limit, though it is over
+        # ---- 2. store: done at a lost life, though the game continues; not done at a time limit, though it is over
         image, lives_left = obs[:, -1].copy(), infos["lives"].copy()
         for i in np.flatnonzero(over):  # obs and lives are the next game's
             image[i], lives_left[i] = infos["final_obs"][i][-1], infos["final_info"]["lives"][i]
@@ -330,20 +330,23 @@ if __name__ == "__main__":
         replay.begin(np.flatnonzero(over), obs[over, -1])
 
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-        steps = (global_step - args.num_envs - args.learning_starts, global_step - args.learning_starts)
-        updates = range(*(int(args.utd_ratio * max(0, step)) for step in steps))
-        for update in updates if replay.inserted >= max(args.batch_size, args.learning_starts) else ():
+        done_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
+        due_now = int(args.utd_ratio * max(0, global_step - args.learning_starts))
+        if replay.inserted < max(args.batch_size, args.learning_starts):
+            due_now = done_before  # too few transitions, as after a resume without the replay buffer
+        for update in range(done_before, due_now):
             # "update the Q-function parameters" (Algorithm 1)
             batch, alpha = replay.sample(args.batch_size, run.device), temperature().detach()
             metrics = critic_step(target_critic, actor, alpha, batch, args.gamma)
             run.learned(metrics)
 
-            # "update policy weights", "adjust temperature"; as many steps as the critics took since the last ones
-            for _ in range(args.policy_frequency if update % args.policy_frequency == 0 else 0):
-                metrics, entropy = actor_step(critic, temperature().detach(), batch)
-                run.learned(metrics)
-                if args.autotune:
-                    run.learned(alpha_step(entropy, target_entropy))
+            # "update policy weights": delayed, then as many steps as the critics took
+            if update % args.policy_frequency == 0:
+                for _ in range(args.policy_frequency):
+                    metrics, entropy = actor_step(critic, temperature().detach(), batch)
+                    run.learned(metrics)
+                    if args.autotune:  # "adjust temperature", by the entropy of the policy before the actor's step
+                        run.learned(alpha_step(entropy, target_entropy))
 
             # "update target network weights"
             if update % args.target_network_frequency == 0:

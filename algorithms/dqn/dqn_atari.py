@@ -72,7 +72,8 @@ class RandomNoops(gym.Wrapper):
 
 
 class PressFire(gym.Wrapper):
-    """Presses FIRE at the start of a game and after a lost life, where the game waits for it."""
+    """Presses FIRE at the start of a game and after a lost life, where the game waits for it. After a lost life the
+    agent's action is replaced by FIRE, but stored as chosen."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -195,7 +196,7 @@ def td_loss(q_network, target_network, batch, gamma):
 
 
 def soft_update(target, online, tau):
-    """Move the parameters of `target` by the share `tau` towards those of `online`."""
+    """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
         for x, y in zip(target.parameters(), online.parameters(), strict=True):
             x.lerp_(y, tau)

@@ -76,7 +76,8 @@ class RandomNoops(gym.Wrapper):
 
 
 class PressFire(gym.Wrapper):
-    """Presses FIRE at the start of a game and after a lost life, where the game waits for it."""
+    """Presses FIRE at the start of a game and after a lost life, where the game waits for it. After a lost life the
+    agent's action is replaced by FIRE, but stored as chosen."""
 
     def __init__(self, env):
         super().__init__(env)
