@@ -192,7 +192,7 @@ def alpha_loss(temperature, entropy, target_entropy):
 
 
 def soft_update(target, online, tau):
-    """Move the parameters of `target` by the share `tau` towards those of `online`."""
+    """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
         for x, y in zip(target.parameters(), online.parameters(), strict=True):
             x.lerp_(y, tau)
