@@ -45,15 +45,15 @@ class Args(RunArgs):
     num_replay_shards: int = 1  # processes that hold the replay buffer, in equal parts
     synchronous: bool = False  # one actor, and all in this process, in a fixed order: reproducible, resumed exactly
     num_steps: int = 50  # environment steps that an actor takes before it hands them over
-    broadcast_frequency: int = 10  # gradient steps before the actors get the present Q-network
+    broadcast_frequency: int = 10  # gradient steps between two broadcasts of the Q-network's weights to the actors
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each, in all shards together
     batch_size: int = 512  # transitions per gradient step
     learning_starts: int = 50_000  # environment steps before the first gradient step; 0: none
     train_frequency: int = 64  # environment steps per gradient step
-    learning_rate: float = 6.25e-5  # of RMSProp
+    learning_rate: float = 6.25e-5  # learning rate of RMSProp
     max_grad_norm: float = 40.0  # clip the norm of the gradient; inf: do not clip
     gamma: float = 0.99  # discount factor, from 0 to 1
-    target_network_frequency: int = 160_000  # environment steps between moves of the target network
+    target_network_frequency: int = 160_000  # environment steps between target network updates
     n_step: int = 3  # steps of a return before it bootstraps
     base_epsilon: float = 0.4  # probability of a random action, of the first actor, from 0 to 1
     epsilon_exponent: float = 7.0  # the last actor's probability is base_epsilon to the power of 1 more than this
@@ -397,7 +397,7 @@ if __name__ == "__main__":
         known = run.answers([shard.facts() for shard in shards])
         facts = np.array([(0, 0, np.inf) if each is None else each for each in known])
 
-        # ---- 3. learn: a gradient step for every train_frequency environment steps after learning_starts
+        # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
         begin = max(global_step - args.num_steps, args.learning_starts)
         updates = range(begin // args.train_frequency, global_step // args.train_frequency)
         enough = facts[:, 0].sum() >= max(1, args.learning_starts - args.n_step * num_actors)

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from solorl import Run, RunArgs, parse
 
@@ -38,13 +37,13 @@ class Args(RunArgs):
     batch_size: int = 128  # transitions per gradient step
     learning_starts: int = 10_000  # environment steps before the first gradient step; 0: none
     train_frequency: int = 10  # environment steps per gradient step
-    learning_rate: float = 2.5e-4  # of Adam
+    learning_rate: float = 2.5e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
-    target_network_frequency: int = 500  # environment steps between moves of the target network
-    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
-    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
-    end_e: float = 0.05  # epsilon at the end, from 0 to 1
-    exploration_fraction: float = 0.5  # share of total_timesteps in which epsilon falls linearly, from 0 to 1
+    target_network_frequency: int = 500  # environment steps between target network updates
+    tau: float = 1.0  # soft-update coefficient of the target network (1: hard copy), from 0 to 1
+    start_e: float = 1.0  # initial epsilon: probability of a random action, from 0 to 1
+    end_e: float = 0.05  # final epsilon, from 0 to 1
+    exploration_fraction: float = 0.5  # fraction of total_timesteps over which epsilon is annealed, from 0 to 1
 
 
 class Batch(NamedTuple):
@@ -137,9 +136,10 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
     run.require_spaces(envs, obs="vector", action="discrete")
-    num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
+    # the steps between two gradient steps: one iteration of the loop
+    num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
@@ -154,7 +154,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
     # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
     gradient_step = run.gradient_step(double_td_loss, q_network, optimizer)
-    q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the present weights
+    q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
     replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)
     parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
     start = run.resume(**parts, replay=replay, envs=envs)  # what a checkpoint holds
@@ -186,12 +186,12 @@ if __name__ == "__main__":
         # ---- 2. store: a time limit is not the end of the task
         replay.add(Batch(obs, action, reward, terminated, final_obs))
 
-        # ---- 3. learn: a gradient step for every train_frequency environment steps after learning_starts
-        begin = max(global_step - batch_steps, args.learning_starts)
-        updates = range(begin // args.train_frequency, global_step // args.train_frequency)
-        for _ in updates if replay.inserted >= args.learning_starts else ():
-            metrics = gradient_step(target_network, replay.sample(args.batch_size, run.device), args.gamma)
-            run.learned(metrics)
+        # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
+        for env_step in range(global_step - batch_steps + 1, global_step + 1):
+            is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
+            if is_due and replay.inserted >= args.learning_starts:  # fewer after a resume without its replay buffer
+                metrics = gradient_step(target_network, replay.sample(args.batch_size, run.device), args.gamma)
+                run.learned(metrics)
         if global_step % args.target_network_frequency < batch_steps:
             soft_update(target_network, q_network, args.tau)
 

@@ -25,7 +25,6 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, ResizeObservation, TimeLimit
 
 from solorl import Run, RunArgs, parse
@@ -47,14 +46,14 @@ class Args(RunArgs):
     batch_size: int = 32  # transitions per gradient step
     learning_starts: int = 80_000  # steps of the student before its first gradient step on them; 0: none
     train_frequency: int = 4  # environment steps per gradient step
-    learning_rate: float = 1e-4  # of Adam
+    learning_rate: float = 1e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
-    target_network_frequency: int = 1000  # steps between moves of the target network; offline gradient steps
+    target_network_frequency: int = 1000  # steps between target network updates; offline: gradient steps
     temperature: float = 1.0  # of the policies softmax(Q / temperature) that are compared
-    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
-    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
-    end_e: float = 0.01  # epsilon at the end, from 0 to 1
-    exploration_fraction: float = 0.1  # share of the student's steps in which epsilon falls linearly, from 0 to 1
+    tau: float = 1.0  # soft-update coefficient of the target network (1: hard copy), from 0 to 1
+    start_e: float = 1.0  # initial epsilon: probability of a random action, from 0 to 1
+    end_e: float = 0.01  # final epsilon, from 0 to 1
+    exploration_fraction: float = 0.1  # fraction of the student's steps over which epsilon is annealed, from 0 to 1
     eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
 
 
@@ -276,9 +275,10 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
     run.require_spaces(envs, obs="image", action="discrete")
-    num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
+    # the steps between two gradient steps: one iteration of the loop
+    num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     # three loops, one after the other: the teacher plays; the student learns from that offline; the student plays
     teach_iterations, offline_iterations = args.teacher_steps // batch_steps, args.offline_steps // batch_steps
@@ -371,15 +371,15 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, over)
         count_returns(running, returns, reward, over)
 
-        # ---- 3. learn: a gradient step for every train_frequency environment steps after learning_starts
+        # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
         weight = torch.tensor(max(0.0, 1 - returns.mean() / teacher.score), dtype=torch.float32, device=run.device)
-        begin = max(online_step - batch_steps, args.learning_starts)
-        updates = range(begin // args.train_frequency, online_step // args.train_frequency)
-        for _ in updates if replay.inserted >= args.learning_starts else ():
-            batch = replay.sample(args.batch_size, run.device)
-            inputs = (target_network, teacher.models["q_network"], batch, args.gamma, args.temperature, weight)
-            metrics = gradient_step(*inputs)
-            run.learned(metrics)
+        for env_step in range(online_step - batch_steps + 1, online_step + 1):
+            is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
+            if is_due and replay.inserted >= args.learning_starts:  # fewer after a resume without its replay buffer
+                batch = replay.sample(args.batch_size, run.device)
+                inputs = (target_network, teacher.models["q_network"], batch, args.gamma, args.temperature, weight)
+                metrics = gradient_step(*inputs)
+                run.learned(metrics)
         if global_step % args.target_network_frequency < batch_steps:
             soft_update(target_network, q_network, args.tau)
 

@@ -25,7 +25,6 @@ import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn as nn
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, ResizeObservation, TimeLimit
 
 from solorl import Run, RunArgs, parse
@@ -43,16 +42,16 @@ class Args(RunArgs):
     batch_size: int = 32  # transitions per gradient step
     learning_starts: int = 80_000  # environment steps before the first gradient step; 0: none
     train_frequency: int = 4  # environment steps per gradient step
-    learning_rate: float = 6.25e-5  # of Adam
+    learning_rate: float = 6.25e-5  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
-    target_network_frequency: int = 8000  # environment steps between moves of the target network
-    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
+    target_network_frequency: int = 8000  # environment steps between target network updates
+    tau: float = 1.0  # soft-update coefficient of the target network (1: hard copy), from 0 to 1
     n_step: int = 3  # steps of a return before it bootstraps
     prioritized_replay_alpha: float = 0.5  # exponent of the priorities (0: drawn uniformly), from 0 to 1
     prioritized_replay_beta: float = 0.4  # exponent of the weights at the start; it rises to 1; from 0 to 1
-    n_atoms: int = 51  # returns that a distribution knows: the atoms
-    v_min: float = -10.0  # the least of them; may be negative
-    v_max: float = 10.0  # the largest of them; may be negative
+    n_atoms: int = 51  # number of atoms of the return distribution
+    v_min: float = -10.0  # smallest atom; may be negative
+    v_max: float = 10.0  # largest atom; may be negative
     eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
 
 
@@ -365,9 +364,10 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = SyncVectorEnv([lambda: make_env(args.env_id)] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
     run.require_spaces(envs, obs="image", action="discrete")
-    num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment in one iteration
+    # the steps between two gradient steps: one iteration of the loop
+    num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
@@ -422,16 +422,18 @@ if __name__ == "__main__":
             replay.begin(np.flatnonzero(over[step]), obs[over[step], -1])
         run.episodes(global_step, reward, over)
 
-        # ---- 3. learn: a gradient step for every train_frequency environment steps after learning_starts
-        begin = max(global_step - batch_steps, args.learning_starts)
-        updates = range(begin // args.train_frequency, global_step // args.train_frequency)
+        # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
         beta = 1 - (1 - args.prioritized_replay_beta) * (1 - (iteration + 1) / num_iterations)
-        for _ in updates if replay.frames.inserted >= args.learning_starts else ():
-            *inputs, place = replay.sample(args.batch_size, args.gamma, beta, run.device)  # batch, discount, weight
-            metrics, divergence = gradient_step(target_network, *inputs, [q_network.noise(1) for _ in range(3)])
-            divergence = divergence.double().clamp(min=0).cpu().numpy() + 1e-6
-            replay.update(place, divergence**args.prioritized_replay_alpha)
-            run.learned(metrics)
+        for env_step in range(global_step - batch_steps + 1, global_step + 1):
+            is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
+            # fewer rows than steps after a resume without the replay buffer
+            if is_due and replay.frames.inserted >= args.learning_starts:
+                batch, discount, weight, place = replay.sample(args.batch_size, args.gamma, beta, run.device)
+                noises = [q_network.noise(1) for _ in range(3)]
+                metrics, divergence = gradient_step(target_network, batch, discount, weight, noises)
+                divergence = divergence.double().clamp(min=0).cpu().numpy() + 1e-6
+                replay.update(place, divergence**args.prioritized_replay_alpha)
+                run.learned(metrics)
         if global_step % args.target_network_frequency < batch_steps:
             soft_update(target_network, q_network, args.tau)
 
