@@ -36,11 +36,11 @@ class Args(RunArgs):
     learning_starts: int = 25_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 256  # transitions per gradient step
-    utd_ratio: float = 1.0  # gradient steps of the critic per environment step (update-to-data ratio)
-    learning_rate: float = 3e-4  # of both optimisers
+    utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
+    learning_rate: float = 3e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
-    tau: float = 0.005  # share of the online networks that the target networks take over at each move, from 0 to 1
-    policy_frequency: int = 2  # gradient steps of the critic per step of the actor and the target networks
+    tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
+    policy_frequency: int = 2  # critic updates per actor update (delayed updates)
     exploration_noise: float = 0.1  # standard deviation of the noise on actions
 
 

@@ -39,7 +39,7 @@ class Args(RunArgs):
     env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
     total_timesteps: int = 5_000_000  # environment steps of 4 frames, summed over environments
     num_envs: int = 1  # environments stepped in parallel
-    learning_starts: int = 20_000  # environment steps before the first gradient step; 0: none
+    learning_starts: int = 20_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each
     batch_size: int = 64  # transitions per gradient step
     utd_ratio: float = 0.25  # gradient steps per environment step (update-to-data ratio)
@@ -47,9 +47,9 @@ class Args(RunArgs):
     q_lr: float = 3e-4  # learning rate of the critics' Adam and of the temperature
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 1.0  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 1  # critic updates per actor update (delayed updates)
+    policy_frequency: int = 1  # delay of the actor: n updates after every n of the critics
     target_network_frequency: int = 2_000  # gradient steps between target network updates
-    alpha: float = 0.2  # temperature, the coefficient of the entropy
+    alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature (else alpha): the entropy approaches the target entropy
     target_entropy_scale: float = 0.89  # target entropy, in entropies of the uniform policy
     eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own

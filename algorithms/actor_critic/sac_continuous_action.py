@@ -32,7 +32,7 @@ class Args(RunArgs):
     env_id: str = "Hopper-v5"  # Gymnasium id of the environment
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
     num_envs: int = 1  # environments stepped in parallel
-    learning_starts: int = 5_000  # environment steps before the first gradient step; 0: none
+    learning_starts: int = 5_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 256  # transitions per gradient step
     utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
@@ -40,10 +40,10 @@ class Args(RunArgs):
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # critic updates per actor update (delayed updates) (the paper: 1)
+    policy_frequency: int = 2  # delay of the actor: n updates after every n of the critics (the paper: 1)
     target_network_frequency: int = 1  # gradient steps between target network updates
-    alpha: float = 0.2  # temperature, the coefficient of the entropy
-    autotune: bool = True  # learn the temperature (else alpha) for a target entropy of -action_dim (actions in [-1, 1])
+    alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
+    autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
 
 
 class Batch(NamedTuple):

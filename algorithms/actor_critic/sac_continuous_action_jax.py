@@ -37,15 +37,15 @@ class Args(RunArgs):
     learning_starts: int = 5_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 256  # transitions per gradient step
-    utd_ratio: float = 1.0  # gradient steps of the critics per environment step (update-to-data ratio)
-    policy_lr: float = 3e-4  # learning rate of the actor
-    q_lr: float = 1e-3  # learning rate of the critics and of the temperature (the paper: 3e-4)
+    utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
+    policy_lr: float = 3e-4  # learning rate of the actor's Adam
+    q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
-    tau: float = 0.005  # share of the critics that their targets take over at each move, from 0 to 1
-    policy_frequency: int = 2  # every n gradient steps of the critics, the actor takes n (the paper: 1)
-    target_network_frequency: int = 1  # gradient steps of the critics per move of their targets
-    alpha: float = 0.2  # temperature, the weight of the entropy, with --no-autotune
-    autotune: bool = True  # learn the temperature: the entropy approaches -action_dim (of actions in [-1, 1])
+    tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
+    policy_frequency: int = 2  # delay of the actor: n updates after every n of the critics (the paper: 1)
+    target_network_frequency: int = 1  # gradient steps between target network updates
+    alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
+    autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
 
 
 class Setup(NamedTuple):

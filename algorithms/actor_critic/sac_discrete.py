@@ -33,7 +33,7 @@ class Args(RunArgs):
     env_id: str = "CartPole-v1"  # Gymnasium id of the environment
     total_timesteps: int = 500_000  # environment steps, summed over environments
     num_envs: int = 1  # environments stepped in parallel
-    learning_starts: int = 5_000  # environment steps before the first gradient step; 0: none
+    learning_starts: int = 5_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 64  # transitions per gradient step
     utd_ratio: float = 0.25  # gradient steps per environment step (update-to-data ratio)
@@ -41,9 +41,9 @@ class Args(RunArgs):
     q_lr: float = 3e-4  # learning rate of the critics' Adam and of the temperature
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 1  # critic updates per actor update (delayed updates)
+    policy_frequency: int = 1  # delay of the actor: n updates after every n of the critics
     target_network_frequency: int = 1  # gradient steps between target network updates
-    alpha: float = 0.2  # temperature, the coefficient of the entropy
+    alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature (else alpha): the entropy approaches the target entropy
     target_entropy_scale: float = 0.89  # target entropy, in entropies of the uniform policy
 

@@ -31,7 +31,7 @@ class Args(RunArgs):
     env_id: str = "Hopper-v5"  # Gymnasium id of the environment
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
     num_envs: int = 1  # environments stepped in parallel
-    learning_starts: int = 25_000  # environment steps before the first gradient step; 0: none
+    learning_starts: int = 25_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 256  # transitions per gradient step
     utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)

@@ -37,13 +37,13 @@ class Args(RunArgs):
     batch_size: int = 32  # transitions per gradient step
     learning_starts: int = 80_000  # environment steps before the first gradient step; 0: none
     train_frequency: int = 4  # environment steps per gradient step
-    learning_rate: float = 1e-4  # of Adam
+    learning_rate: float = 1e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
-    target_network_frequency: int = 1000  # environment steps between moves of the target network
-    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
-    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
-    end_e: float = 0.01  # epsilon at the end, from 0 to 1
-    exploration_fraction: float = 0.1  # share of total_timesteps in which epsilon falls linearly, from 0 to 1
+    target_network_frequency: int = 1000  # environment steps between target network updates
+    tau: float = 1.0  # soft-update coefficient of the target network (1: hard copy), from 0 to 1
+    start_e: float = 1.0  # initial epsilon: probability of a random action, from 0 to 1
+    end_e: float = 0.01  # final epsilon, from 0 to 1
+    exploration_fraction: float = 0.1  # fraction of total_timesteps over which epsilon is annealed, from 0 to 1
     eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
 
 

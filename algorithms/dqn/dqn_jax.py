@@ -36,13 +36,13 @@ class Args(RunArgs):
     batch_size: int = 128  # transitions per gradient step
     learning_starts: int = 10_000  # environment steps before the first gradient step; 0: none
     train_frequency: int = 10  # environment steps per gradient step
-    learning_rate: float = 2.5e-4  # of Adam
+    learning_rate: float = 2.5e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
-    target_network_frequency: int = 500  # environment steps between moves of the target network
-    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
-    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
-    end_e: float = 0.05  # epsilon at the end, from 0 to 1
-    exploration_fraction: float = 0.5  # share of total_timesteps in which epsilon falls linearly, from 0 to 1
+    target_network_frequency: int = 500  # environment steps between target network updates
+    tau: float = 1.0  # soft-update coefficient of the target network (1: hard copy), from 0 to 1
+    start_e: float = 1.0  # initial epsilon: probability of a random action, from 0 to 1
+    end_e: float = 0.05  # final epsilon, from 0 to 1
+    exploration_fraction: float = 0.5  # fraction of total_timesteps over which epsilon is annealed, from 0 to 1
 
 
 class Setup(NamedTuple):

@@ -44,14 +44,14 @@ class Args(RunArgs):
     batch_size: int = 32  # transitions per gradient step
     learning_starts: int = 80_000  # steps of the student before its first gradient step on them; 0: none
     train_frequency: int = 4  # environment steps per gradient step
-    learning_rate: float = 1e-4  # of Adam
+    learning_rate: float = 1e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
-    target_network_frequency: int = 1000  # steps between moves of the target network; offline gradient steps
+    target_network_frequency: int = 1000  # steps between target network updates; offline: gradient steps
     temperature: float = 1.0  # of the policies softmax(Q / temperature) that are compared
-    tau: float = 1.0  # share of the Q-network that the target network takes over at a move (1: a copy), from 0 to 1
-    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
-    end_e: float = 0.01  # epsilon at the end, from 0 to 1
-    exploration_fraction: float = 0.1  # share of the student's steps in which epsilon falls linearly, from 0 to 1
+    tau: float = 1.0  # soft-update coefficient of the target network (1: hard copy), from 0 to 1
+    start_e: float = 1.0  # initial epsilon: probability of a random action, from 0 to 1
+    end_e: float = 0.01  # final epsilon, from 0 to 1
+    exploration_fraction: float = 0.1  # fraction of the student's steps over which epsilon is annealed, from 0 to 1
     eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
 
 

@@ -35,7 +35,7 @@ class Args(RunArgs):
     num_steps: int = 128  # length of a rollout in each environment
     num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 4  # epochs per rollout
-    learning_rate: float = 2.5e-4  # of Adam
+    learning_rate: float = 2.5e-4  # learning rate of Adam
     anneal_lr: bool = True  # anneal the learning rate linearly towards 0
     max_grad_norm: float = 0.5  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -210,7 +210,7 @@ def train_iteration(training, setup):
         logits, value = actor_critic(params, obs)
         action = (logits + gumbel).argmax(1)  # Gumbel-max: a sample of the softmax of the logits
         env_state, step = envs.step(key, env_state, action)
-        # a time limit is not the end of the task: the return goes on with the value of the final observation
+        # a time limit does not end the task: bootstrap from the value of the final observation
         timeout = step.truncated & ~step.terminated
         final_value = jax.lax.cond(
             timeout.any(),

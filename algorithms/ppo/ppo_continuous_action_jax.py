@@ -39,7 +39,7 @@ class Args(RunArgs):
     num_steps: int = 2048  # length of a rollout in each environment
     num_minibatches: int = 32  # minibatches per epoch
     update_epochs: int = 10  # epochs per rollout
-    learning_rate: float = 3e-4  # of Adam
+    learning_rate: float = 3e-4  # learning rate of Adam
     anneal_lr: bool = True  # anneal the learning rate linearly towards 0
     max_grad_norm: float = 0.5  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -268,7 +268,7 @@ def train_iteration(training, setup):
     # log-probabilities and values are computed here, in one batch.
     obs, action = obs.reshape(batch_size, -1), action.reshape(batch_size, -1)
     logprob, _, value = evaluate(params, obs, action)
-    # a time limit is not the end of the task: the return goes on with the value of the final observation
+    # a time limit does not end the task: bootstrap from the value of the final observation
     final_obs = obs_normalizer.normalize(step.final_obs.reshape(batch_size, -1))
     final_value = value_of(params, final_obs).reshape(done.shape)
     final_value = jnp.where(step.truncated & ~step.terminated, final_value, 0)

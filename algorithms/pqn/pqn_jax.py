@@ -36,14 +36,14 @@ class Args(RunArgs):
     num_steps: int = 128  # length of a rollout in each environment
     num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 4  # epochs per rollout
-    learning_rate: float = 2.5e-4  # of RAdam
+    learning_rate: float = 2.5e-4  # learning rate of RAdam
     anneal_lr: bool = True  # anneal the learning rate linearly towards 0
     max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.99  # discount factor, from 0 to 1
     q_lambda: float = 0.65  # lambda of Q(lambda) (0: targets of one step), from 0 to 1
-    start_e: float = 1.0  # epsilon at the start: probability of a random action, from 0 to 1
-    end_e: float = 0.05  # epsilon at the end, from 0 to 1
-    exploration_fraction: float = 0.5  # share of total_timesteps in which epsilon falls linearly, from 0 to 1
+    start_e: float = 1.0  # initial epsilon: probability of a random action, from 0 to 1
+    end_e: float = 0.05  # final epsilon, from 0 to 1
+    exploration_fraction: float = 0.5  # fraction of total_timesteps over which epsilon is annealed, from 0 to 1
 
 
 class Setup(NamedTuple):
@@ -174,7 +174,7 @@ def train_iteration(training, setup):
     done = step.terminated | step.truncated  # (num_steps, num_envs), like action, value and step.reward
 
     # ---- 2. credit: the returns of Q(lambda), by the network that acted
-    # a time limit is not the end of the task: the return goes on with the value of the final observation
+    # a time limit does not end the task: bootstrap from the value of the final observation
     final_value = layer_norm_mlp(params, step.final_obs.reshape(batch_size, -1)).max(1).reshape(shape)
     final_value = jnp.where(step.truncated & ~step.terminated, final_value, 0)
     next_value = layer_norm_mlp(params, next_obs).max(1)
