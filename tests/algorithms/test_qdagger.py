@@ -463,8 +463,8 @@ def test_a_teacher_on_the_hub(hub, train, solo, tmp_path):  # noqa: F811
 # ---------------------------------------------------------------------- learning
 @pytest.mark.slow
 def test_it_learns_catch_from_its_teacher(train):
-    """Most of it offline: 300 updates, then 300 steps of its own."""
-    flags = "--env-id pixel_probe:Catch-v0 --teacher-steps 1000 --offline-steps 300 --total-timesteps 1600".split()
+    """Most of it offline: 600 updates, then 800 steps of its own. Seeds 2 and 3 reach 0.9."""
+    flags = "--env-id pixel_probe:Catch-v0 --teacher-steps 1000 --offline-steps 600 --total-timesteps 2400".split()
     flags += "--learning-starts 100 --buffer-size 2000 --learning-rate 0.0005 --gamma 0.9".split()
     flags += "--target-network-frequency 100 --start-e 0.5 --end-e 0.05 --eval-every 0 --save-every 0".split()
     run_dir = train(NAME, *flags, "--teacher", teacher_folder())["run"].dir
