@@ -100,6 +100,7 @@ if __name__ == "__main__":
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)
 
+    np.random.random()  # also in a run that is resumed later, before its random numbers are those of the checkpoint
     for iteration in run.loop(start, args.online):  # a step is an environment step
         global_step = (0 if args.falls else 16 + 2 * args.offline) + 4 * (iteration + 1)
         trace.append(("online", iteration))

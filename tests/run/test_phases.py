@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 import signal
+import sys
 
 import numpy as np
 import pytest
 from conftest import TESTS, comparable, rows
+from conftest import run as execute
 from safetensors.numpy import load_file
 from test_ppo_jax import folders, same
 
@@ -109,6 +111,17 @@ def test_a_played_run_has_no_iterations(train):
     assert policy(obs.astype(np.float32)).shape == (9,) and comparable(run_dir) == before
 
 
+@pytest.mark.slow
+def test_a_standalone_copy_learns_the_same_in_all_loops(train, solo, tmp_path):
+    want = load_file(train(SCRIPT)["run"].dir / "model_last.safetensors")
+    copy, weights = tmp_path / "alone.py", tmp_path / "weights.npz"
+    assert solo("copy", SCRIPT, copy, "--standalone")[0] == 0
+    done = execute(sys.executable, copy, "--save-to", weights)
+    assert done.returncode == 0, done.stderr
+    found = np.load(weights)
+    assert set(found) == set(want) and all(np.array_equal(found[name], want[name]) for name in want)
+
+
 # ---------------------------------------------------------------------- what is refused
 def test_a_step_that_falls_is_refused(train):
     train(SCRIPT, "--falls", code=2)
@@ -182,6 +195,7 @@ def test_chunks_end_where_an_evaluation_is_due_or_a_loop_ends(train):
     steps = [row["global_step"] for row in rows(v["run"].runs[0].dir, "charts/SPS")]
     assert steps == [12, 16, 20, 24, 26, 34, 42, 50]
     assert [row["global_step"] for row in rows(v["run"].runs[0].dir, "eval/episodic_return")] == [20, 42, 50]
+    assert steps_of(v["run"].runs[0].dir) == [50]
 
 
 @pytest.mark.parametrize("by", ["signal", "stop", "target"])
@@ -197,22 +211,25 @@ def test_what_ends_a_loop_of_seeds_ends_those_after_it(by, train, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_signal_between_the_saves_of_two_seeds_in_the_last_iteration_of_a_loop(train, tmp_path, monkeypatch):
-    """The first one has saved what it had to, the second one ends: both do one more iteration, the first of the next
-    loop, and go on exactly."""
+@pytest.mark.parametrize("step", [12, 16])
+def test_after_a_signal_between_the_saves_of_two_seeds_both_do_one_more_iteration(step, train, tmp_path, monkeypatch):
+    """The first one has saved what it had to, the second one ends. In the last iteration of a loop the one more is the
+    first of the next loop. They go on exactly."""
     train(JAX, *JAX_SAVING, "--runs-dir", tmp_path / "whole" / "runs")
     save = Run.save
 
     def signalled(run, global_step, **parts):
         save(run, global_step, **parts)
-        if run.args.seed == 1 and global_step == 16:
+        if run.args.seed == 1 and global_step == step:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
         patch.setattr(Run, "save", signalled)
         v = train(JAX, *JAX_SAVING, "--runs-dir", tmp_path / "ended" / "runs")
     runs = folders(tmp_path / "ended")
-    assert v["trace"] == WHOLE[:5] and [(steps_of(run)[-1], status(run)) for run in runs] == [(18, "stopped")] * 2
+    done = STEPS.index(step) + 2
+    assert v["trace"] == WHOLE[:done]
+    assert [(steps_of(run)[-1], status(run)) for run in runs] == [(STEPS[done - 1], "stopped")] * 2
     train(JAX, "--resume", runs[0], "--num-seeds", 2)
     for whole, resumed in zip(folders(tmp_path / "whole"), runs, strict=True):
         same(whole, resumed)
