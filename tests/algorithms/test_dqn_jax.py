@@ -70,7 +70,7 @@ def begun(name, count, env_id="CartPole-v1", batch_size=16, **settings):
     atoms = [jnp.linspace(0, 100, 11)] if name == "c51_jax" else []
     setup = script["Setup"](args, open_envs(args.env_id, args.num_envs), optax.adam(1e-3), count, *atoms)
     training = jax.jit(partial(script["begin"], setup=setup))(jax.random.PRNGKey(3))
-    return training, jax.jit(partial(script["iteration"], setup=setup))
+    return training, jax.jit(partial(script["train_iteration"], setup=setup))
 
 
 def iterations(name, count, **settings):
