@@ -21,7 +21,8 @@ BUDGETS = {
     "checkpoints": 650,  # what the bytes of Atari's emulator lack (35)
     "args": 250,
     "compute": 600,  # gradient steps that share parameters (60), the convolution in JAX, which five files had (22)
-    "run": 2200,  # opponents in evaluation (111), policies in JAX with memory, masks, agents (35), several loops (30)
+    "run": 2250,  # opponents in evaluation (111), policies in JAX with memory, masks, agents (35), several loops (30);
+    # a login of Weights & Biases, mistakes of an environment (30)
     "catalog": 950,  # parts that are changed in place (20), what a file comes from (18); the stub (20)
     "results": 1450,  # [1,500] what a method is compared with; the range of few runs; which run of a seed counts (60)
     "studies": 3200,  # [1,300] and the studies of clusters: storage, plan on disk, worker, fleet, engines
