@@ -27,6 +27,11 @@ def algorithms_folder() -> Path:
     return (PACKAGE.parent if in_checkout() else PACKAGE) / "algorithms"
 
 
+def spaces_folder() -> Path:
+    """The folder of the search spaces for `solo tune`, which the wheel has inside the package."""
+    return PACKAGE.parent / "benchmark" / "spaces" if in_checkout() else PACKAGE / "spaces"
+
+
 def in_catalogue(path: Path) -> bool:
     """Whether a file stands in a folder of families, of this installation or of a checkout; else it is a user's own."""
     folder = path.resolve().parent.parent

@@ -54,6 +54,7 @@ ENTRANCES = (
     "conv2d",
     "parse",
 )  # what a script may use of the library in addition to the verbs of `run`
+NOTE = "note"  # in the place of a rule: what is worth knowing of a user's own file, but no problem
 NEVER = ("seed", "device")  # Run uses them; a script that does so too would change results with plumbing
 
 # Where the name of a module is not that of its distribution or extra.
@@ -272,9 +273,11 @@ def check_metadata(source: Source) -> Iterator[Problem]:
     for key in ("requires-python", "dependencies"):
         if key not in block:
             yield source.problem(1, "PEP 723", f"the block has no {key}")
-    provided = provided_names(block.get("dependencies", []))
+    provided, beside = provided_names(block.get("dependencies", [])), {x.name for x in source.path.parent.iterdir()}
     for module, line in top_modules(source.tree).items():
         names = PROVIDERS.get(module, (normal(module),))
+        if not in_catalogue(source.path) and {module, f"{module}.py"} & beside:
+            continue  # a module of the user's own
         if module not in sys.stdlib_module_names and not provided.intersection(names):
             yield source.problem(line, "PEP 723", f"imports {module}, but the dependencies do not name {names[0]}")
 
@@ -352,12 +355,14 @@ def check_in_place(source: Source) -> Iterator[Problem]:
 
 # ---------------------------------------------------------------------- the checks as a whole
 def check_file(path: Path) -> list[Problem]:
-    """All that can be said of one file alone, in the order of its lines."""
+    """All that can be said of one file alone, in the order of its lines. A user's own file may be long, and import
+    others."""
     try:
         source = Source(path, read_source(path), parse_source(path), parse_header(path))
     except UsageError as error:
         return [Problem(path, 1, "header", str(error).removeprefix(str(path)).lstrip())]
-    checks = (check_imports, check_size, check_header, check_metadata, check_flags, check_plumbing, check_in_place)
+    of_catalogue = (check_imports, check_size) if in_catalogue(path) else ()
+    checks = (*of_catalogue, check_header, check_metadata, check_flags, check_plumbing, check_in_place)
     return sorted((problem for check in checks for problem in check(source)), key=lambda problem: problem.line)
 
 
@@ -373,7 +378,8 @@ def check_together(paths: Sequence[Path]) -> list[Problem]:
 
 
 def check_own(path: Path) -> list[Problem]:
-    """R2 and R3 for a user's own file: against the catalogue, where the file comes from one of it."""
+    """A user's own file against the catalogue, where it comes from a file of it: notes of what has another body there,
+    and the problem of a parent that does not exist."""
     try:
         script = parse_header(path)
     except UsageError:
@@ -398,11 +404,11 @@ def check_same_bodies(scripts: Sequence[Script], own: Script | None = None) -> I
             if owner is script:
                 known.append((text, script))
             elif text != wanted:
-                repair = f"solo sync {name} --from {as_typed(owner.path)}"
-                if script is own:  # sync writes next to the file it copies from
-                    repair = f"solo diff {as_typed(owner.path)} {as_typed(script.path)}"
-                what = f"{name} is not the {name} of {owner.path.name}; rename it, or repair it"
-                yield Problem(script.path, node.lineno, "R2", f"{what}: {repair}")
+                what, source = f"{name} is not the {name} of {owner.path.name}", as_typed(owner.path)
+                repair = f"{what}; rename it, or repair it: solo sync {name} --from {source}"
+                note = f"{what}: solo diff {source} {as_typed(script.path)}"
+                rule, text = (NOTE, note) if script is own else ("R2", repair)
+                yield Problem(script.path, node.lineno, rule, text)
 
 
 def check_budgets(scripts: Sequence[Script]) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from solorl.catalog.budget import parents_in_words, set_budget
 from solorl.catalog.header import find_path, parse_header
-from solorl.catalog.rules import Problem, check_file, check_own, check_together, neighbours
+from solorl.catalog.rules import NOTE, Problem, check_file, check_own, check_together, neighbours
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.files import shown
@@ -15,8 +15,8 @@ from solorl.scripts import in_catalogue, script_paths
 
 
 def problems_of(paths: Sequence[Path]) -> list[Problem]:
-    """The problems of the given files; those between files are found with all families next to them, those of a
-    user's own file with the catalogue."""
+    """The problems of the given files, and notes; those between files are found with all families next to them, those
+    of a user's own file with the catalogue."""
     wanted = {path.resolve() for path in paths}
     found = [problem for path in sorted(wanted) for problem in check_file(path)]
     for path in sorted(path for path in wanted if not in_catalogue(path)):
@@ -36,7 +36,7 @@ def set_budgets(paths: Sequence[Path]) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print one line per problem and return 1 if there are any."""
+    """Print one line per problem or note and return 1 if there are problems."""
     parser = Parser("check", "Check algorithm files (default: all) against the rules in CONTRIBUTING.md.")
     parser.add_argument("files", metavar="FILE", nargs="*", help="algorithm names or .py files")
     parser.add_argument(
@@ -48,9 +48,10 @@ def main(argv: Sequence[str]) -> int:
         if not args.files:
             raise UsageError("solo check --set-budget needs the files whose budget is to be set")
         return set_budgets(paths)
-    problems = problems_of(paths)
-    for problem in problems:
+    found = problems_of(paths)
+    for problem in found:
         print(replace(problem, path=Path(shown(problem.path))))
+    problems = [problem for problem in found if problem.rule != NOTE]
     if problems:
         files = len(list(groupby(problems, key=lambda problem: problem.path)))
         print(f"{len(problems)} problem{'s'[: len(problems) != 1]} in {files} of {len(paths)} files")

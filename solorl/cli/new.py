@@ -29,12 +29,17 @@ def run_line(run: str, name: str) -> str:
     return shlex.join(["solo", "train", name, *flags])
 
 
+def in_own_checkout() -> bool:
+    """Whether the current folder lies in the checkout from which the package runs."""
+    return in_checkout() and Path.cwd().is_relative_to(algorithms_folder().parent)
+
+
 def destination(name: str, family: str) -> Path:
-    """In a checkout the family's folder, elsewhere the current one; UsageError if the name is taken."""
+    """Within the checkout the family's folder, elsewhere the current one; UsageError if the name is taken."""
     taken = script_paths()
     if name in taken:
         raise UsageError(f"there is an algorithm {name} already: {shown(taken[name])}")
-    path = algorithms_folder() / family / f"{name}.py" if in_checkout() else Path.cwd() / f"{name}.py"
+    path = algorithms_folder() / family / f"{name}.py" if in_own_checkout() else Path.cwd() / f"{name}.py"
     if path.exists():
         raise UsageError(f"{shown(path)} exists already")
     return path
@@ -57,14 +62,14 @@ def main(argv: Sequence[str]) -> int:
     check_name("file", name)
     source = parse_header(find_path(args.source))
     family = args.family or family_of(source)
-    if args.family or in_checkout():
+    if args.family or in_own_checkout():
         check_name("family", family)
     if missing := [key for key in KEYS if key not in source.fields]:
         raise UsageError(f"{shown(source.path)} has no line {missing[0]} in its header")
     if name in sys.stdlib_module_names or name in top_modules(parse_source(source.path)):
         raise UsageError(f"a file {name}.py would hide the module {name} from `import {name}`")
     path = destination(name, family)
-    typed = name if in_checkout() else path.name
+    typed = name if in_own_checkout() else path.name
     values = {
         "Run": run_line(source.run, typed),
         "Differs": f"from {source.path.name}: nothing yet",
@@ -72,14 +77,14 @@ def main(argv: Sequence[str]) -> int:
         "Copy of": "",
     }
     text = with_header(read_source(source.path), values)
-    if in_checkout():
+    if in_own_checkout():
         path.parent.mkdir(exist_ok=True)
     write(path, text.encode())
     print(f"created {shown(path)} from {source.path.name}. Next:")
     print(f"  edit it; say in its line `Differs` how it differs from {source.path.name}, and in its title what it is")
     print(f"  solo train {typed}")
     print(f"  solo diff {as_typed(source.path)} {typed}")
-    if in_checkout():
+    if in_own_checkout():
         print(f"  solo check --set-budget {name}     once the difference is what you want")
-    print(f"  solo check {'' if in_checkout() else typed:18} before you share it")
+    print(f"  solo check {'' if in_own_checkout() else typed:18} before you share it")
     return 0

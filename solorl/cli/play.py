@@ -1,8 +1,10 @@
 """`solo play`: evaluates the agent of a run folder with the script that made it."""
 
+import glob
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from solorl.cli import Parser
 from solorl.errors import UsageError
@@ -19,10 +21,29 @@ def no_display() -> bool:
     return sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
+def newest(given: Sequence[str]) -> str:
+    """The run that is meant: of several folders, given or matched by a pattern that the shell left as it is, the one
+    that began last. UsageError where one of several is none of this machine's run folders."""
+    matches = [[] if Path(name).exists() else glob.glob(name) for name in given]  # noqa: PTH207, of names as typed
+    found = [path for name, some in zip(given, matches, strict=True) for path in some or [name]]
+    if len(found) == 1:
+        return found[0]
+    began = {}
+    for path in found:
+        try:
+            began[path] = (Path(path) / "config.json").stat().st_mtime_ns
+        except OSError:
+            raise UsageError(f"solo play takes several run folders and plays the newest, but {path} is none") from None
+    last = max(found, key=began.__getitem__)
+    print(f"{last} is the newest of {len(began)} runs")
+    return last
+
+
 def main(argv: Sequence[str]) -> int:
     """Play the agent of a run folder; UsageError for a folder that holds no run and for numbers out of range."""
     parser = Parser("play", ABOUT)
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="a folder below runs/, or hf://USER/NAME[@REVISION]")
+    what = "a folder below runs/ (of several the newest is played), or hf://USER/NAME[@REVISION]"
+    parser.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", help=what)
     parser.add_argument("--episodes", metavar="N", type=int, default=10, help="how many to play (default 10)")
     parser.add_argument("--video", action="store_true", help="film the episodes into RUN_DIR/videos")
     parser.add_argument("--render", action="store_true", help="show the episodes in a window")
@@ -38,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     from solorl.share.hub import run_dir_of
     from solorl.trust import FLAG, not_trusted
 
-    run_dir = run_dir_of(args.run_dir)
+    run_dir = run_dir_of(newest(args.run_dirs))
     copy, original = script_of(run_dir)
     if original is None and not args.trust_script:
         raise UsageError(not_trusted(copy))

@@ -18,9 +18,10 @@ from solorl.studies.engines import Engine, open_pool
 from solorl.studies.plan import Flags, load_script, merge, seed_range
 from solorl.studies.resources import read_resources
 from solorl.studies.task import words
-from solorl.studies.tune import METRIC, Study, Tuner, completed, counted, open_study, space_from_file, space_from_script
+from solorl.studies.tune import METRIC, Study, Tuner, completed, counted, open_study, space_from_file, space_of
 
-EPILOG = """the space is in the script, as `lr: float = 2.5e-4  # learning rate [tune: log 1e-5..1e-2]`, or in a file:
+EPILOG = """the space is in the script, as `lr: float = 2.5e-4  # learning rate [tune: log 1e-5..1e-2]`,
+or in a file; ppo, ppo_normalized and dqn, also in JAX, have one already:
   learning-rate = "log 1e-5..1e-2"     a number, equally likely on a logarithmic scale
   gamma = "0.9..0.999"                 a number between the two
   num-steps = "32..512 step 32"        a whole number, in steps
@@ -48,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
     view.say(
         f"{len(counted(found))} of {args.trials} trials so far, {engine.slots} runs at once; output in {store.folder}"
     )
+    view.say(f"searched: {', '.join(study.space)}")
     view.say(f"watch them: optuna-dashboard {shlex.quote(str(storage))}")
     code = Tuner(study, found, store, engine, args.trials, view).run()
     for line in conclusion(study, found, code, args.script):
@@ -66,9 +68,7 @@ def _parser() -> Parser:
     parser.add_argument("--num-seeds", metavar="N", type=int, default=3, help="seeds of each trial (default 3)")
     parser.add_argument("--start-seed", metavar="S", type=int, default=1, help="the first seed (default 1)")
     parser.add_argument("--trials", metavar="N", type=int, default=50, help="trials of the study in all (default 50)")
-    parser.add_argument(
-        "--space", metavar="FILE.toml", type=Path, help="what is searched (default: the script's comments)"
-    )
+    parser.add_argument("--space", metavar="FILE.toml", type=Path, help="what is searched (default: see below)")
     parser.add_argument("--storage", metavar="FILE", type=Path, help="journal of the study (default tune/SCRIPT.log)")
     parser.add_argument(
         "--aggregate", choices=("median", "mean"), default="median", help="of the seeds (default median)"
@@ -109,7 +109,7 @@ def make_study(args: Any, extra: Flags) -> Study:
     if script.ours:
         for env_id in args.env_ids:
             check_env_id_of(script.path, env_id, script.env_kind)
-    space = space_from_file(args.space, script) if args.space else space_from_script(script)
+    space = space_from_file(args.space, script) if args.space else space_of(script)
     for name in space:
         if f"--{name}" in flags:
             raise UsageError(f"solo tune: --{name} is searched, so it cannot be given")

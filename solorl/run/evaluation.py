@@ -229,6 +229,12 @@ def _play_together(envs: gym.vector.VectorEnv, policy: Policy, seeds: Sequence[i
     return returns, lengths
 
 
+def enlarged(frame: Any) -> np.ndarray:
+    """An image (height, width, 3), three times as large where its shorter side is below 200 pixels, as Atari's."""
+    frame = np.asarray(frame)
+    return frame.repeat(3, axis=0).repeat(3, axis=1) if min(frame.shape[:2]) < 200 else frame
+
+
 def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     """Play one episode in an environment made with `render_mode="rgb_array"` and write it as H.264 to `path`.
 
@@ -247,11 +253,11 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     obs, info = env.reset(seed=seed)
     fps = env.metadata.get("render_fps") or 30
     with imageio.get_writer(temporary, format="FFMPEG", fps=fps, macro_block_size=2) as video:
-        video.append_data(env.render())
+        video.append_data(enlarged(env.render()))
         while not over and steps < MAX_STEPS:
             [action] = iterate(action_space, act(batch_of_one(space, obs), [info]))
             obs, reward, terminated, truncated, info = env.step(action)
-            video.append_data(env.render())
+            video.append_data(enlarged(env.render()))
             total += float(of_game(np.asarray(reward), teams_of(env)))
             over, steps = terminated or truncated, steps + 1
     temporary.replace(path)

@@ -7,12 +7,14 @@ before a resume included). No tracker can stop a training: one that fails gives 
 import importlib.util
 import json
 import math
+import netrc
 import os
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from solorl.args.arguments import RunArgs
 from solorl.errors import UsageError, needs_extra
@@ -167,6 +169,22 @@ def check_wandb() -> None:
     spec = importlib.util.find_spec("wandb")
     if spec is None or spec.origin is None:
         raise UsageError(f"{needs_extra('--track', 'wandb')}; --no-track trains without")
+    if not _has_login():
+        how = "`wandb login` or WANDB_API_KEY; WANDB_MODE=offline needs none"
+        raise UsageError(f"--track needs a login of Weights & Biases: {how}, and --no-track trains without")
+
+
+def _has_login() -> bool:
+    """Whether Weights & Biases finds a key, where `wandb login` leaves it or in the environment, or needs none."""
+    offline = os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled")
+    if offline or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    try:
+        hosts = netrc.netrc(os.environ.get("NETRC") or Path.home() / ".netrc").hosts
+    except (OSError, netrc.NetrcParseError):
+        return False
+    server = urlsplit(os.environ.get("WANDB_BASE_URL", "")).netloc  # else of wandb.ai, or of `wandb login --host`
+    return server in hosts if server else any("wandb" in host for host in hosts)
 
 
 def trackers_of(args: RunArgs, folder: Path, purge_step: int | None) -> list[Safe]:

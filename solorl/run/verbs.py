@@ -10,6 +10,7 @@ that work without a run: `folder`, `meter`, `checkpoints`, `evaluator`. They rai
 """
 
 import atexit
+import contextlib
 import math
 import os
 import shlex
@@ -31,6 +32,7 @@ from solorl.compute.device import EVALUATE, TRAIN, choose_device, device_words, 
 from solorl.compute.processes import Processes
 from solorl.compute.ranks import Ranks, from_environment, local_rank
 from solorl.envs.ids import is_atari
+from solorl.envs.mistakes import try_out
 from solorl.envs.returns import teams_of
 from solorl.envs.spaces import action_kind, obs_kind
 from solorl.envs.vector import VectorEnvs
@@ -112,7 +114,8 @@ class Run:
         `obs` is "vector" (Box of numbers, of any shape except () and that of an image), "image" (Box of bytes with 3
         dimensions), "dict" or "tuple"; `action` is "discrete", "continuous", "multidiscrete" or "tuple". Where `envs`
         are games of several agents (`PettingZooEnvs`), those of one agent are meant. The sentence names the script
-        that fits, from the line `Not for` of the running script's header.
+        that fits, from the line `Not for` of the running script's header. One more environment, which is closed
+        afterwards, shows mistakes in its own code.
         """
         env_id = getattr(self.args, "env_id", "the environment")
         games = isinstance(envs, gym.vector.SyncVectorEnv) and teams_of(envs.envs[0])
@@ -129,6 +132,11 @@ class Run:
                 if wanted == "vector" and not use:
                     use = "; gymnasium.wrappers.FlattenObservation makes a vector of them"
                 quit_with(f"{env_id} has {kind} {what}, but {self.script.name} takes {wanted} {what}{use}")
+        if isinstance(envs, gym.vector.SyncVectorEnv) and not games and not self.play:
+            with undisturbed(), in_one_sentence(), contextlib.closing(envs.env_fns[0]()) as env:
+                masked = try_out(env, env_id)
+            if masked and not self.quiet and "action_mask" not in self.script.read_text(encoding="utf-8"):
+                warn(f"{env_id} gives an action_mask, which {self.script.name} does not use")
 
     def vector_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> VectorEnvs:
         """`num_envs` environments `make_env(env_id)` side by side, which reset in the same step (see `VectorEnvs`)."""

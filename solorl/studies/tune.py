@@ -33,6 +33,7 @@ from solorl.catalog.header import parse_source, read_source
 from solorl.errors import UsageError
 from solorl.machine import is_alive, own_handle
 from solorl.metrics import read_rows
+from solorl.scripts import in_catalogue, spaces_folder
 from solorl.studies.bench import Found, Store, View
 from solorl.studies.engines import Engine
 from solorl.studies.plan import Flags, Script, Task, args_fields, as_flag, merge, read_toml
@@ -114,14 +115,18 @@ def _number(text: str, kind: str) -> float:
     return float(re.sub("[kK]$", "e3", text).replace("M", "e6"))
 
 
-def space_from_script(script: Script) -> Space:
-    """The space in the comments of a script's Args; UsageError where there is none."""
+def space_of(script: Script) -> Space:
+    """The space in the comments of a script's Args, else the one that we ship for an algorithm; UsageError where there
+    is none."""
     lines, space = read_source(script.path).splitlines(), Space()
     for name, item in args_fields(parse_source(script.path)).items():
         comment = lines[(item.end_lineno or item.lineno) - 1].partition("#")[2]
         if match := re.search(r"\[tune: ([^\]]+)\]", comment):
             where = f"{script.path.name}:{item.lineno}"
             space[name.replace("_", "-")] = parse_space(match[1], where, ast.unparse(item.annotation))
+    shipped = spaces_folder() / f"{script.path.stem.removesuffix('_jax')}.toml"
+    if not space and in_catalogue(script.path) and shipped.is_file():
+        return space_from_file(shipped, script)
     if not space:
         lacks = f"{script.path.name} has no field with `[tune: log 1e-5..1e-2]` in its comment"
         raise UsageError(f"{lacks}; use --space FILE.toml (`solo tune --help` shows one)")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 import sys
 import tomllib
 
@@ -201,3 +202,72 @@ def test_spaces_are_those_of_the_environment_as_the_script_makes_it(train, tmp_p
     (tmp_path / "mine.py").write_text(source.replace(line, line + change))
     flags = "--env-id CartPole-v1 --total-timesteps 64 --num-steps 64 --num-minibatches 2 --eval-episodes 1".split()
     train(tmp_path / "mine.py", *flags)
+
+
+MASK = '{"action_mask": np.ones(2, np.int8)}'
+WALK = """import gymnasium as gym
+import numpy as np
+
+class Walk(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+    def step(self, action):
+        return np.zeros(3, np.float64), 0.0, True, False, {}
+
+gym.register("Walk-v0", Walk)
+"""
+
+
+@pytest.fixture
+def walk(train, tmp_path, monkeypatch):
+    """`walk(script, old, new)` trains on an environment with a mistake; returns the sentence of the end, if any."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = "--num-envs 2 --total-timesteps 64 --eval-episodes 1".split()
+    more = {"dqn": ["--learning-starts", "0"]}
+
+    def call(name, old="", new="", code=2):
+        assert old in WALK
+        (tmp_path / "walking.py").write_text(WALK.replace(old, new))
+        monkeypatch.delitem(sys.modules, "walking", raising=False)
+        train(name, "--env-id", "walking:Walk-v0", *flags, *more.get(name, ["--num-steps", "32"]), code=code)
+        assert (tmp_path / "runs").exists() == (code == 0)
+        return train.out
+
+    yield call
+    gym.registry.pop("Walk-v0", None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("self, *, seed=None, options=None", "self", "its reset takes no seed; write `def reset(self, *, seed=None"),
+        ("np.float32), {}", "np.float32)", "its reset must return two values, obs and a dict info"),
+        ("True, False", "True", "its step must return five values, obs, reward, terminated, truncated, info, but"),
+        ("np.zeros(3, np.float32)", "np.zeros(4, np.float32)", "of its reset has shape (4,), but its space has (3,)"),
+        ("np.zeros(3, np.float64)", "np.zeros(2)", "of its step has shape (2,), but its space has (3,)"),
+        ("np.zeros(3, np.float64)", "np.zeros(3, complex)", "its step is of type complex128, but its space of float32"),
+        ("0.0, True", "np.zeros(1), True", "its reward must be one number, but is an array of shape (1,)"),
+    ],
+)
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_a_mistake_in_an_environment_is_one_sentence(walk, name, old, new, sentence):
+    """Before the run folder is made."""
+    out = walk(name, old, new)
+    assert "error: walking:Walk-v0: " in out and sentence in out and "Traceback" not in out
+
+
+def test_an_environment_may_compute_with_more_digits_than_its_space(walk):
+    assert "error" not in walk("ppo", code=0)
+
+
+def test_masks_that_a_file_does_not_use_are_a_warning(walk, tmp_path):
+    warning = "gives an action_mask, which ppo.py does not use"
+    given = ("np.float32), {}", f"np.float32), {MASK}")
+    assert f"warning: walking:Walk-v0 {warning}" in walk("ppo", *given, code=0)
+    shutil.rmtree(tmp_path / "runs")
+    assert warning not in walk("ppo", code=0)
+    (tmp_path / "ppo.py").write_text(script("ppo").read_text() + "    print(envs.action_mask)\n")
+    assert "warning" not in walk(tmp_path / "ppo.py", *given, code=0)

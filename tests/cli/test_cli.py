@@ -281,6 +281,23 @@ def test_play_refuses_what_is_no_run(solo, tmp_path, monkeypatch):
     assert solo("play", good, "--render", "--trust-script")[0] == 0
 
 
+def test_play_takes_the_newest_of_several_runs(solo, tmp_path, monkeypatch):
+    """Also of a pattern that no shell has expanded; that begins last whose config.json was written last."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    names = [f"runs/CartPole-v1__ppo__2__{day}" for day in ("20261122", "20261124", "20261123")]
+    for age, name in zip((3, 1, 2), names, strict=True):
+        folder = run_folder(tmp_path / name, '{"script": "show.py"}')
+        os.utime(folder / "config.json", (1e9 - age, 1e9 - age))
+    for given in (names, ["runs/*__ppo__2__*"]):
+        code, out, _ = solo("play", *given, "--video", "--trust-script")
+        assert code == 0
+        assert out.startswith(f"{names[1]} is the newest of 3 runs\n['--resume', '{names[1]}'] ")
+    assert "newest" not in solo("play", names[0], "--trust-script")[1]
+    refused(solo("play", names[0], "hf://me/ppo"), "takes several run folders", "hf://me/ppo is none")
+    refused(solo("play", "runs/*__dqn__*"), "there is no run folder runs/*__dqn__*")
+
+
 WITH_NEIGHBOUR = "import colorsys\nprint(__file__, colorsys.__file__)\n"  # a module that nothing else imports
 
 
@@ -388,7 +405,7 @@ def test_copy_of_a_copy_names_the_nearest(solo, tree, tmp_path):
     assert data.count(b"Copy of   ") == 1 and data.count(b"\r\n") == data.count(b"\n")
     assert catalog.origins(tmp_path / "last.py") == ["other file", "a"]  # its line Run trains a
     assert solo("new", "newer", "--from", "mine.py")[0] == 0
-    text = (tree / "newer.py").read_text()
+    text = (tmp_path / "newer.py").read_text()
     assert "Copy of" not in text and "Differs   from mine.py: nothing yet\n" in text
 
 
@@ -691,9 +708,10 @@ def test_diff_page_names_both_files(solo, tree, tmp_path):
 
 
 # ---------------------------------------------------------------------- new
-def test_new_differs_in_its_header_only(solo, tree):
+def test_new_differs_in_its_header_only(solo, tree, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path / "checkout")
     code, out, _ = solo("new", "c", "--from", "b")
-    assert code == 0 and out.startswith("created checkout/algorithms/fam/c.py from b.py. Next:\n")
+    assert code == 0 and out.startswith("created algorithms/fam/c.py from b.py. Next:\n")
     old, new = ((tree / name).read_text().splitlines() for name in ("b.py", "c.py"))
     changed = [(x, y) for x, y in zip(old, new, strict=True) if x != y]
     assert changed == [
@@ -703,7 +721,8 @@ def test_new_differs_in_its_header_only(solo, tree):
     assert catalog.find("c").parent == "b.py"
 
 
-def test_new_drops_continued_lines_and_makes_a_family(solo, tree):
+def test_new_drops_continued_lines_and_makes_a_family(solo, tree, monkeypatch):
+    monkeypatch.chdir(tree)
     text = (tree / "b.py").read_text().replace("adds two\n", "adds two\n          and more\n")
     (tree / "b.py").write_text(text)
     assert solo("new", "c", "--from", "b", "--family", "other")[0] == 0

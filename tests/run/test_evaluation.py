@@ -3,6 +3,7 @@
 import json
 
 import gymnasium as gym
+import imageio.v3 as iio
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -60,6 +61,15 @@ def test_each_evaluation_begins_without_memory():
 def test_a_film_keeps_the_memory_too(tmp_path):
     assert film(Recall(), remember, 5, tmp_path / "film.mp4") == 4
     assert (tmp_path / "film.mp4").stat().st_size > 0
+
+
+@pytest.mark.parametrize(("size", "wanted"), [((210, 160), (630, 480)), ((200, 300), (200, 300))])
+def test_small_films_are_enlarged_three_times(tmp_path, size, wanted):
+    """Height and width of Atari's images, and of others."""
+    env = Recall()
+    env.render = lambda: np.zeros((*size, 3), np.uint8)
+    film(env, remember, 5, tmp_path / "film.mp4")
+    assert iio.imread(tmp_path / "film.mp4", index=0).shape == (*wanted, 3)
 
 
 # ---------------------------------------------------------------------- the picture

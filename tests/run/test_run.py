@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from solorl import Run, RunArgs
 from solorl.checkpoints import checkpoint as state
 from solorl.compute import device
+from solorl.errors import UsageError
 from solorl.run import evaluation, trackers
 from solorl.run.meter import Meter
 from solorl.run.summary import how_to_go_on
@@ -192,6 +193,25 @@ def test_tracking_without_wandb_is_refused_before_anything_is_written(train, sol
     assert train.out == sentence
     code, out, err = solo("play", run_dir, "--episodes", "1")
     assert code == 0 and "over 1 greedy episodes" in out, err
+
+
+def test_tracking_without_a_login_is_refused_before_anything_is_written(train, tmp_path, monkeypatch):
+    """A login is a key in the environment or in the netrc file; without a network none is needed."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    train("ppo", *TINY, "--track", code=2)
+    assert train.out.startswith("error: --track needs a login of Weights & Biases: `wandb login` or WANDB_API_KEY;")
+    assert train.out.count("\n") == 1 and not (tmp_path / "runs").exists()
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
+    trackers.check_wandb()
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    with pytest.raises(UsageError, match="needs a login"):
+        trackers.check_wandb()
+    for name, value in (("WANDB_API_KEY", "secret"), ("WANDB_MODE", "offline")):
+        with monkeypatch.context() as given:
+            given.setenv(name, value)
+            trackers.check_wandb()
 
 
 def test_a_folder_named_wandb_is_no_tracker(tmp_path, monkeypatch, capsys):

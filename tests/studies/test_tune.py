@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections import Counter
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from conftest import ROOT, environment, refused
 
 optuna = pytest.importorskip("optuna")
 
+from solorl import scripts  # noqa: E402
 from solorl.cli.bench import Lines  # noqa: E402
 from solorl.errors import UsageError  # noqa: E402
 from solorl.studies import tune  # noqa: E402
@@ -276,15 +278,30 @@ class Args(RunArgs):
     num_steps: int = 128  # steps of one rollout [tune: 32 | 64 | 128]
     anneal_lr: bool = True  # [tune: true | false]
 """)
-    assert tune.space_from_script(load_script("mine.py")) == {
+    assert tune.space_of(load_script("mine.py")) == {
         "learning-rate": Range(1e-5, 1e-2, log=True),
         "num-steps": Choice((32, 64, 128)),
         "anneal-lr": Choice((True, False)),
     }
     script = load_script("mine.py")
-    asked = tune.Study(script, ("A",), {}, (1,), tune.space_from_script(script))
+    asked = tune.Study(script, ("A",), {}, (1,), tune.space_of(script))
     [task] = asked.tasks({"learning-rate": 1e-4, "num-steps": 32, "anneal-lr": False}, 1)
     assert task.argv()[-5:] == ("--learning-rate", "0.0001", "--num-steps", "32", "--no-anneal-lr")
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_normalized", "ppo_jax", "dqn", "dqn_jax"])
+@pytest.mark.parametrize("installed", [False, True])
+def test_space_of_an_algorithm_is_the_one_that_is_shipped(tmp_path, monkeypatch, name, installed):
+    """In a checkout that of `benchmark/spaces`, which the wheel has inside the package."""
+    table = ROOT / f"benchmark/spaces/{name.removesuffix('_jax')}.toml"
+    if installed:
+        config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+        monkeypatch.setattr(scripts, "PACKAGE", tmp_path / "solorl")
+        for source, target in config["wheel"]["force-include"].items():
+            assert source in config["sdist"]["include"]
+            shutil.copytree(ROOT / source, tmp_path / target)
+    space = tune.space_of(load_script(name))
+    assert list(space) == list(tomllib.loads(table.read_text())) and len(space) > 5
 
 
 @pytest.mark.parametrize(
