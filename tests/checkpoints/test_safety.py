@@ -173,7 +173,7 @@ def test_arrays_are_not_repeated_to_fit():
         (("args", "env_id"), None, "--env-id must be of type str, got None"),
         (("args", "gamma"), [0.9], "--gamma must be of type float, got [0.9]"),
         (("args", "gamma"), math.nan, "--gamma is nan"),
-        (("args", "target_return"), "x", "--target-return must be of type float, got 'x'"),
+        (("args", "target_return"), "x", "--target-return must be of type float | None, got 'x'"),
         (("args", "num_steps"), 10**400, "--num-steps is too large: it must be smaller than 2**63"),
     ],
 )
