@@ -109,7 +109,7 @@ class Progress:
 
 
 def say(text: str, file: Any, end: str = "\n") -> None:
-    """Print at once; where that fails (`| head`, a closed terminal, a full disk), the training goes on without."""
+    """Print at once; where that fails (`| head`, a closed terminal, a full disk), the training continues without."""
     try:
         print(text, end=end, file=file, flush=True)
     except UnicodeEncodeError:

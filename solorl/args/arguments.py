@@ -93,7 +93,7 @@ def saved_arguments(folder: Path, args_type: type[A]) -> A:
         config = json.loads(file.read_text())
         script, saved, changes = config["script"], config["args"], config.get("changes", [])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{folder} is no run folder: its config.json cannot be read") from error
+        raise UsageError(f"{folder} is not a run folder: its config.json cannot be read") from error
     if not isinstance(saved, dict) or not isinstance(changes, list):
         raise UsageError(f"{file} is malformed: args must be an object and changes a list")
     if script != script_path().name:
@@ -103,7 +103,9 @@ def saved_arguments(folder: Path, args_type: type[A]) -> A:
     for name, field in known.items():
         if not _is_of(saved[name], hints[name]) and repr(saved[name]) != repr(field.default):
             kind = getattr(hints[name], "__name__", hints[name])
-            raise UsageError(f"{file} says --{name.replace('_', '-')} {saved[name]!r:.80}, which is no {kind}")
+            raise UsageError(
+                f"{file} is malformed: --{name.replace('_', '-')} must be of type {kind}, got {saved[name]!r:.80}"
+            )
     return args_type(**{name: saved[name] for name in known})
 
 

@@ -85,8 +85,8 @@ def value_of(flag: str, hint: typing.Any, text: str) -> typing.Any:
     try:
         return whole_number(text) if kind is int else kind(text)
     except ValueError:
-        name = {int: "an int such as 8, 500k, 2M or 1e6", float: "a float"}[kind]
-        raise argparse.ArgumentError(None, f"{flag} is {text!r:.80}, not {name}") from None
+        name = {int: "an integer such as 8, 500k, 2M or 1e6", float: "a number"}[kind]
+        raise argparse.ArgumentError(None, f"{flag} must be {name}, got {text!r:.80}") from None
 
 
 def whole_number(text: str) -> int:

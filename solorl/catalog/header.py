@@ -183,7 +183,7 @@ def find_path(name: str) -> Path:
     if path.is_dir():
         raise UsageError(f"{name} is a folder; name an algorithm or a .py file")
     if path.is_file():
-        raise UsageError(f"{name} is no .py file")
+        raise UsageError(f"{name} is not a .py file")
     what = "file" if path.suffix == ".py" else "algorithm"
     raise UsageError(f"there is no {what} {name}{did_you_mean(path.stem, paths, n=2) or '; `solo list` shows all'}")
 

@@ -197,7 +197,7 @@ def conclusion(runner: Runner, code: int, seconds: float) -> list[str]:
             f"  {task}: {runner.uncollected[task.id]}" for task in runner.plan.tasks if task.id in runner.uncollected
         ]
     if code > 1:
-        lines.append("interrupted; the same command goes on")
+        lines.append("interrupted; the same command continues")
     if runner.bare:
         lines.append(f"{len(runner.bare)} finished without a table; no run folder and no TensorBoard files were in:")
         lines += [f"  {task}: {runner.bare[task.id]}" for task in runner.plan.tasks if task.id in runner.bare]

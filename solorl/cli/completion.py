@@ -156,7 +156,7 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse(argv)
     if args.shell not in SHELLS:
         hint = did_you_mean(args.shell, SHELLS) or f"; there are {', '.join(SHELLS)}"
-        raise UsageError(f"solo completion knows no shell {args.shell}{hint}")
+        raise UsageError(f"solo completion does not know the shell {args.shell}{hint}")
     print(SHELLS[args.shell], end="")
     return 0
 

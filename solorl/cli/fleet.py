@@ -88,8 +88,8 @@ def run(plan: Plan, args: Any, is_suite: bool) -> int:
     say(f"{done} of {len(plan.tasks)} finished" + (f", {len(runner.failed)} failed" if runner.failed else ""))
     where = shlex.quote(storage.where)
     if code > 1 or args.detach:
-        go_on = "what is submitted goes on; " if args.engine != "local" else "what runs goes on; "
-        say(f"{go_on}look: solo bench status {where}; the same command goes on")
+        go_on = "what is submitted continues; " if args.engine != "local" else "what runs continues; "
+        say(f"{go_on}look: solo bench status {where}; the same command continues")
     elif runner.failed:
         say(f"to try again: solo bench retry {where}, then the same command")
     return code or kept

@@ -86,7 +86,7 @@ def files_at(revision: str, folder: Path) -> dict[str, bytes]:
     try:
         commit = _git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
     except UsageError:
-        raise UsageError(f"git knows no commit or tag {revision}") from None
+        raise UsageError(f"git does not know a commit or tag {revision}") from None
     names = _git(folder, "ls-tree", "-r", "--name-only", "-z", commit, ".").decode().split("\0")
     names = [name for name in names if name.endswith(".json.gz")]
     objects = _git(folder, "cat-file", "--batch", given="".join(f"{commit}:./{name}\n" for name in names))

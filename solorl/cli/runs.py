@@ -233,7 +233,7 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError("solo runs delete needs run folders, or a filter such as --status failed")
         for path in paths:
             if path.is_dir() and not is_run(path):
-                raise UsageError(f"{path} is no run folder, so it is not deleted")
+                raise UsageError(f"{path} is not a run folder, so it is not deleted")
     default = [Path("runs")] if Path("runs").is_dir() else []
     found = chosen(found_below(paths or default), {name: list(values) for name, values in wanted.items()})
     if args.json and not deleting:

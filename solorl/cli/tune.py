@@ -153,7 +153,7 @@ def conclusion(study: Study, found: Any, code: int, script: str) -> list[str]:
     parts = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "still running elsewhere"}
     lines = [", ".join(f"{states.count(state)} trials {word}" for state, word in parts.items() if state in states)]
     if code > 1:
-        lines.append("interrupted; the same command goes on")
+        lines.append("interrupted; the same command continues")
     if not completed(found):
         failed = [trial.user_attrs.get("reason", "") for trial in found.trials if trial.state.name == "FAIL"]
         return [*filter(None, lines), "no trial is complete" + (f"; the last failed: {failed[-1]}" if failed else "")]

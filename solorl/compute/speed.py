@@ -63,7 +63,7 @@ class Tracer(torch.fx.Tracer):
 
 
 class Forward:
-    """A module as a function from a NumPy batch (n, ...) to a NumPy batch, always with its present weights and buffers.
+    """A module as a function from a NumPy batch (n, ...) to a NumPy batch, always with its current weights and buffers.
 
     On the CPU, if `fast`, its operations are traced once and then done by NumPy, which needs several microseconds less
     for each; a module with other operations than those of the tables above is called in torch. Weights and buffers may

@@ -90,4 +90,4 @@ def read_folder(path: Path) -> Result:
         if not all(event.is_file() for event in events):
             raise ResultError(f"{path} cannot be read: its TensorBoard files are not all regular files")
         return checked(read_tensorboard(path))
-    raise ResultError(f"{path} is no run folder: it has neither config.json nor TensorBoard files")
+    raise ResultError(f"{path} is not a run folder: it has neither config.json nor TensorBoard files")

@@ -128,7 +128,7 @@ def read(path: Path) -> Result:
 def _bytes(path: Path) -> bytes:
     """The bytes of a file. Raises ResultError where there are too many, and for what is no file, such as a device."""
     if path.exists() and not path.is_file():
-        raise ResultError(f"{path} cannot be read: it is no regular file")
+        raise ResultError(f"{path} cannot be read: it is not a regular file")
     with open(path, "rb") as file:
         return _read_some(file, path)
 
@@ -156,7 +156,7 @@ def parse_bytes(data: bytes, source: str) -> Result:
 def parse(content: Any, source: str) -> Result:
     """The result in the JSON of a result file. Raises ResultError, which names `source`, where it is none."""
     if not isinstance(content, dict) or "format" not in content:
-        raise ResultError(f"{source} is no result file")
+        raise ResultError(f"{source} is not a result file")
     if content["format"] != FORMAT:
         form = reprlib.repr(content["format"])
         raise ResultError(f"{source} has format {form}, but this version reads format {FORMAT}")
@@ -400,7 +400,7 @@ def read_run(run_dir: Path) -> Result:
 def _result(run_dir: Path, config: dict[str, Any], status: dict[str, Any], rows: list[dict[str, Any]]) -> Result:
     args = config["args"]
     if not isinstance(args, dict):
-        raise ResultError(f"{run_dir / 'config.json'} is damaged: its args are no JSON object")
+        raise ResultError(f"{run_dir / 'config.json'} is damaged: its args are not a JSON object")
     total = int(status.get("global_step") or (rows[-1]["global_step"] if rows else 0))
     episodes = _select(rows, "charts/episodic_return", "charts/episodic_length")
     rates = sorted(float(row["charts/SPS"]) for row in rows if "charts/SPS" in row)
@@ -463,7 +463,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics file; a last line that a kill cut short is left out. Raises ResultError."""
     try:
         if path.exists() and not path.is_file():
-            raise ResultError(f"{path} cannot be read: it is no regular file")
+            raise ResultError(f"{path} cannot be read: it is not a regular file")
         return read_rows(path, strict=True)[0]
     except ResultError:
         raise

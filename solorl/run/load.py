@@ -226,7 +226,7 @@ def script_of(run_dir: Path) -> tuple[Path, Path | None]:
     try:
         config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"{run_dir} is no run folder: it has no config.json") from None
+        raise UsageError(f"{run_dir} is not a run folder: it has no config.json") from None
     except (ValueError, OSError, RecursionError) as error:
         raise UsageError(f"{run_dir / 'config.json'} cannot be read: {error}") from None
     name = config.get("script") if isinstance(config, dict) else None

@@ -126,7 +126,7 @@ class Checkpoints:
                 f"{self.run_dir} has lost its checkpoint ({sign}) and is left as it is; start a new run instead"
             )
         for note in notes:
-            warn(f"{note}; going on from the checkpoint before it")
+            warn(f"{note}; continuing from the checkpoint before it")
         return tree
 
     def _had_one(self) -> str:

@@ -282,7 +282,7 @@ class Runs:
 
     def training(self, index: int, field: str = "", rows: Any = ...) -> Any:
         """The training of one seed as it is now, one field of it, or some rows of one array. Its arrays are gone once
-        the training goes on."""
+        the training continues."""
         tree = self._trainings[index] if self._stack is None else self._stack
         tree = attrgetter(field)(tree) if field else tree
         if self._stack is not None:
@@ -461,7 +461,7 @@ class Runs:
             why = "; ".join(notes) or f"their newest are of the steps {newest}"
             quit_with(f"the seeds have no whole checkpoint of one step ({why}); resume each alone, by its own folder")
         for note in notes:
-            warn(f"{note}; all seeds go on from the checkpoint before it")
+            warn(f"{note}; all seeds continue from the checkpoint before it")
         for i, run in enumerate(self.runs):
             if found[i]:  # a seed without a checkpoint may begin again only if it never had one
                 run.checkpoints.until = self._common or 0
@@ -489,13 +489,13 @@ class Runs:
             names = _names_in(file) if file.exists() else [first.name]
             if len(names) != self.num_seeds or names[0] != first.name:
                 quit_with(
-                    f"{first} is one of {len(names)} seeds trained together; go on with them all by "
+                    f"{first} is one of {len(names)} seeds trained together; continue them all by "
                     f"--resume {shlex.quote(str(first.with_name(names[0])))} --num-seeds {len(names)}, "
                     "or with one by its own folder"
                 )
             folders = [str(first.with_name(name)) for name in names]
             if gone := [folder for folder in folders if not Path(folder, "config.json").exists()]:
-                quit_with(f"there is no run folder {gone[0]}; go on with one seed by its own folder")
+                quit_with(f"there is no run folder {gone[0]}; continue one seed by its own folder")
         alone: dict[str, Any] = {"num_seeds": 1, "threads": self.threads}
         arguments = [
             dataclasses.replace(self.args, seed=self.args.seed + i, resume=folder, **alone)
@@ -659,7 +659,7 @@ def _names_in(file: Path) -> list[str]:
     except (OSError, ValueError, RecursionError):
         names = None
     if not isinstance(names, list) or not all(map(is_plain_name, names)) or len(set(names)) < max(1, len(names)):
-        quit_with(f"{file} is malformed: it must be a list of different names of run folders; one seed goes on alone")
+        quit_with(f"{file} is malformed: it must be a list of different names of run folders; one seed continues alone")
     return names
 
 

@@ -12,7 +12,7 @@ from solorl.terminal import duration, paint
 def how_to_go_on(script: Path, run_dir: Path, world_size: int = 1) -> str:
     """The command that resumes a run of so many ranks, as it can be typed here."""
     ranks = f" --nproc {world_size}" if world_size > 1 else ""
-    return f"go on with: {_solo()} train {as_typed(script)} --resume {shlex.quote(_near(run_dir))}{ranks}"
+    return f"continue with: {_solo()} train {as_typed(script)} --resume {shlex.quote(_near(run_dir))}{ranks}"
 
 
 def summary(run_dir: Path, step: int, seconds: float, evaluation: str, save_model: bool) -> list[str]:

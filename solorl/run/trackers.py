@@ -148,10 +148,10 @@ class Safe:
             action()
         except ModuleNotFoundError as error:
             self._tracker = None
-            warn(f"{self._name} is off, the training goes on: pip install {error.name}")
+            warn(f"{self._name} is off, the training continues: pip install {error.name}")
         except Exception as error:  # whatever a tracker throws must not reach the training
             self._tracker = None
-            warn(f"{self._name} is off, the training goes on: {type(error).__name__}: {error}")
+            warn(f"{self._name} is off, the training continues: {type(error).__name__}: {error}")
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """One row at `step`."""

@@ -320,7 +320,7 @@ class Run:
                 signals.restore(self._before)
 
     def fast(self, module: Any) -> Callable[[np.ndarray], np.ndarray]:
-        """A module as a function from a NumPy batch (n, ...) to a NumPy batch, with its present weights at each call:
+        """A module as a function from a NumPy batch (n, ...) to a NumPy batch, with its current weights at each call:
         for a few rows on the CPU several times as fast as torch, if it is an `nn.Sequential` of simple layers."""
         from solorl.compute.speed import Forward
 
@@ -444,7 +444,7 @@ class Run:
 
     def _start_together(self, start: int, parts: Mapping[str, Any]) -> None:
         """What is between the two halves with several ranks."""
-        self.require(not self.checkpoints.replays, "several ranks cannot have replay buffers yet")
+        self.require(not self.checkpoints.replays, "replay buffers are not supported with several ranks")
         starts, restarted = zip(*self.ranks.everyone((start, self.restarted)), strict=True)
         self.require(len(set(starts)) == 1, f"the ranks do not see the same run folder: they start from {starts}")
         if self.meter.returns is not None:
@@ -481,10 +481,8 @@ class Run:
         if self.folder.status == "running":
             self._set_status("failed")
         if self.rank == 0 or (self.rank == 1 and code is None):
-            what = (
-                f"{paint('error:', 'red', sys.stderr)} rank {rank} has ended, and with it all {self.world_size} ranks"
-            )
-            self._say(f"{what}; --resume goes on from the last checkpoint", sys.stderr)
+            what = f"{paint('error:', 'red', sys.stderr)} rank {rank} died; stopping all {self.world_size} ranks"
+            self._say(f"{what}; --resume continues from the last checkpoint", sys.stderr)
         self.ranks.leave(code or 1)
         os._exit(code or 1)
 
@@ -680,9 +678,9 @@ class Run:
         if not (missing := self.folder.missing()):
             return
         what = ", ".join(f"{name} ({why})" for name, why in missing.items())
-        what = f"its end is not saved in {self.dir}: {what}"
+        what = f"the final files could not be written to {self.dir}: {what}"
         if not self.dir.is_dir():
-            what = f"its end is not saved: {self.dir} has been moved or removed"
+            what = f"the final files could not be written: {self.dir} has been moved or removed"
         self._say(f"error: the training has come to step {self.step:,}, but {what}", sys.stderr)
         raise SystemExit(UNSAVED)
 

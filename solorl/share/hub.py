@@ -127,7 +127,7 @@ def _full_name(api: Any, name: str) -> str:
     from huggingface_hub import get_token
 
     if not get_token():
-        raise UsageError("there is no token of the Hugging Face hub: run `hf auth login`, or set HF_TOKEN")
+        raise UsageError("no Hugging Face token found: run `hf auth login`, or set HF_TOKEN")
     try:
         user = str(api.whoami()["name"])
     except Exception as error:
@@ -296,15 +296,15 @@ def check_files(repo: str, entries: list[Any], max_size: float) -> None:
         if path.lower().endswith(PICKLES):
             raise UsageError(f"{repo} holds {path!r:.80}, which may execute code when it is read; it is not pulled")
         if size is None:
-            raise UsageError(f"{repo} holds {path!r:.80}, which is no plain file; it is not pulled")
+            raise UsageError(f"{repo} holds {path!r:.80}, which is not a plain file; it is not pulled")
         if _may_be_script(path):
             scripts.append(path)
         elif path not in ALLOWED:
-            raise UsageError(f"{repo} holds {path!r:.80}, which is no file of a run; it is not pulled")
+            raise UsageError(f"{repo} holds {path!r:.80}, which is not a file of a run; it is not pulled")
     missing = [name for name in ("config.json", "model.safetensors") if name not in {entry.path for entry in entries}]
     if missing or len(scripts) != 1:
         what = f"it has no {missing[0]}" if missing else f"it has {len(scripts)} scripts, not one"
-        raise UsageError(f"{repo} is no run of SoloRL: {what}")
+        raise UsageError(f"{repo} is not a run of SoloRL: {what}")
     if (total := sum(entry.size for entry in entries)) > max_size * 1e6:
         raise UsageError(
             f"{repo} has {total / 1e6:,.1f} MB, more than {max_size:g} (solo pull --max-size); it is not pulled"
@@ -319,7 +319,7 @@ def _check_contents(repo: str, path: Path, entry: Any) -> None:
         data = path.read_bytes()
         right = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest() == entry.blob_id
     if not right or path.is_symlink():
-        raise UsageError(f"{repo} cannot be pulled: {entry.path} has come damaged, try again")
+        raise UsageError(f"{repo} cannot be pulled: the download of {entry.path} is corrupted; try again")
 
 
 def _check_run(repo: str, folder: Path) -> None:
@@ -327,4 +327,4 @@ def _check_run(repo: str, folder: Path) -> None:
     try:
         script_of(folder)
     except UsageError as error:
-        raise UsageError(f"{repo} is no run of SoloRL: {str(error).replace(f'{folder}/', '')}") from None
+        raise UsageError(f"{repo} is not a run of SoloRL: {str(error).replace(f'{folder}/', '')}") from None

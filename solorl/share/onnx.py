@@ -139,7 +139,7 @@ def observations(loaded: LoadedPolicy) -> tuple[Arrays, dict[str, int]]:
     half = OBSERVATIONS // 2
     seen = played(loaded, half)
     if not isinstance(seen[0][0], np.ndarray) or seen[0][0].dtype.kind not in "fiu":
-        raise UsageError(f"{loaded.env_id} has observations that are no arrays of numbers; they cannot be exported")
+        raise UsageError(f"{loaded.env_id} has observations that are not arrays of numbers; they cannot be exported")
     inputs = {"obs": np.concatenate([obs for obs, *_ in seen])[:half]}
     axes, rng = {"obs": 0}, np.random.default_rng(0)
     if len(seen[0]) > 1:

@@ -44,7 +44,7 @@ def parse_flags(words: Sequence[str]) -> Flags:
             name, equals, value = word.partition("=")
             flags = merge(flags, {name: (value,) if equals else ()})
         elif not name:
-            raise UsageError(f"{word} is no flag; flags for the scripts look like --learning-rate 1e-3")
+            raise UsageError(f"{word} is not a flag; flags for the scripts look like --learning-rate 1e-3")
         else:
             flags[name] += (word,)
     return flags
@@ -65,7 +65,7 @@ def table_flags(table: Any, where: str) -> Flags:
 def as_flag(name: str, value: Any, where: str = "a flag") -> Flags:
     """One named value as on a command line: a boolean as --x or --no-x, a list as several words."""
     if not re.fullmatch(r"[A-Za-z][^\s=]*", name):
-        raise UsageError(f"{where}: {shown(name)} is no flag; flags look like learning-rate")
+        raise UsageError(f"{where}: {shown(name)} is not a flag; flags look like learning-rate")
     if isinstance(value, bool):
         return {f"--{'' if value else 'no-'}{name}": ()}
     for part in value if isinstance(value, list) else [value]:
@@ -121,10 +121,12 @@ def find_python(name: str, near: Path | None = None) -> str:
     for path in map(Path, places):
         inside = path / "bin/python"
         if path.is_dir():
-            raise UsageError(f"{path} is a folder, no Python{f'; did you mean {inside}?' * inside.is_file()}")
+            raise UsageError(
+                f"{path} is a folder, not a Python interpreter{f'; did you mean {inside}?' * inside.is_file()}"
+            )
         if path.exists():
-            raise UsageError(f"{path} cannot be executed, so it is no Python")
-    raise UsageError(f"there is no Python {shown(name)}; name one such as venv/bin/python")
+            raise UsageError(f"{path} is not a Python interpreter: it cannot be executed")
+    raise UsageError(f"there is no Python interpreter {shown(name)}; name one such as venv/bin/python")
 
 
 def args_fields(tree: ast.Module) -> dict[str, ast.AnnAssign]:

@@ -11,7 +11,7 @@ after a field of the script's Args (`# learning rate [tune: log 1e-5..1e-2]`):
     32..512 step 32   a multiple of the step above the lower bound
     64 | 128 | 256    one of these; true | false for a switch
 
-All trials are in a journal file, so that the same command goes on after a kill and several commands share the work.
+All trials are in a journal file, so that the same command continues after a kill and several commands share the work.
 """
 
 import ast
@@ -89,11 +89,13 @@ def parse_space(text: str, where: str, kind: str = "") -> Choice | Range:
     step = _number(match[4], kind) if match[4] else None
     whole = all(isinstance(part, int) for part in (low, high, step or 1))
     if kind.startswith("int") and not whole:
-        raise UsageError(f"{where}: {text!r} must have whole bounds, because the field is an int")
+        raise UsageError(f"{where}: {text!r} must have whole bounds, because the field is an integer")
     if low >= high or (match[1] and low <= 0) or (step is not None and (step <= 0 or match[1])):
-        why = "a step goes with no log" if match[1] and step else "of a log range above 0" if match[1] else "in order"
-        raise UsageError(f"{where}: the bounds of {text!r} must be {why}" if why != "a step goes with no log"
-                         else f"{where}: {text!r} has both log and a step; only one can be")  # fmt: skip
+        if match[1] and step:
+            raise UsageError(f"{where}: {text!r} has both log and a step; only one is allowed")
+        if match[1] and low <= 0:
+            raise UsageError(f"{where}: a log range must have bounds above 0, got {text!r}")
+        raise UsageError(f"{where}: the lower bound must be below the upper one and a step above 0, got {text!r}")
     return Range(low, high, bool(match[1]), step, whole)
 
 
@@ -474,7 +476,7 @@ def open_study(path: Path, study: Study, pruner: str, prune_after: int, seed: in
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
     except (ValueError, KeyError) as error:
-        raise UsageError(f"{path} is no journal of Optuna: {error}") from None
+        raise UsageError(f"{path} is not a journal of Optuna: {error}") from None
     _check_same(path, found, study.about())
     return found
 

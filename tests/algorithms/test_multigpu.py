@@ -220,7 +220,7 @@ def test_a_killed_rank_ends_the_others_at_once(killed, flags, tmp_path):
     os.kill(ranks.pids[killed], signal.SIGKILL)
     codes, other = ranks.codes(timeout=10), 1 - killed
     assert codes[killed] == -signal.SIGKILL and codes[other] == 1
-    sentence = f"error: rank {killed} has ended, and with it all 2 ranks; --resume goes on from the last checkpoint\n"
+    sentence = f"error: rank {killed} died; stopping all 2 ranks; --resume continues from the last checkpoint\n"
     assert ranks.words(other).endswith(sentence) and "Traceback" not in ranks.words(other)
     if killed == 1:
         assert '"failed"' in (ranks.run_dir / "status.json").read_text()
@@ -241,7 +241,7 @@ def test_all_end_after_the_same_iteration(how, tmp_path):
     newest = sorted((ranks.run_dir / "checkpoint").iterdir())[-1]
     assert rows(ranks.run_dir)[-1]["global_step"] == int(newest.name[5:])
     if how == "SIGTERM":
-        assert re.search(r"SIGTERM: saved at step [\d,]+; go on with: .* --nproc 2\n", ranks.words(0))
+        assert re.search(r"SIGTERM: saved at step [\d,]+; continue with: .* --nproc 2\n", ranks.words(0))
 
 
 def test_what_diverges_ends_all_with_the_same_code(tmp_path):

@@ -356,7 +356,7 @@ def test_files_with_a_q_network_are_teachers(name, train, steps):
     [
         (lambda folder: "", ["there is no teacher: --teacher must name a run folder"]),
         (lambda folder: folder.with_name("nowhere"), ["there is no run folder", "nowhere"]),
-        (lambda folder: folder.parent, ["is no run folder: it has no config.json"]),
+        (lambda folder: folder.parent, ["is not a run folder: it has no config.json"]),
         (lambda folder: scored(folder, None), ["does not say what its model scored"]),
         (lambda folder: scored(folder, -0.2), ["must have scored more than 0"]),
         (lambda folder: lose(folder, "model.safetensors"), ["model.safetensors cannot be read"]),

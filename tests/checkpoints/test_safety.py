@@ -167,13 +167,13 @@ def test_arrays_are_not_repeated_to_fit():
         (("changes",), 3, "changes a list"),
         (("script",), GONE, "its config.json cannot be read"),
         (("script",), 5, "is a run of 5, not of ppo.py"),
-        (("args", "num_envs"), "2", "--num-envs '2', which is no int"),
-        (("args", "num_envs"), True, "--num-envs True"),
-        (("args", "threads"), True, "--threads True"),  # equal to the default
-        (("args", "env_id"), None, "--env-id None"),
-        (("args", "gamma"), [0.9], "--gamma [0.9]"),
+        (("args", "num_envs"), "2", "--num-envs must be of type int, got '2'"),
+        (("args", "num_envs"), True, "--num-envs must be of type int, got True"),
+        (("args", "threads"), True, "--threads must be of type int, got True"),  # equal to the default
+        (("args", "env_id"), None, "--env-id must be of type str, got None"),
+        (("args", "gamma"), [0.9], "--gamma must be of type float, got [0.9]"),
         (("args", "gamma"), math.nan, "--gamma is nan"),
-        (("args", "target_return"), "x", "--target-return 'x'"),
+        (("args", "target_return"), "x", "--target-return must be of type float | None, got 'x'"),
         (("args", "num_steps"), 10**400, "--num-steps is too large: it must be smaller than 2**63"),
     ],
 )

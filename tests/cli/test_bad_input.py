@@ -47,7 +47,7 @@ CASES = {
     "--seed 2147483648": "--seed is 2147483648, but must be at most 2147483647",
     "--eval-episodes 0": "--eval-episodes is 0, but must be at least 1",
     "--lerning-rate 1": "unknown option --lerning-rate; did you mean --learning-rate?",
-    "--num-envs many": "--num-envs is 'many', not an int",
+    "--num-envs many": "--num-envs must be an integer such as 8, 500k, 2M or 1e6, got 'many'",
     "--num-envs": "--num-envs needs a value",
     "extra": "'extra' does not follow a flag that takes a value",
     "--device cuda": "--device cuda was asked for, but torch sees no CUDA device; --device cpu runs everywhere",
@@ -103,7 +103,7 @@ def test_resume_with_other_hyper_parameters(train, finished):
 
 def test_resume_of_something_else(train, tmp_path):
     train("ppo", "--resume", tmp_path, code=2)
-    assert "is no run folder: its config.json cannot be read" in train.out
+    assert "is not a run folder: its config.json cannot be read" in train.out
 
 
 def test_resume_names_the_nearest_folder(train, finished):

@@ -99,5 +99,5 @@ def test_each_script_is_one_the_shell_can_read(solo, shell, tmp_path):
 
 
 def test_an_unknown_shell_is_refused(solo):
-    refused(solo("completion", "bsh"), "solo completion knows no shell bsh; did you mean bash?")
+    refused(solo("completion", "bsh"), "solo completion does not know the shell bsh; did you mean bash?")
     refused(solo("completion"), "bash|zsh|fish")

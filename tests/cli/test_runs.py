@@ -143,8 +143,8 @@ def test_delete_leaves_what_is_no_run_folder(solo, runs, tmp_path):
     for config in ("{}", '{"script": "ppo.py", "args": {}}', "[]", "{"):  # somebody else's config.json
         (other / "config.json").write_text(config)
         (other / "metrics.jsonl").touch()
-        refused(solo("runs", "delete", folder, other, "--yes"), "model is no run folder, so it is not deleted")
-    refused(solo("runs", "delete", "runs", "--yes"), "runs is no run folder")
+        refused(solo("runs", "delete", folder, other, "--yes"), "model is not a run folder, so it is not deleted")
+    refused(solo("runs", "delete", "runs", "--yes"), "runs is not a run folder")
     refused(solo("runs", "delete", "--yes"), "needs run folders, or a filter")
     assert (folder / "checkpoint" / "big").exists() and (other / "metrics.jsonl").exists()
 

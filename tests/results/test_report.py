@@ -812,7 +812,7 @@ def test_new_and_gone_and_damaged_results_are_said(solo, repository):
 
 
 def test_unknown_revisions_and_places_are_said(solo, repository, tmp_path_factory):
-    refused(solo("report", "--against", "v9"), "error: git knows no commit or tag v9\n")
+    refused(solo("report", "--against", "v9"), "error: git does not know a commit or tag v9\n")
     refused(solo("report", "--against", "--all"), "argument --against: expected one argument")
     refused(solo("report", "--against", "v1", tmp_path_factory.mktemp("outside")), "not a git repository")
     write_runs(repository, {"LunarLander-v3": [1, 2, 3]}, script="other")

@@ -315,7 +315,7 @@ def test_a_group_of_seeds_says_how_to_go_on_and_what_is_missing(tmp_path, train)
     assert run_dir in (first, second)
     shutil.rmtree(second)
     train("ppo_jax", "--resume", first, "--num-seeds", 2, code=2)
-    assert f"there is no run folder {second}; go on with one seed by its own folder" in train.out
+    assert f"there is no run folder {second}; continue one seed by its own folder" in train.out
 
 
 def states(folder):

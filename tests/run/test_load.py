@@ -201,7 +201,7 @@ def test_errors_are_exceptions_of_one_sentence(ppo, tmp_path):
     run_dir = ppo["run"].dir
     name = run_dir.name[:-1]
     assert sentence(run_dir.with_name(name)).endswith(f"did you mean {run_dir.name}?")
-    assert "is no run folder: it has no config.json" in sentence(tmp_path)
+    assert "is not a run folder: it has no config.json" in sentence(tmp_path)
     (run_dir / "model.safetensors").write_bytes(b"torn")
     assert "model.safetensors cannot be read" in sentence(run_dir)
     (run_dir / "model_last.safetensors").unlink()

@@ -155,7 +155,7 @@ def test_a_damaged_checkpoint_is_passed_over(damage, tmp_path, uninterrupted):
     else:
         (newest / "manifest.json").write_text('{"format": 1, "sha256": {')
     out = finish([sys.executable, str(script("ppo")), "--resume", str(run_dir)])
-    assert newest.name in out and "going on from the checkpoint before it" in out
+    assert newest.name in out and "continuing from the checkpoint before it" in out
     assert f"resumed at step {int(before.name.removeprefix('step_')):,}" in out
     assert_same_run(uninterrupted("CartPole-v1"), run_dir)
 

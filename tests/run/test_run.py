@@ -232,7 +232,7 @@ def test_a_tracker_that_fails_gives_one_warning(train, monkeypatch, capsys):
 
     monkeypatch.setattr(trackers.TensorBoard, "write", fail)
     train("ppo", *TINY)
-    assert train.out.count("TensorBoard is off, the training goes on: RuntimeError: disk on fire") == 1
+    assert train.out.count("TensorBoard is off, the training continues: RuntimeError: disk on fire") == 1
     assert len(calls) == 1
 
 
@@ -268,7 +268,9 @@ def test_a_save_that_fails_keeps_the_training_and_the_last_checkpoint(train, tmp
     train("ppo", *TINY, "--save-every", "64", code=4)
     assert "could not be written (No space left on device); the one before it is kept" in train.out
     (run_dir,) = (tmp_path / "runs").iterdir()
-    assert train.out.splitlines()[-1].endswith(f"is not saved in {run_dir}: checkpoint (No space left on device)")
+    assert train.out.splitlines()[-1].endswith(
+        f"could not be written to {run_dir}: checkpoint (No space left on device)"
+    )
     kept = [path.name for path in state.checkpoints(run_dir / "checkpoint")]
     assert kept == ["step_000000000064", "step_000000000128"]
 
@@ -348,7 +350,7 @@ def test_the_way_to_go_on_is_as_short_as_it_can_be(tmp_path, monkeypatch):
         ("my files/ppo.py", "runs/a", "solo train 'my files/ppo.py' --resume runs/a"),
     ):
         hint = how_to_go_on(Path(path), Path(folder))
-        assert hint.startswith("go on with: ") and hint.endswith(end)
+        assert hint.startswith("continue with: ") and hint.endswith(end)
 
 
 @pytest.mark.slow

@@ -94,7 +94,8 @@ def test_a_run_folder_that_goes_away_ends_with_a_sentence_and_exit_code_4(what, 
     said = train.out.splitlines()
     folder = said[0].removeprefix("run folder ")
     assert said[-1] == (
-        f"error: the training has come to step 640, but its end is not saved: {folder} has been moved or removed"
+        "error: the training has come to step 640, but the final files could not be written: "
+        f"{folder} has been moved or removed"
     )
     assert list((tmp_path / "runs").iterdir()) == []  # no part of it was made again
     summary = [line.split(None, 1) for line in said if line.startswith(("curve ", "model ", "play it "))]
@@ -115,7 +116,7 @@ def test_models_that_cannot_be_written_end_with_exit_code_4(train, tmp_path, mon
     train("ppo", *TINY, code=4)
     folder = only_folder(tmp_path)
     assert train.out.splitlines()[-1] == (
-        f"error: the training has come to step 640, but its end is not saved in {folder}: "
+        f"error: the training has come to step 640, but the final files could not be written to {folder}: "
         "model.safetensors (Permission denied), model_last.safetensors (Permission denied)"
     )
     assert "play it" not in train.out and f"{folder}/model" not in train.out
@@ -254,7 +255,7 @@ def test_no_signal_shows_a_traceback(name, where, code, state_of_run, words, tmp
     folders = list((tmp_path / "runs").iterdir())
     assert [status(folder) for folder in folders] == [state_of_run] * (2 if "jax" in name else 1)
     if where == "log,draw":  # the way to go on was said before
-        assert "SIGINT: saved at step 64; go on with: " in done.stdout
+        assert "SIGINT: saved at step 64; continue with: " in done.stdout
 
 
 def test_a_word_in_the_middle_of_another_print_is_no_error(tmp_path):

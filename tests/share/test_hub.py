@@ -262,12 +262,12 @@ def test_a_run_of_the_hub_is_exported_by_the_same_rule(pushed, solo, here):
         ({"model.pkl": b"x"}, "'model.pkl', which may execute code"),
         ({"pytorch_model.bin": b"x"}, "which may execute code"),
         ({"evil.PT": b"x"}, "which may execute code"),
-        ({"notes.txt": b"x"}, "'notes.txt', which is no file of a run"),
-        ({"hub.json": b"{}"}, "'hub.json', which is no file of a run"),
-        ({"checkpoint/state.json": b"x"}, "'checkpoint', which is no plain file"),
-        ({"../outside.py": b"x"}, "which is no file of a run"),
-        ({"..\\outside.txt": b"x"}, "which is no file of a run"),
-        ({"/tmp/outside.py": b"x"}, "which is no file of a run"),
+        ({"notes.txt": b"x"}, "'notes.txt', which is not a file of a run"),
+        ({"hub.json": b"{}"}, "'hub.json', which is not a file of a run"),
+        ({"checkpoint/state.json": b"x"}, "'checkpoint', which is not a plain file"),
+        ({"../outside.py": b"x"}, "which is not a file of a run"),
+        ({"..\\outside.txt": b"x"}, "which is not a file of a run"),
+        ({"/tmp/outside.py": b"x"}, "which is not a file of a run"),
         ({"other.py": b"x"}, "it has 2 scripts, not one"),
         ({"ppo.py": None}, "it has 0 scripts, not one"),
         ({"ppo.py": None, "dqn.py": b"x"}, "has lost its script ppo.py"),
@@ -286,7 +286,7 @@ def test_what_is_no_run_is_not_pulled(pushed, solo, here, files, words):
 
 def test_links_are_not_pulled(pushed, solo, here):
     pushed.links.add("README.md")
-    refused(solo("pull", NAME, "mine"), "'README.md', which is no plain file")
+    refused(solo("pull", NAME, "mine"), "'README.md', which is not a plain file")
     assert list(here.iterdir()) == []
 
 
@@ -385,7 +385,7 @@ def test_a_name_alone_is_of_the_account(hub, run_dir, solo):
 
 def test_pushing_without_a_token(hub, run_dir, solo, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
-    refused(solo("push", run_dir), "there is no token of the Hugging Face hub: run `hf auth login`, or set HF_TOKEN")
+    refused(solo("push", run_dir), "no Hugging Face token found: run `hf auth login`, or set HF_TOKEN")
     monkeypatch.setenv("HF_TOKEN", "hf_bad")
     refused(solo("push", run_dir), "the hub does not know your token", "HTTP 401")
     monkeypatch.setenv("HF_TOKEN", "hf_reader")

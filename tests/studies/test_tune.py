@@ -221,7 +221,7 @@ def test_interrupted_search_goes_on(solo, place, number):
         until(lambda: len(journal(place)) > 10)
         first.send_signal(number)
         out = first.communicate()[0]
-    assert first.returncode == 128 + number and "interrupted; the same command goes on" in out
+    assert first.returncode == 128 + number and "interrupted; the same command continues" in out
     assert not states(study())["RUNNING"]
     code, out, _ = solo(*command(trials=2, flags=flags))
     assert code == 0 and states(study())["COMPLETE"] == 2
