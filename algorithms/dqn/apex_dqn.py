@@ -77,6 +77,15 @@ def vector_env(env_id):
     return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
+class Sample(NamedTuple):
+    """Transitions drawn from one shard, NumPy."""
+
+    columns: list  # those of a Batch, (n, ...) each
+    priority: np.ndarray  # (n,)
+    number: np.ndarray  # (n,): which transitions of the shard they are
+    facts: np.ndarray  # (3,), see `facts`
+
+
 class SumTree:
     """The priorities of `capacity` leaves in a binary tree: each node knows the sum of its leaves' priorities, and the
     least of them that is not 0. The root is node 1, the children of node i are 2 i and 2 i + 1."""
@@ -123,7 +132,7 @@ class ReplayShard:
         self.state = {"leaves": tree.sum[tree.size :][:capacity], "sum": tree.sum, "least": tree.least}
 
     def facts(self):
-        """(3,): how many were inserted, the sum and the least of the priorities."""
+        """(3,): how many were inserted, the sum and the smallest of the priorities."""
         return np.array([self.inserted, self.tree.sum[1], self.tree.least[1]])
 
     def add(self, batch, priority):
@@ -135,7 +144,7 @@ class ReplayShard:
         self.inserted += len(priority)
 
     def sample(self, n):
-        """Columns of n transitions, none if there are none yet; their priorities and numbers (n,); the facts."""
+        """A `Sample` of n transitions as a tuple, of none if there are none yet."""
         index = self.tree.draw(n) if self.tree.sum[1] > 0 else np.zeros(0, int)
         number = self.inserted - 1 - (self.inserted - 1 - index) % self.capacity
         columns = [array[index] for array in self.arrays.values()]
@@ -304,8 +313,8 @@ if __name__ == "__main__":
             actors[0].steps, actors[0].rewards = [], []
 
     # ---- under way: two rollouts of each actor and two batches, so that nobody waits; none with --synchronous
-    ahead = 0 if args.synchronous else 2
-    idle, asked, drawn = [*range(num_actors)] * max(1, ahead), [], []
+    prefetch = 0 if args.synchronous else 2
+    idle_actors, pending_rollouts, pending_batches = [*range(num_actors)] * max(1, prefetch), [], []
     weights = run.share([parameter.detach().numpy() for parameter in actor_network.parameters()])
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * args.num_steps  # at the end of this iteration
@@ -313,9 +322,10 @@ if __name__ == "__main__":
         # ---- 1. act: the first rollout that is there, of any actor; an actor that has died is asked again
         episodes = None
         while episodes is None:
-            asked += [(i, actors[i].rollout(weights, (iteration + k) % len(shards))) for k, i in enumerate(idle)]
-            first, episodes = run.first([promise for _, promise in asked])
-            idle = [asked.pop(first)[0]]
+            for k, i in enumerate(idle_actors):  # the shards take turns
+                pending_rollouts.append((i, actors[i].rollout(weights, (iteration + k) % len(shards))))
+            first, episodes = run.first([promise for _, promise in pending_rollouts])
+            idle_actors = [pending_rollouts.pop(first)[0]]
         for reward in map(np.array, episodes):
             run.episodes(global_step, reward[:, None], np.arange(len(reward))[:, None] == len(reward) - 1)
 
@@ -324,32 +334,34 @@ if __name__ == "__main__":
         facts = np.array([(0, 0, np.inf) if each is None else each for each in known])
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
-        begin = max(global_step - args.num_steps, args.learning_starts)
-        updates = range(begin // args.train_frequency, global_step // args.train_frequency)
         enough = facts[:, 0].sum() >= max(1, args.learning_starts - args.n_step * num_actors)
-        for update in updates if enough else ():
-            while len(drawn) <= ahead:
-                count = shares(facts, args.batch_size)
-                drawn.append([(i, shards[i].sample(count[i])) for i in np.flatnonzero(count)])
-            chosen, promises = zip(*drawn.pop(0), strict=True)
-            samples = run.answers(promises)
-            samples = {i: each for i, each in zip(chosen, samples, strict=True) if each is not None and len(each[1])}
-            for i, each in samples.items():
-                facts[i] = each[3]
-            if not samples:
+        for env_step in range(global_step - args.num_steps + 1, global_step + 1):
+            is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
+            if not (is_due and enough):
                 continue
-            columns, priority, _, _ = zip(*samples.values(), strict=True)
-            columns = map(np.concatenate, zip(*columns, strict=True))
+            while len(pending_batches) <= prefetch:
+                count = shares(facts, args.batch_size)  # how many transitions each shard is asked for
+                pending_batches.append([(i, shards[i].sample(count[i])) for i in np.flatnonzero(count)])
+            indices, promises = zip(*pending_batches.pop(0), strict=True)
+            answers = run.answers(promises)
+            samples = {i: Sample(*answer) for i, answer in zip(indices, answers, strict=True) if answer is not None}
+            samples = {i: sample for i, sample in samples.items() if len(sample.priority)}
+            for i, sample in samples.items():
+                facts[i] = sample.facts
+            if not samples:  # the shards that were asked have died: there is nothing to learn from yet
+                continue
+            columns = map(np.concatenate, zip(*(sample.columns for sample in samples.values()), strict=True))
             batch = Batch(*(torch.from_numpy(column).to(run.device) for column in columns))
-            # the weights correct for the priorities and are at most 1, that of the least of all shards (Schaul, 3.4)
-            weight = (np.concatenate(priority) / facts[:, 2].min()).clip(1) ** -args.prioritized_replay_beta
+            priority = np.concatenate([sample.priority for sample in samples.values()])
+            # the weights correct for the priorities; the largest, 1, is that of the smallest priority (Schaul, 3.4)
+            weight = (priority / facts[:, 2].min()).clip(1) ** -args.prioritized_replay_beta
             metrics, error = gradient_step(target_network, batch, torch.tensor(weight).float().to(run.device))
-            new = priorities(error, args.prioritized_replay_alpha)
+            new_priority = priorities(error, args.prioritized_replay_alpha)
             run.learned(metrics)
-            for i, (_, _, number, _) in samples.items():
-                shards[i].update(number, new[: len(number)])
-                new = new[len(number) :]
-            if (update + 1) % args.broadcast_frequency == 0:
+            for i, sample in samples.items():
+                shards[i].update(sample.number, new_priority[: len(sample.number)])
+                new_priority = new_priority[len(sample.number) :]
+            if env_step // args.train_frequency % args.broadcast_frequency == 0:
                 actor_network.load_state_dict(q_network.state_dict())
                 weights = run.share([parameter.detach().numpy() for parameter in actor_network.parameters()])
         if global_step % args.target_network_frequency < args.num_steps:
