@@ -15,7 +15,7 @@ from solorl.errors import quit_with, reason
 CONTAINER = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # what it may use
 OF_NUMPY = ("array is too big", "Maximum allowed dimension")
 SIGNS = (*OF_NUMPY, "can't allocate memory", "out of memory", "RESOURCE_EXHAUSTED")
-STEPS = {"total_timesteps", "learning_starts", "eval_every", "save_every"}  # arguments that are no sizes
+STEPS = {"total_timesteps", "learning_starts", "eval_every", "save_every"}  # arguments that are not sizes
 _HOOK = sys.excepthook
 
 
@@ -33,7 +33,7 @@ def limit() -> int:
 def check(args: Any, shape: tuple[int, ...], row: int, count: int | None = None) -> None:
     """One sentence and exit code 2 unless `count` rows (default: all) of an array fit into memory.
 
-    `shape` is that of the array and `row` the bytes of one of its rows, of which the longest axis has so many. The
+    `shape` is that of the array and `row` the bytes of one of its rows, which are counted along the longest axis. The
     sentence names the argument that is as large.
     """
     rows = max(shape, default=0)

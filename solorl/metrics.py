@@ -14,8 +14,8 @@ Row = dict[str, Any]  # metric -> value, with global_step (environment steps) an
 def read_rows(path: Path, start: int = 0, key: str = "", strict: bool = False) -> tuple[list[Row], int]:
     """The rows from byte `start` on (negative: counted from the end), and the byte after the last of them.
 
-    A last line without its line end is no row: it is being written, or a kill cut it short. Any other line that cannot
-    be read is left out, or refused with `strict`. With `key` only the rows that have it count.
+    A last line without its line end is not a row: it is being written, or a kill cut it short. Any other line that
+    cannot be read is left out, or refused with `strict`. With `key` only the rows that have it count.
 
     Raises OSError where the file cannot be read; with `strict` also UnicodeDecodeError, and ValueError with a sentence
     that names the damaged line.

@@ -27,7 +27,7 @@ def below_a_worker() -> bool:
 
 
 def in_a_shell() -> bool:
-    """Whether somebody goes on typing in this process when the script has ended (`python -i`, IPython)."""
+    """Whether somebody keeps typing in this process when the script has ended (`python -i`, IPython)."""
     return bool(sys.flags.inspect) or hasattr(sys, "ps1")
 
 

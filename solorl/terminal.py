@@ -52,7 +52,7 @@ def duration(seconds: float) -> str:
 
 
 def bar(share: float, width: int, file: Any) -> str:
-    """A bar of `width` characters, the given share of it filled."""
+    """A bar of `width` characters, the given fraction of it filled."""
     full = min(width, max(0, round(share * width)))
     try:
         signs = "━─"

@@ -35,7 +35,7 @@ def not_trusted(file: Path, how: str = FLAG, kind: str = "an algorithm of this i
 def trusted(copy: Path, started_from: Any) -> Path | None:
     """The file to execute for `copy`, a script in a run folder, whose name and contents it has: an algorithm of this
     installation, or the file from which the run was started, or the copy, if the user has started that; else None.
-    What a folder says of its origin is no proof: it may come from elsewhere and name another file that came with it."""
+    What a folder says of its origin is not a proof: it may come from elsewhere and name a file that came with it."""
     files = [*script_paths().values()]
     if isinstance(started_from, str) and Path(started_from).is_absolute() and was_started(Path(started_from)):
         files.append(Path(started_from))

@@ -307,6 +307,21 @@ GLOSSARY = {
     r"\bthe very\b (?!last|first)": "the same",
     r"\bnobody knows\b": "it is unknown",
 }
+# Patterns of a dialect, and the standard terms instead. They are for what users read: pages, library and files.
+TERMS = {
+    r"(?<!there )\b(is|are) no (?!longer\b|more\b|less\b|better\b|deeper\b|other\b)[a-z]\w*": "is not a",
+    r"\b(go|goes|going) on\b": "continue",
+    r"\bshare of\b(?! products\b)": "fraction of",
+    r"\bthe least\b": "the smallest",
+    r"\bpresent (weights|policy)\b": "current",
+    r"\bso many\b": "the number of",
+    r"\bfalls (linearly|over|to|towards|with)\b": "decays",
+    r"# of (R?Adam|RMSProp)$": "learning rate of Adam",
+    r"(\. |\*\*)(?-i:What (was|ends|waits))\b": "name the thing",
+    r"\bgraphics cards?\b": "GPU",
+    r"\b(are parted|parts \w+ from)\b": "decouple",
+    r"\bhas come damaged\b": "is corrupted",
+}
 MEANT = {"solorl/run/verbs.py": "behind a few verbs", "docs/design.md": "behind a few verbs"}  # that is the place
 PLAIN_SINCE = "2026-11-23"  # entries of the log before this day stay as they were
 
@@ -337,10 +352,10 @@ def remarks(source):
     return "\n".join(lines)
 
 
-def odd_words(text):
+def odd_words(text, glossary=GLOSSARY):
     """(line, words, what to write instead) wherever a text has an entry of the glossary."""
-    for word, better in GLOSSARY.items():
-        for match in re.finditer(word, text, flags=re.I):
+    for word, better in glossary.items():
+        for match in re.finditer(word, text, flags=re.I | re.M):
             yield text.count("\n", 0, match.start()) + 1, match[0], better
 
 
@@ -351,3 +366,15 @@ def test_the_texts_are_plain_english():
     assert list(odd_words("All was well,\nbut for one.")) == [(2, "but for", "except")]
     source = 'x = "behind"\n\n\ndef f():\n    """Shapes\n    beside."""\n    return x  # anew\n'
     assert [(line, word) for line, word, _ in odd_words(remarks(source))] == [(7, "anew"), (6, "beside")]
+
+
+def test_the_texts_have_standard_terms():
+    for name, text in texts().items():
+        if not re.match(r"tests/|benchmark/|LOG|algorithms/.*py$|docs/results/", name):
+            assert not (odd := list(odd_words(text, TERMS))), f"{name}: {odd}"
+    wrong = """x is no flag, there is no file; this is no longer so. It goes on: a share of the steps, the least
+of them, so many, with its present weights, falls linearly. What ends is replaced. A graphics card pays.
+lr: float = 1  # of Adam
+Ape-X parts playing from learning, and the file has come damaged."""
+    assert len({better for _, _, better in odd_words(wrong, TERMS)}) == len(TERMS)
+    assert next(word for _, word, _ in odd_words(wrong, TERMS)) == "is no flag"

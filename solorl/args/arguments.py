@@ -38,8 +38,8 @@ class RunArgs:
     fast: bool = True  # speed-ups that change results only by rounding; --no-fast is plain PyTorch
     compile: bool = False  # compile the marked functions (seconds to minutes at the start, faster after)
     runs_dir: str = "runs"  # where run folders are made
-    resume: str = ""  # run folder to go on with; its arguments are the defaults
-    resume_changed: bool = False  # go on although hyper-parameters differ from those of the run folder
+    resume: str = ""  # run folder to continue; its arguments are the defaults
+    resume_changed: bool = False  # continue although hyper-parameters differ from those of the run folder
     log_every: int = 500  # environment steps between rows of metrics, at least; 0: only at the end
     save_every: int = 50_000  # environment steps between checkpoints; 0: only at the end
     save_replay: bool = False  # checkpoints hold the replay buffer, so that off-policy runs resume exactly

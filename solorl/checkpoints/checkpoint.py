@@ -321,7 +321,7 @@ def newest_common(folders: Sequence[Path]) -> tuple[int | None, list[str]]:
 
 
 def delete_newer(folder: Path, step: int) -> None:
-    """Delete the checkpoints after `step`: a run that goes on from there writes others."""
+    """Delete the checkpoints after `step`: a run that continues from there writes others."""
     for path in reversed(checkpoints(folder)):
         if step_of(path) > step:
             shutil.rmtree(path, ignore_errors=True)

@@ -21,7 +21,7 @@ from gymnasium.utils.env_checker import data_equivalence
 
 from solorl.envs.spaces import as_arrays
 
-ASKED = 12  # frames whose actions are noted; the chance that all were sticky, so that an earlier one goes on, is 6e-8
+ASKED = 12  # frames whose actions are noted; the chance that all were sticky, so that an earlier one continues, is 6e-8
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")  # all that NumPy has
 
 
@@ -103,7 +103,7 @@ def _ask(game: Any, action: int, state: Any) -> None:
 
 
 def _last_action(game: Any, state: Any) -> int:
-    """The action of the last frame: of those asked for, the one with which the game goes on as it does now."""
+    """The action of the last frame: of those asked for, the one with which the game continues as it does now."""
     import ale_py
 
     def later() -> bytes:
@@ -275,7 +275,7 @@ def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
 
 
 def restarted(envs: Any) -> Iterable[int]:
-    """The environments whose episodes `restore` could not go on with."""
+    """The environments whose episodes `restore` could not continue."""
     return getattr(envs, "_restarted", ())
 
 

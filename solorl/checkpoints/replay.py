@@ -18,7 +18,7 @@ from solorl.checkpoints.safety import is_count
 from solorl.errors import reason
 from solorl.files import sha256, sync_file
 
-MOST_HEADER = 2**20  # bytes of a segment that are no rows
+MOST_HEADER = 2**20  # bytes of a segment that are not rows
 MOST_BYTES = 2**26  # of the rows of a segment
 
 

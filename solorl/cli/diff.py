@@ -22,7 +22,7 @@ from solorl.errors import UsageError
 from solorl.files import shown, write
 
 CONTEXT = 3  # unchanged lines shown around a change
-ALIKE = 0.5  # share of words that two lines must have in common to stand side by side as one changed line
+ALIKE = 0.5  # fraction of the words that two lines must have in common to stand side by side as one changed line
 MAX_PAIRS = 100_000  # larger blocks are not searched for lines that are alike
 
 Row = tuple[int | None, int | None]  # a line of either text, or None where there is none
@@ -36,7 +36,7 @@ def words(line: str) -> list[str]:
 
 
 def likeness(a: Counter[str], b: Counter[str]) -> float:
-    """Share of words in common, 0 to 1."""
+    """Fraction of words in common, 0 to 1."""
     return 2 * (a & b).total() / max(1, a.total() + b.total())
 
 

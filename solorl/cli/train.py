@@ -23,7 +23,7 @@ Runs the file of an algorithm, as `python FILE flags...` does. All flags go to t
   solo train ppo --help          the flags of ppo
   solo train my_ppo.py           any file of your own
 
-  --nproc N   train in N processes of this machine (ranks), each with its share of the environments; for files that say
+  --nproc N   train in N processes of this machine (ranks), each with its part of the environments; for files that say
               so, as ppo_atari_multigpu. On several machines: torchrun FILE flags..."""
 LEFT = 3.0  # seconds in which the other ranks end by themselves where one has failed
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _processes(flags: Sequence[str]) -> tuple[int, list[str]]:
-    """The number after `--nproc`, 1 without it, and the other flags. UsageError where it is no number of processes."""
+    """The number after `--nproc`, 1 without it, and the other flags. UsageError where it is not a valid number."""
     count, others, words = "1", [], iter(flags)
     for word in words:
         name, equals, value = word.partition("=")
@@ -59,7 +59,7 @@ def _processes(flags: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def train_together(path: Path, flags: Sequence[str], count: int) -> int:
-    """Run a file in so many processes that train together; returns the exit code of rank 0, or else of one that has
+    """Run a file in `count` processes that train together; returns the exit code of rank 0, or else of one that has
     failed. A signal goes to all of them."""
     if "WORLD_SIZE" in os.environ:
         raise UsageError("solo train: --nproc starts the processes itself; leave it out below torchrun")

@@ -92,9 +92,7 @@ def make_engine(args: Any) -> Engine:
     """What runs the trials; UsageError where it cannot."""
     given = given_resources(args)
     if args.engine == "local" and given:
-        raise UsageError(
-            f"solo tune: --{next(iter(given))} is for --engine ray; here each run gets its share of the cores"
-        )
+        raise UsageError(f"solo tune: --{next(iter(given))} is for --engine ray; here the runs divide the cores")
     resources = read_resources(given, "the flags of solo tune")
     workers = None if args.workers is None and args.engine != "local" else worker_count(args.workers, "solo tune")
     return open_pool(args.engine, given_options(args, "solo tune"), resources, workers)

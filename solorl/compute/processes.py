@@ -88,7 +88,7 @@ class Processes:
         return index, self.answers([promises[index]])[0]
 
     def answers(self, promises: Iterable[Any]) -> list[Any]:
-        """The answers of promises, None where the process has ended before; what is no promise is its own answer. An
+        """The answers of promises, None where the process has ended before; anything else is its own answer. An
         exception there is raised here."""
         return [self._answer(promise) if isinstance(promise, Promise) else promise for promise in promises]
 

@@ -1,4 +1,4 @@
-"""Ranks, the processes that train one run together: what they exchange, and that none goes on without the others.
+"""Ranks, the processes that train one run together: what they exchange, and that none continues without the others.
 
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of the environment say who they are and where rank 0 is, as torchrun and
 `solo train ... --nproc N` set them. All ranks must call the same methods in the same order, each of which waits for the

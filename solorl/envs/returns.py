@@ -38,7 +38,7 @@ def rollout(reward: Any, done: Any, teams: Teams | None) -> tuple[np.ndarray, np
     """Rewards (steps, num_envs) or (steps, num_envs, num_agents), and whether the episode ended (steps, num_envs).
 
     From the same shapes, or those without the axis of steps. With several agents an episode ends where all are done.
-    ValueError where the shapes of `reward` and `done` differ, or are not of so many agents.
+    ValueError where the shapes of `reward` and `done` differ, or do not have this number of agents.
     """
     reward, done = np.asarray(reward), np.asarray(done, bool)
     dims = 2 if teams is None else 3

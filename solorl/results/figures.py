@@ -112,11 +112,11 @@ def draw_curves(
 
 
 def draw_profiles(comparison: cmp.Comparison, profiles: Mapping[str, cmp.Curve]) -> Figure:
-    """The share of runs above each normalised score, with pointwise intervals."""
+    """The fraction of runs above each normalised score, with pointwise intervals."""
     figure, (place, *_) = _grid(1)
     for method, curve in profiles.items():
         _draw(place, curve, comparison.methods.index(method))
-    place.set(xlabel="normalised score s", ylabel="share of runs with a score above s", ylim=(-0.02, 1.02))
+    place.set(xlabel="normalised score s", ylabel="fraction of runs with a score above s", ylim=(-0.02, 1.02))
     _legend(figure, comparison, profiles)
     return figure
 
@@ -152,7 +152,7 @@ def _legend(figure: Figure, comparison: cmp.Comparison, shown: Collection[str]) 
     columns = min(len(methods), 5, max(1, int(figure.get_figwidth() / width)))
     legend = figure.legend(lines, methods, loc="outside upper center", ncols=columns, frameon=False, fontsize=10)
     for name in legend.get_texts():
-        name.set_parse_math(False)  # a name with $ is no formula
+        name.set_parse_math(False)  # a name with $ is not a formula
 
 
 def step_label(value: float, _: Any = None) -> str:

@@ -59,7 +59,7 @@ def _panels(comparison: cmp.Comparison, metric: str, axis: str) -> list[dict[str
 def _profile(comparison: cmp.Comparison) -> list[dict[str, Any]]:
     if len(comparison.shared) < 2:
         return []
-    return [{"title": "Share of runs above a score", "lines": _lines(comparison, cmp.profiles(comparison))}]
+    return [{"title": "Fraction of runs above a score", "lines": _lines(comparison, cmp.profiles(comparison))}]
 
 
 def _lines(comparison: cmp.Comparison, curves: Mapping[str, cmp.Curve]) -> list[dict[str, Any]]:

@@ -126,7 +126,7 @@ def read(path: Path) -> Result:
 
 
 def _bytes(path: Path) -> bytes:
-    """The bytes of a file. Raises ResultError where there are too many, and for what is no file, such as a device."""
+    """The bytes of a file. Raises ResultError where there are too many, and for what is not a file, as a device."""
     if path.exists() and not path.is_file():
         raise ResultError(f"{path} cannot be read: it is not a regular file")
     with open(path, "rb") as file:
@@ -300,7 +300,7 @@ def named(results: Sequence[Result], whole: bool = False) -> list[Result]:
     Runs of one script and variant on one environment belong to one method if the script's own arguments are equal;
     those of RunArgs count where a variant is made of them. What differs is in the name on every environment, but how
     long a run trains (BUDGET) only where it differs, because each environment has its own. A variant that only lists
-    flags, as `solo bench` has it, is no name: the arguments say it. With `whole` it is one like any other.
+    flags, as `solo bench` has it, is not a name: the arguments say it. With `whole` it is one like any other.
     """
     listed = [None if whole and one.variant else _listed_flags(one) for one in results]
     groups: dict[tuple[str, str], list[int]] = {}

@@ -59,7 +59,7 @@ def optimality_gap(scores: Scores, target: float = 1.0) -> Array:
 
 
 def profile(scores: Scores, thresholds: Array) -> Array:
-    """Performance profile (section 4.1 of the paper): the share of runs above each threshold, (..., num_thresholds)."""
+    """Performance profile (section 4.1 of the paper): fraction of runs above each threshold, (..., num_thresholds)."""
     return (pooled(scores)[..., None] > thresholds).mean(axis=-2)
 
 
@@ -102,7 +102,7 @@ def probability_of_improvement(x: Scores, y: Scores) -> Array:
 
 
 def _share_above(x: Array, y: Array) -> Array:
-    """The share of pairs (a, b) with a > b, ties counted 1/2: of (..., n) and (..., m) over the last axes."""
+    """The fraction of pairs (a, b) with a > b, ties counted 1/2: of (..., n) and (..., m) over the last axes."""
     a, b = x[..., :, None], y[..., None, :]
     return (a > b).mean(axis=(-2, -1)) + 0.5 * (a == b).mean(axis=(-2, -1))
 
@@ -116,8 +116,9 @@ def improvement_interval(x: Scores, y: Scores, level: float = LEVEL, reps: int =
 def mann_whitney(x: Array, y: Array) -> float:
     """Two-sided p-value of Mann and Whitney's rank-sum test of runs (n,) against runs (m,), exact also with ties.
 
-    The share of all ways to deal the n + m ranks (ties share their mean rank) whose rank sum for x is at least as far
-    from its expectation as the one seen. With 3 runs on both sides it cannot be below 0.1, with 4 not below 0.029.
+    Of all ways to deal the n + m ranks (ties share their mean rank) the fraction whose rank sum for x is at
+    least as far from its expectation as the one seen. With 3 runs on both sides it cannot be below 0.1, with 4 not
+    below 0.029.
     """
     n, everyone = len(x), np.concatenate([x, y])
     ranks = np.array([2 * (everyone < value).sum() + (everyone == value).sum() + 1 for value in everyone])  # doubled

@@ -351,7 +351,7 @@ class Evaluator:
         return {"best": self.best, "last_eval": list(self.last), "confirmations": self._confirmations}
 
     def resume(self, saved: Mapping[str, Any]) -> None:
-        """Go on from these counters."""
+        """Continue from these counters."""
         self.best, self.last, self._confirmations = saved["best"], tuple(saved["last_eval"]), saved["confirmations"]
 
 

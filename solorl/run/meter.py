@@ -150,7 +150,7 @@ class Meter:
         }
 
     def resume(self, saved: Mapping[str, Any]) -> None:
-        """Go on from these counters, and from the step in them."""
+        """Continue from these counters, and from the step in them."""
         self._due, self._elapsed = dict(saved["due"]), saved["wall_time"]
         self.returns, self.lengths = saved["returns"], saved["lengths"]
         self._recent.extend(saved["recent"])

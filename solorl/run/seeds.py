@@ -177,7 +177,7 @@ class Runs:
     def __init__(self, args: RunArgs):
         self.args = args
         self.num_seeds: int = args.num_seeds  # type: ignore[attr-defined]
-        # of XLA, for all seeds: with as many a seed goes on exactly, together and alone (see _arguments)
+        # of XLA, for all seeds: with as many a seed continues exactly, together and alone (see _arguments)
         self.threads = _start_xla(args.threads if args.resume else args.threads * self.num_seeds)
         _choose_device(args.device if args.cuda or args.device != "auto" else "cpu")
         _keep_compiled_code(self.threads)
@@ -226,9 +226,9 @@ class Runs:
         model.safetensors. A replay buffer that counts its rows (see `replay_jax`) is saved with `--save-replay` only.
 
         With `--resume` the trainings are as saved, except the fields `envs` where no checkpoint can hold the
-        environments: then their episodes start again, and the run says so. Several seeds go on from the newest step of
-        which all have a whole checkpoint; one that had ended before the others stays as it is. Opens the run folders:
-        nothing has been written before.
+        environments: then their episodes start again, and the run says so. Several seeds continue from the newest step
+        of which all have a whole checkpoint; one that had ended before the others stays as it is. Opens the run
+        folders: nothing has been written before.
 
         Returns the training and the iteration to start from, as `Run.resume` does. With several seeds the training is a
         list of one for each, because on the CPU each runs the same code as alone; on other devices, where one call
@@ -378,7 +378,7 @@ class Runs:
 
     def log(self, global_step: int, metrics: Mapping[str, Any]) -> None:
         """Write a row of each seed, metrics are (num_seeds,); see `Run.log`. `charts/SPS` counts steps of a seed.
-        A seed that diverges ends, the others go on; the exit code is 3 in the end."""
+        A seed that diverges ends, the others continue; the exit code is 3 in the end."""
         self._each(lambda i, run: run.log(global_step, {name: value[i] for name, value in metrics.items()}))
         if self.num_seeds > 1 and self._line.is_due():
             self._progress(global_step)
@@ -393,7 +393,7 @@ class Runs:
         self._say_evaluations(f"step {global_step:>10,}", global_step)
 
     def save(self, global_step: int, training: Any) -> None:
-        """See `Run.save`. A seed that has reached `--target-return` is closed; the others go on."""
+        """See `Run.save`. A seed that has reached `--target-return` is closed; the others continue."""
         self._take(training)
         alone = self._alone(lambda i, run: run.save(global_step))
 
@@ -437,15 +437,16 @@ class Runs:
 
     # ------------------------------------------------------------------ parts of the verbs
     def _end(self, index: int, code: Any) -> None:
-        """A seed has diverged; the others go on, if there are any."""
+        """A seed has diverged; the others continue, if there are any."""
         self._code = code
         self._active.remove(index)
         if not (self._active or self._waiting):
             raise SystemExit(code)
 
     def _choose_checkpoints(self) -> None:
-        """Let the seeds go on from the newest step of which each has a whole checkpoint, whether the process was killed
-        after some of them had saved or a checkpoint is damaged. Seeds that had ended before the others are left out."""
+        """Let the seeds continue from the newest step of which each has a whole checkpoint, whether the process was
+        killed after some of them had saved or a checkpoint is damaged. Seeds that had ended before the others
+        are left out."""
         folders = [run.dir / "checkpoint" for run in self.runs]
         found = [[checkpoint.step_of(path) for path in checkpoint.checkpoints(folder)] for folder in folders]
         newest = [max(steps, default=0) for steps in found]
@@ -515,7 +516,7 @@ class Runs:
         return self._trainings[0] if self.num_seeds == 1 else list(self._trainings)
 
     def _take(self, training: Any) -> None:
-        """Go on from the trainings that the script has."""
+        """Continue from the trainings that the script has."""
         if self._stack is not None:
             self._stack = training
         else:
@@ -556,7 +557,7 @@ class Runs:
         return PolicyOfSeed(act, self._acts[act], model)
 
     def _each(self, verb: Callable[[int, Run], None]) -> None:
-        """Call a verb for each seed that goes on. One that diverges ends; the others go on, if there are any."""
+        """Call a verb for each seed that continues. One that diverges ends; the others continue, if there are any."""
         for i in list(self._active):
             try:
                 verb(i, self.runs[i])
@@ -596,7 +597,7 @@ class Runs:
         self._line.show(global_step, self.args.total_timesteps, episode, evaluation, rate, len(self._active))  # type: ignore[attr-defined]
 
     def _say_where(self) -> None:
-        """For several seeds: how to go on where a signal has ended them, else where everything is."""
+        """For several seeds: how to continue where a signal has ended them, else where everything is."""
         first, folders = self.runs[0], [run.dir for run in self.runs]
         stopped = [run for run in self.runs if run.ending == "signal"]
         if self.num_seeds > 1 and len(stopped) == self.num_seeds:
@@ -643,7 +644,7 @@ def _finality(status: str) -> int:
 
 
 def _going_on(newest: Sequence[int], statuses: Sequence[str]) -> list[int]:
-    """The seeds that go on together: those that were killed (else those that were stopped, else all), and those that
+    """The seeds that continue together: those that were killed (else those that were stopped, else all), and those that
     ended at the same step; none where all have ended at different steps. `newest`: steps of their last checkpoints."""
     ended = [_finality(status) for status in statuses]
     steps = [step for step, how in zip(newest, ended, strict=True) if how == min(ended)]

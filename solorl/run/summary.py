@@ -1,4 +1,4 @@
-"""What is said when a run ends: where everything is, and the commands to go on and to play."""
+"""What is said when a run ends: where everything is, and the commands to continue and to play."""
 
 import shlex
 import shutil
@@ -10,7 +10,7 @@ from solorl.terminal import duration, paint
 
 
 def how_to_go_on(script: Path, run_dir: Path, world_size: int = 1) -> str:
-    """The command that resumes a run of so many ranks, as it can be typed here."""
+    """The command that resumes a run with this number of ranks, as it can be typed here."""
     ranks = f" --nproc {world_size}" if world_size > 1 else ""
     return f"continue with: {_solo()} train {as_typed(script)} --resume {shlex.quote(_near(run_dir))}{ranks}"
 

@@ -301,7 +301,7 @@ class Run:
         `opponents` must be those of `evaluate`; a run that is only played has random ones in their place. `sample` is
         the policy that draws its actions at random, for `solo play --stochastic` and `solorl.load`.
 
-        After Ctrl+C or SIGTERM only the way to go on is said; Ctrl+C then leaves with exit code 130. Where something
+        After Ctrl+C or SIGTERM only the way to continue is said; Ctrl+C then leaves with exit code 130. Where something
         could not be written, one sentence says what, and the exit code is 4.
         """
         if self.play:
@@ -571,7 +571,7 @@ class Run:
             if (again := evaluator.confirm(policy, make_env, opponent)) is not None and target is not None:
                 self.ending = "target" if again >= target else self.ending
                 line = f"target {target:g} reached; on fresh seeds {again:.1f}: "
-                done, colour = ("done", "green") if again >= target else ("going on", "cyan")
+                done, colour = ("done", "green") if again >= target else ("continuing", "cyan")
                 self._say(paint(line + done, colour))
             if self.args.capture_video:
                 seed, env_id = env_seed(self.args.seed, EVALUATE, 0), evaluator.args.env_id

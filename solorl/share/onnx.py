@@ -130,7 +130,7 @@ def exporter_of(loaded: LoadedPolicy, scores: str) -> Exporter:
 
 # ---------------------------------------------------------------------- observations
 class _Enough(Exception):
-    """So many observations were seen."""
+    """The number of observations that were seen."""
 
 
 def observations(loaded: LoadedPolicy) -> tuple[Arrays, dict[str, int]]:

@@ -141,7 +141,7 @@ class Store:
         return [handle for handle in handles if handle]
 
     def progress(self, task: Task) -> tuple[float | None, float | None]:
-        """The share of its steps that a running task has done and its last evaluation, where they are known."""
+        """The fraction of its steps that a running task has done and its last evaluation, where they are known."""
         run_dir, _ = self._run_dir(task, self.record(task))
         rows = last_rows(run_dir / "metrics.jsonl") if run_dir else []
         if not run_dir or not rows:
@@ -153,14 +153,14 @@ class Store:
 
     # ------------------------------------------------------------------ running
     def resumable(self, task: Task, found: Found) -> bool:
-        """Whether to go on in the run folder, where training has begun."""
+        """Whether to continue in the run folder, where training has begun."""
         half = found.state in ("running", "stopped", "failed") and found.run_dir is not None
         return task.script.ours and half and not self.why_not_resumed(task, found)
 
     def why_not_resumed(self, task: Task, found: Found) -> str:
         """Why a training of ours begins again although it has a run folder; empty where it need not.
 
-        A failure alone is no reason, however often it comes: a run that can be resumed loses no step.
+        A failure alone is not a reason, however often it comes: a run that can be resumed loses no step.
         """
         if found.run_dir is None or found.state == "finished" or not task.script.ours:
             return ""
@@ -376,8 +376,8 @@ class Runner:
         self.view.say(f"{'resumed' if resumed else 'started':<10} {task}{seeds}{again}")
 
     def _neighbours(self, task: Task) -> list[Task]:
-        """The queued tasks with the seeds after this one that the same process can train, so many that there are some
-        for every free slot; takes their locks. Not those after a half-done one, which goes on in its own process."""
+        """The queued tasks with the seeds after this one that the same process can train, such that every free slot
+        gets some; takes their locks. Not those after a half-done one, which continues in its own process."""
         others, taken = following(task, self.queue), []
         share = math.ceil((len(others) + 1) / self.pool.free)
         for other in others[: share - 1]:

@@ -361,7 +361,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"there is no file {path}{did_you_mean(path.name, others)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
-    except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
+    except ValueError as error:  # a number of thousands of digits is not a TOMLDecodeError
         raise UsageError(f"{path} is not valid TOML: {error}") from None
     except RecursionError:
         raise UsageError(f"{path} is not valid TOML: its lists or tables are nested too deeply") from None

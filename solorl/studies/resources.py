@@ -29,7 +29,7 @@ class Resources:
 def read_resources(table: Mapping[str, Any], where: str, default: Resources | None = None) -> Resources:
     """Resources from `{cores = 2, gpus = 1, memory = "4 GB", time = "2 h"}`; what is not there is `default`'s.
 
-    UsageError for an unknown key, and for a value that is no such amount.
+    UsageError for an unknown key, and for a value that is not such an amount.
     """
     values = (default or Resources()).as_table()
     for key, value in table.items():

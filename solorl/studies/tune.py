@@ -136,7 +136,7 @@ def space_of(script: Script) -> Space:
 
 
 def space_from_file(path: Path, script: Script) -> Space:
-    """The space in a TOML file; UsageError for what is no space and for a flag that the script does not have."""
+    """The space in a TOML file; UsageError for what is not a space and for a flag that the script does not have."""
     space, annotations = Space(), args_fields(parse_source(script.path))
     for key, text in read_toml(path).items():
         name, where = key.removeprefix("--").replace("_", "-"), f"{key} in {path}"
@@ -168,7 +168,7 @@ class Study:
     metric: str = METRIC
 
     def about(self) -> dict[str, Any]:
-        """What must be equal for a study to go on, as JSON."""
+        """What must be equal for a study to continue, as JSON."""
         return {
             "script": f"{self.script.path.name} {self.script.sha256[:12]}",
             "--env-ids": list(self.env_ids),
@@ -471,7 +471,9 @@ def open_study(path: Path, study: Study, pruner: str, prune_after: int, seed: in
             storage=storage, study_name=study.script.name, direction="maximize", load_if_exists=True,
             pruner=pruners[pruner],
         )  # fmt: skip
-        first = None if seed is None else seed + len(found.trials)  # a study that goes on must not draw the same again
+        first = (
+            None if seed is None else seed + len(found.trials)
+        )  # a study that continues must not draw the same again
         found.sampler = optuna.samplers.TPESampler(seed=first, multivariate=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None

@@ -312,7 +312,7 @@ def test_a_target_missed_on_fresh_seeds_does_not_end_the_run(train, monkeypatch)
 
     monkeypatch.setattr(evaluation.Evaluator, "play", worse)
     v = train("ppo", *TINY, "--target-return", "9", "--eval-every", "64")
-    assert v["run"].step == 640 and train.out.count("on fresh seeds 0.0: going on") >= 1
+    assert v["run"].step == 640 and train.out.count("on fresh seeds 0.0: continuing") >= 1
 
 
 def test_a_file_named_stop_ends_the_run_cleanly(tmp_path):

@@ -76,8 +76,8 @@ class BatchCluster:
         return {job["jobId"] for job in jobs}
 
     def cancel(self, handles: Sequence[str], force: bool = False) -> None:
-        """See `Cluster.cancel`. What waits is taken back. What runs is told by the files of the study only, because
-        Batch would kill it 30 seconds after its SIGTERM; with `force` it does."""
+        """See `Cluster.cancel`. Waiting jobs are withdrawn. Running ones are told by the files of the study only,
+        because Batch would kill them 30 seconds after its SIGTERM; with `force` it does."""
         call = self._batch.terminate_job if force else self._batch.cancel_job
         with told("a job cannot be cancelled"):
             for job in self._live(handles):

@@ -2,7 +2,7 @@
 
 Slurm warns a job before its time limit, and before a job of higher priority takes its place: SIGUSR1 goes to the batch
 script, which tells the worker to save. A job that ends in its grace time has finished for Slurm, so the script puts a
-task that is to go on (exit code 75) back into the queue. What was killed is submitted again by `solo bench`.
+task that is to continue (exit code 75) back into the queue. A killed task is submitted again by `solo bench`.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The engine `local` of a study in a storage: workers as processes of this machine, so many at once."""
+"""The engine `local` of a study in a storage: workers as processes of this machine, a limited number at once."""
 
 import tempfile
 from collections import deque
@@ -13,8 +13,8 @@ from solorl.studies.resources import MOST, count
 
 
 class LocalCluster:
-    """Workers wait in this process and run in processes of their own, which outlive it. What waits when it ends is
-    submitted again by the same command."""
+    """Workers wait in this process and run in processes of their own, which outlive it. Those that wait when it ends
+    are submitted again by the same command."""
 
     name = "local"
     array_limit = 100_000
