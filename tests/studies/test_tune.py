@@ -305,7 +305,7 @@ class Args(RunArgs):
         (
             SPACE,
             ["fake.py", "--env-ids", "CartPole-v1", "--total-timesteps", "1.5"],
-            "--total-timesteps is '1.5', not",
+            "--total-timesteps must be an integer",
         ),
         (SPACE, ["fake.py", "--env-ids", "CartPole-v7"], "there is no environment CartPole-v7"),
         (SPACE, ["fake.py", "--env-ids", "CartPole-v1", "--trials", "0"], "--trials must be at least 1"),
