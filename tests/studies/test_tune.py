@@ -322,7 +322,7 @@ def test_space_of_an_algorithm_is_the_one_that_is_shipped(tmp_path, monkeypatch,
         (
             SPACE,
             ["fake.py", "--env-ids", "CartPole-v1", "--total-timesteps", "1.5"],
-            "--total-timesteps is '1.5', not",
+            "--total-timesteps must be an integer",
         ),
         (SPACE, ["fake.py", "--env-ids", "CartPole-v7"], "there is no environment CartPole-v7"),
         (SPACE, ["fake.py", "--env-ids", "CartPole-v1", "--trials", "0"], "--trials must be at least 1"),
