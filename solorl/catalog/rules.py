@@ -273,10 +273,10 @@ def check_metadata(source: Source) -> Iterator[Problem]:
     for key in ("requires-python", "dependencies"):
         if key not in block:
             yield source.problem(1, "PEP 723", f"the block has no {key}")
-    provided, beside = provided_names(block.get("dependencies", [])), {x.name for x in source.path.parent.iterdir()}
+    provided, siblings = provided_names(block.get("dependencies", [])), {x.name for x in source.path.parent.iterdir()}
     for module, line in top_modules(source.tree).items():
         names = PROVIDERS.get(module, (normal(module),))
-        if not in_catalogue(source.path) and {module, f"{module}.py"} & beside:
+        if not in_catalogue(source.path) and {module, f"{module}.py"} & siblings:
             continue  # a module of the user's own
         if module not in sys.stdlib_module_names and not provided.intersection(names):
             yield source.problem(line, "PEP 723", f"imports {module}, but the dependencies do not name {names[0]}")
