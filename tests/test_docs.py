@@ -370,7 +370,7 @@ def test_the_texts_are_plain_english():
 
 def test_the_texts_have_standard_terms():
     for name, text in texts().items():
-        if not re.match(r"tests/|benchmark/|LOG|algorithms/.*py$|docs/results/", name):
+        if not re.match(r"tests/|benchmark/|LOG|docs/results/", name):
             assert not (odd := list(odd_words(text, TERMS))), f"{name}: {odd}"
     wrong = """x is no flag, there is no file; this is no longer so. It goes on: a share of the steps, the least
 of them, so many, with its present weights, falls linearly. What ends is replaced. A graphics card pays.

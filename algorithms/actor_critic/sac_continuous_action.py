@@ -269,7 +269,7 @@ if __name__ == "__main__":
             if update % args.target_network_frequency == 0:
                 soft_update(target_critic, critic, args.tau)
 
-        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
+        # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         run.log(global_step, {"losses/alpha": temperature().detach()})
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)

@@ -241,7 +241,7 @@ if __name__ == "__main__":
                 soft_update(target_actor, actor, args.tau)
                 soft_update(target_critic, critic, args.tau)
 
-        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
+        # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         run.log(global_step, {})
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)

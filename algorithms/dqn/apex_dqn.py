@@ -199,7 +199,7 @@ class Actor:
         return {"steps": self.steps, "rewards": self.rewards}
 
     def load_state_dict(self, state):
-        """Go on from there."""
+        """Continue from there."""
         self.steps, self.rewards = state["steps"], state["rewards"]
 
     def rollout(self, weights, shard):
@@ -367,7 +367,7 @@ if __name__ == "__main__":
         if global_step % args.target_network_frequency < args.num_steps:
             target_network.load_state_dict(q_network.state_dict())
 
-        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
+        # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         run.log(global_step, {})
         run.evaluate(global_step, q_network.act, make_env)
         run.save(global_step)

@@ -183,8 +183,8 @@ class FrameShard:
 
     def add(self, image, first, priority, *columns):
         """Insert images (rows, 84, 84), and transitions (n,) that begin at the rows `first` of these, of which the rest
-        are the columns. What was there is lost, also the transitions that begin in the 3 rows after the last one: one
-        of their images may be overwritten."""
+        are the columns, over the oldest rows. Transitions that begin in the 3 rows after the last one are removed, too:
+        one of their images may be overwritten."""
         row = self.inserted + np.arange(len(image))
         self.tree.set((self.inserted + np.arange(len(image) + 3)) % self.capacity, 0)
         self.arrays["image"][row % self.capacity] = image
@@ -262,7 +262,7 @@ class Actor:
         return {name: getattr(self, name) for name in ("images", "stack", "steps", "rewards", "lives")}
 
     def load_state_dict(self, state):
-        """Go on from there."""
+        """Continue from there."""
         vars(self).update(state)
 
     def rollout(self, weights, shard):
@@ -279,7 +279,7 @@ class Actor:
                 action[0] = np.random.randint(self.num_actions)
             self.obs, reward, terminated, truncated, infos = self.envs.step(action)
             over = bool(terminated[0] | truncated[0])
-            # done at a lost life, though the game goes on; not done at a time limit, though it is over
+            # done at a lost life, though the game continues; not done at a time limit, though it is over
             lives_left = infos["final_info"]["lives"][0] if over else infos["lives"][0]  # infos: the next game's
             done, self.lives = bool(terminated[0] | (lives_left < self.lives)), int(infos["lives"][0])
             before, self.stack = self.stack, [*self.stack[1:], len(self.images)]
@@ -441,7 +441,7 @@ if __name__ == "__main__":
         if global_step % args.target_network_frequency < args.num_steps:
             target_network.load_state_dict(q_network.state_dict())
 
-        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
+        # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         run.log(global_step, {})
         run.evaluate(global_step, q_network.act, make_env)
         run.save(global_step)

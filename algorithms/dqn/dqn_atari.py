@@ -258,7 +258,7 @@ if __name__ == "__main__":
             obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step] = terminated | truncated
 
-            # ---- 2. store: done at a lost life, though the game goes on; not done at a time limit, though it is over
+            # ---- 2. store: done at a lost life, though the game continues; not done at a time limit, though it is over
             image, lives_left = obs[:, -1].copy(), infos["lives"].copy()
             for i in np.flatnonzero(over[step]):  # obs and lives are the next game's
                 image[i], lives_left[i] = infos["final_obs"][i][-1], infos["final_info"]["lives"][i]
@@ -277,7 +277,7 @@ if __name__ == "__main__":
         if global_step % args.target_network_frequency < batch_steps:
             soft_update(target_network, q_network, args.tau)
 
-        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
+        # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         run.log(global_step, {"charts/epsilon": epsilon})
         run.evaluate(global_step, q_network.act, make_env)
         run.save(global_step)

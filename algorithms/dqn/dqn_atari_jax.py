@@ -232,7 +232,7 @@ def train_iteration(training, setup):
         )
         env_state, step = envs.step(key, env_state, action)
         over = step.terminated | step.truncated
-        # done at a lost life, though the game goes on; not done at a time limit, though it is over
+        # done at a lost life, though the game continues; not done at a time limit, though it is over
         done = step.terminated | (step.final_lives < lives)
         # final_obs, final_lives: what the step led to; obs, lives: where a game is over, the next one's first
         rows = new_game, obs[:, -1], step.final_obs[:, -1], action, jnp.sign(step.reward), done

@@ -8,7 +8,7 @@ Paper     Dabney, Ostrovski, Barreto 2021, https://arxiv.org/abs/2006.01782 ("Al
           Mnih et al. 2015, https://www.nature.com/articles/nature14236
 Run       solo train ez_greedy_dqn --env-id MountainCar-v0
 Spaces    vector -> discrete
-Differs   from dqn.py: a random action goes on within its episode, for a duration from a heavy-tailed distribution
+Differs   from dqn.py: a random action is repeated within its episode, for a duration from a heavy-tailed distribution
 Not for   Atari games: dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
 Details   algorithms/dqn/README.md
 """
@@ -205,7 +205,7 @@ if __name__ == "__main__":
         if global_step % args.target_network_frequency < batch_steps:
             soft_update(target_network, q_network, args.tau)
 
-        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
+        # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         run.log(global_step, {"charts/epsilon": epsilon})
         run.evaluate(global_step, q_network.act, make_env)
         run.save(global_step)

@@ -10,7 +10,7 @@ Run       solo train qdagger_dqn_atari_impalacnn --env-id ALE/Pong-v5 --teacher 
 Spaces    image -> discrete
 Differs   from dqn_atari.py: a teacher, the trained Q-network of a run of dqn_atari.py or of another file that has one;
           before the student plays, the teacher fills a replay buffer of its own and the student learns from it; a loss
-          draws the student towards the teacher, by a weight that falls as the student's score rises; the IMPALA CNN
+          draws the student towards the teacher, by a weight that decreases as the student's score rises; the IMPALA CNN
 Not for   vector observations: dqn.py; continuous actions: ddpg_continuous_action.py
 Details   algorithms/dqn/README.md
 """
@@ -39,7 +39,7 @@ class Args(RunArgs):
     teacher: str = ""  # run folder of the teacher, or hf://USER/NAME of one on the Hugging Face hub
     trust_script: bool = False  # execute the script in the teacher's folder, whatever it does
     total_timesteps: int = 11_000_000  # teacher_steps + offline_steps + environment steps of the student
-    teacher_steps: int = 500_000  # environment steps of the teacher, while epsilon falls; summed over environments
+    teacher_steps: int = 500_000  # environment steps of the teacher; epsilon is annealed over them
     offline_steps: int = 500_000  # gradient steps on what the teacher has played; 0: none
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each; that of the teacher has teacher_steps
@@ -243,7 +243,7 @@ def play(envs, policy, replay, obs, lives, epsilon, num_steps):
         obs, reward[step], terminated, truncated, infos = envs.step(action[step])
         over[step] = terminated | truncated
 
-        # store: done at a lost life, though the game goes on; not done at a time limit, though it is over
+        # store: done at a lost life, though the game continues; not done at a time limit, though it is over
         image, lives_left = obs[:, -1].copy(), infos["lives"].copy()
         for i in np.flatnonzero(over[step]):  # obs and lives are the next game's
             image[i], lives_left[i] = infos["final_obs"][i][-1], infos["final_info"]["lives"][i]
@@ -383,7 +383,7 @@ if __name__ == "__main__":
         if global_step % args.target_network_frequency < batch_steps:
             soft_update(target_network, q_network, args.tau)
 
-        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
+        # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         run.log(global_step, {"charts/epsilon": epsilon, "charts/distill_coeff": weight})
         run.evaluate(global_step, q_network.act, make_env)
         run.save(global_step)

@@ -11,7 +11,7 @@ Run       solo train qdagger_dqn_atari_impalacnn_jax --env-id Pong-v5 --teacher 
 Spaces    image -> discrete
 Differs   from dqn_atari_jax.py: a teacher, the trained Q-network of a run of that file; before the student plays, the
           teacher fills a replay buffer of its own and the student learns from it; a loss draws the student towards the
-          teacher, by a weight that falls as the student's score rises; the IMPALA CNN
+          teacher, by a weight that decreases as the student's score rises; the IMPALA CNN
 Twin      qdagger_dqn_atari_impalacnn.py
 Not for   vector observations: dqn_jax.py; continuous actions: ddpg_continuous_action_jax.py
 Details   algorithms/dqn/README.md
@@ -37,7 +37,7 @@ class Args(RunArgs):
     teacher: str = ""  # run folder of the teacher, or hf://USER/NAME of one on the Hugging Face hub
     trust_script: bool = False  # execute the script in the teacher's folder, whatever it does
     total_timesteps: int = 11_000_000  # teacher_steps + offline_steps + environment steps of the student
-    teacher_steps: int = 500_000  # environment steps of the teacher, while epsilon falls; summed over environments
+    teacher_steps: int = 500_000  # environment steps of the teacher; epsilon is annealed over them
     offline_steps: int = 500_000  # gradient steps on what the teacher has played; 0: none
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each; that of the teacher has teacher_steps
@@ -303,7 +303,7 @@ def play(training, values, epsilon, new_games, keys, setup):
         action = jax.lax.cond(greedy.any(), lambda: jnp.where(greedy, values(obs).argmax(1), random), lambda: random)
         env_state, step = envs.step(key, env_state, action)
         over = step.terminated | step.truncated
-        # done at a lost life, though the game goes on; not done at a time limit, though it is over
+        # done at a lost life, though the game continues; not done at a time limit, though it is over
         done = step.terminated | (step.final_lives < lives)
         # final_obs, final_lives: what the step led to; obs, lives: where a game is over, the next one's first
         rows = new_game, obs[:, -1], step.final_obs[:, -1], action, jnp.sign(step.reward), done

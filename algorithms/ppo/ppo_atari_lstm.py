@@ -310,7 +310,7 @@ if __name__ == "__main__":
             if args.target_kl is not None and torch.stack(kl).mean() > args.target_kl:
                 break
 
-        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
+        # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)
         learning_rate = optimizer.param_groups[0]["lr"]
         run.log(global_step, {"charts/learning_rate": learning_rate, "losses/explained_variance": explained_variance})

@@ -281,7 +281,7 @@ if __name__ == "__main__":
         # the statistics of observations change only now: learning saw the same observations as acting
         agent.obs_normalizer.update(torch.as_tensor(raw_obs, device=run.device).flatten(0, 1))
 
-        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
+        # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)
         learning_rate = optimizer.param_groups[0]["lr"]
         run.log(global_step, {"charts/learning_rate": learning_rate, "losses/explained_variance": explained_variance})

@@ -178,7 +178,7 @@ if __name__ == "__main__":
                 metrics = gradient_step(Batch(*(x[index] for x in rollout)))
                 run.learned(metrics)
 
-        # ---- 4. report: when it is due; a row has the means of what was learned since the last one
+        # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         run.log(global_step, {"charts/learning_rate": optimizer.param_groups[0]["lr"], "charts/epsilon": epsilon})
         run.evaluate(global_step, q_network.act, make_env)
         run.save(global_step)
