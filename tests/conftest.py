@@ -118,6 +118,16 @@ def quick(request, monkeypatch):
         monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
+@pytest.fixture(autouse=True)
+def own_signals():
+    """A script that ends early leaves its signal handlers: its process would have ended, that of the tests continues."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def train(tmp_path, monkeypatch):
     """`train("ppo", "--flag", ...)` runs the script in this process, as a user would, and returns its variables; what

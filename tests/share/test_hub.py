@@ -414,7 +414,7 @@ def test_what_is_not_there_is_not_pulled(hub, pushed, solo, here):
 # where the hub fails: a regular expression for the request -> how
 PULLS = ["GET /api/models/ann/[^/]+$", "/tree/", "HEAD .*README.md", "GET .*config.json", "GET /storage/"]
 PUSHES = ["whoami", "repos/create", "/tree/", "validate-yaml", "preupload", "objects/batch", "PUT", "verify", "commit/"]
-WORDS = {500: "HTTP 500", 403: "HTTP 403", "drop": "no connection to the hub", "half": "", "other": "damaged"}
+WORDS = {500: "HTTP 500", 403: "HTTP 403", "drop": "no connection to the hub", "half": "", "other": "corrupted"}
 
 
 def cases(requests, failures, quick):
