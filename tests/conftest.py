@@ -120,7 +120,7 @@ def quick(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def own_signals():
-    """A script that ends early leaves its signal handlers: its process would have ended, that of the tests continues."""
+    """A script that ends early leaves its signal handlers; its process would have ended with it."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
