@@ -120,8 +120,8 @@ def headline():
     """The tables of README: six rows of scores, three of speeds."""
     paths = {script.name: script.path.relative_to(ROOT).as_posix() for script in scripts()}
     lines = [
-        "| environment | algorithm | score [95 % interval] | seeds | steps | time |",
-        "|---|---|---:|---:|---:|---:|",
+        "| environment | algorithm | score [95 % interval] | seeds | steps | time | date |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     for env_id, method, folder in HEADLINE:
         results, _ = read_all([ROOT / "benchmark/results" / folder])
@@ -129,7 +129,7 @@ def headline():
         name, _, variant = method.partition(" ")
         cells = [f"[`{name}`]({paths[name]}){' ' + variant if variant else ''}", text.estimate(row.iqm), str(row.seeds)]
         together = f" for {row.together} at once" if row.together > 1 else ""
-        cells += [f"{row.steps:,.0f}", duration(row.seconds) + together]
+        cells += [f"{row.steps:,.0f}", duration(row.seconds) + together, row.date]
         lines.append(f"| [{env_id}](benchmark/results/{folder}) | {' | '.join(cells)} |")
     return "\n".join([*lines, "", *speeds()])
 

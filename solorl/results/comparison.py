@@ -53,6 +53,7 @@ class EnvRow:
     seconds: float  # median over runs of the seconds of training
     sps: float | None  # median over runs of environment steps per second, of all that were trained at once
     together: int  # largest number of runs trained at once
+    date: str  # day on which the oldest of the runs began, as 2026-11-24; "" if none tells
 
 
 @dataclass(frozen=True)
@@ -272,6 +273,7 @@ def _env_row(env_id: str, method: str, scores: st.Array, runs: Sequence[Result])
         seconds=float(np.median([run.wall_time for run in runs])),
         sps=float(np.median(speeds)) if speeds else None,
         together=max(run.together for run in runs),
+        date=min((run.started[:10] for run in runs if run.started), default=""),
     )
 
 

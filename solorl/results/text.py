@@ -72,7 +72,8 @@ def table_caption(comparison: cmp.Comparison) -> str:
     return (
         f"The score of a run is its {cmp.METRICS[comparison.metric]}. Interquartile mean (IQM), mean and median over "
         f"runs{shown}; steps, time and speed are medians over runs, the time with evaluations and checkpoints, the "
-        "speed without" + ("; of seeds trained at once, time and speed are those of all of them." if several else ".")
+        "speed without" + ("; of seeds trained at once, time and speed are those of all of them" if several else "")
+        + "; the date is that of the oldest run."
     )
 
 
@@ -160,7 +161,7 @@ def training_time(row: cmp.EnvRow) -> str:
 
 def env_table(comparison: cmp.Comparison) -> str:
     """A row for each environment and method."""
-    head = ["Environment", "Method", "Seeds", "IQM", "Mean", "Median", "Steps", "Time", "Steps/s"]
+    head = ["Environment", "Method", "Seeds", "IQM", "Mean", "Median", "Steps", "Time", "Steps/s", "Date"]
     rows = [
         [
             row.env_id,
@@ -170,6 +171,7 @@ def env_table(comparison: cmp.Comparison) -> str:
             f"{row.steps:,.0f}",
             training_time(row),
             "-" if row.sps is None else f"{row.sps:,.0f}",
+            row.date or "-",
         ]
         for row in cmp.env_rows(comparison)
     ]

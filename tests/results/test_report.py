@@ -411,12 +411,20 @@ def test_profile_falls_from_one_to_zero():
         assert (curve.band[:, 0] <= curve.y).all() and (curve.y <= curve.band[:, 1]).all()
 
 
+def test_a_row_has_the_date_of_its_oldest_run():
+    days = ["2026-11-24T01:00:00Z", "2026-11-23T23:00:00Z", ""]
+    runs = made({("CartPole-v1", "new"): [1.0] * 3})
+    runs = [dataclasses.replace(run, started=day) for run, day in zip(runs, days, strict=True)]
+    [row] = comparison.env_rows(comparison.compare(runs))
+    assert row.date == "2026-11-23"
+
+
 # ---------------------------------------------------------------------- what is written
 def test_markdown_report(report):
     text = (report / "report.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith("| CartPole-v1 | new"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[2] == "4" and cells[6:] == ["5,000", "10 s", "500"]
+    assert cells[2] == "4" and cells[6:] == ["5,000", "10 s", "500", "-"]  # no date is known
     assert re.fullmatch(r"350\.0 \[\d{3}\.\d, \d{3}\.\d\]", cells[3])
     assert "**new against old: better on 1 of 2 environments" in text
     for name in re.findall(r"!\[.*?\]\((.*?)\)", text):
