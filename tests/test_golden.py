@@ -31,6 +31,7 @@ FLAGS = {
     "ppo_atari": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "ppo_atari_envpool": f"--env-id Catch-v5 {PIXELS}",
     "ppo_atari_envpool_jax": f"--env-id Catch-v5 {PIXELS}",
+    "ppo_masked": "--env-id games/ResourceGrid-v0 --total-timesteps 1536",
     "ppo_atari_lstm": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "ppo_atari_multigpu": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
