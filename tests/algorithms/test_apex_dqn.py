@@ -87,8 +87,8 @@ def test_shards_are_drawn_from_as_one_buffer():
     none without any; on average exactly."""
     np.random.seed(0)
     sums = np.array([0.0, 3.0, 0.5, 0.0, 6.5, 0.0])
-    facts = np.stack([np.ones(6), sums, np.ones(6)], 1)
-    counts = np.array([APEX["apex_dqn"]["shares"](facts, 33) for _ in range(4000)])
+    summaries = [APEX["apex_dqn"]["ShardSummary"](1, priority_sum, 1.0) for priority_sum in sums]
+    counts = np.array([APEX["apex_dqn"]["shares"](summaries, 33) for _ in range(4000)])
     assert (counts.sum(1) == 33).all() and (counts[:, sums == 0] == 0).all()
     assert np.abs(counts - 33 * sums / 10).max() < 2
     np.testing.assert_allclose(counts.mean(0), 33 * sums / 10, atol=0.05)
@@ -237,7 +237,8 @@ def test_priorities_of_what_was_overwritten_are_not_taken():
         shard.add((np.zeros((2, 1)), np.zeros(2), np.zeros(2), np.zeros(2), np.zeros((2, 1))), np.ones(2))
     shard.update(np.array([0, 1, 2, 5, 6, 9]), np.full(6, 7.0))
     assert shard.tree.sum[shard.tree.size :].tolist() == [1, 7, 7, 1]
-    assert shard.facts().tolist() == [6, 16, 1]
+    summary = shard.summary()
+    assert (summary.inserted, summary.priority_sum, summary.least_priority) == (6, 16, 1)
 
 
 @pytest.mark.parametrize("name", APEX)
@@ -245,8 +246,8 @@ def test_an_empty_shard_gives_nothing(name):
     """As one that was started in the place of another."""
     inputs = (8,) if name.endswith("atari") else (8, 2)
     shard = APEX[name]["FrameShard" if name.endswith("atari") else "ReplayShard"](*inputs)
-    columns, priority, number, facts = shard.sample(5)
-    assert [len(x) for x in (*columns, priority, number)] == [0] * 7 and facts.tolist() == [0, 0, np.inf]
+    columns, priority, number, summary = shard.sample(5)
+    assert [len(x) for x in (*columns, priority, number)] == [0] * 7 and summary == (0, 0, np.inf)
 
 
 # ---------------------------------------------------------------------- the loop
