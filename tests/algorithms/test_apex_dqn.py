@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import comparable, definitions, documented_keys, environment, rows, script
-from test_frame_replay import images, numbers_on
+from test_frame_replay import images, numbers_on, picture
 
 from solorl.checkpoints.checkpoint import CheckpointError
 from solorl.checkpoints.replay import ReplayLog
@@ -228,6 +228,27 @@ def test_no_transition_has_an_image_that_was_overwritten():
         assert sorted(found) == newest
         wraps += shard.inserted > 2 * shard.capacity
     assert wraps > 1
+
+
+def test_the_picture_in_the_docstring_shows_what_a_shard_holds():
+    """Game A ends with its sixth image, game B has three so far, and the shard has room for six."""
+    cls = APEX["apex_dqn_atari"]["FrameShard"]
+    shown, shard = picture(cls), cls(6)
+
+    def near(length):  # of the transitions of one step in a game of this many images
+        stacks = np.maximum(np.arange(length)[:, None] - [3, 2, 1, 0], 0)  # (length, 4)
+        return np.hstack([stacks[:-1], stacks[1:]]) - np.arange(length - 1)[:, None]
+
+    for numbers, discount in ((range(6), [0.99] * 4 + [0]), (range(6, 9), [0.99] * 2)):
+        count = len(discount)
+        columns = (near(count + 1), np.zeros(count), np.zeros(count), np.array(discount))
+        shard.add(images(numbers), np.arange(count), np.ones(count), *columns)
+    assert numbers_on(shard.arrays["image"]).tolist() == [number for _, number, *_ in shown] == [6, 7, 8, 3, 4, 5]
+    for i, _, _, _, *more in shown:
+        if more:  # a transition begins here
+            assert [*shard.arrays["near"][i], shard.arrays["discount"][i]] == pytest.approx(more)
+    assert [row[0] for row in shown if len(row) == 4] == [2, 5]
+    assert np.flatnonzero(shard.tree.sum[shard.tree.size :]).tolist() == [0, 1] and shard.inserted == 9
 
 
 def test_priorities_of_what_was_overwritten_are_not_taken():
