@@ -77,13 +77,21 @@ def vector_env(env_id):
     return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
+class ShardSummary(NamedTuple):
+    """What the learner must know of a whole shard."""
+
+    inserted: int  # how many transitions were ever inserted
+    priority_sum: float
+    least_priority: float  # inf where there is none
+
+
 class Sample(NamedTuple):
     """Transitions drawn from one shard, NumPy."""
 
     columns: list  # those of a Batch, (n, ...) each
     priority: np.ndarray  # (n,)
     number: np.ndarray  # (n,): which transitions of the shard they are
-    facts: np.ndarray  # (3,), see `facts`
+    summary: ShardSummary
 
 
 class SumTree:
@@ -94,9 +102,9 @@ class SumTree:
         self.size = 2 ** (capacity - 1).bit_length()  # leaf i is node size + i
         self.sum, self.least = np.zeros(2 * self.size), np.full(2 * self.size, np.inf)
 
-    def set(self, leaf, priority):
-        """Give leaves (n,) their priorities (n,)."""
-        node = leaf + self.size
+    def set(self, index, priority):
+        """Give the leaves of these indices (n,) their priorities (n,)."""
+        node = index + self.size
         self.sum[node] = priority
         self.least[node] = np.where(self.sum[node] > 0, self.sum[node], np.inf)
         for _ in range(self.size.bit_length() - 1):
@@ -105,7 +113,7 @@ class SumTree:
             self.least[node] = np.minimum(self.least[2 * node], self.least[2 * node + 1])
 
     def draw(self, n):
-        """Leaves (n,) in proportion to their priorities, one from each n-th part of the sum (Schaul, B.2.1)."""
+        """Indices (n,) of leaves, drawn by priority: one from each n-th part of the sum (Schaul, B.2.1)."""
         value = (np.arange(n) + np.random.random(n)) / n * self.sum[1]
         node = np.ones(n, np.int64)
         while node[0] < self.size:
@@ -131,15 +139,15 @@ class ReplayShard:
         # what a checkpoint holds with the arrays; by `leaves` (capacity,) it fits a buffer of the same capacity only
         self.state = {"leaves": tree.sum[tree.size :][:capacity], "sum": tree.sum, "least": tree.least}
 
-    def facts(self):
-        """(3,): how many were inserted, the sum and the smallest of the priorities."""
-        return np.array([self.inserted, self.tree.sum[1], self.tree.least[1]])
+    def summary(self):
+        """A ShardSummary."""
+        return ShardSummary(self.inserted, self.tree.sum[1], self.tree.least[1])
 
     def add(self, batch, priority):
         """Write the transitions of a Batch of NumPy arrays over the oldest ones."""
         index = (self.inserted + np.arange(len(priority))) % self.capacity
-        for array, rows in zip(self.arrays.values(), batch, strict=True):
-            array[index] = rows
+        for array, values in zip(self.arrays.values(), batch, strict=True):
+            array[index] = values
         self.tree.set(index, priority)
         self.inserted += len(priority)
 
@@ -148,7 +156,7 @@ class ReplayShard:
         index = self.tree.draw(n) if self.tree.sum[1] > 0 else np.zeros(0, int)
         number = self.inserted - 1 - (self.inserted - 1 - index) % self.capacity
         columns = [array[index] for array in self.arrays.values()]
-        return columns, self.tree.sum[self.tree.size + index], number, self.facts()
+        return columns, self.tree.sum[self.tree.size + index], number, self.summary()
 
     def update(self, number, priority):
         """Give the transitions of these numbers (n,) their priorities (n,), except those overwritten meanwhile."""
@@ -268,12 +276,12 @@ def priorities(error, alpha):
     return (error.detach().abs().double().cpu().numpy() + 1e-6) ** alpha
 
 
-def shares(facts, n):
+def shares(summaries, n):
     """How many of n transitions to draw from each shard (num_shards,), as from one buffer with the transitions of all:
     one lies in each n-th part of the sum (Schaul, B.2.1)."""
-    ends = np.cumsum(facts[:, 1])
+    ends = np.cumsum([summary.priority_sum for summary in summaries])
     value = (np.arange(n) + np.random.random(n)) / n * ends[-1]
-    return np.bincount(np.searchsorted(ends[:-1], value, side="right"), minlength=len(facts))
+    return np.bincount(np.searchsorted(ends[:-1], value, side="right"), minlength=len(summaries))
 
 
 if __name__ == "__main__":
@@ -330,31 +338,33 @@ if __name__ == "__main__":
             run.episodes(global_step, reward[:, None], np.arange(len(reward))[:, None] == len(reward) - 1)
 
         # ---- 2. store: the actors have done it; a shard that has died begins again without transitions
-        known = run.answers([shard.facts() for shard in shards])
-        facts = np.array([(0, 0, np.inf) if each is None else each for each in known])
+        known = run.answers([shard.summary() for shard in shards])
+        summaries = [ShardSummary(0, 0.0, np.inf) if summary is None else summary for summary in known]
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
-        enough = facts[:, 0].sum() >= max(1, args.learning_starts - args.n_step * num_actors)
+        inserted = sum(summary.inserted for summary in summaries)
+        enough = inserted >= max(1, args.learning_starts - args.n_step * num_actors)
         for env_step in range(global_step - args.num_steps + 1, global_step + 1):
             is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
             if not (is_due and enough):
                 continue
             while len(pending_batches) <= prefetch:
-                count = shares(facts, args.batch_size)  # how many transitions each shard is asked for
+                count = shares(summaries, args.batch_size)  # how many transitions each shard is asked for
                 pending_batches.append([(i, shards[i].sample(count[i])) for i in np.flatnonzero(count)])
             indices, promises = zip(*pending_batches.pop(0), strict=True)
             answers = run.answers(promises)
             samples = {i: Sample(*answer) for i, answer in zip(indices, answers, strict=True) if answer is not None}
             samples = {i: sample for i, sample in samples.items() if len(sample.priority)}
             for i, sample in samples.items():
-                facts[i] = sample.facts
+                summaries[i] = sample.summary
             if not samples:  # the shards that were asked have died: there is nothing to learn from yet
                 continue
             columns = map(np.concatenate, zip(*(sample.columns for sample in samples.values()), strict=True))
             batch = Batch(*(torch.from_numpy(column).to(run.device) for column in columns))
             priority = np.concatenate([sample.priority for sample in samples.values()])
             # the weights correct for the priorities; the largest, 1, is that of the smallest priority (Schaul, 3.4)
-            weight = (priority / facts[:, 2].min()).clip(1) ** -args.prioritized_replay_beta
+            least_priority = min(summary.least_priority for summary in summaries)
+            weight = (priority / least_priority).clip(1) ** -args.prioritized_replay_beta
             metrics, error = gradient_step(target_network, batch, torch.tensor(weight).float().to(run.device))
             new_priority = priorities(error, args.prioritized_replay_alpha)
             run.learned(metrics)

@@ -117,13 +117,21 @@ def vector_env(env_id):
     return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
+class ShardSummary(NamedTuple):
+    """What the learner must know of a whole shard."""
+
+    inserted: int  # how many rows were ever inserted
+    priority_sum: float
+    least_priority: float  # inf where there is none
+
+
 class Sample(NamedTuple):
     """Transitions drawn from one shard, NumPy."""
 
     columns: list  # those of a Batch, (n, ...) each
     priority: np.ndarray  # (n,)
     number: np.ndarray  # (n,): which transitions of the shard they are
-    facts: np.ndarray  # (3,), see `facts`
+    summary: ShardSummary
 
 
 class SumTree:
@@ -134,9 +142,9 @@ class SumTree:
         self.size = 2 ** (capacity - 1).bit_length()  # leaf i is node size + i
         self.sum, self.least = np.zeros(2 * self.size), np.full(2 * self.size, np.inf)
 
-    def set(self, leaf, priority):
-        """Give leaves (n,) their priorities (n,)."""
-        node = leaf + self.size
+    def set(self, index, priority):
+        """Give the leaves of these indices (n,) their priorities (n,)."""
+        node = index + self.size
         self.sum[node] = priority
         self.least[node] = np.where(self.sum[node] > 0, self.sum[node], np.inf)
         for _ in range(self.size.bit_length() - 1):
@@ -145,7 +153,7 @@ class SumTree:
             self.least[node] = np.minimum(self.least[2 * node], self.least[2 * node + 1])
 
     def draw(self, n):
-        """Leaves (n,) in proportion to their priorities, one from each n-th part of the sum (Schaul, B.2.1)."""
+        """Indices (n,) of leaves, drawn by priority: one from each n-th part of the sum (Schaul, B.2.1)."""
         value = (np.arange(n) + np.random.random(n)) / n * self.sum[1]
         node = np.ones(n, np.int64)
         while node[0] < self.size:
@@ -159,9 +167,19 @@ class FrameShard:
     """A part of the replay buffer: its last `capacity` images, and the transitions of which all images are there,
     drawn in proportion to their priorities.
 
-    A row is an image and the transition that begins there, if one does. `near` tells how many rows after it (before it:
-    less than 0) each of the 4 images of the transition's obs and of its next_obs lies. Rows are numbered from 0 on; row
-    i lies at index i % capacity.
+    A row is an image and the transition that begins there, if one does. Rows are numbered from 0 on; the row of a
+    number lies at the index number % capacity. With 6 rows, 9 images inserted so far, and returns of one step:
+
+        index  number  image        near: obs    near: next_obs  discount
+          0       6    game B, 1st   0  0  0  0    0  0  0  1      0.99
+          1       7    game B, 2nd  -1 -1 -1  0   -1 -1  0  1      0.99
+          2       8    game B, 3rd                                          the newest row: no transition yet
+          3       3    game A, 4th  -3 -2 -1  0   -2 -1  0  1      0.99     the next write, of number 9, goes here
+          4       4    game A, 5th  -3 -2 -1  0   -2 -1  0  1      0
+          5       5    game A, 6th                                          game A ends: no transition begins here
+
+    `near` is how many rows after this one (before it: less than 0) each of the 8 images of its transition lies. Rows 3
+    and 4 have the priority 0 and are not drawn: some of their images are overwritten.
     """
 
     def __init__(self, capacity):
@@ -177,20 +195,20 @@ class FrameShard:
         # what a checkpoint holds with the arrays; by `leaves` (capacity,) it fits a buffer of the same capacity only
         self.state = {"leaves": tree.sum[tree.size :][:capacity], "sum": tree.sum, "least": tree.least}
 
-    def facts(self):
-        """(3,): how many rows were inserted, the sum and the smallest of the priorities."""
-        return np.array([self.inserted, self.tree.sum[1], self.tree.least[1]])
+    def summary(self):
+        """A ShardSummary."""
+        return ShardSummary(self.inserted, self.tree.sum[1], self.tree.least[1])
 
     def add(self, image, first, priority, *columns):
         """Insert images (rows, 84, 84), and transitions (n,) that begin at the rows `first` of these, of which the rest
         are the columns, over the oldest rows. Transitions that begin in the 3 rows after the last one are removed, too:
         one of their images may be overwritten."""
-        row = self.inserted + np.arange(len(image))
+        number = self.inserted + np.arange(len(image))
         self.tree.set((self.inserted + np.arange(len(image) + 3)) % self.capacity, 0)
-        self.arrays["image"][row % self.capacity] = image
-        index = row[first] % self.capacity
-        for name, rows in zip(("near", "action", "reward", "discount"), columns, strict=True):
-            self.arrays[name][index] = rows
+        self.arrays["image"][number % self.capacity] = image
+        index = number[first] % self.capacity
+        for name, values in zip(("near", "action", "reward", "discount"), columns, strict=True):
+            self.arrays[name][index] = values
         self.tree.set(index, priority)
         self.inserted += len(image)
 
@@ -201,7 +219,7 @@ class FrameShard:
         image = self.arrays["image"][(index[:, None] + self.arrays["near"][index]) % self.capacity]
         action, reward, discount = (self.arrays[name][index] for name in ("action", "reward", "discount"))
         columns = [image[:, :4], action, reward, discount, image[:, 4:]]
-        return columns, self.tree.sum[self.tree.size + index], number, self.facts()
+        return columns, self.tree.sum[self.tree.size + index], number, self.summary()
 
     def update(self, number, priority):
         """Give the transitions of these rows (n,) their priorities (n,), except those overwritten meanwhile."""
@@ -342,12 +360,12 @@ def priorities(error, alpha):
     return (error.detach().abs().double().cpu().numpy() + 1e-6) ** alpha
 
 
-def shares(facts, n):
+def shares(summaries, n):
     """How many of n transitions to draw from each shard (num_shards,), as from one buffer with the transitions of all:
     one lies in each n-th part of the sum (Schaul, B.2.1)."""
-    ends = np.cumsum(facts[:, 1])
+    ends = np.cumsum([summary.priority_sum for summary in summaries])
     value = (np.arange(n) + np.random.random(n)) / n * ends[-1]
-    return np.bincount(np.searchsorted(ends[:-1], value, side="right"), minlength=len(facts))
+    return np.bincount(np.searchsorted(ends[:-1], value, side="right"), minlength=len(summaries))
 
 
 if __name__ == "__main__":
@@ -404,31 +422,33 @@ if __name__ == "__main__":
             run.episodes(global_step, reward[:, None], np.arange(len(reward))[:, None] == len(reward) - 1)
 
         # ---- 2. store: the actors have done it; a shard that has died begins again without transitions
-        known = run.answers([shard.facts() for shard in shards])
-        facts = np.array([(0, 0, np.inf) if each is None else each for each in known])
+        known = run.answers([shard.summary() for shard in shards])
+        summaries = [ShardSummary(0, 0.0, np.inf) if summary is None else summary for summary in known]
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
-        enough = facts[:, 0].sum() >= max(1, args.learning_starts - args.n_step * num_actors)
+        inserted = sum(summary.inserted for summary in summaries)
+        enough = inserted >= max(1, args.learning_starts - args.n_step * num_actors)
         for env_step in range(global_step - args.num_steps + 1, global_step + 1):
             is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
             if not (is_due and enough):
                 continue
             while len(pending_batches) <= prefetch:
-                count = shares(facts, args.batch_size)  # how many transitions each shard is asked for
+                count = shares(summaries, args.batch_size)  # how many transitions each shard is asked for
                 pending_batches.append([(i, shards[i].sample(count[i])) for i in np.flatnonzero(count)])
             indices, promises = zip(*pending_batches.pop(0), strict=True)
             answers = run.answers(promises)
             samples = {i: Sample(*answer) for i, answer in zip(indices, answers, strict=True) if answer is not None}
             samples = {i: sample for i, sample in samples.items() if len(sample.priority)}
             for i, sample in samples.items():
-                facts[i] = sample.facts
+                summaries[i] = sample.summary
             if not samples:  # the shards that were asked have died: there is nothing to learn from yet
                 continue
             columns = map(np.concatenate, zip(*(sample.columns for sample in samples.values()), strict=True))
             batch = Batch(*(torch.from_numpy(column).to(run.device) for column in columns))
             priority = np.concatenate([sample.priority for sample in samples.values()])
             # the weights correct for the priorities; the largest, 1, is that of the smallest priority (Schaul, 3.4)
-            weight = (priority / facts[:, 2].min()).clip(1) ** -args.prioritized_replay_beta
+            least_priority = min(summary.least_priority for summary in summaries)
+            weight = (priority / least_priority).clip(1) ** -args.prioritized_replay_beta
             metrics, error = gradient_step(target_network, batch, torch.tensor(weight).float().to(run.device))
             new_priority = priorities(error, args.prioritized_replay_alpha)
             run.learned(metrics)

@@ -105,9 +105,20 @@ def make_env(env_id, **kwargs):
 class FrameReplay:
     """The last `capacity` images, in host memory. Each is stored once; stacks are put together when they are sampled.
 
-    A row is what one step led to: the image, and the step's action, reward and done. `back` tells how many rows before
-    it the previous image of its game lies; it is 0 for the first image of a game. The action is -1 where no step led to
-    the image. Rows are numbered from 0 on; row i lies at index i % capacity.
+    A row is what one step led to: the image, and the step's action, reward and done. Rows are numbered from 0 on; the
+    row of a number lies at the index number % capacity. With 6 rows, one environment and 9 images inserted so far:
+
+        index  number  image        action  done  back
+          0       6    game B, 1st    -1      0     0    begins game B: no step led to this image
+          1       7    game B, 2nd     3      0     1
+          2       8    game B, 3rd     0      0     1    the newest row: age 1
+          3       3    game A, 4th     2      0     1    the next write, of number 9, goes here
+          4       4    game A, 5th     2      0     1
+          5       5    game A, 6th     1      1     1    game A ends
+
+    `back` is how many rows before this one the previous image of its game lies, 0 for the first image: more than 1
+    where rows of other environments lie between. Row 8 has the images 6, 6, 6, 7, 8: obs is the first four, next_obs
+    the last four. Row 5 cannot be sampled: the images with the numbers 1 and 2 are overwritten.
     """
 
     def __init__(self, capacity, num_envs):
@@ -132,29 +143,30 @@ class FrameReplay:
 
     def _insert(self, games, *columns):
         index = (self.inserted + np.arange(len(games))) % self.capacity
-        for array, rows in zip(self.arrays.values(), columns, strict=True):
-            array[index] = rows
+        for array, values in zip(self.arrays.values(), columns, strict=True):
+            array[index] = values
         self.inserted += len(games)
         self.state["age"] += len(games)
         self.state["age"][games] = len(games) - np.arange(len(games))
 
-    def history(self, row):
-        """Indices (n, 5) of the images up to and with each row's, the first one of a game repeated; and which rows (n,)
-        can be sampled: a step has led to them, and none of these images has been overwritten."""
-        rows = [row]
+    def history(self, number):
+        """Indices (n, 5) of the images up to and with those of the rows of these numbers (n,), the first one of a game
+        repeated; and which rows (n,) can be sampled: a step has led to them, and no image of the 5 was overwritten."""
+        numbers = [number]
         for _ in range(4):
-            rows.append(rows[-1] - self.arrays["back"][rows[-1] % self.capacity])
-        whole = (self.arrays["action"][row % self.capacity] >= 0) & (rows[-1] >= max(0, self.inserted - self.capacity))
-        return np.stack(rows[::-1], 1) % self.capacity, whole
+            numbers.append(numbers[-1] - self.arrays["back"][numbers[-1] % self.capacity])
+        oldest = max(0, self.inserted - self.capacity)
+        whole = (self.arrays["action"][number % self.capacity] >= 0) & (numbers[-1] >= oldest)
+        return np.stack(numbers[::-1], 1) % self.capacity, whole
 
     def sample(self, batch_size, device):
         """A Batch of transitions drawn uniformly with replacement."""
         oldest = max(0, self.inserted - self.capacity)
-        row = np.random.randint(oldest, self.inserted, batch_size)
-        while not (whole := self.history(row)[1]).all():
-            row[~whole] = np.random.randint(oldest, self.inserted, np.sum(~whole))
-        image = torch.from_numpy(self.arrays["image"][self.history(row)[0]]).to(device)  # (batch_size, 5, 84, 84)
-        columns = (self.arrays[name][row % self.capacity] for name in ("action", "reward", "done"))
+        number = np.random.randint(oldest, self.inserted, batch_size)
+        while not (whole := self.history(number)[1]).all():
+            number[~whole] = np.random.randint(oldest, self.inserted, np.sum(~whole))
+        image = torch.from_numpy(self.arrays["image"][self.history(number)[0]]).to(device)  # (batch_size, 5, 84, 84)
+        columns = (self.arrays[name][number % self.capacity] for name in ("action", "reward", "done"))
         return Batch(image[:, :4], *(torch.from_numpy(column).to(device) for column in columns), image[:, 1:])
 
 

@@ -69,9 +69,20 @@ class Batch(NamedTuple):
 class FrameReplay(NamedTuple):
     """The last `capacity` images. Each is stored once; stacks are put together when they are sampled.
 
-    A row is what one step led to: the image, and the step's action, reward and done. `back` tells how many rows before
-    it the previous image of its game lies; it is 0 for the first image of a game, to which no step led. Rows are
-    numbered from 0 on; row i lies at index i % capacity.
+    A row is what one step led to: the image, and the step's action, reward and done. Rows are numbered from 0 on; the
+    row of a number lies at the index number % capacity. With 6 rows, one environment and 9 images inserted so far:
+
+        index  number  image        action  done  back
+          0       6    game B, 1st     0      0     0    begins game B: no step led to this image
+          1       7    game B, 2nd     3      0     1
+          2       8    game B, 3rd     0      0     1    the newest row
+          3       3    game A, 4th     2      0     1    the next write, of number 9, goes here
+          4       4    game A, 5th     2      0     1
+          5       5    game A, 6th     1      1     1    game A ends
+
+    `back` is how many rows before this one the previous image of its game lies, 0 for the first image: more than 1
+    where rows of other environments lie between. Row 8 has the images 6, 6, 6, 7, 8: obs is the first four, next_obs
+    the last four. Row 5 cannot be sampled: the images with the numbers 1 and 2 are overwritten.
     """
 
     image: jax.Array  # (capacity, 84, 84), bytes
@@ -104,14 +115,14 @@ class FrameReplay(NamedTuple):
         ]
         return FrameReplay(*arrays, number[-1, 1, -1] + 1)
 
-    def history(self, row):
-        """Indices (n, 5) of the images up to and with each row's, the first one of a game repeated; and which rows (n,)
-        can be sampled: a step has led to them, and none of these images has been overwritten."""
-        rows, capacity = [row], len(self.image)
+    def history(self, number):
+        """Indices (n, 5) of the images up to and with those of the rows of these numbers (n,), the first one of a game
+        repeated; and which rows (n,) can be sampled: a step has led to them, and no image of the 5 was overwritten."""
+        numbers, capacity = [number], len(self.image)
         for _ in range(4):
-            rows.append(rows[-1] - self.back[rows[-1] % capacity])
-        whole = (rows[1] < row) & (rows[-1] >= jnp.maximum(0, self.inserted - capacity))
-        return jnp.stack(rows[::-1], 1) % capacity, whole
+            numbers.append(numbers[-1] - self.back[numbers[-1] % capacity])
+        whole = (numbers[1] < number) & (numbers[-1] >= jnp.maximum(0, self.inserted - capacity))
+        return jnp.stack(numbers[::-1], 1) % capacity, whole
 
     def sample(self, key, batch_size):
         """A Batch of transitions drawn uniformly with replacement."""
@@ -119,15 +130,16 @@ class FrameReplay(NamedTuple):
         oldest = jnp.maximum(0, self.inserted - capacity)
 
         def draw(carry):
-            key, row, whole = carry
-            key, row_key = jax.random.split(key)
-            row = jnp.where(whole, row, jax.random.randint(row_key, (batch_size,), oldest, self.inserted))
-            return key, row, self.history(row)[1]
+            key, number, whole = carry
+            key, number_key = jax.random.split(key)
+            drawn = jax.random.randint(number_key, (batch_size,), oldest, self.inserted)
+            number = jnp.where(whole, number, drawn)
+            return key, number, self.history(number)[1]
 
         none = jnp.zeros(batch_size, jnp.int32), jnp.zeros(batch_size, bool)
-        _, row, _ = jax.lax.while_loop(lambda carry: ~carry[2].all(), draw, (key, *none))
-        image = self.image[self.history(row)[0]]  # (batch_size, 5, 84, 84)
-        columns = (array[row % capacity] for array in (self.action, self.reward, self.done))
+        _, number, _ = jax.lax.while_loop(lambda carry: ~carry[2].all(), draw, (key, *none))
+        image = self.image[self.history(number)[0]]  # (batch_size, 5, 84, 84)
+        columns = (array[number % capacity] for array in (self.action, self.reward, self.done))
         return Batch(image[:, :4], *columns, image[:, 1:])
 
 

@@ -107,9 +107,20 @@ def make_env(env_id, **kwargs):
 class FrameReplay:
     """The last `capacity` images, in host memory. Each is stored once; stacks are put together when they are sampled.
 
-    A row is what one step led to: the image, and the step's action, reward and done. `back` tells how many rows before
-    it the previous image of its game lies; it is 0 for the first image of a game. The action is -1 where no step led to
-    the image. Rows are numbered from 0 on; row i lies at index i % capacity.
+    A row is what one step led to: the image, and the step's action, reward and done. Rows are numbered from 0 on; the
+    row of a number lies at the index number % capacity. With 6 rows, one environment and 9 images inserted so far:
+
+        index  number  image        action  done  back
+          0       6    game B, 1st    -1      0     0    begins game B: no step led to this image
+          1       7    game B, 2nd     3      0     1
+          2       8    game B, 3rd     0      0     1    the newest row: age 1
+          3       3    game A, 4th     2      0     1    the next write, of number 9, goes here
+          4       4    game A, 5th     2      0     1
+          5       5    game A, 6th     1      1     1    game A ends
+
+    `back` is how many rows before this one the previous image of its game lies, 0 for the first image: more than 1
+    where rows of other environments lie between. Row 8 has the images 6, 6, 6, 7, 8: obs is the first four, next_obs
+    the last four. Row 5 cannot be sampled: the images with the numbers 1 and 2 are overwritten.
     """
 
     def __init__(self, capacity, num_envs):
@@ -134,29 +145,30 @@ class FrameReplay:
 
     def _insert(self, games, *columns):
         index = (self.inserted + np.arange(len(games))) % self.capacity
-        for array, rows in zip(self.arrays.values(), columns, strict=True):
-            array[index] = rows
+        for array, values in zip(self.arrays.values(), columns, strict=True):
+            array[index] = values
         self.inserted += len(games)
         self.state["age"] += len(games)
         self.state["age"][games] = len(games) - np.arange(len(games))
 
-    def history(self, row):
-        """Indices (n, 5) of the images up to and with each row's, the first one of a game repeated; and which rows (n,)
-        can be sampled: a step has led to them, and none of these images has been overwritten."""
-        rows = [row]
+    def history(self, number):
+        """Indices (n, 5) of the images up to and with those of the rows of these numbers (n,), the first one of a game
+        repeated; and which rows (n,) can be sampled: a step has led to them, and no image of the 5 was overwritten."""
+        numbers = [number]
         for _ in range(4):
-            rows.append(rows[-1] - self.arrays["back"][rows[-1] % self.capacity])
-        whole = (self.arrays["action"][row % self.capacity] >= 0) & (rows[-1] >= max(0, self.inserted - self.capacity))
-        return np.stack(rows[::-1], 1) % self.capacity, whole
+            numbers.append(numbers[-1] - self.arrays["back"][numbers[-1] % self.capacity])
+        oldest = max(0, self.inserted - self.capacity)
+        whole = (self.arrays["action"][number % self.capacity] >= 0) & (numbers[-1] >= oldest)
+        return np.stack(numbers[::-1], 1) % self.capacity, whole
 
     def sample(self, batch_size, device):
         """A Batch of transitions drawn uniformly with replacement."""
         oldest = max(0, self.inserted - self.capacity)
-        row = np.random.randint(oldest, self.inserted, batch_size)
-        while not (whole := self.history(row)[1]).all():
-            row[~whole] = np.random.randint(oldest, self.inserted, np.sum(~whole))
-        image = torch.from_numpy(self.arrays["image"][self.history(row)[0]]).to(device)  # (batch_size, 5, 84, 84)
-        columns = (self.arrays[name][row % self.capacity] for name in ("action", "reward", "done"))
+        number = np.random.randint(oldest, self.inserted, batch_size)
+        while not (whole := self.history(number)[1]).all():
+            number[~whole] = np.random.randint(oldest, self.inserted, np.sum(~whole))
+        image = torch.from_numpy(self.arrays["image"][self.history(number)[0]]).to(device)  # (batch_size, 5, 84, 84)
+        columns = (self.arrays[name][number % self.capacity] for name in ("action", "reward", "done"))
         return Batch(image[:, :4], *(torch.from_numpy(column).to(device) for column in columns), image[:, 1:])
 
 
@@ -168,9 +180,9 @@ class SumTree:
         self.size = 2 ** (capacity - 1).bit_length()  # leaf i is node size + i
         self.sum, self.least = np.zeros(2 * self.size), np.full(2 * self.size, np.inf)
 
-    def set(self, leaf, priority):
-        """Give leaves (n,) their priorities (n,)."""
-        node = leaf + self.size
+    def set(self, index, priority):
+        """Give the leaves of these indices (n,) their priorities (n,)."""
+        node = index + self.size
         self.sum[node] = priority
         self.least[node] = np.where(self.sum[node] > 0, self.sum[node], np.inf)
         for _ in range(self.size.bit_length() - 1):
@@ -179,7 +191,7 @@ class SumTree:
             self.least[node] = np.minimum(self.least[2 * node], self.least[2 * node + 1])
 
     def draw(self, n):
-        """Leaves (n,) in proportion to their priorities, one from each n-th part of the sum (Schaul, B.2.1)."""
+        """Indices (n,) of leaves, drawn by priority: one from each n-th part of the sum (Schaul, B.2.1)."""
         value = (np.arange(n) + np.random.random(n)) / n * self.sum[1]
         node = np.ones(n, np.int64)
         while node[0] < self.size:
@@ -192,17 +204,17 @@ class SumTree:
 class PrioritizedReplay:
     """Transitions of up to `n_step` steps in a FrameReplay, drawn in proportion to their priorities (Schaul, Alg. 1).
 
-    A transition lies where the row of its first step lies. It has a priority from the step on that makes it complete,
-    its last one or an end, until the first image of its stack is overwritten. All other rows have the priority 0.
+    A transition has the index of its first step's row. It has a priority from the step on that makes it complete, its
+    last one or an end, until the first image of its stack is overwritten. All other rows have the priority 0.
     """
 
     def __init__(self, capacity, num_envs, n_step):
         self.frames, self.tree = FrameReplay(capacity, num_envs), SumTree(capacity)
         self.arrays, self.capacity, self.n_step = self.frames.arrays, capacity, n_step
-        self.ahead = np.zeros(capacity, np.int32)  # rows to the next one of the same game, 0 if there is none
+        self.next_offset = np.zeros(capacity, np.int32)  # rows to the next one of its game, 0: none yet, or no more
         self.largest = np.ones(1)  # priority so far
         # what a checkpoint holds with the frames
-        self.frames.state.update(ahead=self.ahead, largest=self.largest, sum=self.tree.sum, least=self.tree.least)
+        self.frames.state.update(ahead=self.next_offset, largest=self.largest, sum=self.tree.sum, least=self.tree.least)
 
     def begin(self, games, image):
         """See FrameReplay. All returns of the games before are complete: a time limit ends them, too."""
@@ -214,52 +226,53 @@ class PrioritizedReplay:
         """See FrameReplay."""
         self._make_room(len(image))
         self.frames.add(image, action, reward, done)
-        row = self.frames.inserted - len(image) + np.arange(len(image))
-        back = self.arrays["back"][row % self.capacity]
-        self.ahead[(row - back) % self.capacity] = back
-        self._complete(row, done)
+        number = self.frames.inserted - len(image) + np.arange(len(image))
+        back = self.arrays["back"][number % self.capacity]
+        self.next_offset[(number - back) % self.capacity] = back
+        self._complete(number, done)
 
     def _make_room(self, count):
         """Take the priorities of the rows that the next `count` rows overwrite, and of the 4 after each in its game,
         whose stacks have its image."""
         first = self.frames.inserted - self.capacity
-        lost = [np.arange(max(0, first), max(0, first + count))]
+        lost = [np.arange(max(0, first), max(0, first + count))]  # numbers of rows
         for _ in range(4):
-            lost.append(lost[-1] + self.ahead[lost[-1] % self.capacity])
+            lost.append(lost[-1] + self.next_offset[lost[-1] % self.capacity])
         self.tree.set(np.concatenate(lost) % self.capacity, 0)
-        self.ahead[(self.frames.inserted + np.arange(count)) % self.capacity] = 0
+        self.next_offset[(self.frames.inserted + np.arange(count)) % self.capacity] = 0
 
-    def _complete(self, row, ends):
-        """The newest rows (n,) of games, and which of them end all returns: what is complete now gets the largest
-        priority so far (Schaul, Alg. 1), also the returns of fewer steps that begin shortly before an end."""
-        rows, due = [row], np.broadcast_to(ends, (self.n_step, len(row))).astype(bool)
+    def _complete(self, number, ends):
+        """The numbers (n,) of the newest rows of games, and which of them end all returns: what is complete now gets
+        the largest priority so far (Schaul, Alg. 1), also returns of fewer steps, which begin shortly before an end."""
+        numbers, due = [number], np.broadcast_to(ends, (self.n_step, len(number))).astype(bool)
         for _ in range(self.n_step - 1):
-            rows.append(rows[-1] - self.arrays["back"][rows[-1] % self.capacity])
+            numbers.append(numbers[-1] - self.arrays["back"][numbers[-1] % self.capacity])
         due[-1] = True
-        row = np.stack(rows)[due]
-        new = self.frames.history(row)[1] & (self.tree.sum[self.tree.size + row % self.capacity] == 0)
-        self.tree.set(row[new] % self.capacity, self.largest)
+        number = np.stack(numbers)[due]
+        new = self.frames.history(number)[1] & (self.tree.sum[self.tree.size + number % self.capacity] == 0)
+        self.tree.set(number[new] % self.capacity, self.largest)
 
     def sample(self, batch_size, gamma, beta, device):
         """A Batch; the discounts (batch_size,) of its next_obs; its weights (batch_size,), which correct for the
-        priorities and are at most 1, that of the transition in the buffer with the smallest; and its places."""
-        place = last = self.tree.draw(batch_size)
-        reward, discount = self.arrays["reward"][place], np.full(batch_size, gamma, np.float32)
+        priorities and are at most 1, that of the transition in the buffer with the smallest; and its indices."""
+        index = last_index = self.tree.draw(batch_size)  # of the first and of the last step
+        reward, discount = self.arrays["reward"][index], np.full(batch_size, gamma, np.float32)
         for _ in range(self.n_step - 1):
-            ahead = self.ahead[last] * (self.arrays["done"][last] == 0)
-            last = (last + ahead) % self.capacity
-            reward += np.where(ahead > 0, discount * self.arrays["reward"][last], 0)
-            discount = np.where(ahead > 0, gamma * discount, discount)
-        stacks = np.hstack([self.frames.history(place)[0][:, :4], self.frames.history(last)[0][:, 1:]])
+            offset = self.next_offset[last_index] * (self.arrays["done"][last_index] == 0)  # 0: the return ends
+            last_index = (last_index + offset) % self.capacity
+            reward += np.where(offset > 0, discount * self.arrays["reward"][last_index], 0)
+            discount = np.where(offset > 0, gamma * discount, discount)
+        stacks = np.hstack([self.frames.history(index)[0][:, :4], self.frames.history(last_index)[0][:, 1:]])
         image = torch.from_numpy(self.arrays["image"][stacks]).to(device)  # (batch_size, 8, 84, 84)
-        weight = (self.tree.sum[self.tree.size + place] / self.tree.least[1]) ** -beta  # Schaul, 3.4
-        columns = (self.arrays["action"][place], reward, self.arrays["done"][last], discount, weight.astype(np.float32))
+        weight = (self.tree.sum[self.tree.size + index] / self.tree.least[1]) ** -beta  # Schaul, 3.4
+        action, done = self.arrays["action"][index], self.arrays["done"][last_index]
+        columns = (action, reward, done, discount, weight.astype(np.float32))
         action, reward, done, discount, weight = (torch.from_numpy(column).to(device) for column in columns)
-        return Batch(image[:, :4], action, reward, done, image[:, 4:]), discount, weight, place
+        return Batch(image[:, :4], action, reward, done, image[:, 4:]), discount, weight, index
 
-    def update(self, place, priority):
-        """Give the transitions at these places (batch_size,) their priorities (batch_size,)."""
-        self.tree.set(place, priority)
+    def update(self, index, priority):
+        """Give the transitions of these indices (batch_size,) their priorities (batch_size,)."""
+        self.tree.set(index, priority)
         self.largest[:] = max(self.largest[0], priority.max())
 
 
@@ -428,11 +441,11 @@ if __name__ == "__main__":
             is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
             # fewer rows than steps after a resume without the replay buffer
             if is_due and replay.frames.inserted >= args.learning_starts:
-                batch, discount, weight, place = replay.sample(args.batch_size, args.gamma, beta, run.device)
+                batch, discount, weight, index = replay.sample(args.batch_size, args.gamma, beta, run.device)
                 noises = [q_network.noise(1) for _ in range(3)]
                 metrics, divergence = gradient_step(target_network, batch, discount, weight, noises)
                 divergence = divergence.double().clamp(min=0).cpu().numpy() + 1e-6
-                replay.update(place, divergence**args.prioritized_replay_alpha)
+                replay.update(index, divergence**args.prioritized_replay_alpha)
                 run.learned(metrics)
         if global_step % args.target_network_frequency < batch_steps:
             soft_update(target_network, q_network, args.tau)

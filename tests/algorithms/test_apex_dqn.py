@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import comparable, definitions, documented_keys, environment, rows, script
-from test_frame_replay import images, numbers_on
+from test_frame_replay import images, numbers_on, picture
 
 from solorl.checkpoints.checkpoint import CheckpointError
 from solorl.checkpoints.replay import ReplayLog
@@ -87,8 +87,8 @@ def test_shards_are_drawn_from_as_one_buffer():
     none without any; on average exactly."""
     np.random.seed(0)
     sums = np.array([0.0, 3.0, 0.5, 0.0, 6.5, 0.0])
-    facts = np.stack([np.ones(6), sums, np.ones(6)], 1)
-    counts = np.array([APEX["apex_dqn"]["shares"](facts, 33) for _ in range(4000)])
+    summaries = [APEX["apex_dqn"]["ShardSummary"](1, priority_sum, 1.0) for priority_sum in sums]
+    counts = np.array([APEX["apex_dqn"]["shares"](summaries, 33) for _ in range(4000)])
     assert (counts.sum(1) == 33).all() and (counts[:, sums == 0] == 0).all()
     assert np.abs(counts - 33 * sums / 10).max() < 2
     np.testing.assert_allclose(counts.mean(0), 33 * sums / 10, atol=0.05)
@@ -230,6 +230,27 @@ def test_no_transition_has_an_image_that_was_overwritten():
     assert wraps > 1
 
 
+def test_the_picture_in_the_docstring_shows_what_a_shard_holds():
+    """Game A ends with its sixth image, game B has three so far, and the shard has room for six."""
+    cls = APEX["apex_dqn_atari"]["FrameShard"]
+    shown, shard = picture(cls), cls(6)
+
+    def near(length):  # of the transitions of one step in a game of this many images
+        stacks = np.maximum(np.arange(length)[:, None] - [3, 2, 1, 0], 0)  # (length, 4)
+        return np.hstack([stacks[:-1], stacks[1:]]) - np.arange(length - 1)[:, None]
+
+    for numbers, discount in ((range(6), [0.99] * 4 + [0]), (range(6, 9), [0.99] * 2)):
+        count = len(discount)
+        columns = (near(count + 1), np.zeros(count), np.zeros(count), np.array(discount))
+        shard.add(images(numbers), np.arange(count), np.ones(count), *columns)
+    assert numbers_on(shard.arrays["image"]).tolist() == [number for _, number, *_ in shown] == [6, 7, 8, 3, 4, 5]
+    for i, _, _, _, *more in shown:
+        if more:  # a transition begins here
+            assert [*shard.arrays["near"][i], shard.arrays["discount"][i]] == pytest.approx(more)
+    assert [row[0] for row in shown if len(row) == 4] == [2, 5]
+    assert np.flatnonzero(shard.tree.sum[shard.tree.size :]).tolist() == [0, 1] and shard.inserted == 9
+
+
 def test_priorities_of_what_was_overwritten_are_not_taken():
     """Nor of numbers that a shard does not have: of the one in whose place it was started."""
     shard = APEX["apex_dqn"]["ReplayShard"](4, 1)
@@ -237,7 +258,8 @@ def test_priorities_of_what_was_overwritten_are_not_taken():
         shard.add((np.zeros((2, 1)), np.zeros(2), np.zeros(2), np.zeros(2), np.zeros((2, 1))), np.ones(2))
     shard.update(np.array([0, 1, 2, 5, 6, 9]), np.full(6, 7.0))
     assert shard.tree.sum[shard.tree.size :].tolist() == [1, 7, 7, 1]
-    assert shard.facts().tolist() == [6, 16, 1]
+    summary = shard.summary()
+    assert (summary.inserted, summary.priority_sum, summary.least_priority) == (6, 16, 1)
 
 
 @pytest.mark.parametrize("name", APEX)
@@ -245,8 +267,8 @@ def test_an_empty_shard_gives_nothing(name):
     """As one that was started in the place of another."""
     inputs = (8,) if name.endswith("atari") else (8, 2)
     shard = APEX[name]["FrameShard" if name.endswith("atari") else "ReplayShard"](*inputs)
-    columns, priority, number, facts = shard.sample(5)
-    assert [len(x) for x in (*columns, priority, number)] == [0] * 7 and facts.tolist() == [0, 0, np.inf]
+    columns, priority, number, summary = shard.sample(5)
+    assert [len(x) for x in (*columns, priority, number)] == [0] * 7 and summary == (0, 0, np.inf)
 
 
 # ---------------------------------------------------------------------- the loop

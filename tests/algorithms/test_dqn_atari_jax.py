@@ -14,7 +14,7 @@ import torch
 from conftest import definitions, documented_keys, rows
 from pixel_probe import use_fake_envpool
 from safetensors.numpy import load_file
-from test_frame_replay import NaiveReplay, images, numbers_on
+from test_frame_replay import NaiveReplay, images, numbers_on, picture
 from test_ppo_atari_envpool_jax import as_torch
 
 from solorl.envs.interface import Step
@@ -51,6 +51,20 @@ def histories(seed):
             new_game = over
         replay = insert(replay, *(np.stack(column) for column in zip(*steps, strict=True)))
         yield replay, naive
+
+
+def test_the_picture_in_the_docstring_shows_what_it_holds():
+    """Game A ends with its sixth image, game B has three so far, and the buffer has room for six."""
+    replay = FrameReplay.empty(6)
+    for number, action in [(1, 4), (2, 4), (3, 2), (4, 2), (5, 1), (7, 3), (8, 0)]:
+        before, new_game = images([number - 1])[None], np.array([[number in (1, 7)]])
+        rest = (np.array([[x]]) for x in (action, 0.0, number == 5))
+        replay = insert(replay, new_game, before, images([number])[None], *rest)
+    held = [np.asarray(x).tolist() for x in (numbers_on(replay.image), replay.action, replay.done, replay.back)]
+    assert [(number, *more) for _, number, _, _, *more in picture(FrameReplay)] == [*zip(*held, strict=True)]
+    index, whole = history(replay, np.array([8, 5]))
+    assert numbers_on(replay.image)[np.asarray(index[0])].tolist() == [6, 6, 6, 7, 8]
+    assert whole.tolist() == [True, False] and replay.inserted == 9
 
 
 def assert_same(replay, naive, key):

@@ -1,5 +1,7 @@
 """FrameReplay, which stores each image once, against a buffer that stores whole stacks, on random histories."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -94,6 +96,35 @@ def assert_same(replay, naive):
             expected = kept[number]
             assert tuple(numbers_on(obs[k])) == expected[0] and tuple(numbers_on(next_obs[k])) == expected[4]
             assert (action[k], reward[k], done[k]) == expected[1:4]
+
+
+def picture(buffer):
+    """The rows of the picture in a buffer's docstring: index, number, game, which image of it, and other columns."""
+    found = []
+    for line in re.findall(r"^ +\d +\d +game \w, \d\w\w .*$", buffer.__doc__, re.M):
+        index, number, game, k, rest = re.match(r" +(\d) +(\d) +game (\w), (\d)\w\w (.*)", line).groups()
+        columns = re.split("  +[a-z]", rest)[0].split()  # before the remark
+        found.append((int(index), int(number), game, int(k), *map(float, columns)))
+    return found
+
+
+def test_the_picture_in_the_docstring_shows_what_it_holds():
+    """Game A ends with its sixth image, game B has three so far, and the buffer has room for six."""
+    replay = DQN["FrameReplay"](6, 1)
+    replay.begin(np.array([0]), images([0]))
+    for number, action in enumerate([4, 4, 2, 2, 1, None, 3, 0], 1):
+        if action is None:
+            replay.begin(np.array([0]), images([number]))
+        else:
+            replay.add(images([number]), action, 0, number == 5)
+    arrays, shown = replay.arrays, picture(DQN["FrameReplay"])
+    held = [numbers_on(arrays["image"]), *(arrays[name] for name in ("action", "done", "back"))]
+    assert [(number, *more) for _, number, _, _, *more in shown] == [*zip(*map(np.ndarray.tolist, held), strict=True)]
+    assert [(game, k) for _, _, game, k, *_ in shown] == [*zip("BBBAAA", (1, 2, 3, 4, 5, 6), strict=True)]
+    assert [index for index, *_ in shown] == [number % 6 for _, number, *_ in shown] and replay.inserted == 9
+    index, whole = replay.history(np.array([8, 5]))
+    assert numbers_on(arrays["image"][index[0]]).tolist() == [6, 6, 6, 7, 8] and whole.tolist() == [True, False]
+    assert replay.state["age"] == 1
 
 
 @pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.slow)])

@@ -117,10 +117,10 @@ def assert_prioritized(mine, naive, expected, known):
         assert priority[mine.leaf(number)] == known[number]
     if not expected:
         return
-    batch, discount, weight, place = mine.replay.sample(6, 0.9, 0.7, CPU)
+    batch, discount, weight, index = mine.replay.sample(6, 0.9, 0.7, CPU)
     number_at = dict(zip(mine.leaf(first), first, strict=True))
     least = min(priority[mine.leaf(first)])
-    for k, leaf in enumerate(place):
+    for k, leaf in enumerate(index):
         obs, action, total, done, power, next_obs = expected[number_at[leaf]]
         assert tuple(numbers_on(batch.obs[k])) == obs and tuple(numbers_on(batch.next_obs[k])) == next_obs
         assert (batch.action[k], batch.done[k]) == (action, done)
@@ -128,8 +128,8 @@ def assert_prioritized(mine, naive, expected, known):
         assert discount[k].item() == pytest.approx(power)
         assert weight[k].item() == pytest.approx((priority[leaf] / least) ** -0.7, rel=1e-5)
     new = np.random.random(6) * 3 + 1e-3
-    mine.replay.update(place, new)
-    known |= {number_at[leaf]: value for leaf, value in zip(place, new, strict=True)}
+    mine.replay.update(index, new)
+    known |= {number_at[leaf]: value for leaf, value in zip(index, new, strict=True)}
     known[None] = max(known[None], new.max())
 
 
@@ -166,10 +166,10 @@ def filled(steps=40, capacity=64, n_step=3, num_envs=1):
 def test_transitions_are_drawn_in_proportion_to_their_priorities():
     np.random.seed(0)
     replay = filled()
-    place = np.flatnonzero(replay.tree.sum[replay.tree.size :])
-    assert place.tolist() == list(range(1, 39))  # neither the first image nor the two last rows
+    index = np.flatnonzero(replay.tree.sum[replay.tree.size :])
+    assert index.tolist() == list(range(1, 39))  # neither the first image nor the two last rows
     priority = np.random.default_rng(0).random(38) + 0.01
-    replay.update(place, priority)
+    replay.update(index, priority)
     drawn = np.concatenate([replay.sample(32, 0.9, 0.4, CPU)[3] for _ in range(300)])
     expected = 9600 * priority / priority.sum()
     assert (np.abs(np.bincount(drawn, minlength=64)[1:39] - expected) < 4.5 * np.sqrt(expected)).all()
@@ -180,11 +180,11 @@ def test_weights_by_hand():
     np.random.seed(0)
     replay = filled(steps=5)
     replay.update(np.array([1, 2, 3]), np.array([1e-9, 4.0, 16.0]))
-    _, _, weight, place = replay.sample(8, 0.9, 0.5, CPU)
-    assert set(place) == {2, 3}
+    _, _, weight, index = replay.sample(8, 0.9, 0.5, CPU)
+    assert set(index) == {2, 3}
     p = np.array([1e-9, 4, 16]) / (20 + 1e-9)
     expected = {i + 1: (3 * p[i]) ** -0.5 / max((3 * p) ** -0.5) for i in range(3)}
-    np.testing.assert_allclose(weight, [expected[i] for i in place], rtol=1e-5)
+    np.testing.assert_allclose(weight, [expected[i] for i in index], rtol=1e-5)
 
 
 def test_new_transitions_get_the_largest_priority_that_ever_was():
@@ -351,8 +351,8 @@ def test_priorities_are_the_divergences_to_the_power_alpha(train, monkeypatch):
     step = GradientStep.__call__
     monkeypatch.setattr(GradientStep, "__call__", note)
     v = train("rainbow_atari", *SMALL, "--total-timesteps", "44", "--prioritized-replay-alpha", "0.7")
-    (divergence,), leaf, replay = seen, v["place"], v["replay"]
-    np.testing.assert_allclose(replay.tree.sum[replay.tree.size + leaf], (divergence.numpy() + 1e-6) ** 0.7, rtol=1e-5)
+    (divergence,), index, replay = seen, v["index"], v["replay"]
+    np.testing.assert_allclose(replay.tree.sum[replay.tree.size + index], (divergence.numpy() + 1e-6) ** 0.7, rtol=1e-5)
     assert v["beta"] == 1.0
     assert rows(v["run"].dir, "charts/beta")[0]["charts/beta"] == pytest.approx(0.4 + 0.6 / 11)
     logged = {key for row in rows(v["run"].dir) for key in row} - {"global_step", "wall_time"}
