@@ -6,6 +6,7 @@
 
 Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below); GAE: https://arxiv.org/abs/1506.02438
           LSTM: Hochreiter & Schmidhuber 1997, https://doi.org/10.1162/neco.1997.9.8.1735
+          bias of the forget gates: Gers et al. 2000, https://doi.org/10.1162/089976600300015015
 Run       solo train ppo_lstm --env-id games/Cue-v0
 Spaces    vector -> discrete
 Differs   from ppo.py: the policy remembers what it saw in an episode with an LSTM, which policy and value have in
@@ -28,7 +29,7 @@ from solorl import Run, RunArgs, parse
 @dataclass
 class Args(RunArgs):
     env_id: str = "games/Cue-v0"  # Gymnasium id of the environment
-    total_timesteps: int = 500_000  # environment steps, summed over environments
+    total_timesteps: int = 100_000  # environment steps, summed over environments
     num_envs: int = 32  # environments stepped in parallel
     num_steps: int = 64  # length of a rollout in each environment
     num_minibatches: int = 4  # minibatches per epoch
@@ -80,6 +81,7 @@ class Agent(nn.Module):
             nn.init.orthogonal_(weight)
         for bias in (self.lstm.bias_ih, self.lstm.bias_hh):
             nn.init.zeros_(bias)
+        nn.init.constant_(self.lstm.bias_ih[64:128], 3.0)  # gates in the order i, f, g, o: at first little is forgotten
         self.actor = orthogonal(nn.Linear(64, num_actions), 0.01)
         self.critic = orthogonal(nn.Linear(64, 1), 1.0)
 
