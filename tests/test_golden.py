@@ -33,6 +33,8 @@ FLAGS = {
     "ppo_atari_envpool_jax": f"--env-id Catch-v5 {PIXELS}",
     "ppo_masked": "--env-id games/ResourceGrid-v0 --total-timesteps 1536",
     "ppo_atari_lstm": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
+    "ppo_lstm": "--num-envs 8 --total-timesteps 4096",
+    "ppo_lstm_masked": "--num-envs 8 --total-timesteps 4096",
     "ppo_atari_multigpu": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "c51": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
