@@ -206,8 +206,8 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="tuple")
     run.require(
         is_hybrid(envs.single_action_space),
-        f"{args.env_id} has the actions {envs.single_action_space}, but ppo_hybrid.py takes a Tuple of Discrete "
-        "from 0 and Box of floats with one axis",
+        f"{args.env_id} has a tuple of other actions than ppo_hybrid.py takes, which are Discrete from 0 and Box of "
+        "floats with one axis",
     )
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
