@@ -140,9 +140,7 @@ class Agent(nn.Module):
         features = torch.cat(features, 1)
         return self.actor(features), self.critic(features).squeeze(-1)
 
-    def evaluate(
-        self, obs, action
-    ):  # entries (batch, *shape), (batch,) -> log-probabilities, entropies, values: (batch,)
+    def evaluate(self, obs, action):  # entries, (batch,) -> log-probabilities, entropies, values: (batch,)
         logits, value = self(obs)
         logprobs = logits.log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -279,9 +277,9 @@ if __name__ == "__main__":
         if timeout.any():  # a time limit does not end the task: bootstrap from the value of the final observation
             final_value[timeout] = agent.step({name: x[timeout] for name, x in final_obs.items()})[1]
         advantage = gae(reward, value, done, final_value, next_value, args.gamma, args.gae_lambda)
-        flat = lambda x: torch.as_tensor(x, device=run.device).flatten(0, 1)  # noqa: E731
-        others = (action, logprob, value, advantage, advantage + value)
-        rollout = Batch({name: flat(x) for name, x in obs.items()}, *map(flat, others))
+        rollout = (action, logprob, value, advantage, advantage + value)
+        entries = {name: torch.as_tensor(x, device=run.device).flatten(0, 1) for name, x in obs.items()}
+        rollout = Batch(entries, *(torch.as_tensor(x, device=run.device).flatten(0, 1) for x in rollout))
 
         # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
