@@ -59,6 +59,8 @@ FLAGS = {
     "pqn_atari_envpool_lstm": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
     "sac_atari": "--env-id pixel_probe:Catch-v0 --total-timesteps 200 --learning-starts 180 --batch-size 4 "
     "--buffer-size 150",
+    "ppo_hybrid": "--env-id games/Tool-v0 --total-timesteps 1536",
+    "ppo_dict": "--env-id games/TwoSenses-v0 --total-timesteps 1536",
     "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "ppo_minatar_jax": "--env-id Breakout-MinAtar --num-envs 8 --num-steps 32 --num-minibatches 4 "
     "--total-timesteps 1024 --eval-every 512",

@@ -20,7 +20,8 @@ from solorl.scripts import script_paths
 from solorl.studies.plan import env_kind, load_script
 
 FILES = {each.path.name: each for each in header.scripts()}
-OTHER = {"discrete": "Pendulum-v1", "continuous": "CartPole-v1"}  # kind of actions -> environment with other ones
+# kind of actions -> environment with other ones
+OTHER = {"discrete": "Pendulum-v1", "continuous": "CartPole-v1", "tuple": "CartPole-v1"}
 IMAGES = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
 OBS = {"vector": gym.spaces.Box(-1.0, 1.0, (3,)), "image": IMAGES, "dict": gym.spaces.Dict(a=IMAGES)}
 ACTIONS = {"discrete": gym.spaces.Discrete(3), "continuous": gym.spaces.Box(-1.0, 1.0, (1,))}

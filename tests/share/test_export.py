@@ -113,8 +113,18 @@ def test_last_is_the_model_of_the_end(trained, solo, tmp_path):
     assert got.tolist() != policy(obs).tolist()
 
 
+# Files whose observations or actions have parts, and what is said of them.
+PARTS = {"ppo_dict": "observations that are not arrays of numbers", "ppo_hybrid": "it gives a tuple for a tensor"}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_policies_with_observations_or_actions_of_parts_are_refused(name, trained, solo, tmp_path):
+    run_dir, _ = trained(name, f"--num-envs 2 --num-steps 64 {SHORT}")
+    refused(solo("export", run_dir, tmp_path / "policy.onnx"), "cannot be exported", PARTS[name])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(scripts.script_paths()))
+@pytest.mark.parametrize("name", [name for name in scripts.script_paths() if name not in PARTS])
 def test_every_algorithm_is_exported(name, trained, solo, tmp_path):
     """With the dtype of the environment: bytes for images."""
     run_dir, policy = trained(name, " ".join(flags_of(name)))
