@@ -113,6 +113,27 @@ class NanOnceLong(NanOnce):
         return reward, self.total == 100
 
 
+class NanSight(Probe):
+    """The observation is NaN from the 100th step since it was made on; episodes of 30 steps."""
+
+    length, wrong = 30, float("nan")
+    total = 0
+
+    def draw(self):
+        return self.wrong if self.total >= 100 else 0.0
+
+    def outcome(self, action):
+        self.total += 1
+        self.obs = np.array([self.draw()], np.float32)
+        return 1.0, self.steps == self.length
+
+
+class NanSightLong(NanSight):
+    """It is infinite, in an episode that is longer than any training."""
+
+    length, wrong = 100_000, float("inf")
+
+
 class Pixels(Probe):
     """Image observations."""
 
@@ -184,6 +205,8 @@ for cls in (
     Broken,
     NanOnce,
     NanOnceLong,
+    NanSight,
+    NanSightLong,
     Pixels,
     Entries,
     Scalar,

@@ -28,7 +28,7 @@ BUDGETS = {
     "results": 1450,  # [1,500] what a method is compared with; the range of few runs; which run of a seed counts (60)
     "studies": 3200,  # [1,300] and the studies of clusters: storage, plan on disk, worker, fleet, engines
     "share": 950,  # the Hugging Face hub: card, push, pull, refusals; ONNX: the check, torch, operations of JAX
-    "cli": 2000,  # [800] and the verbs of clusters
+    "cli": 2050,  # [800] and the verbs of clusters; core-hours of the defaults (34)
 }
 
 

@@ -71,6 +71,8 @@ def parse(args_type: type[A]) -> A:
         args = dataclasses.replace(saved, **given)
         if hasattr(args, "env_id"):  # what the environment is comes before what the numbers are
             check_env_id_of(script_path(), args.env_id, args.env_kind, typed=not folder or "env_id" in given)
+        if "/" in given.get("exp_name", ""):
+            raise UsageError(f"--exp-name is part of a folder's name, so it must have no slash, got '{args.exp_name}'")
         check_ranges(args)
         if folder:
             check_unchanged(args, saved)

@@ -1,5 +1,6 @@
 """`solo list`: the algorithms, one line each."""
 
+import ast
 import json
 import re
 import shutil
@@ -7,11 +8,14 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from statistics import median
+from typing import Any
 
-from solorl.catalog.header import Script, scripts
+from solorl.catalog.header import Script, parse_source, scripts
 from solorl.cli import Parser
 from solorl.cli.tables import aligned
 from solorl.errors import UsageError, did_you_mean
+from solorl.scripts import algorithms_folder, in_checkout
 from solorl.terminal import paint
 
 COLUMNS = ("name", "family", "spaces", "framework", "paper", "title")
@@ -50,6 +54,40 @@ def groups(found: Sequence[Script], width: int) -> Iterator[str]:
             yield from (" " * column + line for line in title[1:])
 
 
+def default_budget(script: Script) -> tuple[str, int]:
+    """The defaults of `--env-id` and `--total-timesteps`; ("", 0) where the file has none."""
+    for node in parse_source(script.path).body:
+        if isinstance(node, ast.ClassDef) and node.name == "Args":
+            fields = [(ast.unparse(each.target), each.value) for each in node.body if isinstance(each, ast.AnnAssign)]
+            found = {name: value.value for name, value in fields if isinstance(value, ast.Constant)}
+            return str(found.get("env_id", "")), int(found.get("total_timesteps", 0))  # type: ignore[arg-type]
+    return "", 0
+
+
+def core_seconds(result: Any) -> float:
+    """Seconds of one core that a run took per environment step: its process had one core or more for all its runs."""
+    threads = result.args.get("threads") or 1
+    cores = min(result.machine.get("cores") or threads, threads * result.together)
+    return cores / (result.sps * result.together) if result.sps else 0.0
+
+
+def times(found: Sequence[Script]) -> list[Sequence[str]]:
+    """Rows: name, default environment and steps, and the core-hours that those take by the runs in the repository on
+    this environment ("-": none was measured). UsageError without a checkout, which has these runs."""
+    if not in_checkout():
+        raise UsageError("solo list --times reads benchmark/results, which is only in a checkout of the repository")
+    from solorl.results.read import read_all
+
+    results, _ = read_all([algorithms_folder().parent / "benchmark" / "results"])
+    rows: list[Sequence[str]] = [("name", "environment", "steps", "core-hours", "runs")]
+    for script in found:
+        env_id, steps = default_budget(script)
+        runs = [r for r in results if (r.script, r.env_id) == (script.name, env_id) and r.sps and not r.variant]
+        hours = f"{steps * median(map(core_seconds, runs)) / 3600:.2g}" if runs else "-"
+        rows.append((script.name, env_id, f"{steps:,}", hours, str(len(runs))))
+    return rows
+
+
 def chosen(found: Sequence[Script], wanted: dict[str, str | None]) -> list[Script]:
     """The scripts with all the properties that are given; UsageError for one that no script has."""
     for name, value in wanted.items():
@@ -69,13 +107,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--observations", metavar="KIND", help="only those for these observations, as in vector")
     parser.add_argument("--actions", metavar="KIND", help="only those for these actions, discrete or continuous")
     parser.add_argument("--json", action="store_true", help="all that the headers say, for programs")
+    parser.add_argument("--times", action="store_true", help="core-hours of a training with the defaults, as measured")
     args = parser.parse(argv)
+    if args.json and args.times:
+        raise UsageError("solo list: --json and --times do not go together")
     found = chosen(scripts(), {name: getattr(args, name) for name in FILTERS})
     if args.json:
         print(json.dumps([as_dict(script) for script in found], indent=2))
         return 0
     if not found:
         print("no algorithm is of all these kinds")
+        return 0
+    if args.times:
+        print("\n".join(aligned(times(found), right=(2, 3, 4))))
         return 0
     lines = aligned([COLUMNS, *map(as_row, found)])
     width = shutil.get_terminal_size().columns

@@ -7,12 +7,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from solorl.envs.vector import not_finite
 from solorl.errors import UsageError
 
 
 def try_out(env: gym.Env, env_id: str) -> bool:
     """Reset an environment and take a step; returns whether its infos have an `action_mask`. UsageError where it does
-    not have Gymnasium's interface, or an observation is not of its space."""
+    not have Gymnasium's interface, or an observation is not of its space, or a number is not finite."""
     own = env.unwrapped
     known = inspect.signature(own.reset).parameters.values()
     if not any(each.name == "seed" or each.kind is each.VAR_KEYWORD for each in known):
@@ -30,6 +31,8 @@ def try_out(env: gym.Env, env_id: str) -> bool:
     _check_obs(f"{env_id}: the observation of its step", env.observation_space, obs)
     if shape := np.asarray(reward).shape:
         raise UsageError(f"{env_id}: its reward must be one number, but is an array of shape {shape}")
+    if (value := not_finite(reward)) is not None:
+        raise UsageError(f"{env_id}: the reward of its step is {value}")
     return "action_mask" in info
 
 
@@ -53,3 +56,5 @@ def _check_obs(what: str, space: gym.Space, obs: Any) -> None:
             raise UsageError(f"{what} has shape {array.shape}, but its space has {space.shape}")
         if not np.can_cast(array.dtype, space.dtype, "same_kind"):
             raise UsageError(f"{what} is of type {array.dtype}, but its space of {space.dtype}")
+        if (value := not_finite(array)) is not None:
+            raise UsageError(f"{what} is {value}: all its numbers must be finite")

@@ -32,7 +32,7 @@ PACKAGES = ("solorl", "gymnasium", "numpy", "torch", "jax", "mujoco", "ale-py", 
 def new_path(args: RunArgs, script: Path) -> Path:
     """Where the folder of a run that starts now will be."""
     env_id = str(getattr(args, "env_id", "run")).replace("/", "_").replace(":", "_")
-    name = f"{env_id}__{(args.exp_name or script.stem).replace('/', '_')}__{args.seed}"
+    name = f"{env_id}__{args.exp_name or script.stem}__{args.seed}"
     return Path(args.runs_dir) / f"{name}__{time.strftime('%Y%m%d-%H%M%S')}"
 
 

@@ -608,8 +608,10 @@ class Run:
             except OSError as problem:
                 note = f"no snapshot ({problem.strerror})"
             self._finish(f"diverged: {error}")
-            what = f"{paint('error:', 'red', sys.stderr)} {error}"
-            self._say(f"{what} in iteration {self.iteration} (step {self.step:,}); {note}", sys.stderr)
+            found = (part.wrong() for part in self.checkpoints.parts.values() if isinstance(part, VectorEnvs))
+            cause = next((f": {wrong}" for wrong in found if wrong), "")
+            what = f"{paint('error:', 'red', sys.stderr)} {error} in iteration {self.iteration} (step {self.step:,})"
+            self._say(f"{what}{cause}; {note}", sys.stderr)
             self.ranks.leave(DIVERGED)
             raise SystemExit(DIVERGED) from None
 

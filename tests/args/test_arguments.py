@@ -339,3 +339,10 @@ def test_the_reader_needs_the_standard_library_only():
     modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert modules and modules <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("name", ["a/b", "/tmp/x"])
+def test_an_experiment_whose_name_has_a_slash_is_refused(train, tmp_path, name):
+    train("ppo", "--exp-name", name, code=2)
+    sentence = f"--exp-name is part of a folder's name, so it must have no slash, got '{name}'"
+    assert train.out == f"error: {sentence}\n" and not (tmp_path / "runs").exists()

@@ -250,6 +250,9 @@ def walk(train, tmp_path, monkeypatch):
         ("np.zeros(3, np.float64)", "np.zeros(2)", "of its step has shape (2,), but its space has (3,)"),
         ("np.zeros(3, np.float64)", "np.zeros(3, complex)", "its step is of type complex128, but its space of float32"),
         ("0.0, True", "np.zeros(1), True", "its reward must be one number, but is an array of shape (1,)"),
+        ("np.zeros(3, np.float32)", "np.full(3, np.nan)", "the observation of its reset is nan: all its numbers must"),
+        ("np.zeros(3, np.float64)", "np.full(3, np.inf)", "the observation of its step is inf: all its numbers must"),
+        ("0.0, True", "np.nan, True", "the reward of its step is nan"),
     ],
 )
 @pytest.mark.parametrize("name", ["ppo", "dqn"])

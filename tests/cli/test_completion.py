@@ -44,7 +44,15 @@ def test_flags_are_those_of_the_script_or_of_the_verb(place):
         assert words(["train", name, "--no-learning"]) == []
     assert words(["train", "dqn_jax", "--num-s"]) == ["--num-seeds"]
     assert words(["train", "nothing", "--"]) == []
-    assert words(["list", "--"]) == ["--actions", "--family", "--framework", "--help", "--json", "--observations"]
+    assert words(["list", "--"]) == [
+        "--actions",
+        "--family",
+        "--framework",
+        "--help",
+        "--json",
+        "--observations",
+        "--times",
+    ]
     assert words(["bench", "ppo", "--num-s"]) == ["--num-seeds"]
     assert words(["bench", "ppo", "--num-seeds", "2", "--", "--num-s"]) == ["--num-steps"]
 

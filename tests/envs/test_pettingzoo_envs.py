@@ -169,7 +169,7 @@ def test_actions_of_another_shape_are_refused():
 
 
 def test_the_example_of_the_page_runs():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/environments.md").read_text(), flags=re.S)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/multi_agent.md").read_text(), flags=re.S)
     names = {}
     exec(next(block for block in blocks if "PettingZooEnvs" in block), names)
     assert names["obs"].shape == (4, 3, 18) and names["reward"].shape == names["truncated"].shape == (4, 3)

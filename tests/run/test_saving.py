@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import environment, rows, script
@@ -14,6 +16,7 @@ from safetensors.numpy import load_file
 
 from solorl import Run, terminal
 from solorl.checkpoints import checkpoint as state
+from solorl.envs.vector import VectorEnvs
 from solorl.files import write_atomically
 from solorl.run import saving, trackers
 
@@ -169,6 +172,32 @@ def test_a_nan_return_ends_the_run_wherever_it_is_noticed(env_id, flags, train, 
     assert "NaN" not in (folder / "metrics.jsonl").read_text() and rows(folder)
     tree, _ = state.load_checkpoint(folder / "checkpoint")
     assert tree is None or np.isfinite(tree["run"]["returns"]).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("NanSight", "in environment 0 the observation after 30 steps is nan"),  # the last of an episode
+        ("NanSightLong", "in environment 0 the observation after 200 steps is inf"),  # it has not ended
+        ("NanOnceLong", "in environment 0 the reward is nan in step 50 of an episode"),
+    ],
+)
+def test_what_the_environment_gave_is_named_as_the_cause(kind, cause, train, tmp_path):
+    flags = "--learning-starts 280 --num-envs 2 --total-timesteps 400 --log-every 400".split()
+    train("dqn", "--env-id", f"probes:{kind}-v0", *flags, "--eval-episodes", "1", code=3)
+    assert f"): {cause}; a snapshot is in" in train.out and "Traceback" not in train.out
+    assert status(only_folder(tmp_path)).startswith("diverged: ")
+
+
+def test_the_environment_that_gave_it_is_named():
+    sound, wrong = (partial(gym.make, f"probes:{name}-v0") for name in ("OneStep", "NanSight"))
+    envs = VectorEnvs([sound, wrong])
+    envs.reset(seed=1)
+    for _ in range(99):
+        envs.step(np.zeros(2, int))
+    assert envs.wrong() == ""
+    envs.step(np.zeros(2, int))
+    assert envs.wrong() == "in environment 1 the observation after 10 steps is nan"
 
 
 @pytest.mark.parametrize("flags", ["--save-every 50", "--eval-every 50 --save-every 0"])
