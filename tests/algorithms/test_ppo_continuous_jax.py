@@ -88,6 +88,21 @@ def test_an_iteration_normalises_by_what_was_seen_before_it():
     np.testing.assert_allclose(sums["losses/entropy"] / count, 0.5 * np.log(2 * np.pi * np.e), atol=0.02)
 
 
+def test_actions_and_their_log_probabilities_are_those_of_the_torch_twin(monkeypatch):
+    """From the same means, deviations and noise; learning finds the same log-probabilities."""
+    rng = np.random.default_rng(0)
+    mean, noise, log_std = (np.float32(rng.normal(size=shape)) for shape in ((50, 2), (50, 2), 2))
+    monkeypatch.setattr(np.random, "standard_normal", lambda size: noise)
+    action, logprob = JAX["sample_gaussian"](mean, log_std, noise)
+    want, want_logprob = TORCH["sample_gaussian"](mean, log_std)
+    np.testing.assert_allclose(action, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logprob, want_logprob, rtol=1e-5, atol=1e-5)
+    bias_only = [{"weight": jnp.zeros((2, 2)), "bias": jnp.float32(mean[0])}]
+    params = {"actor": bias_only, "critic": [{"weight": jnp.zeros((2, 1)), "bias": jnp.zeros(1)}], "log_std": log_std}
+    learned = JAX["evaluate"](params, jnp.zeros((1, 2)), action[:1])[0]
+    np.testing.assert_allclose(logprob[:1], learned, rtol=1e-4, atol=1e-5)
+
+
 class Blind:
     """The observation is always 3; the reward is the action, every fifth step ends the episode by a time limit."""
 

@@ -101,6 +101,17 @@ def test_act_is_the_most_likely_action():
     assert (got == np.argmax(logprobs, 0)).all() and (got == agent.act(obs)).all() and len(set(got.tolist())) > 1
 
 
+def test_actions_and_their_log_probabilities_are_those_of_the_torch_twin(monkeypatch):
+    """From the same logits, also large ones, and the same noise."""
+    rng = np.random.default_rng(0)
+    logits, gumbel = np.float32(rng.normal(size=(50, 4)) * 30), np.float32(rng.gumbel(size=(50, 4)))
+    monkeypatch.setattr(np.random, "gumbel", lambda size: gumbel)
+    action, logprob = JAX["sample_categorical"](logits, gumbel)
+    want, want_logprob = TORCH["sample_categorical"](logits)
+    assert (action == want).all() and len(set(want.tolist())) == 4
+    np.testing.assert_allclose(logprob, want_logprob, rtol=1e-4, atol=1e-5)
+
+
 def one_iteration(**settings):
     args = JAX["Args"](num_steps=64, **settings)
     setup = JAX["Setup"](args, open_envs("CartPole-v1", args.num_envs), num_iterations=10)
@@ -113,6 +124,21 @@ def test_without_steps_the_policy_stays_and_the_ratio_is_one():
     assert all(jax.tree.leaves(jax.tree.map(lambda x, y: (x == y).all(), before.params, after.params)))
     assert count == 16
     assert float(jnp.abs(sums["losses/approx_kl"])) < 1e-9 * count and float(sums["losses/clipfrac"]) == 0
+
+
+def test_the_learning_rate_belongs_to_the_iteration_and_not_to_the_gradient_steps():
+    """The same gradient moves the weights (1 - 7 / 10) times as far in iteration 7, whatever Adam has counted."""
+    args = JAX["Args"](num_steps=64, num_minibatches=1, update_epochs=1, learning_rate=0.01)
+    setup = JAX["Setup"](args, open_envs("CartPole-v1", 4), num_iterations=10)
+    before = JAX["begin"](jax.random.PRNGKey(3), setup)
+    one = jax.jit(lambda training: JAX["train_iteration"](training, setup))
+    (first, report), (seventh, later) = one(before), one(before._replace(iteration=jnp.int32(7)))
+    rates = [float(charts["charts/learning_rate"]) for *_, charts in (report, later)]
+    np.testing.assert_allclose(rates, [0.01, 0.003], rtol=1e-5)
+    weights = [training.params["critic"][0]["weight"] for training in (before, first, seventh)]
+    moved = [after - weights[0] for after in weights[1:]]
+    assert np.abs(moved[0]).max() == pytest.approx(0.01, rel=0.01)  # the first step of Adam
+    np.testing.assert_allclose(moved[1], 0.3 * moved[0], rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.slow
