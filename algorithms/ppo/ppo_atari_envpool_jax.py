@@ -8,8 +8,7 @@ Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below)
           EnvPool: Weng et al. 2022, https://arxiv.org/abs/2206.10558
 Run       solo train ppo_atari_envpool_jax --env-id Pong-v5
 Spaces    image -> discrete
-Differs   from ppo_jax.py: a convolutional network; games of Atari: clipped rewards, a lost life ends the return, logits
-          and values are kept when acting. No second parent: ppo_atari_envpool.py has no line of history with ppo_jax.py
+Differs   from ppo_jax.py: a convolutional network; games of Atari: clipped rewards, a lost life ends the return
 Twin      ppo_atari_envpool.py
 Not for   vector observations: ppo_jax.py; continuous actions: ppo_continuous_action_jax.py
 Details   algorithms/ppo/README.md
@@ -54,7 +53,6 @@ class Setup(NamedTuple):
 
     args: Args
     envs: Any
-    optimizer: optax.GradientTransformation
     num_iterations: int
 
 
@@ -138,6 +136,12 @@ def act(params, obs):  # (batch, 4, 84, 84) -> (batch,): the most likely actions
     return actor_critic(params, obs)[0].argmax(1)
 
 
+def sample_categorical(logits, gumbel):
+    """Actions drawn from softmax(logits), and their log-probabilities. (batch, num_actions) twice -> (batch,) each."""
+    action = (logits + gumbel).argmax(1)  # the Gumbel-max trick
+    return action, jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], 1).squeeze(1)
+
+
 def gae(reward, value, done, final_value, next_value, gamma, lam):
     """Advantages by Eq. 11-12. All (num_steps, num_envs) except next_value (num_envs,).
 
@@ -189,18 +193,25 @@ def ppo_loss(params, batch, args):
     return loss, metrics
 
 
+def clipped_adam(learning_rate, max_grad_norm):
+    """Adam on clipped gradients."""
+    clip, adam = optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=1e-5)
+    return optax.chain(clip, adam, optax.scale_by_learning_rate(learning_rate))
+
+
 def begin(key, setup):
     """The initial training state of one seed."""
     params_key, envs_key, key = jax.random.split(key, 3)
     params = init_params(params_key, int(setup.envs.single_action_space.n))
     env_state, obs = setup.envs.reset(envs_key)
     lives = jnp.zeros(setup.args.num_envs, jnp.int32)
-    return Training(params, setup.optimizer.init(params), env_state, obs, lives, key, jnp.int32(0))
+    optimizer_state = clipped_adam(setup.args.learning_rate, setup.args.max_grad_norm).init(params)
+    return Training(params, optimizer_state, env_state, obs, lives, key, jnp.int32(0))
 
 
 def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
-    args, envs, optimizer, num_iterations = setup
+    args, envs, num_iterations = setup
     params, batch_size = training.params, args.num_envs * args.num_steps
     action_key, step_key, learn_key, key = jax.random.split(training.key, 4)
 
@@ -208,7 +219,7 @@ def train_iteration(training, setup):
     def env_step(carry, drawn):
         (env_state, obs), (key, gumbel) = carry, drawn
         logits, value = actor_critic(params, obs)
-        action = (logits + gumbel).argmax(1)  # Gumbel-max: a sample of the softmax of the logits
+        action, logprob = sample_categorical(logits, gumbel)
         env_state, step = envs.step(key, env_state, action)
         # a time limit does not end the task: bootstrap from the value of the final observation
         timeout = step.truncated & ~step.terminated
@@ -219,12 +230,12 @@ def train_iteration(training, setup):
         )
         over = step.terminated | step.truncated
         lives = step.lives, step.final_lives
-        return (env_state, step.obs), (obs, action, logits, value, final_value, step.reward, over, lives)
+        return (env_state, step.obs), (obs, action, logprob, value, final_value, step.reward, over, lives)
 
     gumbel = jax.random.gumbel(action_key, (args.num_steps, args.num_envs, int(envs.single_action_space.n)))
     drawn = (jax.random.split(step_key, args.num_steps), gumbel)
     (env_state, next_obs), steps = jax.lax.scan(env_step, (training.env_state, training.obs), drawn)
-    obs, action, logits, value, final_value, reward, over, (lives, final_lives) = steps  # (num_steps, num_envs, ...)
+    obs, action, logprob, value, final_value, reward, over, (lives, final_lives) = steps  # (num_steps, num_envs, ...)
     # a lost life ends the return, but not the game; EnvPool presses FIRE after it, whatever the action
     life_lost = final_lives < jnp.concatenate([training.lives[None], lives[:-1]])
     done, final_value = over | life_lost, jnp.where(life_lost, 0, final_value)  # also in the last step allowed
@@ -232,20 +243,20 @@ def train_iteration(training, setup):
     # ---- 2. credit: "compute advantage estimates"
     _, next_value = actor_critic(params, next_obs)
     advantage = gae(jnp.sign(reward), value, done, final_value, next_value, args.gamma, args.gae_lambda)
-    logprob = jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], 2).squeeze(2)
     rollout = Batch(obs, action, logprob, value, advantage, advantage + value)
     rollout = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
 
     # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+    # not a schedule of optax, which would count gradient steps: --target-kl leaves some of them out
     learning_rate = args.learning_rate * ((1 - training.iteration / num_iterations) if args.anneal_lr else 1)
+    optimizer = clipped_adam(learning_rate, args.max_grad_norm)
 
     def gradient_step(learner, index):
         params, optimizer_state = learner
         minibatch = jax.tree.map(lambda x: x[index], rollout)
         gradients, metrics = jax.grad(ppo_loss, has_aux=True)(params, minibatch, args)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state)  # all but the learning rate
-        params = optax.apply_updates(params, jax.tree.map(lambda x: -learning_rate * x, updates))
-        return (params, optimizer_state), metrics
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state)
+        return (optax.apply_updates(params, updates), optimizer_state), metrics
 
     def epoch(carry, key):
         learner, go_on = carry
@@ -285,8 +296,7 @@ if __name__ == "__main__":
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
 
-    optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
-    setup = Setup(args, envs, optimizer, num_iterations)
+    setup = Setup(args, envs, num_iterations)
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs", "lives"))
     # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
     train = run.compile(lambda training: train_iteration(training, setup), chunk=1)

@@ -85,7 +85,6 @@ class Setup(NamedTuple):
 
     args: Args
     envs: Any
-    optimizer: optax.GradientTransformation
     num_iterations: int
 
 
@@ -160,6 +159,13 @@ def act(agent, obs):  # raw (batch, *obs_shape) -> (batch, action_dim): the mean
     return tanh_mlp(agent.params["actor"], agent.obs_normalizer.normalize(obs.reshape(len(obs), -1)))
 
 
+def sample_gaussian(mean, log_std, noise):
+    """Actions drawn from a diagonal Gaussian, and their log-probabilities. mean, noise (batch, action_dim), log_std
+    (action_dim,) -> (batch, action_dim), (batch,)."""
+    logprobs = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
+    return mean + jnp.exp(log_std) * noise, logprobs.sum(1)
+
+
 def discounted_returns(reward, done, so_far, gamma):
     """The rewards of an episode up to each step, earlier ones discounted. Both (num_steps, num_envs).
 
@@ -226,6 +232,12 @@ def ppo_loss(params, batch, args):
     return loss, metrics
 
 
+def flat_adam(learning_rate, max_grad_norm):
+    """Adam on clipped gradients, all of them as one vector: fewer, larger operations."""
+    clip, adam = optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=1e-5)
+    return optax.flatten(optax.chain(clip, adam, optax.scale_by_learning_rate(learning_rate)))
+
+
 def begin(key, setup):
     """The initial training state of one seed."""
     params_key, envs_key, key = jax.random.split(key, 3)
@@ -235,13 +247,13 @@ def begin(key, setup):
     agent = Agent(params, RunningMeanStd(jnp.zeros(obs_dim), jnp.ones(obs_dim), jnp.float32(0)))
     return_normalizer = RunningMeanStd(jnp.zeros(()), jnp.ones(()), jnp.float32(0))
     so_far = jnp.zeros(setup.envs.num_envs)
-    optimizer_state = setup.optimizer.init(params)
+    optimizer_state = flat_adam(setup.args.learning_rate, setup.args.max_grad_norm).init(params)
     return Training(agent, optimizer_state, env_state, obs, return_normalizer, so_far, key, jnp.int32(0))
 
 
 def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
-    args, envs, optimizer, num_iterations = setup
+    args, envs, num_iterations = setup
     (params, obs_normalizer), batch_size = training.agent, args.num_envs * args.num_steps
     action_key, step_key, learn_key, key = jax.random.split(training.key, 4)
 
@@ -249,44 +261,42 @@ def train_iteration(training, setup):
     def env_step(carry, drawn):
         (env_state, raw_obs), (key, noise) = carry, drawn
         obs = obs_normalizer.normalize(raw_obs)
-        action = tanh_mlp(params["actor"], obs) + jnp.exp(params["log_std"]) * noise
+        action, logprob = sample_gaussian(tanh_mlp(params["actor"], obs), params["log_std"], noise)
         env_state, step = envs.step(key, env_state, action)
-        return (env_state, step.obs), (raw_obs, obs, action, step)
+        return (env_state, step.obs), (raw_obs, obs, action, logprob, value_of(params, obs), step)
 
     noise = jax.random.normal(action_key, (args.num_steps, args.num_envs, *envs.single_action_space.shape))
     drawn = (jax.random.split(step_key, args.num_steps), noise)
-    carry = (training.env_state, training.obs)
-    (env_state, next_obs), (raw_obs, obs, action, step) = jax.lax.scan(env_step, carry, drawn)
-    done = step.terminated | step.truncated  # (num_steps, num_envs), like step.reward
+    (env_state, next_obs), steps = jax.lax.scan(env_step, (training.env_state, training.obs), drawn)
+    raw_obs, obs, action, logprob, value, step = steps  # (num_steps, num_envs, ...) each
+    done = step.terminated | step.truncated
 
     # ---- 2. credit: rewards in units of the standard deviation of the returns
     returns, so_far = discounted_returns(step.reward, done, training.so_far, args.gamma)
     return_normalizer = training.return_normalizer.update(returns.reshape(batch_size))
     scaled_reward = return_normalizer.scale(step.reward)
 
-    # "compute advantage estimates". The policy has not changed since it acted, so its
-    # log-probabilities and values are computed here, in one batch.
-    obs, action = obs.reshape(batch_size, -1), action.reshape(batch_size, -1)
-    logprob, _, value = evaluate(params, obs, action)
+    # "compute advantage estimates"
     # a time limit does not end the task: bootstrap from the value of the final observation
     final_obs = obs_normalizer.normalize(step.final_obs.reshape(batch_size, -1))
     final_value = value_of(params, final_obs).reshape(done.shape)
     final_value = jnp.where(step.truncated & ~step.terminated, final_value, 0)
-    next_value, values = value_of(params, obs_normalizer.normalize(next_obs)), value.reshape(done.shape)
-    advantage = gae(scaled_reward, values, done, final_value, next_value, args.gamma, args.gae_lambda)
-    advantage = advantage.reshape(batch_size)
+    next_value = value_of(params, obs_normalizer.normalize(next_obs))
+    advantage = gae(scaled_reward, value, done, final_value, next_value, args.gamma, args.gae_lambda)
     rollout = Batch(obs, action, logprob, value, advantage, advantage + value)
+    rollout = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
 
     # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+    # not a schedule of optax, which would count gradient steps: --target-kl leaves some of them out
     learning_rate = args.learning_rate * ((1 - training.iteration / num_iterations) if args.anneal_lr else 1)
+    optimizer = flat_adam(learning_rate, args.max_grad_norm)
 
     def gradient_step(learner, index):
         params, optimizer_state = learner
         minibatch = jax.tree.map(lambda x: x[index], rollout)
         gradients, metrics = jax.grad(ppo_loss, has_aux=True)(params, minibatch, args)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state)  # all but the learning rate
-        params = optax.apply_updates(params, jax.tree.map(lambda x: -learning_rate * x, updates))
-        return (params, optimizer_state), metrics
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state)
+        return (optax.apply_updates(params, updates), optimizer_state), metrics
 
     def epoch(carry, key):
         learner, go_on = carry
@@ -307,7 +317,7 @@ def train_iteration(training, setup):
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
     sums = {name: values.sum(where=epoch_ran[:, None]) for name, values in metrics.items()}
     count = epoch_ran.sum() * args.num_minibatches
-    explained_variance = 1 - advantage.var(ddof=1) / (rollout.returns.var(ddof=1) + 1e-8)
+    explained_variance = 1 - rollout.advantage.var(ddof=1) / (rollout.returns.var(ddof=1) + 1e-8)
     charts = {"charts/learning_rate": jnp.float32(learning_rate), "losses/explained_variance": explained_variance}
     new = (env_state, next_obs, return_normalizer, so_far, key, training.iteration + 1)
     return Training(agent, optimizer_state, *new), (step.reward, done, sums, count, charts)
@@ -330,9 +340,7 @@ if __name__ == "__main__":
     )
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
 
-    optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
-    optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
-    setup = Setup(args, envs, optimizer, num_iterations)
+    setup = Setup(args, envs, num_iterations)
     training, start = run.resume(lambda key: begin(key, setup), model="agent", envs=("env_state", "obs", "so_far"))
     # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
     train = run.compile(lambda training: train_iteration(training, setup), chunk=16)

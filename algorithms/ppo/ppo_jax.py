@@ -53,7 +53,6 @@ class Setup(NamedTuple):
 
     args: Args
     envs: Any
-    optimizer: optax.GradientTransformation
     num_iterations: int
 
 
@@ -125,6 +124,12 @@ def act(params, obs):  # (batch, *obs_shape) -> (batch,): the most likely action
     return tanh_mlp(params["actor"], obs.reshape(len(obs), -1)).argmax(1)
 
 
+def sample_categorical(logits, gumbel):
+    """Actions drawn from softmax(logits), and their log-probabilities. (batch, num_actions) twice -> (batch,) each."""
+    action = (logits + gumbel).argmax(1)  # the Gumbel-max trick
+    return action, jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], 1).squeeze(1)
+
+
 def gae(reward, value, done, final_value, next_value, gamma, lam):
     """Advantages by Eq. 11-12. All (num_steps, num_envs) except next_value (num_envs,).
 
@@ -176,55 +181,61 @@ def ppo_loss(params, batch, args):
     return loss, metrics
 
 
+def flat_adam(learning_rate, max_grad_norm):
+    """Adam on clipped gradients, all of them as one vector: fewer, larger operations."""
+    clip, adam = optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=1e-5)
+    return optax.flatten(optax.chain(clip, adam, optax.scale_by_learning_rate(learning_rate)))
+
+
 def begin(key, setup):
     """The initial training state of one seed."""
     params_key, envs_key, key = jax.random.split(key, 3)
     obs_dim, num_actions = setup.envs.single_observation_space.shape[0], int(setup.envs.single_action_space.n)
     params = init_params(params_key, obs_dim, num_actions)
     env_state, obs = setup.envs.reset(envs_key)
-    return Training(params, setup.optimizer.init(params), env_state, obs, key, jnp.int32(0))
+    optimizer_state = flat_adam(setup.args.learning_rate, setup.args.max_grad_norm).init(params)
+    return Training(params, optimizer_state, env_state, obs, key, jnp.int32(0))
 
 
 def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
-    args, envs, optimizer, num_iterations = setup
+    args, envs, num_iterations = setup
     params, batch_size = training.params, args.num_envs * args.num_steps
     action_key, step_key, learn_key, key = jax.random.split(training.key, 4)
 
     # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
     def env_step(carry, drawn):
         (env_state, obs), (key, gumbel) = carry, drawn
-        action = (tanh_mlp(params["actor"], obs) + gumbel).argmax(1)  # Gumbel-max: a sample of the softmax
+        action, logprob = sample_categorical(tanh_mlp(params["actor"], obs), gumbel)
         env_state, step = envs.step(key, env_state, action)
-        return (env_state, step.obs), (obs, action, step)
+        return (env_state, step.obs), (obs, action, logprob, value_of(params, obs), step)
 
     gumbel = jax.random.gumbel(action_key, (args.num_steps, args.num_envs, int(envs.single_action_space.n)))
     drawn = (jax.random.split(step_key, args.num_steps), gumbel)
-    (env_state, next_obs), (obs, action, step) = jax.lax.scan(env_step, (training.env_state, training.obs), drawn)
-    done = step.terminated | step.truncated  # (num_steps, num_envs), like action and step.reward
+    (env_state, next_obs), steps = jax.lax.scan(env_step, (training.env_state, training.obs), drawn)
+    obs, action, logprob, value, step = steps  # (num_steps, num_envs, ...) each
+    done = step.terminated | step.truncated
 
-    # ---- 2. credit: "compute advantage estimates". The policy has not changed since it acted, so its
-    # log-probabilities and values are computed here, in one batch.
-    obs, action = obs.reshape(batch_size, -1), action.reshape(batch_size)
-    logprob, _, value = evaluate(params, obs, action)
+    # ---- 2. credit: "compute advantage estimates"
     # a time limit does not end the task: bootstrap from the value of the final observation
     final_value = value_of(params, step.final_obs.reshape(batch_size, -1)).reshape(done.shape)
     final_value = jnp.where(step.truncated & ~step.terminated, final_value, 0)
-    next_value, values = value_of(params, next_obs), value.reshape(done.shape)
-    advantage = gae(step.reward, values, done, final_value, next_value, args.gamma, args.gae_lambda)
-    advantage = advantage.reshape(batch_size)
+    next_value = value_of(params, next_obs)
+    advantage = gae(step.reward, value, done, final_value, next_value, args.gamma, args.gae_lambda)
     rollout = Batch(obs, action, logprob, value, advantage, advantage + value)
+    rollout = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
 
     # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+    # not a schedule of optax, which would count gradient steps: --target-kl leaves some of them out
     learning_rate = args.learning_rate * ((1 - training.iteration / num_iterations) if args.anneal_lr else 1)
+    optimizer = flat_adam(learning_rate, args.max_grad_norm)
 
     def gradient_step(learner, index):
         params, optimizer_state = learner
         minibatch = jax.tree.map(lambda x: x[index], rollout)
         gradients, metrics = jax.grad(ppo_loss, has_aux=True)(params, minibatch, args)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state)  # all but the learning rate
-        params = optax.apply_updates(params, jax.tree.map(lambda x: -learning_rate * x, updates))
-        return (params, optimizer_state), metrics
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state)
+        return (optax.apply_updates(params, updates), optimizer_state), metrics
 
     def epoch(carry, key):
         learner, go_on = carry
@@ -242,7 +253,7 @@ def train_iteration(training, setup):
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
     sums = {name: values.sum(where=epoch_ran[:, None]) for name, values in metrics.items()}
     count = epoch_ran.sum() * args.num_minibatches
-    explained_variance = 1 - advantage.var(ddof=1) / (rollout.returns.var(ddof=1) + 1e-8)
+    explained_variance = 1 - rollout.advantage.var(ddof=1) / (rollout.returns.var(ddof=1) + 1e-8)
     charts = {"charts/learning_rate": jnp.float32(learning_rate), "losses/explained_variance": explained_variance}
     training = Training(params, optimizer_state, env_state, next_obs, key, training.iteration + 1)
     return training, (step.reward, done, sums, count, charts)
@@ -264,9 +275,7 @@ if __name__ == "__main__":
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
 
-    optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
-    optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
-    setup = Setup(args, envs, optimizer, num_iterations)
+    setup = Setup(args, envs, num_iterations)
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
     # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
     train = run.compile(lambda training: train_iteration(training, setup), chunk=16)

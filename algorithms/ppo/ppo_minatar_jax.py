@@ -9,7 +9,7 @@ Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below)
 Run       solo train ppo_minatar_jax --env-id Asterix-MinAtar
 Spaces    vector -> discrete
 Differs   from ppo_jax.py: one convolutional network over the 10 x 10 planes, which come as one vector, gives logits and
-          value, which are kept when acting; 64 environments, learning rate 0.001
+          value; 64 environments, learning rate 0.001
 Not for   Atari games: ppo_atari_envpool_jax.py; other images; continuous actions: ppo_continuous_action_jax.py
 Details   algorithms/ppo/README.md
 """
@@ -53,7 +53,6 @@ class Setup(NamedTuple):
 
     args: Args
     envs: Any
-    optimizer: optax.GradientTransformation
     num_iterations: int
 
 
@@ -133,6 +132,12 @@ def act(params, obs):  # (batch, *obs_shape) -> (batch,): the most likely action
     return logits_and_value(params, obs)[0].argmax(1)
 
 
+def sample_categorical(logits, gumbel):
+    """Actions drawn from softmax(logits), and their log-probabilities. (batch, num_actions) twice -> (batch,) each."""
+    action = (logits + gumbel).argmax(1)  # the Gumbel-max trick
+    return action, jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], 1).squeeze(1)
+
+
 def gae(reward, value, done, final_value, next_value, gamma, lam):
     """Advantages by Eq. 11-12. All (num_steps, num_envs) except next_value (num_envs,).
 
@@ -184,18 +189,25 @@ def ppo_loss(params, batch, args):
     return loss, metrics
 
 
+def flat_adam(learning_rate, max_grad_norm):
+    """Adam on clipped gradients, all of them as one vector: fewer, larger operations."""
+    clip, adam = optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=1e-5)
+    return optax.flatten(optax.chain(clip, adam, optax.scale_by_learning_rate(learning_rate)))
+
+
 def begin(key, setup):
     """The initial training state of one seed."""
     params_key, envs_key, key = jax.random.split(key, 3)
     obs_dim, num_actions = setup.envs.single_observation_space.shape[0], int(setup.envs.single_action_space.n)
     params = init_params(params_key, obs_dim, num_actions)
     env_state, obs = setup.envs.reset(envs_key)
-    return Training(params, setup.optimizer.init(params), env_state, obs, key, jnp.int32(0))
+    optimizer_state = flat_adam(setup.args.learning_rate, setup.args.max_grad_norm).init(params)
+    return Training(params, optimizer_state, env_state, obs, key, jnp.int32(0))
 
 
 def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
-    args, envs, optimizer, num_iterations = setup
+    args, envs, num_iterations = setup
     params, batch_size = training.params, args.num_envs * args.num_steps
     action_key, step_key, learn_key, key = jax.random.split(training.key, 4)
 
@@ -203,7 +215,7 @@ def train_iteration(training, setup):
     def env_step(carry, drawn):
         (env_state, obs), (key, gumbel) = carry, drawn
         logits, value = logits_and_value(params, obs)
-        action = (logits + gumbel).argmax(1)  # Gumbel-max: a sample of the softmax of the logits
+        action, logprob = sample_categorical(logits, gumbel)
         env_state, step = envs.step(key, env_state, action)
         # a time limit does not end the task: bootstrap from the value of the final observation
         timeout = step.truncated & ~step.terminated
@@ -213,30 +225,30 @@ def train_iteration(training, setup):
             lambda: jnp.zeros_like(value),
         )
         done = step.terminated | step.truncated
-        return (env_state, step.obs), (obs, action, logits, value, final_value, step.reward, done)
+        return (env_state, step.obs), (obs, action, logprob, value, final_value, step.reward, done)
 
     gumbel = jax.random.gumbel(action_key, (args.num_steps, args.num_envs, int(envs.single_action_space.n)))
     drawn = (jax.random.split(step_key, args.num_steps), gumbel)
     (env_state, next_obs), steps = jax.lax.scan(env_step, (training.env_state, training.obs), drawn)
-    obs, action, logits, value, final_value, reward, done = steps  # (num_steps, num_envs, ...) each
+    obs, action, logprob, value, final_value, reward, done = steps  # (num_steps, num_envs, ...) each
 
     # ---- 2. credit: "compute advantage estimates"
     _, next_value = logits_and_value(params, next_obs)
     advantage = gae(reward, value, done, final_value, next_value, args.gamma, args.gae_lambda)
-    logprob = jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], 2).squeeze(2)
     rollout = Batch(obs, action, logprob, value, advantage, advantage + value)
     rollout = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
 
     # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+    # not a schedule of optax, which would count gradient steps: --target-kl leaves some of them out
     learning_rate = args.learning_rate * ((1 - training.iteration / num_iterations) if args.anneal_lr else 1)
+    optimizer = flat_adam(learning_rate, args.max_grad_norm)
 
     def gradient_step(learner, index):
         params, optimizer_state = learner
         minibatch = jax.tree.map(lambda x: x[index], rollout)
         gradients, metrics = jax.grad(ppo_loss, has_aux=True)(params, minibatch, args)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state)  # all but the learning rate
-        params = optax.apply_updates(params, jax.tree.map(lambda x: -learning_rate * x, updates))
-        return (params, optimizer_state), metrics
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state)
+        return (optax.apply_updates(params, updates), optimizer_state), metrics
 
     def epoch(carry, key):
         learner, go_on = carry
@@ -280,9 +292,7 @@ if __name__ == "__main__":
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
     )
 
-    optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
-    optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
-    setup = Setup(args, envs, optimizer, num_iterations)
+    setup = Setup(args, envs, num_iterations)
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
     # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
     train = run.compile(lambda training: train_iteration(training, setup), chunk=16)

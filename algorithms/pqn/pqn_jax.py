@@ -51,7 +51,6 @@ class Setup(NamedTuple):
 
     args: Args
     envs: Any
-    optimizer: optax.GradientTransformation
     num_iterations: int
 
 
@@ -138,18 +137,25 @@ def q_lambda_loss(params, batch):
     return loss, {"losses/td_loss": loss, "losses/q_values": q.mean()}
 
 
+def flat_radam(learning_rate, max_grad_norm):
+    """RAdam on clipped gradients, all of them as one vector: fewer, larger operations."""
+    clip, radam = optax.clip_by_global_norm(max_grad_norm), optax.scale_by_radam()
+    return optax.flatten(optax.chain(clip, radam, optax.scale_by_learning_rate(learning_rate)))
+
+
 def begin(key, setup):
     """The initial training state of one seed."""
     params_key, envs_key, key = jax.random.split(key, 3)
     obs_dim, num_actions = setup.envs.single_observation_space.shape[0], int(setup.envs.single_action_space.n)
     params = init_params(params_key, obs_dim, num_actions)
     env_state, obs = setup.envs.reset(envs_key)
-    return Training(params, setup.optimizer.init(params), env_state, obs, key, jnp.int32(0))
+    optimizer_state = flat_radam(setup.args.learning_rate, setup.args.max_grad_norm).init(params)
+    return Training(params, optimizer_state, env_state, obs, key, jnp.int32(0))
 
 
 def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
-    args, envs, optimizer, num_iterations = setup
+    args, envs, num_iterations = setup
     params, batch_size = training.params, args.num_envs * args.num_steps
     coin_key, action_key, step_key, learn_key, key = jax.random.split(training.key, 5)
 
@@ -183,14 +189,14 @@ def train_iteration(training, setup):
 
     # ---- 3. learn: epochs of minibatches with fixed targets; no target network, no replay
     learning_rate = args.learning_rate * ((1 - training.iteration / num_iterations) if args.anneal_lr else 1)
+    optimizer = flat_radam(learning_rate, args.max_grad_norm)
 
     def gradient_step(learner, index):
         params, optimizer_state = learner
         minibatch = jax.tree.map(lambda x: x[index], rollout)
         gradients, metrics = jax.grad(q_lambda_loss, has_aux=True)(params, minibatch)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state)  # all but the learning rate
-        params = optax.apply_updates(params, jax.tree.map(lambda x: -learning_rate * x, updates))
-        return (params, optimizer_state), metrics
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state)
+        return (optax.apply_updates(params, updates), optimizer_state), metrics
 
     def epoch(learner, key):
         index = jax.random.permutation(key, batch_size).reshape(args.num_minibatches, -1)
@@ -223,9 +229,7 @@ if __name__ == "__main__":
         f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps",
     )
 
-    optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_radam())
-    optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
-    setup = Setup(args, envs, optimizer, num_iterations)
+    setup = Setup(args, envs, num_iterations)
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
     # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
     train = run.compile(lambda training: train_iteration(training, setup), chunk=16)

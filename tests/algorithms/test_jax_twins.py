@@ -73,6 +73,25 @@ def test_a_stopped_training_goes_on_exactly(name, train, tmp_path):
     assert logged[0] == logged[1] and len(logged[0]) > 5
 
 
+@pytest.mark.parametrize(
+    "name", ["ppo", *(pytest.param(x, marks=pytest.mark.slow) for x in sorted(ON_POLICY - GAMES - {"ppo"}))]
+)
+def test_the_learning_rate_falls_linearly_also_after_a_longer_resume(name, train):
+    """0.01 * (1 - i / num_iterations) in iteration i of 32 steps, of 16 and then of 32 iterations; with --target-kl,
+    which ends every iteration after one epoch, too."""
+    flags = "--num-envs 2 --num-steps 16 --num-minibatches 2 --learning-rate 0.01 --eval-episodes 1 --log-every 64"
+    stop = ["--target-kl", 0.0] if name.startswith("ppo") else []
+    every = ["--eval-every", 64, "--save-every", 512]
+    run = train(TWINS[name], *flags.split(), *every, *stop, "--total-timesteps", 512)["run"].runs[0]
+    first = rows(run.dir, "charts/learning_rate")
+    train(TWINS[name], "--resume", run.dir, "--total-timesteps", 1024, "--resume-changed")
+    both = rows(run.dir, "charts/learning_rate")
+    assert len(first) >= 8 and both[: len(first)] == first and both[-1]["global_step"] == 1024
+    for k, row in enumerate(both):
+        i, num_iterations = row["global_step"] // 32 - 1, 16 if k < len(first) else 32
+        assert row["charts/learning_rate"] == pytest.approx(0.01 * (1 - i / num_iterations), rel=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(len(own_cores()) < 2, reason="needs two cores")
 @pytest.mark.parametrize("name", ["ppo", "sac_continuous_action"])

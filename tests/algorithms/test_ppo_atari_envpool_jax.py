@@ -65,14 +65,14 @@ def test_one_update_is_that_of_the_torch_twin():
     """From the same weights on the same minibatches: outputs, loss, clipped gradient and Adam, twice."""
     params, agent = twins()
     args = JAX["Args"]()
-    optimizer = optax.chain(optax.clip_by_global_norm(0.01), optax.scale_by_adam(eps=1e-5))
+    optimizer = JAX["clipped_adam"](0.003, max_grad_norm=0.01)
     state, adam = jax.jit(optimizer.init)(params), torch.optim.Adam(agent.parameters(), lr=0.003, eps=1e-5)
 
     @jax.jit
     def update(params, state, batch):
         losses, gradients = jax.value_and_grad(JAX["ppo_loss"], has_aux=True)(params, batch, args)
         updates, state = optimizer.update(gradients, state)
-        return optax.apply_updates(params, jax.tree.map(lambda x: -0.003 * x, updates)), state, losses
+        return optax.apply_updates(params, updates), state, losses
 
     for seed in range(2):
         batch = minibatch(seed=seed)
@@ -228,8 +228,7 @@ def test_what_credit_is_given_for(last_lives, monkeypatch):
     the limit left; raw rewards and whole games in the report."""
     monkeypatch.setattr(Script, "last_lives", last_lives)
     args = JAX["Args"](num_envs=2, num_steps=6, num_minibatches=1, update_epochs=1)
-    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.scale_by_adam(eps=1e-5))
-    setup = JAX["Setup"](args, Script(), optimizer, num_iterations=1)
+    setup = JAX["Setup"](args, Script(), num_iterations=1)
     seen, gae = [], JAX["gae"]
     params = {"scale": jnp.full(4, 0.01)}  # a small network, soon compiled
 

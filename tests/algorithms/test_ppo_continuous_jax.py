@@ -6,7 +6,6 @@ import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import torch
 from conftest import copy_layers, definitions, rows
@@ -77,7 +76,7 @@ def test_discounted_returns_are_those_of_the_torch_twin():
 def test_an_iteration_normalises_by_what_was_seen_before_it():
     """Statistics of observations move after an iteration by exactly its observations, those of returns within it."""
     args = JAX["Args"](num_envs=2, num_steps=64, num_minibatches=4, update_epochs=1)
-    setup = JAX["Setup"](args, open_envs("Pendulum-v1", 2), optax.scale_by_adam(eps=1e-5), num_iterations=10)
+    setup = JAX["Setup"](args, open_envs("Pendulum-v1", 2), num_iterations=10)
     before = JAX["begin"](jax.random.PRNGKey(3), setup)
     after, (reward, done, sums, count, _) = jax.jit(lambda training: JAX["train_iteration"](training, setup))(before)
     seen = after.agent.obs_normalizer
@@ -87,6 +86,21 @@ def test_an_iteration_normalises_by_what_was_seen_before_it():
     np.testing.assert_allclose(after.return_normalizer.mean, returns.mean(), rtol=1e-4)
     np.testing.assert_allclose(after.so_far, returns[-1], rtol=1e-4)
     np.testing.assert_allclose(sums["losses/entropy"] / count, 0.5 * np.log(2 * np.pi * np.e), atol=0.02)
+
+
+def test_actions_and_their_log_probabilities_are_those_of_the_torch_twin(monkeypatch):
+    """From the same means, deviations and noise; learning finds the same log-probabilities."""
+    rng = np.random.default_rng(0)
+    mean, noise, log_std = (np.float32(rng.normal(size=shape)) for shape in ((50, 2), (50, 2), 2))
+    monkeypatch.setattr(np.random, "standard_normal", lambda size: noise)
+    action, logprob = JAX["sample_gaussian"](mean, log_std, noise)
+    want, want_logprob = TORCH["sample_gaussian"](mean, log_std)
+    np.testing.assert_allclose(action, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logprob, want_logprob, rtol=1e-5, atol=1e-5)
+    bias_only = [{"weight": jnp.zeros((2, 2)), "bias": jnp.float32(mean[0])}]
+    params = {"actor": bias_only, "critic": [{"weight": jnp.zeros((2, 1)), "bias": jnp.zeros(1)}], "log_std": log_std}
+    learned = JAX["evaluate"](params, jnp.zeros((1, 2)), action[:1])[0]
+    np.testing.assert_allclose(logprob[:1], learned, rtol=1e-4, atol=1e-5)
 
 
 class Blind:
@@ -105,7 +119,7 @@ class Blind:
 
 def test_actions_are_samples_of_a_policy_whose_first_deviation_is_a_flag(train):
     args = JAX["Args"](num_steps=4096, num_minibatches=1, update_epochs=1, std_init=0.3, learning_rate=0.01)
-    setup = JAX["Setup"](args, Blind(), optax.scale_by_adam(eps=1e-5), num_iterations=10)
+    setup = JAX["Setup"](args, Blind(), num_iterations=10)
     training = JAX["begin"](jax.random.PRNGKey(0), setup)
     mean = float(JAX["act"](training.agent, jnp.full((1, 1), 3.0))[0, 0])
     one = jax.jit(lambda training: JAX["train_iteration"](training, setup))

@@ -73,14 +73,14 @@ def test_loss_is_that_of_the_torch_twin(norm_adv, clip_vloss):
 def test_one_update_is_that_of_the_torch_twin():
     """From the same weights on the same minibatches: loss, clipped gradient and Adam, three times."""
     params, agent = twins()
-    optimizer, args = the_optimizer(max_grad_norm=0.01), JAX["Args"]()
+    optimizer, args = JAX["flat_adam"](0.003, max_grad_norm=0.01), JAX["Args"]()
     state = optimizer.init(params)
     adam = torch.optim.Adam(agent.parameters(), lr=0.003, eps=1e-5)
     for k in range(3):
         batch = JAX["Batch"](*(np.roll(x, k, 0) * (1 + k * (x.ndim == 2)) for x in minibatch()))
         gradients, _ = jax.grad(JAX["ppo_loss"], has_aux=True)(params, batch, args)
         updates, state = optimizer.update(gradients, state)
-        params = optax.apply_updates(params, jax.tree.map(lambda x: -0.003 * x, updates))
+        params = optax.apply_updates(params, updates)
         loss, _ = TORCH["ppo_loss"](agent, as_torch(batch), TORCH["Args"]())
         adam.zero_grad()
         loss.backward()
@@ -101,13 +101,20 @@ def test_act_is_the_most_likely_action():
     assert (got == np.argmax(logprobs, 0)).all() and (got == agent.act(obs)).all() and len(set(got.tolist())) > 1
 
 
-def the_optimizer(max_grad_norm=0.5):
-    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=1e-5))
+def test_actions_and_their_log_probabilities_are_those_of_the_torch_twin(monkeypatch):
+    """From the same logits, also large ones, and the same noise."""
+    rng = np.random.default_rng(0)
+    logits, gumbel = np.float32(rng.normal(size=(50, 4)) * 30), np.float32(rng.gumbel(size=(50, 4)))
+    monkeypatch.setattr(np.random, "gumbel", lambda size: gumbel)
+    action, logprob = JAX["sample_categorical"](logits, gumbel)
+    want, want_logprob = TORCH["sample_categorical"](logits)
+    assert (action == want).all() and len(set(want.tolist())) == 4
+    np.testing.assert_allclose(logprob, want_logprob, rtol=1e-4, atol=1e-5)
 
 
 def one_iteration(**settings):
     args = JAX["Args"](num_steps=64, **settings)
-    setup = JAX["Setup"](args, open_envs("CartPole-v1", args.num_envs), the_optimizer(), num_iterations=10)
+    setup = JAX["Setup"](args, open_envs("CartPole-v1", args.num_envs), num_iterations=10)
     training = JAX["begin"](jax.random.PRNGKey(3), setup)
     return training, *jax.jit(lambda training: JAX["train_iteration"](training, setup))(training)
 
@@ -117,6 +124,21 @@ def test_without_steps_the_policy_stays_and_the_ratio_is_one():
     assert all(jax.tree.leaves(jax.tree.map(lambda x, y: (x == y).all(), before.params, after.params)))
     assert count == 16
     assert float(jnp.abs(sums["losses/approx_kl"])) < 1e-9 * count and float(sums["losses/clipfrac"]) == 0
+
+
+def test_the_learning_rate_belongs_to_the_iteration_and_not_to_the_gradient_steps():
+    """The same gradient moves the weights (1 - 7 / 10) times as far in iteration 7, whatever Adam has counted."""
+    args = JAX["Args"](num_steps=64, num_minibatches=1, update_epochs=1, learning_rate=0.01)
+    setup = JAX["Setup"](args, open_envs("CartPole-v1", 4), num_iterations=10)
+    before = JAX["begin"](jax.random.PRNGKey(3), setup)
+    one = jax.jit(lambda training: JAX["train_iteration"](training, setup))
+    (first, report), (seventh, later) = one(before), one(before._replace(iteration=jnp.int32(7)))
+    rates = [float(charts["charts/learning_rate"]) for *_, charts in (report, later)]
+    np.testing.assert_allclose(rates, [0.01, 0.003], rtol=1e-5)
+    weights = [training.params["critic"][0]["weight"] for training in (before, first, seventh)]
+    moved = [after - weights[0] for after in weights[1:]]
+    assert np.abs(moved[0]).max() == pytest.approx(0.01, rel=0.01)  # the first step of Adam
+    np.testing.assert_allclose(moved[1], 0.3 * moved[0], rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -151,7 +173,7 @@ class Constant:
 def test_a_time_limit_bootstraps(time_limit):
     """The only state is worth 1 / (1 - gamma) under a time limit; where the task ends, a mean of what is left."""
     args = JAX["Args"](num_envs=2, num_steps=20, gamma=0.5, learning_rate=0.02, anneal_lr=False, clip_vloss=False)
-    setup = JAX["Setup"](args, Constant(time_limit), the_optimizer(), num_iterations=1)
+    setup = JAX["Setup"](args, Constant(time_limit), num_iterations=1)
     training = JAX["begin"](jax.random.PRNGKey(0), setup)
     one = lambda training, _: JAX["train_iteration"](training, setup)  # noqa: E731
     training, _ = jax.jit(lambda training: jax.lax.scan(one, training, length=200))(training)
@@ -171,7 +193,7 @@ class Counts(Constant):
 def test_actions_are_samples_of_the_policy():
     """Action 1 is as frequent as likely, within 4 standard errors, in each environment and in both together."""
     args = JAX["Args"](num_envs=2, num_steps=4096, learning_rate=0.0)
-    setup = JAX["Setup"](args, Counts(True), the_optimizer(), num_iterations=1)
+    setup = JAX["Setup"](args, Counts(True), num_iterations=1)
     training = JAX["begin"](jax.random.PRNGKey(0), setup)
     actor = [*training.params["actor"][:-1], training.params["actor"][-1] | {"bias": jnp.array([0.0, 1.0])}]
     training = training._replace(params=training.params | {"actor": actor})

@@ -7,7 +7,6 @@ import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import torch
 from conftest import comparable, definitions, documented_keys, rows
@@ -23,8 +22,7 @@ SMALL = "--num-envs 4 --num-steps 16 --num-minibatches 2 --update-epochs 1 --eva
 def begun(envs, **settings):
     """The training before its first iteration, and one iteration as a compiled function."""
     args = JAX["Args"](**{"num_envs": envs.num_envs, "num_minibatches": 1} | settings)
-    optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
-    setup = JAX["Setup"](args, envs, optimizer, num_iterations=100)
+    setup = JAX["Setup"](args, envs, num_iterations=100)
     training = jax.jit(partial(JAX["begin"], setup=setup))(jax.random.PRNGKey(0))
     return training, jax.jit(partial(JAX["train_iteration"], setup=setup))
 
