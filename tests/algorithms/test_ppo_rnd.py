@@ -114,6 +114,7 @@ def test_resumed_in_any_phase_equals_uninterrupted(step, train, monkeypatch):
     for name in ("agent", "predictor", "target", "obs_normalizer", "return_normalizer"):
         states = zip(v[name].state_dict().values(), whole[name].state_dict().values(), strict=True)
         assert all(torch.equal(x, y) for x, y in states), name
+    assert v["run"].checkpoints.parts["target"] is v["target"]  # the seed alone would draw it again, here
     assert np.array_equal(v["so_far"], whole["so_far"]) and np.array_equal(v["reached"], whole["reached"])
 
 
