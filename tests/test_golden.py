@@ -26,6 +26,7 @@ POOLED = "--env-id Catch-v5 --num-envs 2 --total-timesteps 240 --learning-starts
 FLAGS = {
     "ppo": "--env-id CartPole-v1 --total-timesteps 1536",
     "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
+    "ppo_rnd": "--env-id games/KeyAndDoor-v0 --total-timesteps 2048 --warmup-rollouts 1",
     "ppo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "rpo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "ppo_atari": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
