@@ -16,6 +16,7 @@ Details   algorithms/ppo/README.md
 
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -208,6 +209,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
+    run.require(not args.size or find_spec("cv2"), "--size needs OpenCV: pip install 'solorl[atari]', or take --size 0")
     make_env = partial(image_env, size=args.size, grey=args.grey, num_frames=args.num_frames)
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # an episode that ends is reset in the same step
     run.require_spaces(envs, obs="image", action="discrete")

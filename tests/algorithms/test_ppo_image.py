@@ -1,5 +1,6 @@
 """ppo_image.py: which axis has the channels, what an observation is, images of any size, refusals, checkpoints."""
 
+import importlib.util
 import shutil
 
 import cv2
@@ -172,3 +173,11 @@ def test_what_it_cannot_see_is_refused_in_one_sentence(env_id, flags, words, tra
     train("ppo_image", "--env-id", env_id, *flags.split(), code=2)
     assert words in train.out and train.out.count("\n") == 1 and not (tmp_path / "runs").exists(), train.out
     assert set(pictures.SHAPES) > {"Both", "Neither", "FourLast", "Small"}
+
+
+def test_resizing_without_opencv_is_refused(train, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None if name == "cv2" else found(name, *more))
+    train("ppo_image", code=2)
+    assert "--size needs OpenCV" in train.out and train.out.count("\n") == 1
+    train("ppo_image", "--env-id", "pictures:ColoursLast-v0", *SHORT, "--total-timesteps", "16")  # --size 0
