@@ -152,8 +152,10 @@ def test_resumed_equals_uninterrupted(train):
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", ["--env-id games/MovingDot-v0", "--env-id games/MovingDotGrey-v0 --size 0"])
 def test_learns_to_compare_two_images(flags, train):
-    v = train("ppo_image", *flags.split(), "--total-timesteps", "40960", "--eval-every", "0", "--eval-episodes", "20")
-    assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] > 0.85
+    """Twice the score of random actions, and more; one image tells nothing."""
+    fast = "--total-timesteps 24576 --learning-rate 1e-3 --num-minibatches 8 --gamma 0.9 --gae-lambda 0.5"
+    v = train("ppo_image", *flags.split(), *fast.split(), "--num-frames", "2", "--eval-every", "0")
+    assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] > 0.5
 
 
 # ---------------------------------------------------------------------- bad input
