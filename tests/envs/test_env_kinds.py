@@ -59,7 +59,8 @@ def test_a_plan_reads_what_a_file_declares(name):
     kind = load_script(name).env_kind
     text = script(name).read_text()
     assert (f'    env_kind = "{kind}"' in text) == (kind != "gymnasium") and kind in ids.KINDS
-    assert kind.endswith("atari") == (FILES[f"{name}.py"].observations == "image")
+    images = FILES[f"{name}.py"].observations == "image" and not name.endswith("_image")  # those take any images
+    assert kind.endswith("atari") == images
     assert kind.startswith("envpool") == ("import EnvPoolVectorEnv" in text)
     assert ("run.open_envs(" in text) == (name.endswith("_jax")) and (kind != "jax" or name.endswith("_jax"))
 
@@ -116,7 +117,8 @@ def test_no_advice_leads_in_a_circle(env_id, camera):
 
 
 def test_images_that_no_file_takes_are_said_to_need_a_wrapper():
-    for name in ("ppo.py", "ppo_continuous_action.py", "ppo_normalized.py", "dqn.py", "sac_discrete.py", "pqn.py"):
+    assert advice("ppo.py", "probes:Pixels-v0").endswith("; use ppo_image.py")
+    for name in ("ppo_continuous_action.py", "ppo_normalized.py", "dqn.py", "sac_discrete.py", "pqn.py"):
         assert advice(name, "probes:Pixels-v0").endswith("FlattenObservation makes a vector of them"), name
     flat = gym.wrappers.FlattenObservation(gym.make("probes:Pixels-v0"))
     assert flat.observation_space.shape and len(flat.observation_space.shape) == 1

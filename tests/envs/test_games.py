@@ -20,6 +20,7 @@ SCORES = {
     "games/TwoNumbersMasked-v0": (1.0, 1 / 4),
     "games/TwoSenses-v0": (1.0, 0.5),
     "games/MovingDot-v0": (1.0, 1 / 4),
+    "games/MovingDotGrey-v0": (1.0, 1 / 4),
 }
 
 

@@ -24,6 +24,7 @@ GAMES: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "TwoNumbersMasked-v0": ("two_numbers:TwoNumbers", 10, {"masked": True}),
     "TwoSenses-v0": ("two_senses:TwoSenses", 10, {}),
     "MovingDot-v0": ("moving_dot:MovingDot", 20, {}),
+    "MovingDotGrey-v0": ("moving_dot:MovingDot", 20, {"height": 40, "width": 56, "grey": True}),
 }
 
 for _name, (_entry, _steps, _kwargs) in GAMES.items():
