@@ -25,6 +25,7 @@ CATCH = "--env-id pixel_probe:Catch-v0 --total-timesteps 120 --learning-starts 6
 POOLED = "--env-id Catch-v5 --num-envs 2 --total-timesteps 240 --learning-starts 60 --batch-size 8 --eval-every 60"
 FLAGS = {
     "ppo": "--env-id CartPole-v1 --total-timesteps 1536",
+    "ppo_masked": "--env-id games/ResourceGrid-v0 --total-timesteps 1536",
     "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
     "ppo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "rpo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
