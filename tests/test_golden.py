@@ -26,6 +26,7 @@ POOLED = "--env-id Catch-v5 --num-envs 2 --total-timesteps 240 --learning-starts
 FLAGS = {
     "ppo": "--env-id CartPole-v1 --total-timesteps 1536",
     "ppo_masked": "--env-id games/ResourceGrid-v0 --total-timesteps 1536",
+    "ppo_multidiscrete": "--env-id games/TwoNumbersMasked-v0 --total-timesteps 1536",
     "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
     "ppo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "rpo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",

@@ -1,5 +1,7 @@
 """ppo_masked.py: invalid actions have probability 0 in acting, learning and evaluation, and it learns what few are."""
 
+import shutil
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -76,9 +78,8 @@ def test_act_is_the_most_likely_valid_action_also_where_an_invalid_one_is_more_l
 # ---------------------------------------------------------------------- the real script's variables
 def test_no_invalid_action_is_taken_in_training_and_evaluation(train, monkeypatch):
     games = []
-    monkeypatch.setattr(
-        gym, "make", lambda *words, make=gym.make, **kwargs: counts_valid(games)(make(*words, **kwargs))
-    )
+    make, noting = gym.make, counts_valid(games)
+    monkeypatch.setattr(gym, "make", lambda *words, **kwargs: noting(make(*words, **kwargs)))
     v = train("ppo_masked", *SMALL)
     assert v["mask"].shape == (16, 2, 96) and v["mask"].dtype == bool
     assert len(games) >= 128 + 40 and all(games[1:])  # the first is the trial step of the library
@@ -129,18 +130,17 @@ def test_a_mask_that_allows_nothing_ends_in_one_sentence_unless_the_game_is_over
 
 
 def test_resumed_equals_uninterrupted(train):
-    flags = [*SMALL, "--learning-rate", "0.01", "--no-anneal-lr", "--checkpoint-every", "32"]
+    flags = [*SMALL, "--save-every", "64", "--learning-rate", "0.01", "--no-anneal-lr"]
     whole = train("ppo_masked", *flags)
-    run_dir = train("ppo_masked", *flags, "--total-timesteps", "64")["run"].dir
-    v = train("ppo_masked", "--resume", run_dir, "--total-timesteps", "128")
-    assert [r for r in comparable(run_dir) if r["global_step"] > 64] == [
-        r for r in comparable(whole["run"].dir) if r["global_step"] > 64
-    ]
-    assert all(torch.equal(x, y) for x, y in zip(whole["agent"].parameters(), v["agent"].parameters(), strict=True))
+    expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
+    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    v = train("ppo_masked", "--resume", run_dir)
+    assert v["start"] == 2 and comparable(run_dir) == expected and np.array_equal(v["mask"], whole["mask"])
+    assert all(torch.equal(x, y) for x, y in zip(v["agent"].parameters(), whole["agent"].parameters(), strict=True))
 
 
 # ---------------------------------------------------------------------- it learns
 @pytest.mark.slow
 def test_learns_the_grid(train):
     v = train("ppo_masked", "--total-timesteps", "50000", "--eval-episodes", "20", "--log-every", "10000")
-    assert v["run"].evaluator.score > 4
+    assert v["run"].evaluator.score > 2.5  # the best policy: 2.7
