@@ -25,6 +25,8 @@ CATCH = "--env-id pixel_probe:Catch-v0 --total-timesteps 120 --learning-starts 6
 POOLED = "--env-id Catch-v5 --num-envs 2 --total-timesteps 240 --learning-starts 60 --batch-size 8 --eval-every 60"
 FLAGS = {
     "ppo": "--env-id CartPole-v1 --total-timesteps 1536",
+    "ppo_masked": "--env-id games/ResourceGrid-v0 --total-timesteps 1536",
+    "ppo_multidiscrete": "--env-id games/TwoNumbersMasked-v0 --total-timesteps 1536",
     "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
     "ppo_rnd": "--env-id games/KeyAndDoor-v0 --total-timesteps 2048 --warmup-rollouts 1",
     "ppo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
@@ -33,7 +35,6 @@ FLAGS = {
     "ppo_image": f"--env-id games/MovingDot-v0 --size 36 --grey {PIXELS}",
     "ppo_atari_envpool": f"--env-id Catch-v5 {PIXELS}",
     "ppo_atari_envpool_jax": f"--env-id Catch-v5 {PIXELS}",
-    "ppo_masked": "--env-id games/ResourceGrid-v0 --total-timesteps 1536",
     "ppo_atari_lstm": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "ppo_lstm": "--num-envs 8 --total-timesteps 4096",
     "ppo_lstm_masked": "--num-envs 8 --total-timesteps 4096",

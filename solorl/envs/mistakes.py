@@ -37,10 +37,13 @@ def try_out(env: gym.Env, env_id: str) -> bool:
 
 
 def _action(space: gym.Space, info: Mapping[str, Any]) -> Any:
-    """An action, one that the mask of a `Discrete` space allows; the same at each call."""
+    """An action, one that the mask of a `Discrete` space allows, or that of a `MultiDiscrete` one, which has the masks
+    of all parts in a row; the same at each call."""
     space.seed(0)
-    masked = isinstance(space, gym.spaces.Discrete) and info.get("action_mask") is not None
-    return space.sample(np.asarray(info["action_mask"], np.int8) if masked else None)
+    mask = None if info.get("action_mask") is None else np.asarray(info["action_mask"], np.int8)
+    if isinstance(space, gym.spaces.MultiDiscrete) and mask is not None and space.nvec.ndim == mask.ndim == 1:
+        return space.sample(mask=tuple(np.split(mask, np.cumsum(space.nvec)[:-1])))
+    return space.sample(mask if isinstance(space, gym.spaces.Discrete) else None)
 
 
 def _check_obs(what: str, space: gym.Space, obs: Any) -> None:
