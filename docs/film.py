@@ -16,9 +16,11 @@ FILM = Path(__file__).resolve().parent / "lunarlander.gif"
 EVERY, WIDTH = 4, 300  # of the frames, and of each frame in pixels
 
 
-def main(run_dir):
-    """Film an episode, and write every fourth frame."""
-    subprocess.run([sys.executable, "-m", "solorl.cli", "play", run_dir, "--video", "--episodes", "1"], check=True)
+def main(run_dir, *flags):
+    """Film an episode, and write every fourth frame; `flags` are those of `solo play`."""
+    subprocess.run(
+        [sys.executable, "-m", "solorl.cli", "play", run_dir, "--video", "--episodes", "1", *flags], check=True
+    )
     newest = max(Path(run_dir).glob("videos/*.mp4"), key=lambda path: path.stat().st_mtime)
     frames = [Image.fromarray(frame) for frame in iio.imread(newest)[::EVERY]]
     frames = [frame.resize((WIDTH, WIDTH * frame.height // frame.width)) for frame in frames]
@@ -27,4 +29,4 @@ def main(run_dir):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

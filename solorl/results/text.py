@@ -72,7 +72,8 @@ def table_caption(comparison: cmp.Comparison) -> str:
     return (
         f"The score of a run is its {cmp.METRICS[comparison.metric]}. Interquartile mean (IQM), mean and median over "
         f"runs{shown}; steps, time and speed are medians over runs, the time with evaluations and checkpoints, the "
-        "speed without" + ("; of seeds trained at once, time and speed are those of all of them" if several else "")
+        "speed without"
+        + ("; of seeds trained at once, time and speed are those of all of them" if several else "")
         + "; the date is that of the oldest run."
     )
 
