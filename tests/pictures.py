@@ -9,7 +9,7 @@ SHAPES = {
     "FourLast": (20, 30, 4),
     "OneFirst": (1, 20, 30),
     "OneLast": (20, 30, 1),
-    "Flat": (20, 30),
+    "TwoAxes": (20, 30),
     "Both": (3, 20, 4),
     "Neither": (20, 30, 5),
     "Small": (20, 14, 3),

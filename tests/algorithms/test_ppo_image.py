@@ -19,7 +19,7 @@ SHORT = "--num-envs 2 --num-steps 8 --num-minibatches 2 --update-epochs 1 --eval
 
 
 # ---------------------------------------------------------------------- observations
-@pytest.mark.parametrize("name", ["ColoursLast", "ColoursFirst", "FourLast", "OneFirst", "OneLast", "Flat"])
+@pytest.mark.parametrize("name", ["ColoursLast", "ColoursFirst", "FourLast", "OneFirst", "OneLast", "TwoAxes"])
 def test_the_axis_of_the_channels_is_found(name):
     """The pixel (row, column) of each channel is that of the environment."""
     env = IMAGE["image_env"](f"pictures:{name}-v0", 0, False, 1)
@@ -64,7 +64,7 @@ def test_images_are_made_grey_and_resized():
     obs, _ = colour.reset(seed=3)
     for channel, image in zip(obs, colour.unwrapped.seen[0], strict=True):
         np.testing.assert_array_equal(channel, cv2.resize(image, (16, 16), interpolation=cv2.INTER_AREA))
-    already = IMAGE["image_env"]("pictures:Flat-v0", 24, True, 1)
+    already = IMAGE["image_env"]("pictures:TwoAxes-v0", 24, True, 1)
     assert already.reset(seed=3)[0].shape == (1, 24, 24)
 
 

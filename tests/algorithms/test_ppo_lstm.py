@@ -19,7 +19,7 @@ SIZE = 64  # of the memory
 SMALL = "--num-envs 4 --num-steps 16 --num-minibatches 2 --update-epochs 1 --eval-episodes 2".split()
 
 
-class Diary(gym.Env):
+class Lessons(gym.Env):
     """Random observations (2, 2); an episode is cut after 7 steps or ends after 5. With `masked`
     one of 3 actions, drawn in each step, is not allowed, and to take it is an error; at the end none is allowed."""
 
@@ -49,10 +49,10 @@ class Diary(gym.Env):
         return obs, float(action), over, cut, info
 
 
-gym.register("Diary-v0", Diary)
-gym.register("DiaryMasked-v0", Diary, kwargs={"masked": True})
-gym.register("DiaryStuck-v0", Diary, kwargs={"masked": True, "nothing_at": 3})
-ENV = {"ppo_lstm": "Diary-v0", "ppo_lstm_masked": "DiaryMasked-v0"}
+gym.register("Lessons-v0", Lessons)
+gym.register("LessonsMasked-v0", Lessons, kwargs={"masked": True})
+gym.register("LessonsStuck-v0", Lessons, kwargs={"masked": True, "nothing_at": 3})
+ENV = {"ppo_lstm": "Lessons-v0", "ppo_lstm_masked": "LessonsMasked-v0"}
 
 
 def still(train, name):
@@ -210,7 +210,7 @@ def test_minibatches_must_divide_the_environments(name, train):
 # ---------------------------------------------------------------------- masks
 def test_no_masked_action_is_ever_taken(train):
     """The environment refuses them with an error, in training and evaluation; the stored masks agree."""
-    v = train("ppo_lstm_masked", "--env-id", "DiaryMasked-v0", *SMALL, "--total-timesteps", "512")
+    v = train("ppo_lstm_masked", "--env-id", "LessonsMasked-v0", *SMALL, "--total-timesteps", "512")
     taken = np.take_along_axis(v["mask"], v["action"][..., None], -1)
     assert taken.all() and v["mask"].sum() == 2 * 16 * 4 and set(np.unique(v["action"])) == {0, 1, 2}
 
@@ -236,14 +236,14 @@ def test_the_probability_of_masked_actions_is_exactly_zero():
 
 
 def test_without_masks_another_file_is_named(train, tmp_path):
-    train("ppo_lstm_masked", "--env-id", "Diary-v0", *SMALL, code=2)
-    assert train.out == "error: Diary-v0 gives no action_mask; use ppo_lstm.py\n" and not list(tmp_path.iterdir())
+    train("ppo_lstm_masked", "--env-id", "Lessons-v0", *SMALL, code=2)
+    assert train.out == "error: Lessons-v0 gives no action_mask; use ppo_lstm.py\n" and not list(tmp_path.iterdir())
 
 
 def test_a_mask_that_allows_nothing_ends_the_run_in_one_sentence(train):
     """At an observation acted on; that of a final observation may."""
-    train("ppo_lstm_masked", "--env-id", "DiaryStuck-v0", *SMALL, code=2)
-    assert train.out.splitlines()[-1] == "error: DiaryStuck-v0 gives an action_mask that allows no action"
+    train("ppo_lstm_masked", "--env-id", "LessonsStuck-v0", *SMALL, code=2)
+    assert train.out.splitlines()[-1] == "error: LessonsStuck-v0 gives an action_mask that allows no action"
     assert "Traceback" not in train.out
 
 
