@@ -8,7 +8,8 @@ Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below)
 Run       solo train ppo --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   root of its family
-Not for   continuous actions: ppo_continuous_action.py; Atari games: ppo_atari.py; image observations: ppo_image.py
+Not for   continuous actions: ppo_continuous_action.py; Atari games: ppo_atari.py; image observations: ppo_image.py;
+          dict observations: ppo_dict.py; multidiscrete actions: ppo_multidiscrete.py; tuple actions: ppo_hybrid.py
 Details   algorithms/ppo/README.md
 """
 

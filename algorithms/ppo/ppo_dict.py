@@ -6,7 +6,7 @@
 
 Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below); GAE: https://arxiv.org/abs/1506.02438
 Run       solo train ppo_dict --env-id games/TwoSenses-v0
-Spaces    dict -> discrete, entries are vectors and images (height, width, channels) of bytes
+Spaces    dict -> discrete, vectors and images
 Differs   from ppo.py: an encoder for each entry of the observation, whose features are concatenated; policy and value
           share the encoders
 Not for   vector observations: ppo.py; continuous actions: ppo_continuous_action.py; Atari games: ppo_atari.py

@@ -8,7 +8,7 @@ Paper     Burda et al. 2018, https://arxiv.org/abs/1810.12894; PPO: https://arxi
 Run       solo train ppo_rnd --env-id games/KeyAndDoor-v0
 Spaces    vector -> discrete
 Differs   from ppo.py: a second reward, the error of a network that learns to predict a fixed random network
-Not for   rewards that are easy to find: ppo.py; continuous actions: ppo_continuous_action.py; images
+Not for   Atari games: ppo_atari.py; other images; continuous actions: ppo_continuous_action.py
 Details   algorithms/ppo/README.md
 """
 

@@ -28,7 +28,7 @@ CASES = {
     "--env-id Pendulum-v1": "Pendulum-v1 has continuous actions, but ppo.py takes discrete actions; "
     "use ppo_continuous_action.py",
     "--env-id probes:Pixels-v0": "probes:Pixels-v0 has image observations, but ppo.py takes vector observations; "
-    "gymnasium.wrappers.FlattenObservation makes a vector of them",
+    "use ppo_image.py",
     "--env-id Pong": "there is no environment Pong; did you mean ALE/Pong-v5?",
     "--env-id Pong-v5": "there is no environment Pong-v5; did you mean ALE/Pong-v5?",
     "--env-id cartpole": "there is no environment cartpole; did you mean CartPole-v1",

@@ -76,7 +76,7 @@ def test_run_folders(place):
 
 
 def test_values_of_flags():
-    assert words(["list", "--actions", ""]) == ["continuous", "discrete"]
+    assert words(["list", "--actions", ""]) == ["continuous", "discrete", "multidiscrete", "tuple"]
     assert words(["list", "--framework", "j"]) == ["jax"]
     assert words(["runs", "--status", "f"]) == ["finished", "failed"]
 

@@ -21,7 +21,7 @@ from solorl.studies.plan import env_kind, load_script
 
 FILES = {each.path.name: each for each in header.scripts()}
 # kind of actions -> environment with other ones
-OTHER = {"discrete": "Pendulum-v1", "continuous": "CartPole-v1", "tuple": "CartPole-v1"}
+OTHER = {"discrete": "Pendulum-v1", "continuous": "CartPole-v1", "tuple": "CartPole-v1", "multidiscrete": "CartPole-v1"}
 IMAGES = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
 OBS = {"vector": gym.spaces.Box(-1.0, 1.0, (3,)), "image": IMAGES, "dict": gym.spaces.Dict(a=IMAGES)}
 ACTIONS = {"discrete": gym.spaces.Discrete(3), "continuous": gym.spaces.Box(-1.0, 1.0, (1,))}
