@@ -186,7 +186,7 @@ def test_list_fits_a_terminal_of_80_columns(solo, monkeypatch):
     assert max(map(len, lines)) <= 80 and "…" not in out
     assert {line.split()[0] for line in lines if re.match(r"  \w", line)} == set(scripts.script_paths())
     text = " ".join(out.split())
-    assert "ppo_jax Proximal policy optimisation (PPO) ppo_minatar_jax Proximal policy optimisation (PPO) on" in text
+    assert "ppo_jax Proximal policy optimisation (PPO) ppo_lstm Proximal policy optimisation (PPO) with an LSTM" in text
     assert "normalised observations and rewards" in text and "ppo: vector -> continuous ppo_continuous_action " in text
     assert "d3qn Dueling double DQN (D3QN): two streams in the network, Double DQN's target double_dqn" in text
 
