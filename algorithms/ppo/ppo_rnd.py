@@ -7,7 +7,8 @@
 Paper     Burda et al. 2018, https://arxiv.org/abs/1810.12894; PPO: https://arxiv.org/abs/1707.06347 ("Eq. n" below)
 Run       solo train ppo_rnd --env-id games/KeyAndDoor-v0
 Spaces    vector -> discrete
-Differs   from ppo.py: a second reward, the error of a network that learns to predict a fixed random network
+Differs   from ppo.py: a second reward, the error of a network that learns to predict a fixed random network; a critic
+          with two heads and no clipping of values; a warm-up of random actions for the statistics of observations
 Not for   Atari games: ppo_atari.py; other images; continuous actions: ppo_continuous_action.py
 Details   algorithms/ppo/README.md
 """
@@ -111,7 +112,7 @@ class Agent(nn.Module):
     def forward(self, obs):  # (batch, obs_dim) -> logits (batch, num_actions), values (batch, 2)
         return self.actor(obs), self.critic(obs)
 
-    def evaluate(self, obs, action):  # (batch, *obs_shape), (batch,) -> log-probabilities, entropies, values
+    def evaluate(self, obs, action):  # (batch, obs_dim), (batch,) -> log-probabilities, entropies, values (batch, 2)
         logits, value = self(obs)
         logprobs = logits.log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -244,6 +245,7 @@ if __name__ == "__main__":
     value = np.zeros((*shape, 2), np.float32)
 
     next_obs = run.reset(envs)  # (num_envs, *obs_shape)
+
     # ---- warm-up: the statistics of observations begin with those of random actions
     for iteration in run.loop(start, args.warmup_rollouts, last=False):
         global_step = (iteration + 1) * batch_size  # at the end of this iteration
@@ -276,15 +278,18 @@ if __name__ == "__main__":
                 reached[step, i] = infos["final_obs"][i].reshape(obs_dim)
         run.episodes(global_step, reward, done)
 
-        # ---- 2. credit: how wrong the predictor is about what was reached, in units of the deviation of its returns
+        # ---- 2. credit: the intrinsic reward is the predictor's error on the next observation, divided by the standard
+        # deviation of the discounted intrinsic returns
         new = torch.as_tensor(reached, device=run.device).flatten(0, 1)
         obs_normalizer.update(new)
         new = obs_normalizer(new).clamp(-5, 5)
         with torch.no_grad():
             features = target(new)
             int_reward = squared_error(predictor(new), features).reshape(shape).cpu().numpy()
-        endless = np.zeros(shape, np.float32)  # intrinsic returns continue in the next episode: none is done
-        int_returns = discounted_returns(int_reward, endless, so_far, args.int_gamma)
+        zeros = np.zeros(
+            shape, np.float32
+        )  # intrinsic returns continue in the next episode: never done, no final value
+        int_returns = discounted_returns(int_reward, zeros, so_far, args.int_gamma)
         return_normalizer.update(torch.as_tensor(int_returns, device=run.device).flatten())
         scaled_int_reward = int_reward / np.sqrt(return_normalizer.var.item() + 1e-8)
 
@@ -294,10 +299,9 @@ if __name__ == "__main__":
         if timeout.any():  # a time limit does not end the task: bootstrap from the value of the final observation
             final_value[timeout] = policy(reached[timeout])[1][:, 0]
         ext = gae(reward, value[..., 0], done, final_value, next_value[:, 0], args.gamma, args.gae_lambda)
-        intr = gae(
-            scaled_int_reward, value[..., 1], endless, endless, next_value[:, 1], args.int_gamma, args.gae_lambda
-        )
-        advantage, returns = args.ext_coef * ext + args.int_coef * intr, np.stack([ext, intr], -1) + value
+        intr = gae(scaled_int_reward, value[..., 1], zeros, zeros, next_value[:, 1], args.int_gamma, args.gae_lambda)
+        advantage = args.ext_coef * ext + args.int_coef * intr
+        returns = np.stack([ext, intr], -1) + value  # of each head
         rollout = (
             torch.as_tensor(x, device=run.device).flatten(0, 1) for x in (obs, action, logprob, advantage, returns)
         )
