@@ -16,6 +16,7 @@ from solorl.cli import Parser
 from solorl.cli.tables import aligned
 from solorl.errors import UsageError, did_you_mean
 from solorl.scripts import algorithms_folder, in_checkout
+from solorl.studies.plan import args_fields
 from solorl.terminal import paint
 
 COLUMNS = ("name", "family", "spaces", "framework", "paper", "title")
@@ -56,12 +57,9 @@ def groups(found: Sequence[Script], width: int) -> Iterator[str]:
 
 def default_budget(script: Script) -> tuple[str, int]:
     """The defaults of `--env-id` and `--total-timesteps`; ("", 0) where the file has none."""
-    for node in parse_source(script.path).body:
-        if isinstance(node, ast.ClassDef) and node.name == "Args":
-            fields = [(ast.unparse(each.target), each.value) for each in node.body if isinstance(each, ast.AnnAssign)]
-            found = {name: value.value for name, value in fields if isinstance(value, ast.Constant)}
-            return str(found.get("env_id", "")), int(found.get("total_timesteps", 0))  # type: ignore[arg-type]
-    return "", 0
+    fields = args_fields(parse_source(script.path))
+    found = {name: field.value.value for name, field in fields.items() if isinstance(field.value, ast.Constant)}
+    return str(found.get("env_id", "")), int(found.get("total_timesteps", 0))  # type: ignore[arg-type]
 
 
 def core_seconds(result: Any) -> float:
