@@ -89,7 +89,7 @@ class Replay:
         self.capacity, self.inserted = capacity, 0  # `inserted`: transitions ever inserted
 
     def add(self, batch):
-        """Write the transitions of a Batch of NumPy arrays, (..., width) each, over the oldest ones."""
+        """Write transitions over the oldest: a Batch of NumPy arrays, (num_envs, ...) or (num_steps, num_envs, ...)."""
         index = (self.inserted + np.arange(batch.reward.size)) % self.capacity
         for array, rows in zip(self.arrays.values(), batch, strict=True):
             array[index] = rows.reshape(len(index), *array.shape[1:])
@@ -180,9 +180,17 @@ if __name__ == "__main__":
     critic_step = run.gradient_step(ddpg_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(ddpg_actor_loss, actor, actor_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
-    parts = {"actor": actor, "critic": critic, "target_actor": target_actor, "target_critic": target_critic}
-    parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    start = run.resume(**parts, replay=replay, envs=envs)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(
+        actor=actor,
+        critic=critic,
+        target_actor=target_actor,
+        target_critic=target_critic,
+        actor_optimizer=actor_optimizer,
+        critic_optimizer=critic_optimizer,
+        replay=replay,
+        envs=envs,
+    )
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -193,15 +201,15 @@ if __name__ == "__main__":
             action = envs.action_space.sample()
         else:
             action = actor.act(obs, args.exploration_noise * np.random.randn(args.num_envs, action_dim))
-        next_obs, reward, terminated, truncated, infos = envs.step(action)
+        current_obs, reward, terminated, truncated, infos = envs.step(action)
         run.episodes(global_step, reward, terminated | truncated)
 
-        # ---- 2. store: where an episode ended, next_obs is the next one's; a time limit is not the end of the task
-        final_obs = next_obs.copy()
-        for i in np.flatnonzero(terminated | truncated):
-            final_obs[i] = infos["final_obs"][i]
-        replay.add(Batch(obs, action, reward, terminated, final_obs))
-        obs = next_obs
+        # ---- 2. store: a time limit is not the end of the task
+        next_obs = current_obs.copy()
+        for i in np.flatnonzero(terminated | truncated):  # current_obs is the next episode's
+            next_obs[i] = infos["final_obs"][i]
+        replay.add(Batch(obs, action, reward, terminated, next_obs))
+        obs = current_obs
 
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
         done_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))

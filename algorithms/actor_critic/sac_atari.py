@@ -307,10 +307,19 @@ if __name__ == "__main__":
     actor_step = run.gradient_step(discrete_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay, lives = FrameReplay(args.buffer_size, args.num_envs), np.zeros(args.num_envs, np.int64)
-    parts = {"actor": actor, "critic": critic, "target_critic": target_critic, "temperature": temperature}
-    parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    parts |= {"alpha_optimizer": alpha_optimizer}
-    start = run.resume(**parts, replay=replay, envs=envs, lives=lives)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(
+        actor=actor,
+        critic=critic,
+        target_critic=target_critic,
+        temperature=temperature,
+        actor_optimizer=actor_optimizer,
+        critic_optimizer=critic_optimizer,
+        alpha_optimizer=alpha_optimizer,
+        replay=replay,
+        envs=envs,
+        lives=lives,
+    )
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
     lives[run.restarted] = 0  # in the first step of a new game no life counts as lost

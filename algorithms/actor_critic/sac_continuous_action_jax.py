@@ -221,7 +221,8 @@ def begin(key, setup):
 
 
 def insert(replay, batch, inserted):
-    """Write the transitions of a batch (..., width) over the oldest ones; `inserted` were inserted before."""
+    """Write transitions over the oldest ones: a Batch of arrays, (num_envs, ...) or (num_steps, num_envs, ...).
+    `inserted`: transitions ever inserted before."""
     index = (inserted + jnp.arange(batch.reward.size)) % len(replay.reward)
     return jax.tree.map(lambda x, new: x.at[index].set(new.reshape(-1, *x.shape[1:]).astype(x.dtype)), replay, batch)
 

@@ -77,7 +77,7 @@ class Replay:
         self.capacity, self.inserted = capacity, 0  # `inserted`: transitions ever inserted
 
     def add(self, batch):
-        """Write the transitions of a Batch of NumPy arrays, (..., width) each, over the oldest ones."""
+        """Write transitions over the oldest: a Batch of NumPy arrays, (num_envs, ...) or (num_steps, num_envs, ...)."""
         index = (self.inserted + np.arange(batch.reward.size)) % self.capacity
         for array, rows in zip(self.arrays.values(), batch, strict=True):
             array[index] = rows.reshape(len(index), *array.shape[1:])
@@ -202,9 +202,18 @@ if __name__ == "__main__":
     actor_step = run.gradient_step(discrete_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)
-    parts = {"actor": actor, "critic": critic, "target_critic": target_critic, "temperature": temperature}
-    parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    start = run.resume(**parts, alpha_optimizer=alpha_optimizer, replay=replay, envs=envs)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(
+        actor=actor,
+        critic=critic,
+        target_critic=target_critic,
+        temperature=temperature,
+        actor_optimizer=actor_optimizer,
+        critic_optimizer=critic_optimizer,
+        alpha_optimizer=alpha_optimizer,
+        replay=replay,
+        envs=envs,
+    )
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -215,15 +224,15 @@ if __name__ == "__main__":
             action = envs.action_space.sample()
         else:
             action = actor.act(obs, np.random.gumbel(size=(args.num_envs, num_actions)))
-        next_obs, reward, terminated, truncated, infos = envs.step(action)
+        current_obs, reward, terminated, truncated, infos = envs.step(action)
         run.episodes(global_step, reward, terminated | truncated)
 
-        # ---- 2. store: where an episode ended, next_obs is the next one's; a time limit is not the end of the task
-        final_obs = next_obs.copy()
-        for i in np.flatnonzero(terminated | truncated):
-            final_obs[i] = infos["final_obs"][i]
-        replay.add(Batch(obs, action, reward, terminated, final_obs))
-        obs = next_obs
+        # ---- 2. store: a time limit is not the end of the task
+        next_obs = current_obs.copy()
+        for i in np.flatnonzero(terminated | truncated):  # current_obs is the next episode's
+            next_obs[i] = infos["final_obs"][i]
+        replay.add(Batch(obs, action, reward, terminated, next_obs))
+        obs = current_obs
 
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
         done_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))

@@ -48,7 +48,7 @@ class Args(RunArgs):
     broadcast_frequency: int = 10  # gradient steps between two broadcasts of the Q-network's weights to the actors
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each, in all shards together
     batch_size: int = 512  # transitions per gradient step
-    learning_starts: int = 50_000  # environment steps before the first gradient step; 0: none
+    learning_starts: int = 50_000  # environment steps before the first gradient step; 0: learn at once
     train_frequency: int = 64  # environment steps per gradient step
     learning_rate: float = 6.25e-5  # learning rate of RMSProp
     max_grad_norm: float = 40.0  # clip the norm of the gradient; inf: do not clip
@@ -458,7 +458,7 @@ if __name__ == "__main__":
             if env_step // args.train_frequency % args.broadcast_frequency == 0:
                 actor_network.load_state_dict(q_network.state_dict())
                 weights = run.share([parameter.detach().numpy() for parameter in actor_network.parameters()])
-        if global_step % args.target_network_frequency < args.num_steps:
+        if global_step % args.target_network_frequency < args.num_steps:  # a multiple of it lies in this iteration
             target_network.load_state_dict(q_network.state_dict())
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row

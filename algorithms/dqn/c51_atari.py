@@ -38,7 +38,7 @@ class Args(RunArgs):
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each
     batch_size: int = 32  # transitions per gradient step
-    learning_starts: int = 80_000  # environment steps before the first gradient step; 0: none
+    learning_starts: int = 80_000  # environment steps before the first gradient step; 0: learn at once
     train_frequency: int = 4  # environment steps per gradient step
     learning_rate: float = 2.5e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -244,7 +244,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
     run.require_spaces(envs, obs="image", action="discrete")
-    # the steps between two gradient steps: one iteration of the loop
+    # one iteration: at most train_frequency environment steps, or one of each environment where those are more
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -268,8 +268,10 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(c51_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions), with the current weights
     replay, lives = FrameReplay(args.buffer_size, args.num_envs), np.zeros(args.num_envs, np.int64)
-    parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
-    start = run.resume(**parts, replay=replay, envs=envs, lives=lives)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(
+        q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs, lives=lives
+    )
 
     # ---- storage of one iteration
     shape = (num_steps, args.num_envs)
@@ -308,12 +310,12 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, over)
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
+        enough = replay.inserted >= args.learning_starts  # resuming without --save-replay empties the buffer
         for env_step in range(global_step - batch_steps + 1, global_step + 1):
-            is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
-            if is_due and replay.inserted >= args.learning_starts:  # fewer after a resume without its replay buffer
+            if enough and env_step > args.learning_starts and env_step % args.train_frequency == 0:
                 metrics = gradient_step(target_network, replay.sample(args.batch_size, run.device), args.gamma)
                 run.learned(metrics)
-        if global_step % args.target_network_frequency < batch_steps:
+        if global_step % args.target_network_frequency < batch_steps:  # a multiple of it lies in this iteration
             soft_update(target_network, q_network, args.tau)
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row

@@ -35,7 +35,7 @@ class Args(RunArgs):
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each
     batch_size: int = 32  # transitions per gradient step
-    learning_starts: int = 80_000  # environment steps before the first gradient step; 0: none
+    learning_starts: int = 80_000  # environment steps before the first gradient step; 0: learn at once
     train_frequency: int = 4  # environment steps per gradient step
     learning_rate: float = 1e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -272,6 +272,7 @@ def train_iteration(training, setup):
     last = jnp.where(replay.inserted < args.learning_starts, first, last)  # resumed without its images
     carry = (training.params, training.optimizer_state, {"losses/td_loss": 0.0, "losses/q_values": 0.0})
     params, optimizer_state, sums = jax.lax.fori_loop(first, last, gradient_step, carry)
+    # the target network moves in iterations in which a multiple of target_network_frequency lies
     move = jnp.where(global_step % args.target_network_frequency < batch_steps, args.tau, 0.0)
     target_params = optax.incremental_update(params, training.target_params, move)
 

@@ -44,7 +44,7 @@ class Args(RunArgs):
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each; that of the teacher has teacher_steps
     batch_size: int = 32  # transitions per gradient step
-    learning_starts: int = 80_000  # steps of the student before its first gradient step on them; 0: none
+    learning_starts: int = 80_000  # steps of the student before its first gradient step on them; 0: learn at once
     train_frequency: int = 4  # environment steps per gradient step
     learning_rate: float = 1e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -289,7 +289,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
     run.require_spaces(envs, obs="image", action="discrete")
-    # the steps between two gradient steps: one iteration of the loop
+    # one iteration: at most train_frequency environment steps, or one of each environment where those are more
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     # three loops, one after the other: the teacher plays; the student learns from that offline; the student plays
@@ -327,9 +327,18 @@ if __name__ == "__main__":
     teacher_replay, replay = (FrameReplay(size, args.num_envs) for size in (args.teacher_steps, args.buffer_size))
     lives = np.zeros(args.num_envs, np.int64)
     running, returns = np.zeros(args.num_envs), np.zeros(10)  # returns of the student's games: under way; the last 10
-    parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
-    parts |= {"teacher_replay": teacher_replay, "replay": replay, "running": running, "returns": returns}
-    start = run.resume(**parts, envs=envs, lives=lives)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(
+        q_network=q_network,
+        target_network=target_network,
+        optimizer=optimizer,
+        teacher_replay=teacher_replay,
+        replay=replay,
+        running=running,
+        returns=returns,
+        envs=envs,
+        lives=lives,
+    )
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
     running[run.restarted], lives[run.restarted] = 0, 0  # in the first step of a new game no life counts as lost
@@ -361,7 +370,7 @@ if __name__ == "__main__":
                 inputs = (target_network, teacher.models["q_network"], batch, args.gamma, args.temperature, weight)
                 metrics = gradient_step(*inputs)
                 run.learned(metrics)
-        if global_step % args.target_network_frequency < batch_steps:
+        if global_step % args.target_network_frequency < batch_steps:  # a multiple of it lies in this iteration
             soft_update(target_network, q_network, args.tau)
 
         # ---- 4. report: an evaluation the first time at once, then at multiples of --eval-every
@@ -385,14 +394,14 @@ if __name__ == "__main__":
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
         weight = torch.tensor(max(0.0, 1 - returns.mean() / teacher.score), dtype=torch.float32, device=run.device)
+        enough = replay.inserted >= args.learning_starts  # resuming without --save-replay empties the buffer
         for env_step in range(online_step - batch_steps + 1, online_step + 1):
-            is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
-            if is_due and replay.inserted >= args.learning_starts:  # fewer after a resume without its replay buffer
+            if enough and env_step > args.learning_starts and env_step % args.train_frequency == 0:
                 batch = replay.sample(args.batch_size, run.device)
                 inputs = (target_network, teacher.models["q_network"], batch, args.gamma, args.temperature, weight)
                 metrics = gradient_step(*inputs)
                 run.learned(metrics)
-        if global_step % args.target_network_frequency < batch_steps:
+        if global_step % args.target_network_frequency < batch_steps:  # a multiple of it lies in this iteration
             soft_update(target_network, q_network, args.tau)
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
