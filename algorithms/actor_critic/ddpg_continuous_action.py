@@ -169,7 +169,8 @@ if __name__ == "__main__":
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
+    # a gradient step needs a whole batch in the buffer, which never holds more than this
+    most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
 
@@ -177,6 +178,7 @@ if __name__ == "__main__":
     target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
+    # critic_step(*inputs): a step of the optimiser down the gradient of the loss of (critic, *inputs); others likewise
     critic_step = run.gradient_step(ddpg_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(ddpg_actor_loss, actor, actor_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
@@ -212,11 +214,12 @@ if __name__ == "__main__":
         obs = current_obs
 
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-        done_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
-        due_now = int(args.utd_ratio * max(0, global_step - args.learning_starts))
-        if replay.inserted < max(args.batch_size, args.learning_starts):
-            due_now = done_before  # too few transitions, as after a resume without the replay buffer
-        for update in range(done_before, due_now):
+        # updates due before the buffer holds enough are dropped, as with a small learning_starts, or after a resume
+        # without --save-replay
+        enough = replay.inserted >= max(args.batch_size, args.learning_starts)
+        updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
+        updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
+        for update in range(updates_before, updates_after):
             # "update critic by minimizing the loss" (Algorithm 1)
             batch = replay.sample(args.batch_size, run.device)
             metrics = critic_step(target_critic, target_actor, batch, args.gamma)

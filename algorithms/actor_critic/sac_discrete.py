@@ -41,7 +41,7 @@ class Args(RunArgs):
     q_lr: float = 3e-4  # learning rate of the critics' Adam and of the temperature
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 1  # delay of the actor: n updates after every n of the critics
+    policy_frequency: int = 1  # critic updates per round of as many actor updates
     target_network_frequency: int = 1  # gradient steps between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature (else alpha): the entropy approaches the target entropy
@@ -150,7 +150,7 @@ def discrete_critic_loss(critic, target_critic, actor, alpha, batch, gamma):
         "losses/qf2_values": q2.mean(),
         "losses/qf1_loss": loss1,
         "losses/qf2_loss": loss2,
-        "losses/qf_loss": (loss1 + loss2) / 2,
+        "losses/qf_loss": (loss1 + loss2) / 2,  # half of what is minimised
     }
     return loss1 + loss2, metrics
 
@@ -187,7 +187,8 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
+    # a gradient step needs a whole batch in the buffer, which never holds more than this
+    most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
     target_entropy = args.target_entropy_scale * math.log(num_actions)
@@ -198,6 +199,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
+    # critic_step(*inputs): a step of the optimiser down the gradient of the loss of (critic, *inputs); others likewise
     critic_step = run.gradient_step(discrete_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(discrete_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -235,17 +237,18 @@ if __name__ == "__main__":
         obs = current_obs
 
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-        done_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
-        due_now = int(args.utd_ratio * max(0, global_step - args.learning_starts))
-        if replay.inserted < max(args.batch_size, args.learning_starts):
-            due_now = done_before  # too few transitions, as after a resume without the replay buffer
-        for update in range(done_before, due_now):
+        # updates due before the buffer holds enough are dropped, as with a small learning_starts, or after a resume
+        # without --save-replay
+        enough = replay.inserted >= max(args.batch_size, args.learning_starts)
+        updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
+        updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
+        for update in range(updates_before, updates_after):
             # "update the Q-function parameters" (Algorithm 1)
             batch, alpha = replay.sample(args.batch_size, run.device), temperature().detach()
             metrics = critic_step(target_critic, actor, alpha, batch, args.gamma)
             run.learned(metrics)
 
-            # "update policy weights": delayed, then as many steps as the critics took
+            # "update policy weights": with the critics' updates 0, n, 2n, ... (n: policy_frequency), n steps each time
             if update % args.policy_frequency == 0:
                 for _ in range(args.policy_frequency):
                     metrics, entropy = actor_step(critic, temperature().detach(), batch)
