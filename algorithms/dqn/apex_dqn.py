@@ -52,8 +52,8 @@ class Args(RunArgs):
     n_step: int = 3  # steps of a return before it bootstraps
     base_epsilon: float = 0.4  # probability of a random action, of the first actor, from 0 to 1
     epsilon_exponent: float = 7.0  # the last actor's probability is base_epsilon to the power of 1 more than this
-    prioritized_replay_alpha: float = 0.6  # exponent of the priorities (0: drawn uniformly), from 0 to 1
-    prioritized_replay_beta: float = 0.4  # exponent of the weights, from 0 to 1
+    prioritized_replay_alpha: float = 0.6  # exponent of the error in a priority (0: drawn uniformly), from 0 to 1
+    prioritized_replay_beta: float = 0.4  # exponent of the importance weights, from 0 to 1
 
 
 class Batch(NamedTuple):
@@ -96,7 +96,7 @@ class Sample(NamedTuple):
 
 class SumTree:
     """The priorities of `capacity` leaves in a binary tree: each node knows the sum of its leaves' priorities, and the
-    least of them that is not 0. The root is node 1, the children of node i are 2 i and 2 i + 1."""
+    smallest of them that is not 0. The root is node 1, the children of node i are 2 i and 2 i + 1."""
 
     def __init__(self, capacity):
         self.size = 2 ** (capacity - 1).bit_length()  # leaf i is node size + i
@@ -113,7 +113,8 @@ class SumTree:
             self.least[node] = np.minimum(self.least[2 * node], self.least[2 * node + 1])
 
     def draw(self, n):
-        """Indices (n,) of leaves, drawn by priority: one from each n-th part of the sum (Schaul, B.2.1)."""
+        """Indices (n,) of leaves, drawn in proportion to priority: one in each of n equal parts of the sum (Schaul,
+        B.2.1)."""
         value = (np.arange(n) + np.random.random(n)) / n * self.sum[1]
         node = np.ones(n, np.int64)
         while node[0] < self.size:
