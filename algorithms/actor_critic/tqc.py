@@ -185,25 +185,25 @@ def truncate(quantiles, num_dropped):
     return quantiles.transpose(0, 1).flatten(1).sort(1).values[:, :kept]
 
 
-def quantile_huber_loss(quantiles, target):
-    """The error of the quantiles of the fractions (m - 1/2) / num_quantiles against samples of the target: the mean
-    over batch, quantiles and samples, added over critics (section 3 of the paper).
-    (num_critics, batch, num_quantiles), (batch, num_samples) -> ()."""
-    num_quantiles = quantiles.shape[2]
-    fraction = (torch.arange(num_quantiles, device=quantiles.device) + 0.5) / num_quantiles
-    error = target[:, None, :] - quantiles[..., None]  # (num_critics, batch, num_quantiles, num_samples)
+def quantile_huber(error, fraction):
+    """The Huber loss of quantile regression, elementwise (Dabney et al. 2018, Eq. 10 with kappa = 1).
+    error: sample of the target minus quantile; fraction: that of the quantile, from 0 to 1."""
     huber = torch.where(error.abs() <= 1, 0.5 * error**2, error.abs() - 0.5)
-    return ((fraction[:, None] - (error < 0).float()).abs() * huber).mean((1, 2, 3)).sum()
+    return (fraction - (error < 0).float()).abs() * huber
 
 
 def tqc_critic_loss(critic, target_critic, actor, alpha, batch, noise, gamma, num_dropped):
-    """The quantile regression of all critics towards the truncated mixture of the target critics, and the metrics."""
+    """Quantile regression of each critic towards the truncated mixture of the target critics, added (section 3 of the
+    paper), and the metrics."""
     with torch.no_grad():
         next_action, next_logprob = actor(batch.next_obs, noise)
         next_value = truncate(target_critic(batch.next_obs, next_action), num_dropped) - alpha * next_logprob[:, None]
         target = batch.reward[:, None] + gamma * (1 - batch.done[:, None]) * next_value
     quantiles = critic(batch.obs, batch.action)
-    loss = quantile_huber_loss(quantiles, target)
+    num_quantiles = quantiles.shape[2]
+    fraction = (torch.arange(num_quantiles, device=target.device) + 0.5) / num_quantiles  # of each quantile
+    error = target[:, None, :] - quantiles[..., None]  # (num_critics, batch_size, num_quantiles, samples of the target)
+    loss = quantile_huber(error, fraction[:, None]).mean((1, 2, 3)).sum()
     return loss, {"losses/qf_values": quantiles.mean(), "losses/qf_loss": loss}
 
 
