@@ -62,9 +62,9 @@ class RunningMeanStd(NamedTuple):
 
     def update(self, x):  # (n, *shape)
         count = self.count + len(x)
-        share, delta = len(x) / count, x.mean(0) - self.mean
-        var = self.var + share * (x.var(0) - self.var + (1 - share) * delta**2)
-        return RunningMeanStd(self.mean + share * delta, var, count)
+        weight, delta = len(x) / count, x.mean(0) - self.mean
+        var = self.var + weight * (x.var(0) - self.var + (1 - weight) * delta**2)
+        return RunningMeanStd(self.mean + weight * delta, var, count)
 
     def scale(self, x):  # (n, *shape) -> (n, *shape)
         return (x / jnp.sqrt(self.var + 1e-8)).clip(-10, 10)
@@ -167,9 +167,9 @@ def sample_gaussian(mean, log_std, noise):
 
 
 def discounted_returns(reward, done, so_far, gamma):
-    """The rewards of an episode up to each step, earlier ones discounted. Both (num_steps, num_envs).
+    """Sum of the rewards of an episode up to each step, earlier ones discounted. Both (num_steps, num_envs).
 
-    so_far (num_envs,): the same for the step before the first, 0 where an episode begins; returned up to the end, too.
+    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; its new value is returned.
     """
 
     def forwards(so_far, step):
@@ -213,7 +213,7 @@ def ppo_loss(params, batch, args):
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     objective = jnp.minimum(ratio * advantage, clipped_ratio * advantage).mean()
 
-    # L^VF; with --clip-vloss the larger error of the value and of the old value moved by at most clip_coef
+    # L^VF; with --clip-vloss the larger of two errors: of the value, and of the value clipped around the old one
     error = (value - batch.returns) ** 2
     if args.clip_vloss:
         clipped_value = batch.value + (value - batch.value).clip(-args.clip_coef, args.clip_coef)
@@ -255,18 +255,19 @@ def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
     args, envs, num_iterations = setup
     (params, obs_normalizer), batch_size = training.agent, args.num_envs * args.num_steps
-    action_key, step_key, learn_key, key = jax.random.split(training.key, 4)
+    action_key, steps_key, learn_key, key = jax.random.split(training.key, 4)
 
     # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
     def env_step(carry, drawn):
-        (env_state, raw_obs), (key, noise) = carry, drawn
+        (env_state, raw_obs), (step_key, noise) = carry, drawn
         obs = obs_normalizer.normalize(raw_obs)
         action, logprob = sample_gaussian(tanh_mlp(params["actor"], obs), params["log_std"], noise)
-        env_state, step = envs.step(key, env_state, action)
+        env_state, step = envs.step(step_key, env_state, action)
         return (env_state, step.obs), (raw_obs, obs, action, logprob, value_of(params, obs), step)
 
+    # random numbers of the whole rollout in one call: faster than a few in each step
     noise = jax.random.normal(action_key, (args.num_steps, args.num_envs, *envs.single_action_space.shape))
-    drawn = (jax.random.split(step_key, args.num_steps), noise)
+    drawn = (jax.random.split(steps_key, args.num_steps), noise)
     (env_state, next_obs), steps = jax.lax.scan(env_step, (training.env_state, training.obs), drawn)
     raw_obs, obs, action, logprob, value, step = steps  # (num_steps, num_envs, ...) each
     done = step.terminated | step.truncated
@@ -299,13 +300,14 @@ def train_iteration(training, setup):
         return (optax.apply_updates(params, updates), optimizer_state), metrics
 
     def epoch(carry, key):
-        learner, go_on = carry
+        learner, below_target = carry
         index = jax.random.permutation(key, batch_size).reshape(args.num_minibatches, -1)
         new_learner, metrics = jax.lax.scan(gradient_step, learner, index)
         if args.target_kl is None:
-            return (new_learner, go_on), (metrics, go_on)
-        learner = jax.tree.map(lambda new, old: jnp.where(go_on, new, old), new_learner, learner)
-        return (learner, go_on & (metrics["losses/approx_kl"].mean() <= args.target_kl)), (metrics, go_on)
+            return (new_learner, below_target), (metrics, below_target)
+        # a scan computes all epochs: the result of one that comes after the stop is thrown away
+        learner = jax.tree.map(lambda new, old: jnp.where(below_target, new, old), new_learner, learner)
+        return (learner, below_target & (metrics["losses/approx_kl"].mean() <= args.target_kl)), (metrics, below_target)
 
     carry = ((params, training.optimizer_state), jnp.array(True))
     keys = jax.random.split(learn_key, args.update_epochs)
@@ -341,6 +343,7 @@ if __name__ == "__main__":
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
 
     setup = Setup(args, envs, num_iterations)
+    # model: the fields that `act` needs; envs: those that begin again where EnvPool cannot be saved
     training, start = run.resume(lambda key: begin(key, setup), model="agent", envs=("env_state", "obs", "so_far"))
     # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
     train = run.compile(lambda training: train_iteration(training, setup), chunk=16)

@@ -116,8 +116,7 @@ def value_of(params, obs):  # (batch, obs_dim) -> (batch,)
 def evaluate(params, obs, action):  # (batch, obs_dim), (batch,) -> log-probabilities, entropies, values, all (batch,)
     logprobs = jax.nn.log_softmax(tanh_mlp(params["actor"], obs))
     entropy = -(jnp.exp(logprobs) * logprobs).sum(1)
-    taken = jax.nn.one_hot(action, logprobs.shape[1])
-    return (taken * logprobs).sum(1), entropy, value_of(params, obs)
+    return jnp.take_along_axis(logprobs, action[:, None], 1).squeeze(1), entropy, value_of(params, obs)
 
 
 def act(params, obs):  # (batch, *obs_shape) -> (batch,): the most likely actions
@@ -162,7 +161,7 @@ def ppo_loss(params, batch, args):
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     objective = jnp.minimum(ratio * advantage, clipped_ratio * advantage).mean()
 
-    # L^VF; with --clip-vloss the larger error of the value and of the old value moved by at most clip_coef
+    # L^VF; with --clip-vloss the larger of two errors: of the value, and of the value clipped around the old one
     error = (value - batch.returns) ** 2
     if args.clip_vloss:
         clipped_value = batch.value + (value - batch.value).clip(-args.clip_coef, args.clip_coef)
@@ -201,17 +200,18 @@ def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
     args, envs, num_iterations = setup
     params, batch_size = training.params, args.num_envs * args.num_steps
-    action_key, step_key, learn_key, key = jax.random.split(training.key, 4)
+    action_key, steps_key, learn_key, key = jax.random.split(training.key, 4)
 
     # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
     def env_step(carry, drawn):
-        (env_state, obs), (key, gumbel) = carry, drawn
+        (env_state, obs), (step_key, gumbel) = carry, drawn
         action, logprob = sample_categorical(tanh_mlp(params["actor"], obs), gumbel)
-        env_state, step = envs.step(key, env_state, action)
+        env_state, step = envs.step(step_key, env_state, action)
         return (env_state, step.obs), (obs, action, logprob, value_of(params, obs), step)
 
+    # random numbers of the whole rollout in one call: faster than a few in each step
     gumbel = jax.random.gumbel(action_key, (args.num_steps, args.num_envs, int(envs.single_action_space.n)))
-    drawn = (jax.random.split(step_key, args.num_steps), gumbel)
+    drawn = (jax.random.split(steps_key, args.num_steps), gumbel)
     (env_state, next_obs), steps = jax.lax.scan(env_step, (training.env_state, training.obs), drawn)
     obs, action, logprob, value, step = steps  # (num_steps, num_envs, ...) each
     done = step.terminated | step.truncated
@@ -238,13 +238,14 @@ def train_iteration(training, setup):
         return (optax.apply_updates(params, updates), optimizer_state), metrics
 
     def epoch(carry, key):
-        learner, go_on = carry
+        learner, below_target = carry
         index = jax.random.permutation(key, batch_size).reshape(args.num_minibatches, -1)
         new_learner, metrics = jax.lax.scan(gradient_step, learner, index)
         if args.target_kl is None:
-            return (new_learner, go_on), (metrics, go_on)
-        learner = jax.tree.map(lambda new, old: jnp.where(go_on, new, old), new_learner, learner)
-        return (learner, go_on & (metrics["losses/approx_kl"].mean() <= args.target_kl)), (metrics, go_on)
+            return (new_learner, below_target), (metrics, below_target)
+        # a scan computes all epochs: the result of one that comes after the stop is thrown away
+        learner = jax.tree.map(lambda new, old: jnp.where(below_target, new, old), new_learner, learner)
+        return (learner, below_target & (metrics["losses/approx_kl"].mean() <= args.target_kl)), (metrics, below_target)
 
     carry = ((params, training.optimizer_state), jnp.array(True))
     keys = jax.random.split(learn_key, args.update_epochs)
@@ -276,6 +277,7 @@ if __name__ == "__main__":
     )
 
     setup = Setup(args, envs, num_iterations)
+    # model: the fields that `act` needs; envs: those that begin again where EnvPool cannot be saved
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
     # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
     train = run.compile(lambda training: train_iteration(training, setup), chunk=16)

@@ -45,7 +45,7 @@ class Args(RunArgs):
     int_gamma: float = 0.99  # discount factor of the intrinsic reward, from 0 to 1
     ext_coef: float = 2.0  # weight of the extrinsic advantage
     int_coef: float = 1.0  # weight of the intrinsic advantage
-    update_proportion: float = 0.25  # fraction of each minibatch that the predictor learns from, from 0 to 1
+    update_proportion: float = 0.25  # fraction of each minibatch on which the predictor is trained, from 0 to 1
     warmup_rollouts: int = 10  # rollouts of random actions before training, for the statistics; 0: none
     target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
 
@@ -58,8 +58,8 @@ class Batch(NamedTuple):
     logprob: torch.Tensor  # (batch_size,)
     advantage: torch.Tensor  # (batch_size,), extrinsic and intrinsic
     returns: torch.Tensor  # (batch_size, 2), extrinsic, intrinsic
-    reached: torch.Tensor  # (batch_size, obs_dim), the normalised observations after the actions
-    features: torch.Tensor  # (batch_size, 128), what the target network makes of them
+    reached: torch.Tensor  # (batch_size, obs_dim), the observations after the actions, normalised
+    features: torch.Tensor  # (batch_size, 128), the outputs of the target network for `reached`
 
 
 def make_env(env_id, **kwargs):
@@ -90,9 +90,9 @@ class RunningMeanStd(nn.Module):
 
     def update(self, x):  # (n, *shape)
         self.count += len(x)
-        share, delta = len(x) / self.count, x.mean(0) - self.mean
-        self.var += share * (x.var(0, correction=0) - self.var + (1 - share) * delta**2)
-        self.mean += share * delta
+        weight, delta = len(x) / self.count, x.mean(0) - self.mean
+        self.var += weight * (x.var(0, correction=0) - self.var + (1 - weight) * delta**2)
+        self.mean += weight * delta
 
     def scale(self, x):  # (n, *shape) -> (n, *shape)
         return (x / (self.var + 1e-8).sqrt()).clamp(-10, 10)
@@ -132,9 +132,9 @@ def sample_categorical(logits):
 
 
 def discounted_returns(reward, done, so_far, gamma):
-    """The rewards of an episode up to each step, earlier ones discounted. NumPy, both (num_steps, num_envs).
+    """Sum of the rewards of an episode up to each step, earlier ones discounted. NumPy, both (num_steps, num_envs).
 
-    so_far (num_envs,): the same for the step before the first, 0 where an episode begins; it is brought up to the end.
+    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; updated in place.
     """
     returns = np.zeros_like(reward)
     for t in range(len(reward)):
@@ -286,9 +286,7 @@ if __name__ == "__main__":
         with torch.no_grad():
             features = target(new)
             int_reward = squared_error(predictor(new), features).reshape(shape).cpu().numpy()
-        zeros = np.zeros(
-            shape, np.float32
-        )  # intrinsic returns continue in the next episode: never done, no final value
+        zeros = np.zeros(shape, np.float32)  # intrinsic returns continue over episodes: never done, no final value
         int_returns = discounted_returns(int_reward, zeros, so_far, args.int_gamma)
         return_normalizer.update(torch.as_tensor(int_returns, device=run.device).flatten())
         scaled_int_reward = int_reward / np.sqrt(return_normalizer.var.item() + 1e-8)
