@@ -144,6 +144,7 @@ class FrameReplay:
         self._insert(games, image, action, reward, done, self.state["age"] + games)
 
     def _insert(self, games, *columns):
+        """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
         index = (self.inserted + np.arange(len(games))) % self.capacity
         for array, values in zip(self.arrays.values(), columns, strict=True):
             array[index] = values
@@ -355,8 +356,8 @@ if __name__ == "__main__":
         replay.begin(np.flatnonzero(over), obs[over, -1])
 
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-        # updates due before the buffer holds enough are dropped, as with a small learning_starts, or after a resume
-        # without --save-replay
+        # updates due before the buffer holds enough are dropped: if learning_starts is less than batch_size, and after
+        # a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
