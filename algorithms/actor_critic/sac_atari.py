@@ -141,9 +141,11 @@ class FrameReplay:
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
         games = np.arange(len(image))
+        # back: the rows since the game's newest one, and those of this call before the new one
         self._insert(games, image, action, reward, done, self.state["age"] + games)
 
     def _insert(self, games, *columns):
+        """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
         index = (self.inserted + np.arange(len(games))) % self.capacity
         for array, values in zip(self.arrays.values(), columns, strict=True):
             array[index] = values
@@ -330,7 +332,7 @@ if __name__ == "__main__":
         replay.begin(np.arange(args.num_envs), obs[:, 0])
         if start:  # resumed without --save-replay: the games are under way, and their stacks have 4 different images
             for image in obs[:, 1:].swapaxes(0, 1):
-                replay.add(image, -1, 0, 0)
+                replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
     else:  # resumed with --save-replay
         replay.begin(run.restarted, obs[run.restarted, -1])
     for iteration in run.loop(start, num_iterations):
@@ -355,8 +357,8 @@ if __name__ == "__main__":
         replay.begin(np.flatnonzero(over), obs[over, -1])
 
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-        # updates due before the buffer holds enough are dropped, as with a small learning_starts, or after a resume
-        # without --save-replay
+        # the updates due before and after the steps of this iteration; those due before the buffer holds enough are
+        # dropped: if learning_starts is less than batch_size, and after a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before

@@ -52,7 +52,7 @@ class Args(RunArgs):
     target_network_frequency: int = 500  # environment steps between target network updates
     n_step: int = 3  # steps of a return before it bootstraps
     base_epsilon: float = 0.4  # the first actor's probability of a random action, from 0 to 1
-    epsilon_exponent: float = 7.0  # alpha of actor i of N, from 0: epsilon = base_epsilon ** (1 + alpha i / (N - 1))
+    epsilon_exponent: float = 7.0  # alpha in the epsilon of actor i, base_epsilon ** (1 + alpha i / (num_actors - 1))
     prioritized_replay_alpha: float = 0.6  # exponent of the error in a priority (0: drawn uniformly), from 0 to 1
     prioritized_replay_beta: float = 0.4  # exponent of the importance weights, from 0 to 1
 
@@ -73,7 +73,7 @@ def make_env(env_id, **kwargs):
 
 
 def vector_env(env_id):
-    """A vector environment of one, for an actor; its observations are copies."""
+    """A vector environment of one, for an actor; its observations are copies, which no later step changes."""
     copies = [lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)]
     return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP)
 
@@ -154,9 +154,9 @@ class ReplayShard:
         self.inserted += len(priority)
 
     def sample(self, n):
-        """A `Sample` of n transitions as a tuple, of none if there are none yet."""
+        """The fields of a `Sample` of n transitions, of none if there are none yet."""
         index = self.tree.draw(n) if self.tree.sum[1] > 0 else np.zeros(0, int)
-        number = self.inserted - 1 - (self.inserted - 1 - index) % self.capacity
+        number = self.inserted - 1 - (self.inserted - 1 - index) % self.capacity  # the newest number at each index
         columns = [array[index] for array in self.arrays.values()]
         return columns, self.tree.sum[self.tree.size + index], number, self.summary()
 
@@ -228,6 +228,7 @@ class Actor:
             over = bool(terminated[0] | truncated[0])
             next_obs = infos["final_obs"][0] if over else self.obs[0]  # self.obs is the next episode's
             vectors = (np.array(x, np.float32).flatten() for x in (obs, next_obs))
+            # obs, next_obs, action, reward, done (0 at a time limit), end of the episode
             self.steps.append((*vectors, int(action[0]), float(reward[0]), bool(terminated[0]), over))
             self.rewards.append(float(reward[0]))
             if over:
@@ -237,7 +238,7 @@ class Actor:
         reward, discount, last = n_step_returns(reward, done, end, self.args.n_step, self.args.gamma)
         self.steps = self.steps[len(last) :]
         batch = Batch(obs[: len(last)], action[: len(last)], reward, discount, next_obs[last])
-        with torch.no_grad():
+        with torch.no_grad():  # an actor has no target network
             error, _ = td_errors(self.q_network, self.q_network, Batch(*map(torch.from_numpy, batch)))
         self.shards[shard].add(batch, priorities(error, self.args.prioritized_replay_alpha))
         return episodes
@@ -329,7 +330,7 @@ if __name__ == "__main__":
         if run.restarted:  # the episode is gone, and with it the steps whose returns were not complete
             actors[0].steps, actors[0].rewards = [], []
 
-    # ---- what is under way, so that nobody waits: two rollouts of each actor; two batches besides the one that is used
+    # ---- what is under way, so that nobody waits: two rollouts of each actor, two batches in advance
     rollouts_ahead, batches_ahead = (1, 0) if args.synchronous else (2, 2)
     to_ask = [*range(num_actors)] * rollouts_ahead  # actors that a rollout will be asked of
     pending_rollouts = []  # of each: (actor, promise of the episodes that end in it)

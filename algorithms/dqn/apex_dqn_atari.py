@@ -57,7 +57,7 @@ class Args(RunArgs):
     target_network_frequency: int = 160_000  # environment steps between target network updates
     n_step: int = 3  # steps of a return before it bootstraps
     base_epsilon: float = 0.4  # the first actor's probability of a random action, from 0 to 1
-    epsilon_exponent: float = 7.0  # alpha of actor i of N, from 0: epsilon = base_epsilon ** (1 + alpha i / (N - 1))
+    epsilon_exponent: float = 7.0  # alpha in the epsilon of actor i, base_epsilon ** (1 + alpha i / (num_actors - 1))
     prioritized_replay_alpha: float = 0.6  # exponent of the error in a priority (0: drawn uniformly), from 0 to 1
     prioritized_replay_beta: float = 0.4  # exponent of the importance weights, from 0 to 1
     eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
@@ -113,7 +113,7 @@ def make_env(env_id, **kwargs):
 
 
 def vector_env(env_id):
-    """A vector environment of one, for an actor; its observations are copies."""
+    """A vector environment of one, for an actor; its observations are copies, which no later step changes."""
     copies = [lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)]
     return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP)
 
@@ -215,9 +215,9 @@ class FrameShard:
         self.inserted += len(image)
 
     def sample(self, n):
-        """A `Sample` of n transitions as a tuple, of none if there are none yet."""
+        """The fields of a `Sample` of n transitions, of none if there are none yet."""
         index = self.tree.draw(n) if self.tree.sum[1] > 0 else np.zeros(0, int)
-        number = self.inserted - 1 - (self.inserted - 1 - index) % self.capacity
+        number = self.inserted - 1 - (self.inserted - 1 - index) % self.capacity  # the newest number at each index
         image = self.arrays["image"][(index[:, None] + self.arrays["near"][index]) % self.capacity]
         action, reward, discount = (self.arrays[name][index] for name in ("action", "reward", "discount"))
         columns = [image[:, :4], action, reward, discount, image[:, 4:]]
@@ -307,6 +307,7 @@ class Actor:
             done, self.lives = bool(terminated[0] | (lives_left < self.lives)), int(infos["lives"][0])
             before, self.stack = self.stack, [*self.stack[1:], len(self.images)]
             self.images.append(np.array(infos["final_obs"][0][-1] if over else self.obs[0, -1]))
+            # where the 8 images are, action, clipped reward, done, end of the return
             self.steps.append(([*before, *self.stack], int(action[0]), float(np.sign(reward[0])), done, done or over))
             self.rewards.append(float(reward[0]))
             if over:  # self.obs is the next game's
@@ -318,7 +319,7 @@ class Actor:
         count, images = len(last), np.array(self.images)
         first, where = stacks[:count, 3], np.hstack([stacks[:count, :4], stacks[last, 4:]])  # images of each transition
         columns = (images[where[:, :4]], action[:count], reward, discount, images[where[:, 4:]])
-        with torch.no_grad():
+        with torch.no_grad():  # an actor has no target network
             error, _ = td_errors(self.q_network, self.q_network, Batch(*map(torch.from_numpy, columns)))
         priority = priorities(error, self.args.prioritized_replay_alpha)
         self.shards[shard].add(images, first, priority, where - first[:, None], action[:count], reward, discount)
@@ -414,7 +415,7 @@ if __name__ == "__main__":
         if run.restarted:  # the game is gone, and with it the steps whose returns were not complete
             actors[0].load_state_dict({"images": [], "stack": [], "steps": [], "rewards": [], "lives": 0})
 
-    # ---- what is under way, so that nobody waits: two rollouts of each actor; two batches besides the one that is used
+    # ---- what is under way, so that nobody waits: two rollouts of each actor, two batches in advance
     rollouts_ahead, batches_ahead = (1, 0) if args.synchronous else (2, 2)
     to_ask = [*range(num_actors)] * rollouts_ahead  # actors that a rollout will be asked of
     pending_rollouts = []  # of each: (actor, promise of the episodes that end in it)

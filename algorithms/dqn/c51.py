@@ -4,12 +4,12 @@
 # ///
 """Categorical DQN (C51): learns the distribution of the return; discrete actions, vector observations.
 
-Paper     Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887 ("Alg. 1", "Eq. 7" of the loss); loop:
+Paper     Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887 ("Alg. 1", "Eq. 7" of the target); loop:
           Alg. 1 of Mnih et al. 2015, https://www.nature.com/articles/nature14236
 Run       solo train c51 --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from dqn.py: the network gives a distribution over n_atoms returns between v_min and v_max for each action;
-          cross entropy with the projected target distribution; larger epsilon of Adam
+          cross entropy with the projected target distribution; the paper's epsilon of Adam
 Not for   Atari games: c51_atari.py; other images; continuous actions: ddpg_continuous_action.py
 Details   algorithms/dqn/README.md
 """
@@ -64,7 +64,7 @@ def make_env(env_id, **kwargs):
 
 
 class Replay:
-    """The last `capacity` transitions, in host memory."""
+    """The last `capacity` transitions, in host memory: an array for each field of Batch, in their order."""
 
     def __init__(self, capacity, obs_dim, action_space):
         self.arrays = {
@@ -117,8 +117,8 @@ class QNetwork(nn.Module):
 
 
 def project(p, value, atoms):
-    """The distribution on the atoms (n_atoms,) that stands for probabilities p of values, both (batch, n_atoms): each
-    value, clipped to their range, gives its probability to the two atoms next to it, more to the closer one (Eq. 7)."""
+    """Eq. 7, the projection of probabilities `p` of values, both (batch, n_atoms), on the atoms (n_atoms,): each value,
+    clipped to their range, gives its probability to the two atoms next to it, more to the closer one."""
     last = len(atoms) - 1
     b = ((value - atoms[0]) / (atoms[last] - atoms[0]) * last).clamp(0, last)  # position among the atoms
     lower = b.long()

@@ -4,7 +4,7 @@
 # ///
 """Categorical DQN (C51) on EnvPool's Atari games: learns the distribution of the return; discrete actions, images; JAX.
 
-Paper     Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887 ("Alg. 1", "Eq. 7" of the loss); loop:
+Paper     Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887 ("Alg. 1", "Eq. 7" of the target); loop:
           Alg. 1 of Mnih et al. 2015, https://www.nature.com/articles/nature14236
           EnvPool: Weng et al. 2022, https://arxiv.org/abs/2206.10558
 Run       solo train c51_atari_jax --env-id Pong-v5
@@ -213,8 +213,8 @@ def act(params, obs, atoms):  # (batch, 4, 84, 84) -> (batch,): the greedy actio
 
 
 def project(p, value, atoms):
-    """The distribution on the atoms (n_atoms,) that stands for probabilities p of values, both (batch, n_atoms): each
-    value, clipped to their range, gives its probability to the two atoms next to it, more to the closer one (Eq. 7)."""
+    """Eq. 7, the projection of probabilities `p` of values, both (batch, n_atoms), on the atoms (n_atoms,): each value,
+    clipped to their range, gives its probability to the two atoms next to it, more to the closer one."""
     last, row = len(atoms) - 1, jnp.arange(len(p))[:, None]
     b = ((value - atoms[0]) / (atoms[last] - atoms[0]) * last).clip(0, last)  # position among the atoms
     lower = b.astype(jnp.int32)

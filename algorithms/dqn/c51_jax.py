@@ -8,7 +8,7 @@ Paper     Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887 ("Alg.
 Run       solo train c51_jax --env-id CartPole-v1 --num-seeds 4
 Spaces    vector -> discrete
 Differs   from dqn_jax.py: the network gives a distribution over n_atoms returns between v_min and v_max for each
-          action; cross entropy with the projected target distribution; larger epsilon of Adam
+          action; cross entropy with the projected target distribution; the paper's epsilon of Adam
 Twin      c51.py
 Not for   Atari games: c51_atari_jax.py; other images; continuous actions: ddpg_continuous_action_jax.py
 Details   algorithms/dqn/README.md
@@ -122,8 +122,8 @@ def act(params, obs, atoms):  # (batch, *obs_shape) -> (batch,): the greedy acti
 
 
 def project(p, value, atoms):
-    """The distribution on the atoms (n_atoms,) that stands for probabilities p of values, both (batch, n_atoms): each
-    value, clipped to their range, gives its probability to the two atoms next to it, more to the closer one (Eq. 7)."""
+    """Eq. 7, the projection of probabilities `p` of values, both (batch, n_atoms), on the atoms (n_atoms,): each value,
+    clipped to their range, gives its probability to the two atoms next to it, more to the closer one."""
     last, row = len(atoms) - 1, jnp.arange(len(p))[:, None]
     b = ((value - atoms[0]) / (atoms[last] - atoms[0]) * last).clip(0, last)  # position among the atoms
     lower = b.astype(jnp.int32)

@@ -143,9 +143,11 @@ class FrameReplay:
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
         games = np.arange(len(image))
+        # back: the rows since the game's newest one, and those of this call before the new one
         self._insert(games, image, action, reward, done, self.state["age"] + games)
 
     def _insert(self, games, *columns):
+        """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
         index = (self.inserted + np.arange(len(games))) % self.capacity
         for array, values in zip(self.arrays.values(), columns, strict=True):
             array[index] = values
@@ -249,7 +251,7 @@ def play(envs, policy, replay, obs, lives, epsilon, num_steps):
     if replay.inserted == 0:
         replay.begin(np.arange(envs.num_envs), obs[:, 0])
         for image in obs[:, 1:].swapaxes(0, 1):  # in a game that is under way, if resumed without --save-replay
-            replay.add(image, -1, 0, 0)
+            replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
     for step in range(num_steps):
         if greedy[step].any():
             action[step] = np.where(greedy[step], policy(obs), action[step])

@@ -6,7 +6,7 @@
 
 Paper     Hessel et al. 2018, https://arxiv.org/abs/1710.02298; of its parts "Schaul": Schaul et al. 2016,
           https://arxiv.org/abs/1511.05952, and "Fortunato": Fortunato et al. 2018, https://arxiv.org/abs/1706.10295;
-          "Alg. 1", "Eq. 7" of the loss: Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887
+          "Eq. 7" of the target: Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887
 Run       solo train rainbow_atari --env-id ALE/Pong-v5
 Spaces    image -> discrete
 Differs   from c51_atari.py: the online network chooses the target's next action (double); streams for the value and the
@@ -141,9 +141,11 @@ class FrameReplay:
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
         games = np.arange(len(image))
+        # back: the rows since the game's newest one, and those of this call before the new one
         self._insert(games, image, action, reward, done, self.state["age"] + games)
 
     def _insert(self, games, *columns):
+        """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
         index = (self.inserted + np.arange(len(games))) % self.capacity
         for array, values in zip(self.arrays.values(), columns, strict=True):
             array[index] = values
@@ -250,6 +252,7 @@ class PrioritizedReplay(FrameReplay):
         """Give the transitions that are complete now the largest priority so far (Schaul, Alg. 1). `newest` (n,): the
         numbers of the newest rows of n games. In a game where `ends` is true transitions of 1 to n_step steps are
         complete, in others the one of n_step steps, that is, from n_step - 1 rows before the newest to it."""
+        # [k]: of the row k before the newest, from which a transition has k + 1 steps
         numbers, complete = [newest], np.broadcast_to(ends, (self.n_step, len(newest))).astype(bool)
         for _ in range(self.n_step - 1):
             numbers.append(numbers[-1] - self.arrays["back"][numbers[-1] % self.capacity])
@@ -303,7 +306,8 @@ class NoisyLinear(nn.Module):
 
     def __init__(self, fan_in, fan_out):
         super().__init__()
-        self.mean, self.sigma = nn.Linear(fan_in, fan_out), nn.Linear(fan_in, fan_out)  # torch draws as the paper does
+        # the means as torch draws them, uniformly within 1 / sqrt(fan_in), which is the paper's way, too
+        self.mean, self.sigma = nn.Linear(fan_in, fan_out), nn.Linear(fan_in, fan_out)
         for p in self.sigma.parameters():
             nn.init.constant_(p, 0.5 * fan_in**-0.5)
 
@@ -347,8 +351,8 @@ class QNetwork(nn.Module):
 
 
 def project(p, value, atoms):
-    """The distribution on the atoms (n_atoms,) that stands for probabilities p of values, both (batch, n_atoms): each
-    value, clipped to their range, gives its probability to the two atoms next to it, more to the closer one (Eq. 7)."""
+    """Eq. 7, the projection of probabilities `p` of values, both (batch, n_atoms), on the atoms (n_atoms,): each value,
+    clipped to their range, gives its probability to the two atoms next to it, more to the closer one."""
     last = len(atoms) - 1
     b = ((value - atoms[0]) / (atoms[last] - atoms[0]) * last).clamp(0, last)  # position among the atoms
     lower = b.long()
@@ -398,8 +402,8 @@ if __name__ == "__main__":
         args.target_network_frequency >= batch_steps,
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
-    # in so many rows a transition, of n_step + 4 images, is whole in every environment, even if each step ends a game
-    # and every second row begins one
+    # n_step + 5 steps of every environment hold a whole transition, of n_step + 4 images; a step that ends a game adds
+    # two rows, the second for the first image of the next game
     least = 2 * (args.n_step + 5) * args.num_envs
     run.require(args.buffer_size >= least, f"--buffer-size must be at least {least} with --n-step {args.n_step}")
     num_actions = int(envs.single_action_space.n)
@@ -426,7 +430,7 @@ if __name__ == "__main__":
         replay.begin(np.arange(args.num_envs), obs[:, 0])
         if start:  # resumed without --save-replay: the games are under way, and their stacks have 4 different images
             for image in obs[:, 1:].swapaxes(0, 1):
-                replay.add(image, -1, 0, 0)
+                replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
     else:  # resumed with --save-replay
         replay.begin(run.restarted, obs[run.restarted, -1])
     for iteration in run.loop(start, num_iterations):
