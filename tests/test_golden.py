@@ -60,6 +60,13 @@ FLAGS = {
     "pqn": "--env-id CartPole-v1 --total-timesteps 1536",
     "pqn_atari_envpool": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
     "pqn_atari_envpool_lstm": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
+    "tqc": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
+    "redq": "--env-id Pendulum-v1 --total-timesteps 320 --learning-starts 300",
+    "droq": "--env-id Pendulum-v1 --total-timesteps 320 --learning-starts 300",
+    "crossq": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
+    "sac_nstep": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
+    "qr_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
+    "a2c": "--env-id CartPole-v1 --total-timesteps 1600",
     "sac_atari": "--env-id pixel_probe:Catch-v0 --total-timesteps 200 --learning-starts 180 --batch-size 4 "
     "--buffer-size 150",
     "ppo_hybrid": "--env-id games/Tool-v0 --total-timesteps 1536",

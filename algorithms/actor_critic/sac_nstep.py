@@ -108,8 +108,8 @@ class NStepReplay:
     def sample(self, batch_size, n_step, num_envs, gamma, device):
         """A Batch of transitions drawn uniformly with replacement, each over `n_step` steps of its environment: over
         fewer where the episode ends or the newest transition comes. Those of an environment are num_envs rows apart."""
-        number = self.inserted - 1 - np.random.randint(min(self.inserted, self.capacity), size=batch_size)
-        first = last = number % self.capacity
+        first = last = np.random.randint(min(self.inserted, self.capacity), size=batch_size)
+        number = self.inserted - 1 - (self.inserted - 1 - first) % self.capacity  # of all transitions ever inserted
         reward, discount = np.zeros(batch_size, np.float32), np.ones(batch_size, np.float32)
         included = np.ones(batch_size, bool)
         for step in number + num_envs * np.arange(n_step)[:, None]:
