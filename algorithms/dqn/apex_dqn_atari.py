@@ -323,7 +323,7 @@ class Actor:
             error, _ = td_errors(self.q_network, self.q_network, Batch(*map(torch.from_numpy, columns)))
         priority = priorities(error, self.args.prioritized_replay_alpha)
         self.shards[shard].add(images, first, priority, where - first[:, None], action[:count], reward, discount)
-        oldest = min([*self.stack, *(i for numbers, *_ in self.steps[count:] for i in numbers)])
+        oldest = min([*self.stack, *(i for numbers, *_ in self.steps[count:] for i in numbers)])  # still needed
         self.images, self.stack = self.images[oldest:], [i - oldest for i in self.stack]
         self.steps = [([i - oldest for i in numbers], *rest) for numbers, *rest in self.steps[count:]]
         return games

@@ -171,7 +171,7 @@ if __name__ == "__main__":
         exploring=exploring,
         envs=envs,
     )
-    left[run.restarted] = 0
+    left[run.restarted] = 0  # no random action lasts into a new episode
 
     # ---- storage of one iteration
     shape = (num_steps, args.num_envs)
