@@ -47,11 +47,11 @@ class Args(RunArgs):
     q_lr: float = 3e-4  # learning rate of the critics' Adam and of the temperature
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 1.0  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 1  # delay of the actor: n updates after every n of the critics
+    policy_frequency: int = 1  # critic updates per round of as many actor updates
     target_network_frequency: int = 2_000  # gradient steps between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature (else alpha): the entropy approaches the target entropy
-    target_entropy_scale: float = 0.89  # target entropy, in entropies of the uniform policy
+    target_entropy_scale: float = 0.89  # target entropy, as a multiple of the uniform policy's
     eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
 
 
@@ -76,8 +76,8 @@ class RandomNoops(gym.Wrapper):
 
 
 class PressFire(gym.Wrapper):
-    """Presses FIRE at the start of a game and after a lost life, where the game waits for it. After a lost life the
-    agent's action is replaced by FIRE, but stored as chosen."""
+    """Presses FIRE at the start of a game and after a lost life, in all games with this button: some wait for it.
+    After a lost life FIRE replaces the agent's action, which is stored as the agent chose it."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -141,9 +141,11 @@ class FrameReplay:
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
         games = np.arange(len(image))
+        # back: the rows since the game's newest one, and those of this call before the new one
         self._insert(games, image, action, reward, done, self.state["age"] + games)
 
     def _insert(self, games, *columns):
+        """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
         index = (self.inserted + np.arange(len(games))) % self.capacity
         for array, values in zip(self.arrays.values(), columns, strict=True):
             array[index] = values
@@ -152,8 +154,9 @@ class FrameReplay:
         self.state["age"][games] = len(games) - np.arange(len(games))
 
     def history(self, number):
-        """Indices (n, 5) of the images up to and with those of the rows of these numbers (n,), the first one of a game
-        repeated; and which rows (n,) can be sampled: a step has led to them, and no image of the 5 was overwritten."""
+        """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,
+        oldest first, with a game's first image in the place of those before it; and whether (n,) the row can be
+        sampled: a step has led to it, and none of the 5 images is overwritten."""
         numbers = [number]
         for _ in range(4):
             numbers.append(numbers[-1] - self.arrays["back"][numbers[-1] % self.capacity])
@@ -251,7 +254,7 @@ def discrete_critic_loss(critic, target_critic, actor, alpha, batch, gamma):
         "losses/qf2_values": q2.mean(),
         "losses/qf1_loss": loss1,
         "losses/qf2_loss": loss2,
-        "losses/qf_loss": (loss1 + loss2) / 2,
+        "losses/qf_loss": (loss1 + loss2) / 2,  # half of what is minimised
     }
     return loss1 + loss2, metrics
 
@@ -288,7 +291,8 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="image", action="discrete")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
+    # a gradient step needs a whole batch in the buffer, which never holds more than this
+    most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     run.require(
         args.buffer_size >= 10 * args.num_envs,
@@ -303,21 +307,32 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr, eps=1e-4)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr, eps=1e-4)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr, eps=1e-4)
+    # critic_step(*inputs): a step of the optimiser down the gradient of the loss of (critic, *inputs); others likewise
     critic_step = run.gradient_step(discrete_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(discrete_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay, lives = FrameReplay(args.buffer_size, args.num_envs), np.zeros(args.num_envs, np.int64)
-    parts = {"actor": actor, "critic": critic, "target_critic": target_critic, "temperature": temperature}
-    parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    parts |= {"alpha_optimizer": alpha_optimizer}
-    start = run.resume(**parts, replay=replay, envs=envs, lives=lives)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(
+        actor=actor,
+        critic=critic,
+        target_critic=target_critic,
+        temperature=temperature,
+        actor_optimizer=actor_optimizer,
+        critic_optimizer=critic_optimizer,
+        alpha_optimizer=alpha_optimizer,
+        replay=replay,
+        envs=envs,
+        lives=lives,
+    )
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
     lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
     if replay.inserted == 0:
         replay.begin(np.arange(args.num_envs), obs[:, 0])
-        for image in obs[:, 1:].swapaxes(0, 1) if start else ():  # resumed in running games, without --save-replay
-            replay.add(image, -1, 0, 0)
+        if start:  # resumed without --save-replay: the games are under way, and their stacks have 4 different images
+            for image in obs[:, 1:].swapaxes(0, 1):
+                replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
     else:  # resumed with --save-replay
         replay.begin(run.restarted, obs[run.restarted, -1])
     for iteration in run.loop(start, num_iterations):
@@ -342,17 +357,18 @@ if __name__ == "__main__":
         replay.begin(np.flatnonzero(over), obs[over, -1])
 
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-        done_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
-        due_now = int(args.utd_ratio * max(0, global_step - args.learning_starts))
-        if replay.inserted < max(args.batch_size, args.learning_starts):
-            due_now = done_before  # too few transitions, as after a resume without the replay buffer
-        for update in range(done_before, due_now):
+        # the updates due before and after the steps of this iteration; those due before the buffer holds enough are
+        # dropped: if learning_starts is less than batch_size, and after a resume without --save-replay
+        enough = replay.inserted >= max(args.batch_size, args.learning_starts)
+        updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
+        updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
+        for update in range(updates_before, updates_after):
             # "update the Q-function parameters" (Algorithm 1)
             batch, alpha = replay.sample(args.batch_size, run.device), temperature().detach()
             metrics = critic_step(target_critic, actor, alpha, batch, args.gamma)
             run.learned(metrics)
 
-            # "update policy weights": delayed, then as many steps as the critics took
+            # "update policy weights": with the critics' updates 0, n, 2n, ... (n: policy_frequency), n steps each time
             if update % args.policy_frequency == 0:
                 for _ in range(args.policy_frequency):
                     metrics, entropy = actor_step(critic, temperature().detach(), batch)

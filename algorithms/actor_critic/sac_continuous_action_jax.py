@@ -42,7 +42,7 @@ class Args(RunArgs):
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # delay of the actor: n updates after every n of the critics (the paper: 1)
+    policy_frequency: int = 2  # critic updates per round of as many actor updates (the paper: 1)
     target_network_frequency: int = 1  # gradient steps between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
@@ -172,7 +172,8 @@ def q_pair(critic, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (ba
 
 
 def sac_critic_loss(critic, target_critic, actor, alpha, batch, noise, gamma):
-    """Twice Eq. 5, summed over both critics; their smaller target counts (section 6). And the metrics."""
+    """The mean squared errors of both critics, added (Eq. 5 has half of each), and the metrics. The target has the
+    smaller value of the two target critics (section 6)."""
     next_action, next_logprob = sample_action(actor, batch.next_obs, noise)
     next_value = jnp.minimum(*q_pair(target_critic, batch.next_obs, next_action)) - alpha * next_logprob  # Eq. 3
     target = batch.reward + gamma * (1 - batch.done) * next_value
@@ -184,7 +185,7 @@ def sac_critic_loss(critic, target_critic, actor, alpha, batch, noise, gamma):
         "losses/qf2_values": q2.mean(),
         "losses/qf1_loss": loss1,
         "losses/qf2_loss": loss2,
-        "losses/qf_loss": (loss1 + loss2) / 2,
+        "losses/qf_loss": (loss1 + loss2) / 2,  # half of what is minimised
     }
     return loss1 + loss2, metrics
 
@@ -221,7 +222,8 @@ def begin(key, setup):
 
 
 def insert(replay, batch, inserted):
-    """Write the transitions of a batch (..., width) over the oldest ones; `inserted` were inserted before."""
+    """Write transitions over the oldest ones: a Batch of arrays, (num_envs, ...) or (num_steps, num_envs, ...).
+    `inserted`: transitions ever inserted before."""
     index = (inserted + jnp.arange(batch.reward.size)) % len(replay.reward)
     return jax.tree.map(lambda x, new: x.at[index].set(new.reshape(-1, *x.shape[1:]).astype(x.dtype)), replay, batch)
 
@@ -245,7 +247,7 @@ def learn_sac(update, learner, learned, batch, noise, setup):
     learner = learner._replace(critic=critic, critic_optimizer_state=optimizer_state)
     of_critic = jax.tree.map(jnp.add, of_critic, (metrics, 1))
 
-    # "update policy weights", "adjust temperature"; as many steps as the critics took since the last ones
+    # "update policy weights", "adjust temperature": with the critics' updates 0, n, 2n, ..., n steps each time
     def actor_step(k, carry):
         learner, of_actor = carry
         inputs = learner.critic, jnp.exp(learner.log_alpha), batch, noise[1 + k]
@@ -298,7 +300,7 @@ def train_iteration(training, setup):
     size = jnp.minimum(global_step, len(replay.reward))
     steps = jnp.maximum(0, jnp.stack([before, global_step]) - args.learning_starts)
     first, last = jnp.floor(args.utd_ratio * steps).astype(int)
-    last = jnp.where(size >= args.batch_size, last, first)
+    last = jnp.where(size >= args.batch_size, last, first)  # updates due before the buffer holds a batch are dropped
     critics = ("losses/qf1_values", "losses/qf2_values", "losses/qf1_loss", "losses/qf2_loss", "losses/qf_loss")
     actor = ("losses/actor_loss", "losses/entropy", *(["losses/alpha_loss"] if args.autotune else []))
     nothing = (dict.fromkeys(critics, 0.0), 0), (dict.fromkeys(actor, 0.0), 0)
@@ -319,7 +321,8 @@ if __name__ == "__main__":
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
+    # a gradient step needs a whole batch in the buffer, which never holds more than this
+    most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
 
     setup = Setup(args, envs, optax.adam(args.policy_lr), optax.adam(args.q_lr), optax.adam(args.q_lr))

@@ -41,11 +41,11 @@ class Args(RunArgs):
     q_lr: float = 3e-4  # learning rate of the critics' Adam and of the temperature
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 1  # delay of the actor: n updates after every n of the critics
+    policy_frequency: int = 1  # critic updates per round of as many actor updates
     target_network_frequency: int = 1  # gradient steps between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature (else alpha): the entropy approaches the target entropy
-    target_entropy_scale: float = 0.89  # target entropy, in entropies of the uniform policy
+    target_entropy_scale: float = 0.89  # target entropy, as a multiple of the uniform policy's
 
 
 class Batch(NamedTuple):
@@ -64,7 +64,7 @@ def make_env(env_id, **kwargs):
 
 
 class Replay:
-    """The last `capacity` transitions, in host memory."""
+    """The last `capacity` transitions, in host memory: an array for each field of Batch, in their order."""
 
     def __init__(self, capacity, obs_dim, action_space):
         self.arrays = {
@@ -77,7 +77,7 @@ class Replay:
         self.capacity, self.inserted = capacity, 0  # `inserted`: transitions ever inserted
 
     def add(self, batch):
-        """Write the transitions of a Batch of NumPy arrays, (..., width) each, over the oldest ones."""
+        """Write transitions over the oldest: a Batch of NumPy arrays, (num_envs, ...) or (num_steps, num_envs, ...)."""
         index = (self.inserted + np.arange(batch.reward.size)) % self.capacity
         for array, rows in zip(self.arrays.values(), batch, strict=True):
             array[index] = rows.reshape(len(index), *array.shape[1:])
@@ -150,7 +150,7 @@ def discrete_critic_loss(critic, target_critic, actor, alpha, batch, gamma):
         "losses/qf2_values": q2.mean(),
         "losses/qf1_loss": loss1,
         "losses/qf2_loss": loss2,
-        "losses/qf_loss": (loss1 + loss2) / 2,
+        "losses/qf_loss": (loss1 + loss2) / 2,  # half of what is minimised
     }
     return loss1 + loss2, metrics
 
@@ -187,7 +187,8 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
+    # a gradient step needs a whole batch in the buffer, which never holds more than this
+    most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
     target_entropy = args.target_entropy_scale * math.log(num_actions)
@@ -198,13 +199,23 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
+    # critic_step(*inputs): a step of the optimiser down the gradient of the loss of (critic, *inputs); others likewise
     critic_step = run.gradient_step(discrete_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(discrete_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)
-    parts = {"actor": actor, "critic": critic, "target_critic": target_critic, "temperature": temperature}
-    parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    start = run.resume(**parts, alpha_optimizer=alpha_optimizer, replay=replay, envs=envs)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(
+        actor=actor,
+        critic=critic,
+        target_critic=target_critic,
+        temperature=temperature,
+        actor_optimizer=actor_optimizer,
+        critic_optimizer=critic_optimizer,
+        alpha_optimizer=alpha_optimizer,
+        replay=replay,
+        envs=envs,
+    )
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -215,28 +226,29 @@ if __name__ == "__main__":
             action = envs.action_space.sample()
         else:
             action = actor.act(obs, np.random.gumbel(size=(args.num_envs, num_actions)))
-        next_obs, reward, terminated, truncated, infos = envs.step(action)
+        current_obs, reward, terminated, truncated, infos = envs.step(action)
         run.episodes(global_step, reward, terminated | truncated)
 
-        # ---- 2. store: where an episode ended, next_obs is the next one's; a time limit is not the end of the task
-        final_obs = next_obs.copy()
-        for i in np.flatnonzero(terminated | truncated):
-            final_obs[i] = infos["final_obs"][i]
-        replay.add(Batch(obs, action, reward, terminated, final_obs))
-        obs = next_obs
+        # ---- 2. store: a time limit is not the end of the task
+        next_obs = current_obs.copy()
+        for i in np.flatnonzero(terminated | truncated):  # current_obs is the next episode's
+            next_obs[i] = infos["final_obs"][i]
+        replay.add(Batch(obs, action, reward, terminated, next_obs))
+        obs = current_obs
 
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-        done_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
-        due_now = int(args.utd_ratio * max(0, global_step - args.learning_starts))
-        if replay.inserted < max(args.batch_size, args.learning_starts):
-            due_now = done_before  # too few transitions, as after a resume without the replay buffer
-        for update in range(done_before, due_now):
+        # the updates due before and after the steps of this iteration; those due before the buffer holds enough are
+        # dropped: if learning_starts is less than batch_size, and after a resume without --save-replay
+        enough = replay.inserted >= max(args.batch_size, args.learning_starts)
+        updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
+        updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
+        for update in range(updates_before, updates_after):
             # "update the Q-function parameters" (Algorithm 1)
             batch, alpha = replay.sample(args.batch_size, run.device), temperature().detach()
             metrics = critic_step(target_critic, actor, alpha, batch, args.gamma)
             run.learned(metrics)
 
-            # "update policy weights": delayed, then as many steps as the critics took
+            # "update policy weights": with the critics' updates 0, n, 2n, ... (n: policy_frequency), n steps each time
             if update % args.policy_frequency == 0:
                 for _ in range(args.policy_frequency):
                     metrics, entropy = actor_step(critic, temperature().detach(), batch)

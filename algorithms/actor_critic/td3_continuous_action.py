@@ -78,7 +78,7 @@ def make_env(env_id, **kwargs):
 
 
 class Replay:
-    """The last `capacity` transitions, in host memory."""
+    """The last `capacity` transitions, in host memory: an array for each field of Batch, in their order."""
 
     def __init__(self, capacity, obs_dim, action_space):
         self.arrays = {
@@ -91,7 +91,7 @@ class Replay:
         self.capacity, self.inserted = capacity, 0  # `inserted`: transitions ever inserted
 
     def add(self, batch):
-        """Write the transitions of a Batch of NumPy arrays, (..., width) each, over the oldest ones."""
+        """Write transitions over the oldest: a Batch of NumPy arrays, (num_envs, ...) or (num_steps, num_envs, ...)."""
         index = (self.inserted + np.arange(batch.reward.size)) % self.capacity
         for array, rows in zip(self.arrays.values(), batch, strict=True):
             array[index] = rows.reshape(len(index), *array.shape[1:])
@@ -160,7 +160,7 @@ def td3_critic_loss(critic, target_critic, target_actor, batch, noise, noise_cli
         "losses/qf2_values": q2.mean(),
         "losses/qf1_loss": loss1,
         "losses/qf2_loss": loss2,
-        "losses/qf_loss": (loss1 + loss2) / 2,
+        "losses/qf_loss": (loss1 + loss2) / 2,  # half of what is minimised
     }
     return loss1 + loss2, metrics
 
@@ -188,7 +188,8 @@ if __name__ == "__main__":
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
+    # a gradient step needs a whole batch in the buffer, which never holds more than this
+    most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
 
@@ -196,12 +197,21 @@ if __name__ == "__main__":
     target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
+    # critic_step(*inputs): a step of the optimiser down the gradient of the loss of (critic, *inputs); others likewise
     critic_step = run.gradient_step(td3_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(td3_actor_loss, actor, actor_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
-    parts = {"actor": actor, "critic": critic, "target_actor": target_actor, "target_critic": target_critic}
-    parts |= {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    start = run.resume(**parts, replay=replay, envs=envs)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(
+        actor=actor,
+        critic=critic,
+        target_actor=target_actor,
+        target_critic=target_critic,
+        actor_optimizer=actor_optimizer,
+        critic_optimizer=critic_optimizer,
+        replay=replay,
+        envs=envs,
+    )
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -212,29 +222,30 @@ if __name__ == "__main__":
             action = envs.action_space.sample()
         else:
             action = actor.act(obs, args.exploration_noise * np.random.randn(args.num_envs, action_dim))
-        next_obs, reward, terminated, truncated, infos = envs.step(action)
+        current_obs, reward, terminated, truncated, infos = envs.step(action)
         run.episodes(global_step, reward, terminated | truncated)
 
-        # ---- 2. store: where an episode ended, next_obs is the next one's; a time limit is not the end of the task
-        final_obs = next_obs.copy()
-        for i in np.flatnonzero(terminated | truncated):
-            final_obs[i] = infos["final_obs"][i]
-        replay.add(Batch(obs, action, reward, terminated, final_obs))
-        obs = next_obs
+        # ---- 2. store: a time limit is not the end of the task
+        next_obs = current_obs.copy()
+        for i in np.flatnonzero(terminated | truncated):  # current_obs is the next episode's
+            next_obs[i] = infos["final_obs"][i]
+        replay.add(Batch(obs, action, reward, terminated, next_obs))
+        obs = current_obs
 
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-        done_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
-        due_now = int(args.utd_ratio * max(0, global_step - args.learning_starts))
-        if replay.inserted < max(args.batch_size, args.learning_starts):
-            due_now = done_before  # too few transitions, as after a resume without the replay buffer
-        for update in range(done_before, due_now):
+        # the updates due before and after the steps of this iteration; those due before the buffer holds enough are
+        # dropped: if learning_starts is less than batch_size, and after a resume without --save-replay
+        enough = replay.inserted >= max(args.batch_size, args.learning_starts)
+        updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
+        updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
+        for update in range(updates_before, updates_after):
             # "update critics" (Algorithm 1)
             batch = replay.sample(args.batch_size, run.device)
             noise = args.policy_noise * torch.randn(args.batch_size, action_dim, device=run.device)
             metrics = critic_step(target_critic, target_actor, batch, noise, args.noise_clip, args.gamma)
             run.learned(metrics)
 
-            # "if t mod d then: update phi by the deterministic policy gradient, update target networks"
+            # "if t mod d then: update phi by the deterministic policy gradient, update target networks", with t from 0
             if update % args.policy_frequency == 0:
                 metrics = actor_step(critic, batch)
                 run.learned(metrics)

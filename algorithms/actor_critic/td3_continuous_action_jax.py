@@ -179,7 +179,7 @@ def td3_critic_loss(critic, target_critic, target_actor, batch, noise, noise_cli
         "losses/qf2_values": q2.mean(),
         "losses/qf1_loss": loss1,
         "losses/qf2_loss": loss2,
-        "losses/qf_loss": (loss1 + loss2) / 2,
+        "losses/qf_loss": (loss1 + loss2) / 2,  # half of what is minimised
     }
     return loss1 + loss2, metrics
 
@@ -206,7 +206,8 @@ def begin(key, setup):
 
 
 def insert(replay, batch, inserted):
-    """Write the transitions of a batch (..., width) over the oldest ones; `inserted` were inserted before."""
+    """Write transitions over the oldest ones: a Batch of arrays, (num_envs, ...) or (num_steps, num_envs, ...).
+    `inserted`: transitions ever inserted before."""
     index = (inserted + jnp.arange(batch.reward.size)) % len(replay.reward)
     return jax.tree.map(lambda x, new: x.at[index].set(new.reshape(-1, *x.shape[1:]).astype(x.dtype)), replay, batch)
 
@@ -230,7 +231,7 @@ def learn_td3(update, learner, learned, batch, noise, setup):
     learner = learner._replace(critic=critic, critic_optimizer_state=optimizer_state)
     of_critic = jax.tree.map(jnp.add, of_critic, (metrics, 1))
 
-    # "if t mod d then: update phi by the deterministic policy gradient, update target networks"
+    # "if t mod d then: update phi by the deterministic policy gradient, update target networks", with t from 0
     def delayed(learner, of_actor):
         gradients, metrics = jax.grad(td3_actor_loss, has_aux=True)(learner.actor, learner.critic, batch)
         updates, optimizer_state = setup.actor_optimizer.update(gradients, learner.actor_optimizer_state)
@@ -275,7 +276,7 @@ def train_iteration(training, setup):
     size = jnp.minimum(global_step, len(replay.reward))
     steps = jnp.maximum(0, jnp.stack([before, global_step]) - args.learning_starts)
     first, last = jnp.floor(args.utd_ratio * steps).astype(int)
-    last = jnp.where(size >= args.batch_size, last, first)
+    last = jnp.where(size >= args.batch_size, last, first)  # updates due before the buffer holds a batch are dropped
     critics = ("losses/qf1_values", "losses/qf2_values", "losses/qf1_loss", "losses/qf2_loss", "losses/qf_loss")
     nothing = (dict.fromkeys(critics, 0.0), 0), ({"losses/actor_loss": 0.0}, 0)
     learner, learned = jax.lax.fori_loop(first, last, update, (training.learner, nothing))
@@ -295,7 +296,8 @@ if __name__ == "__main__":
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    most = min(args.buffer_size, num_iterations * args.num_envs)  # transitions that a batch can be drawn from
+    # a gradient step needs a whole batch in the buffer, which never holds more than this
+    most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
 
     setup = Setup(args, envs, optax.adam(args.learning_rate), optax.adam(args.learning_rate))

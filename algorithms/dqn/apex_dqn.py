@@ -5,7 +5,8 @@
 """Ape-X DQN: many actors, a replay buffer in shards and a learner, in processes of their own; vector observations.
 
 Paper     Horgan et al. 2018, https://arxiv.org/abs/1803.00933 ("Alg. 1" below), whose parameters for Atari are those of
-          apex_dqn_atari.py; "Schaul": Schaul et al. 2016, https://arxiv.org/abs/1511.05952
+          apex_dqn_atari.py; "Schaul": Schaul et al. 2016, https://arxiv.org/abs/1511.05952; "Wang": Wang et al. 2016,
+          https://arxiv.org/abs/1511.06581
 Run       solo train apex_dqn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from dqn.py: actors in processes that Ray places, each with an epsilon of its own, which does not fall;
@@ -43,17 +44,17 @@ class Args(RunArgs):
     broadcast_frequency: int = 10  # gradient steps between two broadcasts of the Q-network's weights to the actors
     buffer_size: int = 50_000  # transitions in the replay buffer, in all shards together
     batch_size: int = 128  # transitions per gradient step
-    learning_starts: int = 1000  # environment steps before the first gradient step; 0: none
+    learning_starts: int = 1000  # environment steps before the first gradient step; 0: learn at once
     train_frequency: int = 5  # environment steps per gradient step
     learning_rate: float = 2.5e-4  # learning rate of Adam
     max_grad_norm: float = 40.0  # clip the norm of the gradient; inf: do not clip
     gamma: float = 0.99  # discount factor, from 0 to 1
     target_network_frequency: int = 500  # environment steps between target network updates
     n_step: int = 3  # steps of a return before it bootstraps
-    base_epsilon: float = 0.4  # probability of a random action, of the first actor, from 0 to 1
-    epsilon_exponent: float = 7.0  # the last actor's probability is base_epsilon to the power of 1 more than this
-    prioritized_replay_alpha: float = 0.6  # exponent of the priorities (0: drawn uniformly), from 0 to 1
-    prioritized_replay_beta: float = 0.4  # exponent of the weights, from 0 to 1
+    base_epsilon: float = 0.4  # the first actor's probability of a random action, from 0 to 1
+    epsilon_exponent: float = 7.0  # alpha in the epsilon of actor i, base_epsilon ** (1 + alpha i / (num_actors - 1))
+    prioritized_replay_alpha: float = 0.6  # exponent of the error in a priority (0: drawn uniformly), from 0 to 1
+    prioritized_replay_beta: float = 0.4  # exponent of the importance weights, from 0 to 1
 
 
 class Batch(NamedTuple):
@@ -72,7 +73,7 @@ def make_env(env_id, **kwargs):
 
 
 def vector_env(env_id):
-    """A vector environment of one, for an actor; its observations are copies."""
+    """A vector environment of one, for an actor; its observations are copies, which no later step changes."""
     copies = [lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)]
     return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP)
 
@@ -82,21 +83,21 @@ class ShardSummary(NamedTuple):
 
     inserted: int  # how many transitions were ever inserted
     priority_sum: float
-    least_priority: float  # inf where there is none
+    least_priority: float  # the smallest; inf where there are no transitions
 
 
 class Sample(NamedTuple):
     """Transitions drawn from one shard, NumPy."""
 
     columns: list  # those of a Batch, (n, ...) each
-    priority: np.ndarray  # (n,)
-    number: np.ndarray  # (n,): which transitions of the shard they are
+    priority: np.ndarray  # (n,), as `priorities` gives it
+    number: np.ndarray  # (n,): which transitions of the shard they are, counted from 0
     summary: ShardSummary
 
 
 class SumTree:
     """The priorities of `capacity` leaves in a binary tree: each node knows the sum of its leaves' priorities, and the
-    least of them that is not 0. The root is node 1, the children of node i are 2 i and 2 i + 1."""
+    smallest of them that is not 0. The root is node 1, the children of node i are 2 i and 2 i + 1."""
 
     def __init__(self, capacity):
         self.size = 2 ** (capacity - 1).bit_length()  # leaf i is node size + i
@@ -113,7 +114,8 @@ class SumTree:
             self.least[node] = np.minimum(self.least[2 * node], self.least[2 * node + 1])
 
     def draw(self, n):
-        """Indices (n,) of leaves, drawn by priority: one from each n-th part of the sum (Schaul, B.2.1)."""
+        """Indices (n,) of leaves, drawn in proportion to priority: one in each of n equal parts of the sum (Schaul,
+        B.2.1)."""
         value = (np.arange(n) + np.random.random(n)) / n * self.sum[1]
         node = np.ones(n, np.int64)
         while node[0] < self.size:
@@ -144,7 +146,7 @@ class ReplayShard:
         return ShardSummary(self.inserted, self.tree.sum[1], self.tree.least[1])
 
     def add(self, batch, priority):
-        """Write the transitions of a Batch of NumPy arrays over the oldest ones."""
+        """Write n transitions over the oldest: a Batch of NumPy arrays, (n, ...) each, and their priorities (n,)."""
         index = (self.inserted + np.arange(len(priority))) % self.capacity
         for array, values in zip(self.arrays.values(), batch, strict=True):
             array[index] = values
@@ -152,15 +154,16 @@ class ReplayShard:
         self.inserted += len(priority)
 
     def sample(self, n):
-        """A `Sample` of n transitions as a tuple, of none if there are none yet."""
+        """The fields of a `Sample` of n transitions, of none if there are none yet."""
         index = self.tree.draw(n) if self.tree.sum[1] > 0 else np.zeros(0, int)
-        number = self.inserted - 1 - (self.inserted - 1 - index) % self.capacity
+        number = self.inserted - 1 - (self.inserted - 1 - index) % self.capacity  # the newest number at each index
         columns = [array[index] for array in self.arrays.values()]
         return columns, self.tree.sum[self.tree.size + index], number, self.summary()
 
     def update(self, number, priority):
         """Give the transitions of these numbers (n,) their priorities (n,), except those overwritten meanwhile."""
-        kept = (number >= self.inserted - self.capacity) & (number < self.inserted)  # more: of a shard that has died
+        # higher numbers than its own are from before a restart
+        kept = (number >= self.inserted - self.capacity) & (number < self.inserted)
         self.tree.set(number[kept] % self.capacity, priority[kept])
 
 
@@ -182,7 +185,7 @@ class QNetwork(nn.Module):
     def forward(self, obs):  # (batch, obs_dim) -> (batch, num_actions)
         x = self.torso(obs).relu()
         advantage = self.advantage(x)
-        return self.value(x) + advantage - advantage.mean(1, keepdim=True)  # Eq. 9
+        return self.value(x) + advantage - advantage.mean(1, keepdim=True)  # Eq. 9 of Wang
 
     @torch.no_grad()
     def act(self, obs):  # NumPy (batch, *obs_shape) -> NumPy (batch,): the greedy actions
@@ -191,16 +194,17 @@ class QNetwork(nn.Module):
 
 
 class Actor:
-    """Plays one environment, and says what the network does not know yet of what it has seen (Alg. 1)."""
+    """Plays one environment and adds its transitions, with their first priorities, to the replay buffer (Alg. 1)."""
 
-    def __init__(self, args, place, shards, envs=None):
+    def __init__(self, args, position, shards, envs=None):  # position: i / (N - 1) of actor i of N, from 0
         self.args, self.shards, self.envs = args, shards, envs or vector_env(args.env_id)
-        self.epsilon = args.base_epsilon ** (1 + place * args.epsilon_exponent)  # place: from 0, the first, to 1
+        self.epsilon = args.base_epsilon ** (1 + args.epsilon_exponent * position)
         self.num_actions = int(self.envs.single_action_space.n)
         obs_dim = int(np.prod(self.envs.single_observation_space.shape))
         self.q_network = QNetwork(obs_dim, self.num_actions)
         self.obs = None if envs else self.envs.reset()[0]  # (1, *obs_shape)
-        self.steps, self.rewards = [], []  # the last steps, whose returns are not complete; all of the episode
+        self.steps = []  # the last ones, whose returns are not complete
+        self.rewards = []  # all of the episode so far
 
     def state_dict(self):
         """What a checkpoint holds of it."""
@@ -211,8 +215,8 @@ class Actor:
         self.steps, self.rewards = state["steps"], state["rewards"]
 
     def rollout(self, weights, shard):
-        """Take num_steps steps with these weights, and hand to a shard what is complete. Returns the raw rewards of
-        each episode that has ended."""
+        """Take num_steps steps with these weights, and add to a shard the transitions whose returns are complete.
+        Returns the raw rewards of each episode that has ended."""
         episodes = []
         for parameter, array in zip(self.q_network.parameters(), weights, strict=True):
             parameter.data.numpy()[...] = array
@@ -224,6 +228,7 @@ class Actor:
             over = bool(terminated[0] | truncated[0])
             next_obs = infos["final_obs"][0] if over else self.obs[0]  # self.obs is the next episode's
             vectors = (np.array(x, np.float32).flatten() for x in (obs, next_obs))
+            # obs, next_obs, action, reward, done (0 at a time limit), end of the episode
             self.steps.append((*vectors, int(action[0]), float(reward[0]), bool(terminated[0]), over))
             self.rewards.append(float(reward[0]))
             if over:
@@ -233,22 +238,23 @@ class Actor:
         reward, discount, last = n_step_returns(reward, done, end, self.args.n_step, self.args.gamma)
         self.steps = self.steps[len(last) :]
         batch = Batch(obs[: len(last)], action[: len(last)], reward, discount, next_obs[last])
-        with torch.no_grad():
+        with torch.no_grad():  # an actor has no target network
             error, _ = td_errors(self.q_network, self.q_network, Batch(*map(torch.from_numpy, batch)))
         self.shards[shard].add(batch, priorities(error, self.args.prioritized_replay_alpha))
         return episodes
 
 
 def n_step_returns(reward, done, end, n_step, gamma):
-    """Of those of consecutive steps (steps,) whose return is complete, the first ones: the discounted sum of n_step
-    rewards, or of those up to an `end`; the discount of what comes after, 0 after `done`; and the last step."""
+    """The returns that begin at consecutive steps (steps,) and are complete, after n_step steps or an `end` before.
+    These are the first k; the others wait for steps to come. Three arrays (k,): the discounted sum of the rewards; the
+    discount of the value of what comes after, 0 after `done`; and the index of the return's last step."""
     step = np.arange(len(reward))
     last, total, discount = step, reward.astype(np.float32), np.full(len(reward), gamma, np.float32)
     for _ in range(n_step - 1):
-        goes_on = ~end[last] & (last + 1 < len(reward))
-        last = last + goes_on
-        total += np.where(goes_on, discount * reward[last], 0)
-        discount = np.where(goes_on, gamma * discount, discount)
+        has_next = ~end[last] & (last + 1 < len(reward))
+        last = last + has_next
+        total += np.where(has_next, discount * reward[last], 0)
+        discount = np.where(has_next, gamma * discount, discount)
     complete = end[last] | (last - step == n_step - 1)
     return total[complete], (discount * ~done[last])[complete], last[complete]
 
@@ -265,20 +271,22 @@ def td_errors(q_network, target_network, batch):
 
 
 def apex_loss(q_network, target_network, batch, weight):
-    """Half the weighted mean squared error; the metrics, and the errors (batch_size,), which give the priorities."""
+    """Half the mean squared error, times the importance weights; the metrics; and the errors (batch_size,), of which
+    the priorities are made."""
     error, q = td_errors(q_network, target_network, batch)
     loss = 0.5 * (weight * error**2).mean()
     return loss, {"losses/td_loss": loss, "losses/q_values": q.mean()}, error
 
 
 def priorities(error, alpha):
-    """NumPy (batch_size,), from the errors of a batch (Schaul, 3.3)."""
+    """p^alpha (batch_size,), NumPy, to which the probability of being drawn is proportional (Schaul, Eq. 1). p: size of
+    the error and a small number more, so that every transition can be drawn again (Schaul, 3.3)."""
     return (error.detach().abs().double().cpu().numpy() + 1e-6) ** alpha
 
 
 def shares(summaries, n):
-    """How many of n transitions to draw from each shard (num_shards,), as from one buffer with the transitions of all:
-    one lies in each n-th part of the sum (Schaul, B.2.1)."""
+    """How many of n transitions to draw from each shard (num_shards,), as if one buffer held all their transitions: one
+    is drawn in each of n equal parts of the sum of all priorities (Schaul, B.2.1)."""
     ends = np.cumsum([summary.priority_sum for summary in summaries])
     value = (np.arange(n) + np.random.random(n)) / n * ends[-1]
     return np.bincount(np.searchsorted(ends[:-1], value, side="right"), minlength=len(summaries))
@@ -303,26 +311,30 @@ if __name__ == "__main__":
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
-    target_network, actor_network = copy.deepcopy(q_network), copy.deepcopy(q_network).cpu()  # what the actors have
+    target_network, actor_network = copy.deepcopy(q_network), copy.deepcopy(q_network).cpu()  # the actors' copy
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
     # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
     gradient_step = run.gradient_step(apex_loss, q_network, optimizer, args.max_grad_norm)
     parts = {"q_network": q_network, "target_network": target_network, "actor_network": actor_network}
-    # in processes that Ray places their methods return promises at once; with --synchronous they are plain objects
+    # each in a process of its own: calls of their methods return promises at once, for whose results run.first and
+    # run.answers wait. With --synchronous they are plain objects of this process, and methods return the results
     shards = run.place(ReplayShard, [(capacity, obs_dim)] * args.num_replay_shards, here=args.synchronous)
     inputs = [(args, i / max(1, num_actors - 1), shards, envs if args.synchronous else None) for i in range(num_actors)]
     actors = run.place(Actor, inputs, here=args.synchronous)
     if args.synchronous:
         parts |= {"actor": actors[0], "envs": envs} | {f"replay_{i}": shard for i, shard in enumerate(shards)}
-    start = run.resume(**parts, optimizer=optimizer)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(**parts, optimizer=optimizer)
     if args.synchronous:
         actors[0].obs = run.reset(envs)
         if run.restarted:  # the episode is gone, and with it the steps whose returns were not complete
             actors[0].steps, actors[0].rewards = [], []
 
-    # ---- under way: two rollouts of each actor and two batches, so that nobody waits; none with --synchronous
-    prefetch = 0 if args.synchronous else 2
-    idle_actors, pending_rollouts, pending_batches = [*range(num_actors)] * max(1, prefetch), [], []
+    # ---- what is under way, so that nobody waits: two rollouts of each actor, two batches in advance
+    rollouts_ahead, batches_ahead = (1, 0) if args.synchronous else (2, 2)
+    to_ask = [*range(num_actors)] * rollouts_ahead  # actors that a rollout will be asked of
+    pending_rollouts = []  # of each: (actor, promise of the episodes that end in it)
+    pending_batches = []  # of each: [(shard, promise of its sample), ...]
     weights = run.share([parameter.detach().numpy() for parameter in actor_network.parameters()])
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * args.num_steps  # at the end of this iteration
@@ -330,12 +342,14 @@ if __name__ == "__main__":
         # ---- 1. act: the first rollout that is there, of any actor; an actor that has died is asked again
         episodes = None
         while episodes is None:
-            for k, i in enumerate(idle_actors):  # the shards take turns
+            for k, i in enumerate(to_ask):  # the shards take turns
                 pending_rollouts.append((i, actors[i].rollout(weights, (iteration + k) % len(shards))))
             first, episodes = run.first([promise for _, promise in pending_rollouts])
-            idle_actors = [pending_rollouts.pop(first)[0]]
-        for reward in map(np.array, episodes):
-            run.episodes(global_step, reward[:, None], np.arange(len(reward))[:, None] == len(reward) - 1)
+            to_ask = [pending_rollouts.pop(first)[0]]
+        for rewards in episodes:  # one that has ended, of one environment: (steps, 1)
+            reward, done = np.array(rewards)[:, None], np.zeros((len(rewards), 1), bool)
+            done[-1] = True
+            run.episodes(global_step, reward, done)
 
         # ---- 2. store: the actors have done it; a shard that has died begins again without transitions
         known = run.answers([shard.summary() for shard in shards])
@@ -343,12 +357,12 @@ if __name__ == "__main__":
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
         inserted = sum(summary.inserted for summary in summaries)
+        # an actor keeps fewer than n_step steps back; more are missing where a shard has died or the run is resumed
         enough = inserted >= max(1, args.learning_starts - args.n_step * num_actors)
         for env_step in range(global_step - args.num_steps + 1, global_step + 1):
-            is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
-            if not (is_due and enough):
+            if not (enough and env_step > args.learning_starts and env_step % args.train_frequency == 0):
                 continue
-            while len(pending_batches) <= prefetch:
+            while len(pending_batches) <= batches_ahead:
                 count = shares(summaries, args.batch_size)  # how many transitions each shard is asked for
                 pending_batches.append([(i, shards[i].sample(count[i])) for i in np.flatnonzero(count)])
             indices, promises = zip(*pending_batches.pop(0), strict=True)
@@ -362,7 +376,8 @@ if __name__ == "__main__":
             columns = map(np.concatenate, zip(*(sample.columns for sample in samples.values()), strict=True))
             batch = Batch(*(torch.from_numpy(column).to(run.device) for column in columns))
             priority = np.concatenate([sample.priority for sample in samples.values()])
-            # the weights correct for the priorities; the largest, 1, is that of the smallest priority (Schaul, 3.4)
+            # importance weights, divided by the largest, that of the smallest priority (Schaul, 3.4); clip: what is
+            # known of the other shards is a little old
             least_priority = min(summary.least_priority for summary in summaries)
             weight = (priority / least_priority).clip(1) ** -args.prioritized_replay_beta
             metrics, error = gradient_step(target_network, batch, torch.tensor(weight).float().to(run.device))
@@ -371,10 +386,10 @@ if __name__ == "__main__":
             for i, sample in samples.items():
                 shards[i].update(sample.number, new_priority[: len(sample.number)])
                 new_priority = new_priority[len(sample.number) :]
-            if env_step // args.train_frequency % args.broadcast_frequency == 0:
+            if env_step // args.train_frequency % args.broadcast_frequency == 0:  # for the rollouts asked from now on
                 actor_network.load_state_dict(q_network.state_dict())
                 weights = run.share([parameter.detach().numpy() for parameter in actor_network.parameters()])
-        if global_step % args.target_network_frequency < args.num_steps:
+        if global_step % args.target_network_frequency < args.num_steps:  # a multiple of it lies in this iteration
             target_network.load_state_dict(q_network.state_dict())
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row

@@ -6,7 +6,8 @@
 
 Paper     Horgan et al. 2018, https://arxiv.org/abs/1803.00933 ("Alg. 1" below). Its parameters are the defaults,
           except: 360 actors, 2,000,000 transitions, and as many environment steps per gradient step as the actors take
-          meanwhile, about 650; "Schaul": Schaul et al. 2016, https://arxiv.org/abs/1511.05952
+          meanwhile, about 650; "Schaul": Schaul et al. 2016, https://arxiv.org/abs/1511.05952; "Wang": Wang et al.
+          2016, https://arxiv.org/abs/1511.06581
 Run       solo train apex_dqn_atari --env-id ALE/Pong-v5
 Spaces    image -> discrete
 Differs   from dqn_atari.py: actors in processes that Ray places, each with an epsilon of its own, which does not fall;
@@ -48,17 +49,17 @@ class Args(RunArgs):
     broadcast_frequency: int = 10  # gradient steps between two broadcasts of the Q-network's weights to the actors
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each, in all shards together
     batch_size: int = 512  # transitions per gradient step
-    learning_starts: int = 50_000  # environment steps before the first gradient step; 0: none
+    learning_starts: int = 50_000  # environment steps before the first gradient step; 0: learn at once
     train_frequency: int = 64  # environment steps per gradient step
     learning_rate: float = 6.25e-5  # learning rate of RMSProp
     max_grad_norm: float = 40.0  # clip the norm of the gradient; inf: do not clip
     gamma: float = 0.99  # discount factor, from 0 to 1
     target_network_frequency: int = 160_000  # environment steps between target network updates
     n_step: int = 3  # steps of a return before it bootstraps
-    base_epsilon: float = 0.4  # probability of a random action, of the first actor, from 0 to 1
-    epsilon_exponent: float = 7.0  # the last actor's probability is base_epsilon to the power of 1 more than this
-    prioritized_replay_alpha: float = 0.6  # exponent of the priorities (0: drawn uniformly), from 0 to 1
-    prioritized_replay_beta: float = 0.4  # exponent of the weights, from 0 to 1
+    base_epsilon: float = 0.4  # the first actor's probability of a random action, from 0 to 1
+    epsilon_exponent: float = 7.0  # alpha in the epsilon of actor i, base_epsilon ** (1 + alpha i / (num_actors - 1))
+    prioritized_replay_alpha: float = 0.6  # exponent of the error in a priority (0: drawn uniformly), from 0 to 1
+    prioritized_replay_beta: float = 0.4  # exponent of the importance weights, from 0 to 1
     eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
 
 
@@ -83,8 +84,8 @@ class RandomNoops(gym.Wrapper):
 
 
 class PressFire(gym.Wrapper):
-    """Presses FIRE at the start of a game and after a lost life, where the game waits for it. After a lost life the
-    agent's action is replaced by FIRE, but stored as chosen."""
+    """Presses FIRE at the start of a game and after a lost life, in all games with this button: some wait for it.
+    After a lost life FIRE replaces the agent's action, which is stored as the agent chose it."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -112,7 +113,7 @@ def make_env(env_id, **kwargs):
 
 
 def vector_env(env_id):
-    """A vector environment of one, for an actor; its observations are copies."""
+    """A vector environment of one, for an actor; its observations are copies, which no later step changes."""
     copies = [lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)]
     return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP)
 
@@ -122,21 +123,21 @@ class ShardSummary(NamedTuple):
 
     inserted: int  # how many rows were ever inserted
     priority_sum: float
-    least_priority: float  # inf where there is none
+    least_priority: float  # the smallest; inf where there are no transitions
 
 
 class Sample(NamedTuple):
     """Transitions drawn from one shard, NumPy."""
 
     columns: list  # those of a Batch, (n, ...) each
-    priority: np.ndarray  # (n,)
-    number: np.ndarray  # (n,): which transitions of the shard they are
+    priority: np.ndarray  # (n,), as `priorities` gives it
+    number: np.ndarray  # (n,): which transitions of the shard they are, counted from 0
     summary: ShardSummary
 
 
 class SumTree:
     """The priorities of `capacity` leaves in a binary tree: each node knows the sum of its leaves' priorities, and the
-    least of them that is not 0. The root is node 1, the children of node i are 2 i and 2 i + 1."""
+    smallest of them that is not 0. The root is node 1, the children of node i are 2 i and 2 i + 1."""
 
     def __init__(self, capacity):
         self.size = 2 ** (capacity - 1).bit_length()  # leaf i is node size + i
@@ -153,7 +154,8 @@ class SumTree:
             self.least[node] = np.minimum(self.least[2 * node], self.least[2 * node + 1])
 
     def draw(self, n):
-        """Indices (n,) of leaves, drawn by priority: one from each n-th part of the sum (Schaul, B.2.1)."""
+        """Indices (n,) of leaves, drawn in proportion to priority: one in each of n equal parts of the sum (Schaul,
+        B.2.1)."""
         value = (np.arange(n) + np.random.random(n)) / n * self.sum[1]
         node = np.ones(n, np.int64)
         while node[0] < self.size:
@@ -178,8 +180,8 @@ class FrameShard:
           4       4    game A, 5th  -3 -2 -1  0   -2 -1  0  1      0
           5       5    game A, 6th                                          game A ends: no transition begins here
 
-    `near` is how many rows after this one (before it: less than 0) each of the 8 images of its transition lies. Rows 3
-    and 4 have the priority 0 and are not drawn: some of their images are overwritten.
+    `near`: where the 8 images of the row's transition lie, in rows after this one (before it: less than 0). Rows 3 and
+    4 have the priority 0 and are not drawn: some of their images are overwritten.
     """
 
     def __init__(self, capacity):
@@ -200,9 +202,9 @@ class FrameShard:
         return ShardSummary(self.inserted, self.tree.sum[1], self.tree.least[1])
 
     def add(self, image, first, priority, *columns):
-        """Insert images (rows, 84, 84), and transitions (n,) that begin at the rows `first` of these, of which the rest
-        are the columns, over the oldest rows. Transitions that begin in the 3 rows after the last one are removed, too:
-        one of their images may be overwritten."""
+        """Write images (rows, 84, 84) over the oldest rows, and the n transitions that begin at these of them: `first`
+        (n,). Their priorities (n,); near (n, 8), action, reward, discount (n,) are the columns. Transitions that begin
+        in the 3 rows after the last one are removed, too: one of their images may be overwritten."""
         number = self.inserted + np.arange(len(image))
         self.tree.set((self.inserted + np.arange(len(image) + 3)) % self.capacity, 0)
         self.arrays["image"][number % self.capacity] = image
@@ -213,9 +215,9 @@ class FrameShard:
         self.inserted += len(image)
 
     def sample(self, n):
-        """A `Sample` of n transitions as a tuple, of none if there are none yet."""
+        """The fields of a `Sample` of n transitions, of none if there are none yet."""
         index = self.tree.draw(n) if self.tree.sum[1] > 0 else np.zeros(0, int)
-        number = self.inserted - 1 - (self.inserted - 1 - index) % self.capacity
+        number = self.inserted - 1 - (self.inserted - 1 - index) % self.capacity  # the newest number at each index
         image = self.arrays["image"][(index[:, None] + self.arrays["near"][index]) % self.capacity]
         action, reward, discount = (self.arrays[name][index] for name in ("action", "reward", "discount"))
         columns = [image[:, :4], action, reward, discount, image[:, 4:]]
@@ -224,7 +226,8 @@ class FrameShard:
     def update(self, number, priority):
         """Give the transitions of these rows (n,) their priorities (n,), except those overwritten meanwhile."""
         index = number % self.capacity
-        kept = (number >= self.inserted - self.capacity) & (number < self.inserted)  # more: of a shard that has died
+        # higher numbers than its own are from before a restart
+        kept = (number >= self.inserted - self.capacity) & (number < self.inserted)
         kept &= self.tree.sum[self.tree.size + index] > 0
         self.tree.set(index[kept], priority[kept])
 
@@ -255,7 +258,7 @@ class QNetwork(nn.Module):
     def forward(self, obs):  # (batch, 4, 84, 84) -> (batch, num_actions)
         x = self.torso(obs)
         advantage = self.advantage(x)
-        return self.value(x) + advantage - advantage.mean(1, keepdim=True)
+        return self.value(x) + advantage - advantage.mean(1, keepdim=True)  # Eq. 9 of Wang
 
     @torch.no_grad()
     def act(self, obs):  # NumPy (batch, 4, 84, 84) -> NumPy (batch,): the greedy actions
@@ -263,17 +266,19 @@ class QNetwork(nn.Module):
 
 
 class Actor:
-    """Plays one game after the other, and says what the network does not know yet of what it has seen (Alg. 1)."""
+    """Plays one game after the other and adds its transitions, with their first priorities, to the replay buffer
+    (Alg. 1)."""
 
-    def __init__(self, args, place, shards, envs=None):
+    def __init__(self, args, position, shards, envs=None):  # position: i / (N - 1) of actor i of N, from 0
         gym.register_envs(ale_py)  # this process may be a new one
         self.args, self.shards, self.envs = args, shards, envs or vector_env(args.env_id)
-        self.epsilon = args.base_epsilon ** (1 + place * args.epsilon_exponent)  # place: from 0, the first, to 1
+        self.epsilon = args.base_epsilon ** (1 + args.epsilon_exponent * position)
         self.num_actions = int(self.envs.single_action_space.n)
         self.q_network = QNetwork(self.num_actions)
         self.obs = None if envs else self.envs.reset()[0]  # (1, 4, 84, 84)
-        # the last images; which of them are the 4 of obs; the last steps, whose returns are not complete; of the game:
-        self.images, self.stack, self.steps, self.rewards, self.lives = [], [], [], [], 0
+        self.images, self.stack = [], []  # the last images; which of them, by index, are the 4 of obs
+        self.steps = []  # the last ones, whose returns are not complete
+        self.rewards, self.lives = [], 0  # all rewards of the game so far; lives left
 
     def state_dict(self):
         """What a checkpoint holds of it."""
@@ -284,8 +289,8 @@ class Actor:
         vars(self).update(state)
 
     def rollout(self, weights, shard):
-        """Take num_steps steps with these weights, and hand to a shard what is complete. Returns the raw rewards of
-        each game that has ended."""
+        """Take num_steps steps with these weights, and add to a shard the transitions whose returns are complete.
+        Returns the raw rewards of each game that has ended."""
         games = []
         for parameter, array in zip(self.q_network.parameters(), weights, strict=True):
             parameter.data.numpy()[...] = array
@@ -302,6 +307,7 @@ class Actor:
             done, self.lives = bool(terminated[0] | (lives_left < self.lives)), int(infos["lives"][0])
             before, self.stack = self.stack, [*self.stack[1:], len(self.images)]
             self.images.append(np.array(infos["final_obs"][0][-1] if over else self.obs[0, -1]))
+            # where the 8 images are, action, clipped reward, done, end of the return
             self.steps.append(([*before, *self.stack], int(action[0]), float(np.sign(reward[0])), done, done or over))
             self.rewards.append(float(reward[0]))
             if over:  # self.obs is the next game's
@@ -313,26 +319,27 @@ class Actor:
         count, images = len(last), np.array(self.images)
         first, where = stacks[:count, 3], np.hstack([stacks[:count, :4], stacks[last, 4:]])  # images of each transition
         columns = (images[where[:, :4]], action[:count], reward, discount, images[where[:, 4:]])
-        with torch.no_grad():
+        with torch.no_grad():  # an actor has no target network
             error, _ = td_errors(self.q_network, self.q_network, Batch(*map(torch.from_numpy, columns)))
         priority = priorities(error, self.args.prioritized_replay_alpha)
         self.shards[shard].add(images, first, priority, where - first[:, None], action[:count], reward, discount)
-        oldest = min([*self.stack, *(i for numbers, *_ in self.steps[count:] for i in numbers)])
+        oldest = min([*self.stack, *(i for numbers, *_ in self.steps[count:] for i in numbers)])  # still needed
         self.images, self.stack = self.images[oldest:], [i - oldest for i in self.stack]
         self.steps = [([i - oldest for i in numbers], *rest) for numbers, *rest in self.steps[count:]]
         return games
 
 
 def n_step_returns(reward, done, end, n_step, gamma):
-    """Of those of consecutive steps (steps,) whose return is complete, the first ones: the discounted sum of n_step
-    rewards, or of those up to an `end`; the discount of what comes after, 0 after `done`; and the last step."""
+    """The returns that begin at consecutive steps (steps,) and are complete, after n_step steps or an `end` before.
+    These are the first k; the others wait for steps to come. Three arrays (k,): the discounted sum of the rewards; the
+    discount of the value of what comes after, 0 after `done`; and the index of the return's last step."""
     step = np.arange(len(reward))
     last, total, discount = step, reward.astype(np.float32), np.full(len(reward), gamma, np.float32)
     for _ in range(n_step - 1):
-        goes_on = ~end[last] & (last + 1 < len(reward))
-        last = last + goes_on
-        total += np.where(goes_on, discount * reward[last], 0)
-        discount = np.where(goes_on, gamma * discount, discount)
+        has_next = ~end[last] & (last + 1 < len(reward))
+        last = last + has_next
+        total += np.where(has_next, discount * reward[last], 0)
+        discount = np.where(has_next, gamma * discount, discount)
     complete = end[last] | (last - step == n_step - 1)
     return total[complete], (discount * ~done[last])[complete], last[complete]
 
@@ -349,20 +356,22 @@ def td_errors(q_network, target_network, batch):
 
 
 def apex_loss(q_network, target_network, batch, weight):
-    """Half the weighted mean squared error; the metrics, and the errors (batch_size,), which give the priorities."""
+    """Half the mean squared error, times the importance weights; the metrics; and the errors (batch_size,), of which
+    the priorities are made."""
     error, q = td_errors(q_network, target_network, batch)
     loss = 0.5 * (weight * error**2).mean()
     return loss, {"losses/td_loss": loss, "losses/q_values": q.mean()}, error
 
 
 def priorities(error, alpha):
-    """NumPy (batch_size,), from the errors of a batch (Schaul, 3.3)."""
+    """p^alpha (batch_size,), NumPy, to which the probability of being drawn is proportional (Schaul, Eq. 1). p: size of
+    the error and a small number more, so that every transition can be drawn again (Schaul, 3.3)."""
     return (error.detach().abs().double().cpu().numpy() + 1e-6) ** alpha
 
 
 def shares(summaries, n):
-    """How many of n transitions to draw from each shard (num_shards,), as from one buffer with the transitions of all:
-    one lies in each n-th part of the sum (Schaul, B.2.1)."""
+    """How many of n transitions to draw from each shard (num_shards,), as if one buffer held all their transitions: one
+    is drawn in each of n equal parts of the sum of all priorities (Schaul, B.2.1)."""
     ends = np.cumsum([summary.priority_sum for summary in summaries])
     value = (np.arange(n) + np.random.random(n)) / n * ends[-1]
     return np.bincount(np.searchsorted(ends[:-1], value, side="right"), minlength=len(summaries))
@@ -387,26 +396,30 @@ if __name__ == "__main__":
     run.require(args.buffer_size >= least, f"--buffer-size must be at least {least}, a rollout in each shard")
 
     q_network = QNetwork(int(envs.single_action_space.n)).to(run.device)
-    target_network, actor_network = copy.deepcopy(q_network), copy.deepcopy(q_network).cpu()  # what the actors have
+    target_network, actor_network = copy.deepcopy(q_network), copy.deepcopy(q_network).cpu()  # the actors' copy
     optimizer = torch.optim.RMSprop(q_network.parameters(), args.learning_rate, 0.95, 1.5e-7, centered=True)
     # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
     gradient_step = run.gradient_step(apex_loss, q_network, optimizer, args.max_grad_norm)
     parts = {"q_network": q_network, "target_network": target_network, "actor_network": actor_network}
-    # in processes that Ray places their methods return promises at once; with --synchronous they are plain objects
+    # each in a process of its own: calls of their methods return promises at once, for whose results run.first and
+    # run.answers wait. With --synchronous they are plain objects of this process, and methods return the results
     shards = run.place(FrameShard, [(capacity,)] * args.num_replay_shards, here=args.synchronous)
     inputs = [(args, i / max(1, num_actors - 1), shards, envs if args.synchronous else None) for i in range(num_actors)]
     actors = run.place(Actor, inputs, here=args.synchronous)
     if args.synchronous:
         parts |= {"actor": actors[0], "envs": envs} | {f"replay_{i}": shard for i, shard in enumerate(shards)}
-    start = run.resume(**parts, optimizer=optimizer)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(**parts, optimizer=optimizer)
     if args.synchronous:
         actors[0].obs = run.reset(envs)
         if run.restarted:  # the game is gone, and with it the steps whose returns were not complete
             actors[0].load_state_dict({"images": [], "stack": [], "steps": [], "rewards": [], "lives": 0})
 
-    # ---- under way: two rollouts of each actor and two batches, so that nobody waits; none with --synchronous
-    prefetch = 0 if args.synchronous else 2
-    idle_actors, pending_rollouts, pending_batches = [*range(num_actors)] * max(1, prefetch), [], []
+    # ---- what is under way, so that nobody waits: two rollouts of each actor, two batches in advance
+    rollouts_ahead, batches_ahead = (1, 0) if args.synchronous else (2, 2)
+    to_ask = [*range(num_actors)] * rollouts_ahead  # actors that a rollout will be asked of
+    pending_rollouts = []  # of each: (actor, promise of the episodes that end in it)
+    pending_batches = []  # of each: [(shard, promise of its sample), ...]
     weights = run.share([parameter.detach().numpy() for parameter in actor_network.parameters()])
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * args.num_steps  # at the end of this iteration
@@ -414,12 +427,14 @@ if __name__ == "__main__":
         # ---- 1. act: the first rollout that is there, of any actor; an actor that has died is asked again
         episodes = None
         while episodes is None:
-            for k, i in enumerate(idle_actors):  # the shards take turns
+            for k, i in enumerate(to_ask):  # the shards take turns
                 pending_rollouts.append((i, actors[i].rollout(weights, (iteration + k) % len(shards))))
             first, episodes = run.first([promise for _, promise in pending_rollouts])
-            idle_actors = [pending_rollouts.pop(first)[0]]
-        for reward in map(np.array, episodes):
-            run.episodes(global_step, reward[:, None], np.arange(len(reward))[:, None] == len(reward) - 1)
+            to_ask = [pending_rollouts.pop(first)[0]]
+        for rewards in episodes:  # one that has ended, of one environment: (steps, 1)
+            reward, done = np.array(rewards)[:, None], np.zeros((len(rewards), 1), bool)
+            done[-1] = True
+            run.episodes(global_step, reward, done)
 
         # ---- 2. store: the actors have done it; a shard that has died begins again without transitions
         known = run.answers([shard.summary() for shard in shards])
@@ -427,12 +442,12 @@ if __name__ == "__main__":
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
         inserted = sum(summary.inserted for summary in summaries)
+        # an actor keeps fewer than n_step steps back; more are missing where a shard has died or the run is resumed
         enough = inserted >= max(1, args.learning_starts - args.n_step * num_actors)
         for env_step in range(global_step - args.num_steps + 1, global_step + 1):
-            is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
-            if not (is_due and enough):
+            if not (enough and env_step > args.learning_starts and env_step % args.train_frequency == 0):
                 continue
-            while len(pending_batches) <= prefetch:
+            while len(pending_batches) <= batches_ahead:
                 count = shares(summaries, args.batch_size)  # how many transitions each shard is asked for
                 pending_batches.append([(i, shards[i].sample(count[i])) for i in np.flatnonzero(count)])
             indices, promises = zip(*pending_batches.pop(0), strict=True)
@@ -446,7 +461,8 @@ if __name__ == "__main__":
             columns = map(np.concatenate, zip(*(sample.columns for sample in samples.values()), strict=True))
             batch = Batch(*(torch.from_numpy(column).to(run.device) for column in columns))
             priority = np.concatenate([sample.priority for sample in samples.values()])
-            # the weights correct for the priorities; the largest, 1, is that of the smallest priority (Schaul, 3.4)
+            # importance weights, divided by the largest, that of the smallest priority (Schaul, 3.4); clip: what is
+            # known of the other shards is a little old
             least_priority = min(summary.least_priority for summary in summaries)
             weight = (priority / least_priority).clip(1) ** -args.prioritized_replay_beta
             metrics, error = gradient_step(target_network, batch, torch.tensor(weight).float().to(run.device))
@@ -455,10 +471,10 @@ if __name__ == "__main__":
             for i, sample in samples.items():
                 shards[i].update(sample.number, new_priority[: len(sample.number)])
                 new_priority = new_priority[len(sample.number) :]
-            if env_step // args.train_frequency % args.broadcast_frequency == 0:
+            if env_step // args.train_frequency % args.broadcast_frequency == 0:  # for the rollouts asked from now on
                 actor_network.load_state_dict(q_network.state_dict())
                 weights = run.share([parameter.detach().numpy() for parameter in actor_network.parameters()])
-        if global_step % args.target_network_frequency < args.num_steps:
+        if global_step % args.target_network_frequency < args.num_steps:  # a multiple of it lies in this iteration
             target_network.load_state_dict(q_network.state_dict())
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row

@@ -4,7 +4,7 @@
 # ///
 """Categorical DQN (C51) on Atari: learns the distribution of the return; discrete actions, images.
 
-Paper     Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887 ("Alg. 1", "Eq. 7" of the loss); loop:
+Paper     Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887 ("Alg. 1", "Eq. 7" of the target); loop:
           Alg. 1 of Mnih et al. 2015, https://www.nature.com/articles/nature14236
 Run       solo train c51_atari --env-id ALE/Pong-v5
 Spaces    image -> discrete
@@ -38,7 +38,7 @@ class Args(RunArgs):
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each
     batch_size: int = 32  # transitions per gradient step
-    learning_starts: int = 80_000  # environment steps before the first gradient step; 0: none
+    learning_starts: int = 80_000  # environment steps before the first gradient step; 0: learn at once
     train_frequency: int = 4  # environment steps per gradient step
     learning_rate: float = 2.5e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -74,8 +74,8 @@ class RandomNoops(gym.Wrapper):
 
 
 class PressFire(gym.Wrapper):
-    """Presses FIRE at the start of a game and after a lost life, where the game waits for it. After a lost life the
-    agent's action is replaced by FIRE, but stored as chosen."""
+    """Presses FIRE at the start of a game and after a lost life, in all games with this button: some wait for it.
+    After a lost life FIRE replaces the agent's action, which is stored as the agent chose it."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -139,9 +139,11 @@ class FrameReplay:
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
         games = np.arange(len(image))
+        # back: the rows since the game's newest one, and those of this call before the new one
         self._insert(games, image, action, reward, done, self.state["age"] + games)
 
     def _insert(self, games, *columns):
+        """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
         index = (self.inserted + np.arange(len(games))) % self.capacity
         for array, values in zip(self.arrays.values(), columns, strict=True):
             array[index] = values
@@ -150,8 +152,9 @@ class FrameReplay:
         self.state["age"][games] = len(games) - np.arange(len(games))
 
     def history(self, number):
-        """Indices (n, 5) of the images up to and with those of the rows of these numbers (n,), the first one of a game
-        repeated; and which rows (n,) can be sampled: a step has led to them, and no image of the 5 was overwritten."""
+        """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,
+        oldest first, with a game's first image in the place of those before it; and whether (n,) the row can be
+        sampled: a step has led to it, and none of the 5 images is overwritten."""
         numbers = [number]
         for _ in range(4):
             numbers.append(numbers[-1] - self.arrays["back"][numbers[-1] % self.capacity])
@@ -205,8 +208,8 @@ class QNetwork(nn.Module):
 
 
 def project(p, value, atoms):
-    """The distribution on the atoms (n_atoms,) that stands for probabilities p of values, both (batch, n_atoms): each
-    value, clipped to their range, gives its probability to the two atoms next to it, more to the closer one (Eq. 7)."""
+    """Eq. 7, the projection of probabilities `p` of values, both (batch, n_atoms), on the atoms (n_atoms,): each value,
+    clipped to their range, gives its probability to the two atoms next to it, more to the closer one."""
     last = len(atoms) - 1
     b = ((value - atoms[0]) / (atoms[last] - atoms[0]) * last).clamp(0, last)  # position among the atoms
     lower = b.long()
@@ -244,7 +247,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
     run.require_spaces(envs, obs="image", action="discrete")
-    # the steps between two gradient steps: one iteration of the loop
+    # one iteration: at most train_frequency environment steps, or one of each environment where those are more
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -268,8 +271,10 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(c51_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions), with the current weights
     replay, lives = FrameReplay(args.buffer_size, args.num_envs), np.zeros(args.num_envs, np.int64)
-    parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
-    start = run.resume(**parts, replay=replay, envs=envs, lives=lives)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(
+        q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs, lives=lives
+    )
 
     # ---- storage of one iteration
     shape = (num_steps, args.num_envs)
@@ -279,8 +284,9 @@ if __name__ == "__main__":
     lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
     if replay.inserted == 0:
         replay.begin(np.arange(args.num_envs), obs[:, 0])
-        for image in obs[:, 1:].swapaxes(0, 1) if start else ():  # resumed in running games, without --save-replay
-            replay.add(image, -1, 0, 0)
+        if start:  # resumed without --save-replay: the games are under way, and their stacks have 4 different images
+            for image in obs[:, 1:].swapaxes(0, 1):
+                replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
     else:  # resumed with --save-replay
         replay.begin(run.restarted, obs[run.restarted, -1])
     for iteration in run.loop(start, num_iterations):
@@ -308,12 +314,12 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, over)
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
+        enough = replay.inserted >= args.learning_starts  # resuming without --save-replay empties the buffer
         for env_step in range(global_step - batch_steps + 1, global_step + 1):
-            is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
-            if is_due and replay.inserted >= args.learning_starts:  # fewer after a resume without its replay buffer
+            if enough and env_step > args.learning_starts and env_step % args.train_frequency == 0:
                 metrics = gradient_step(target_network, replay.sample(args.batch_size, run.device), args.gamma)
                 run.learned(metrics)
-        if global_step % args.target_network_frequency < batch_steps:
+        if global_step % args.target_network_frequency < batch_steps:  # a multiple of it lies in this iteration
             soft_update(target_network, q_network, args.tau)
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row

@@ -4,7 +4,7 @@
 # ///
 """Categorical DQN (C51) on EnvPool's Atari games: learns the distribution of the return; discrete actions, images; JAX.
 
-Paper     Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887 ("Alg. 1", "Eq. 7" of the loss); loop:
+Paper     Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887 ("Alg. 1", "Eq. 7" of the target); loop:
           Alg. 1 of Mnih et al. 2015, https://www.nature.com/articles/nature14236
           EnvPool: Weng et al. 2022, https://arxiv.org/abs/2206.10558
 Run       solo train c51_atari_jax --env-id Pong-v5
@@ -37,7 +37,7 @@ class Args(RunArgs):
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each
     batch_size: int = 32  # transitions per gradient step
-    learning_starts: int = 80_000  # environment steps before the first gradient step; 0: none
+    learning_starts: int = 80_000  # environment steps before the first gradient step; 0: learn at once
     train_frequency: int = 4  # environment steps per gradient step
     learning_rate: float = 2.5e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -122,8 +122,9 @@ class FrameReplay(NamedTuple):
         return FrameReplay(*arrays, number[-1, 1, -1] + 1)
 
     def history(self, number):
-        """Indices (n, 5) of the images up to and with those of the rows of these numbers (n,), the first one of a game
-        repeated; and which rows (n,) can be sampled: a step has led to them, and no image of the 5 was overwritten."""
+        """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,
+        oldest first, with a game's first image in the place of those before it; and whether (n,) the row can be
+        sampled: a step has led to it, and none of the 5 images is overwritten."""
         numbers, capacity = [number], len(self.image)
         for _ in range(4):
             numbers.append(numbers[-1] - self.back[numbers[-1] % capacity])
@@ -213,8 +214,8 @@ def act(params, obs, atoms):  # (batch, 4, 84, 84) -> (batch,): the greedy actio
 
 
 def project(p, value, atoms):
-    """The distribution on the atoms (n_atoms,) that stands for probabilities p of values, both (batch, n_atoms): each
-    value, clipped to their range, gives its probability to the two atoms next to it, more to the closer one (Eq. 7)."""
+    """Eq. 7, the projection of probabilities `p` of values, both (batch, n_atoms), on the atoms (n_atoms,): each value,
+    clipped to their range, gives its probability to the two atoms next to it, more to the closer one."""
     last, row = len(atoms) - 1, jnp.arange(len(p))[:, None]
     b = ((value - atoms[0]) / (atoms[last] - atoms[0]) * last).clip(0, last)  # position among the atoms
     lower = b.astype(jnp.int32)
@@ -291,9 +292,10 @@ def train_iteration(training, setup):
         return optax.apply_updates(params, updates), optimizer_state, jax.tree.map(jnp.add, sums, metrics)
 
     first, last = jnp.maximum(before, args.learning_starts) // args.train_frequency, global_step // args.train_frequency
-    last = jnp.where(replay.inserted < args.learning_starts, first, last)  # resumed without its images
+    last = jnp.where(replay.inserted < args.learning_starts, first, last)  # a resume without --save-replay empties it
     carry = (training.params, training.optimizer_state, {"losses/td_loss": 0.0, "losses/q_values": 0.0})
     params, optimizer_state, sums = jax.lax.fori_loop(first, last, gradient_step, carry)
+    # the target network moves in iterations in which a multiple of target_network_frequency lies
     move = jnp.where(global_step % args.target_network_frequency < batch_steps, args.tau, 0.0)
     target_params = optax.incremental_update(params, training.target_params, move)
 

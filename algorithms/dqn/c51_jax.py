@@ -8,7 +8,7 @@ Paper     Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887 ("Alg.
 Run       solo train c51_jax --env-id CartPole-v1 --num-seeds 4
 Spaces    vector -> discrete
 Differs   from dqn_jax.py: the network gives a distribution over n_atoms returns between v_min and v_max for each
-          action; cross entropy with the projected target distribution; larger epsilon of Adam
+          action; cross entropy with the projected target distribution; the paper's epsilon of Adam
 Twin      c51.py
 Not for   Atari games: c51_atari_jax.py; other images; continuous actions: ddpg_continuous_action_jax.py
 Details   algorithms/dqn/README.md
@@ -36,7 +36,7 @@ class Args(RunArgs):
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 10_000  # transitions in the replay buffer
     batch_size: int = 128  # transitions per gradient step
-    learning_starts: int = 10_000  # environment steps before the first gradient step; 0: none
+    learning_starts: int = 10_000  # environment steps before the first gradient step; 0: learn at once
     train_frequency: int = 10  # environment steps per gradient step
     learning_rate: float = 2.5e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -122,8 +122,8 @@ def act(params, obs, atoms):  # (batch, *obs_shape) -> (batch,): the greedy acti
 
 
 def project(p, value, atoms):
-    """The distribution on the atoms (n_atoms,) that stands for probabilities p of values, both (batch, n_atoms): each
-    value, clipped to their range, gives its probability to the two atoms next to it, more to the closer one (Eq. 7)."""
+    """Eq. 7, the projection of probabilities `p` of values, both (batch, n_atoms), on the atoms (n_atoms,): each value,
+    clipped to their range, gives its probability to the two atoms next to it, more to the closer one."""
     last, row = len(atoms) - 1, jnp.arange(len(p))[:, None]
     b = ((value - atoms[0]) / (atoms[last] - atoms[0]) * last).clip(0, last)  # position among the atoms
     lower = b.astype(jnp.int32)
@@ -158,7 +158,8 @@ def begin(key, setup):
 
 
 def insert(replay, batch, inserted):
-    """Write the transitions of a batch (..., width) over the oldest ones; `inserted` were inserted before."""
+    """Write transitions over the oldest ones: a Batch of arrays, (num_envs, ...) or (num_steps, num_envs, ...).
+    `inserted`: transitions ever inserted before."""
     index = (inserted + jnp.arange(batch.reward.size)) % len(replay.reward)
     return jax.tree.map(lambda x, new: x.at[index].set(new.reshape(-1, *x.shape[1:]).astype(x.dtype)), replay, batch)
 
@@ -208,6 +209,7 @@ def train_iteration(training, setup):
     first, last = jnp.maximum(before, args.learning_starts) // args.train_frequency, global_step // args.train_frequency
     carry = (training.params, training.optimizer_state, {"losses/td_loss": 0.0, "losses/q_values": 0.0})
     params, optimizer_state, sums = jax.lax.fori_loop(first, last, gradient_step, carry)
+    # the target network moves in iterations in which a multiple of target_network_frequency lies
     move = jnp.where(global_step % args.target_network_frequency < batch_steps, args.tau, 0.0)
     target_params = optax.incremental_update(params, training.target_params, move)
 

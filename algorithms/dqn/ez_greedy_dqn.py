@@ -34,7 +34,7 @@ class Args(RunArgs):
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 10_000  # transitions in the replay buffer
     batch_size: int = 128  # transitions per gradient step
-    learning_starts: int = 10_000  # environment steps before the first gradient step; 0: none
+    learning_starts: int = 10_000  # environment steps before the first gradient step; 0: learn at once
     train_frequency: int = 10  # environment steps per gradient step
     learning_rate: float = 2.5e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -62,7 +62,7 @@ def make_env(env_id, **kwargs):
 
 
 class Replay:
-    """The last `capacity` transitions, in host memory."""
+    """The last `capacity` transitions, in host memory: an array for each field of Batch, in their order."""
 
     def __init__(self, capacity, obs_dim, action_space):
         self.arrays = {
@@ -75,7 +75,7 @@ class Replay:
         self.capacity, self.inserted = capacity, 0  # `inserted`: transitions ever inserted
 
     def add(self, batch):
-        """Write the transitions of a Batch of NumPy arrays, (..., width) each, over the oldest ones."""
+        """Write transitions over the oldest: a Batch of NumPy arrays, (num_envs, ...) or (num_steps, num_envs, ...)."""
         index = (self.inserted + np.arange(batch.reward.size)) % self.capacity
         for array, rows in zip(self.arrays.values(), batch, strict=True):
             array[index] = rows.reshape(len(index), *array.shape[1:])
@@ -141,7 +141,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
     run.require_spaces(envs, obs="vector", action="discrete")
-    # the steps between two gradient steps: one iteration of the loop
+    # one iteration: at most train_frequency environment steps, or one of each environment where those are more
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -160,18 +160,25 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(td_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
     replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)
-    parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
     exploring = np.zeros((2, args.num_envs), np.int64)
     held, left = exploring  # in each environment: the random action that lasts, its remaining steps
-    start = run.resume(**parts, exploring=exploring, replay=replay, envs=envs)  # what a checkpoint holds
-    left[run.restarted] = 0
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(
+        q_network=q_network,
+        target_network=target_network,
+        optimizer=optimizer,
+        replay=replay,
+        exploring=exploring,
+        envs=envs,
+    )
+    left[run.restarted] = 0  # no random action lasts into a new episode
 
     # ---- storage of one iteration
     shape = (num_steps, args.num_envs)
-    obs, final_obs = (np.zeros((*shape, obs_dim), np.float32) for _ in range(2))
+    obs, next_obs = (np.zeros((*shape, obs_dim), np.float32) for _ in range(2))
     reward, terminated, truncated = np.zeros(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, bool)
 
-    next_obs = run.reset(envs)  # (num_envs, *obs_shape)
+    current_obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * batch_steps  # at the end of this iteration
 
@@ -182,27 +189,27 @@ if __name__ == "__main__":
         begins = np.random.random(shape) < epsilon
         duration = np.random.zipf(args.duration_exponent, size=shape)
         for step in range(num_steps):
-            obs[step] = next_obs.reshape(args.num_envs, obs_dim)
+            obs[step] = current_obs.reshape(args.num_envs, obs_dim)
             keep_up(held, left, begins[step], action[step], duration[step])
             action[step] = held if left.all() else np.where(left > 0, held, q_values(obs[step]).argmax(1))
-            next_obs, reward[step], terminated[step], truncated[step], infos = envs.step(action[step])
+            current_obs, reward[step], terminated[step], truncated[step], infos = envs.step(action[step])
             # left in place: a checkpoint holds this array
             left[:] = np.where(terminated[step] | truncated[step], 0, np.maximum(left - 1, 0))
-            final_obs[step] = next_obs.reshape(args.num_envs, obs_dim)
-            for i in np.flatnonzero(terminated[step] | truncated[step]):  # next_obs is the next episode's
-                final_obs[step, i] = infos["final_obs"][i].flatten()
+            next_obs[step] = current_obs.reshape(args.num_envs, obs_dim)
+            for i in np.flatnonzero(terminated[step] | truncated[step]):  # current_obs is the next episode's
+                next_obs[step, i] = infos["final_obs"][i].flatten()
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task
-        replay.add(Batch(obs, action, reward, terminated, final_obs))
+        replay.add(Batch(obs, action, reward, terminated, next_obs))
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
+        enough = replay.inserted >= args.learning_starts  # resuming without --save-replay empties the buffer
         for env_step in range(global_step - batch_steps + 1, global_step + 1):
-            is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
-            if is_due and replay.inserted >= args.learning_starts:  # fewer after a resume without its replay buffer
+            if enough and env_step > args.learning_starts and env_step % args.train_frequency == 0:
                 metrics = gradient_step(target_network, replay.sample(args.batch_size, run.device), args.gamma)
                 run.learned(metrics)
-        if global_step % args.target_network_frequency < batch_steps:
+        if global_step % args.target_network_frequency < batch_steps:  # a multiple of it lies in this iteration
             soft_update(target_network, q_network, args.tau)
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row

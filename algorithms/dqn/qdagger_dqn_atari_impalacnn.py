@@ -44,7 +44,7 @@ class Args(RunArgs):
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each; that of the teacher has teacher_steps
     batch_size: int = 32  # transitions per gradient step
-    learning_starts: int = 80_000  # steps of the student before its first gradient step on them; 0: none
+    learning_starts: int = 80_000  # steps of the student before its first gradient step on them; 0: learn at once
     train_frequency: int = 4  # environment steps per gradient step
     learning_rate: float = 1e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -78,8 +78,8 @@ class RandomNoops(gym.Wrapper):
 
 
 class PressFire(gym.Wrapper):
-    """Presses FIRE at the start of a game and after a lost life, where the game waits for it. After a lost life the
-    agent's action is replaced by FIRE, but stored as chosen."""
+    """Presses FIRE at the start of a game and after a lost life, in all games with this button: some wait for it.
+    After a lost life FIRE replaces the agent's action, which is stored as the agent chose it."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -143,9 +143,11 @@ class FrameReplay:
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
         games = np.arange(len(image))
+        # back: the rows since the game's newest one, and those of this call before the new one
         self._insert(games, image, action, reward, done, self.state["age"] + games)
 
     def _insert(self, games, *columns):
+        """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
         index = (self.inserted + np.arange(len(games))) % self.capacity
         for array, values in zip(self.arrays.values(), columns, strict=True):
             array[index] = values
@@ -154,8 +156,9 @@ class FrameReplay:
         self.state["age"][games] = len(games) - np.arange(len(games))
 
     def history(self, number):
-        """Indices (n, 5) of the images up to and with those of the rows of these numbers (n,), the first one of a game
-        repeated; and which rows (n,) can be sampled: a step has led to them, and no image of the 5 was overwritten."""
+        """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,
+        oldest first, with a game's first image in the place of those before it; and whether (n,) the row can be
+        sampled: a step has led to it, and none of the 5 images is overwritten."""
         numbers = [number]
         for _ in range(4):
             numbers.append(numbers[-1] - self.arrays["back"][numbers[-1] % self.capacity])
@@ -248,7 +251,7 @@ def play(envs, policy, replay, obs, lives, epsilon, num_steps):
     if replay.inserted == 0:
         replay.begin(np.arange(envs.num_envs), obs[:, 0])
         for image in obs[:, 1:].swapaxes(0, 1):  # in a game that is under way, if resumed without --save-replay
-            replay.add(image, -1, 0, 0)
+            replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
     for step in range(num_steps):
         if greedy[step].any():
             action[step] = np.where(greedy[step], policy(obs), action[step])
@@ -289,7 +292,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
     run.require_spaces(envs, obs="image", action="discrete")
-    # the steps between two gradient steps: one iteration of the loop
+    # one iteration: at most train_frequency environment steps, or one of each environment where those are more
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     # three loops, one after the other: the teacher plays; the student learns from that offline; the student plays
@@ -327,9 +330,18 @@ if __name__ == "__main__":
     teacher_replay, replay = (FrameReplay(size, args.num_envs) for size in (args.teacher_steps, args.buffer_size))
     lives = np.zeros(args.num_envs, np.int64)
     running, returns = np.zeros(args.num_envs), np.zeros(10)  # returns of the student's games: under way; the last 10
-    parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
-    parts |= {"teacher_replay": teacher_replay, "replay": replay, "running": running, "returns": returns}
-    start = run.resume(**parts, envs=envs, lives=lives)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(
+        q_network=q_network,
+        target_network=target_network,
+        optimizer=optimizer,
+        teacher_replay=teacher_replay,
+        replay=replay,
+        running=running,
+        returns=returns,
+        envs=envs,
+        lives=lives,
+    )
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
     running[run.restarted], lives[run.restarted] = 0, 0  # in the first step of a new game no life counts as lost
@@ -361,7 +373,7 @@ if __name__ == "__main__":
                 inputs = (target_network, teacher.models["q_network"], batch, args.gamma, args.temperature, weight)
                 metrics = gradient_step(*inputs)
                 run.learned(metrics)
-        if global_step % args.target_network_frequency < batch_steps:
+        if global_step % args.target_network_frequency < batch_steps:  # a multiple of it lies in this iteration
             soft_update(target_network, q_network, args.tau)
 
         # ---- 4. report: an evaluation the first time at once, then at multiples of --eval-every
@@ -385,14 +397,14 @@ if __name__ == "__main__":
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
         weight = torch.tensor(max(0.0, 1 - returns.mean() / teacher.score), dtype=torch.float32, device=run.device)
+        enough = replay.inserted >= args.learning_starts  # resuming without --save-replay empties the buffer
         for env_step in range(online_step - batch_steps + 1, online_step + 1):
-            is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
-            if is_due and replay.inserted >= args.learning_starts:  # fewer after a resume without its replay buffer
+            if enough and env_step > args.learning_starts and env_step % args.train_frequency == 0:
                 batch = replay.sample(args.batch_size, run.device)
                 inputs = (target_network, teacher.models["q_network"], batch, args.gamma, args.temperature, weight)
                 metrics = gradient_step(*inputs)
                 run.learned(metrics)
-        if global_step % args.target_network_frequency < batch_steps:
+        if global_step % args.target_network_frequency < batch_steps:  # a multiple of it lies in this iteration
             soft_update(target_network, q_network, args.tau)
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row

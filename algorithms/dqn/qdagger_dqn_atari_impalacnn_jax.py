@@ -42,7 +42,7 @@ class Args(RunArgs):
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each; that of the teacher has teacher_steps
     batch_size: int = 32  # transitions per gradient step
-    learning_starts: int = 80_000  # steps of the student before its first gradient step on them; 0: none
+    learning_starts: int = 80_000  # steps of the student before its first gradient step on them; 0: learn at once
     train_frequency: int = 4  # environment steps per gradient step
     learning_rate: float = 1e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -128,8 +128,9 @@ class FrameReplay(NamedTuple):
         return FrameReplay(*arrays, number[-1, 1, -1] + 1)
 
     def history(self, number):
-        """Indices (n, 5) of the images up to and with those of the rows of these numbers (n,), the first one of a game
-        repeated; and which rows (n,) can be sampled: a step has led to them, and no image of the 5 was overwritten."""
+        """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,
+        oldest first, with a game's first image in the place of those before it; and whether (n,) the row can be
+        sampled: a step has led to it, and none of the 5 images is overwritten."""
         numbers, capacity = [number], len(self.image)
         for _ in range(4):
             numbers.append(numbers[-1] - self.back[numbers[-1] % capacity])
@@ -348,6 +349,7 @@ def learn(training, replay, count, weight, key, setup):
     carry = (training.params, training.optimizer_state, none)
     params, optimizer_state, sums = jax.lax.fori_loop(0, count, gradient_step, carry)
     global_step = (training.iteration + 1) * setup.batch_steps
+    # the target network moves in iterations in which a multiple of target_network_frequency lies
     move = jnp.where(global_step % args.target_network_frequency < setup.batch_steps, args.tau, 0.0)
     target_params = optax.incremental_update(params, training.target_params, move)
     return training._replace(params=params, target_params=target_params, optimizer_state=optimizer_state), sums

@@ -6,7 +6,7 @@
 
 Paper     Hessel et al. 2018, https://arxiv.org/abs/1710.02298; of its parts "Schaul": Schaul et al. 2016,
           https://arxiv.org/abs/1511.05952, and "Fortunato": Fortunato et al. 2018, https://arxiv.org/abs/1706.10295;
-          "Alg. 1", "Eq. 7" of the loss: Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887
+          "Eq. 7" of the target: Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887
 Run       solo train rainbow_atari --env-id ALE/Pong-v5
 Spaces    image -> discrete
 Differs   from c51_atari.py: the online network chooses the target's next action (double); streams for the value and the
@@ -40,15 +40,15 @@ class Args(RunArgs):
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each
     batch_size: int = 32  # transitions per gradient step
-    learning_starts: int = 80_000  # environment steps before the first gradient step; 0: none
+    learning_starts: int = 80_000  # environment steps before the first gradient step (the paper: 20k); 0: learn at once
     train_frequency: int = 4  # environment steps per gradient step
     learning_rate: float = 6.25e-5  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
     target_network_frequency: int = 8000  # environment steps between target network updates
     tau: float = 1.0  # soft-update coefficient of the target network (1: hard copy), from 0 to 1
     n_step: int = 3  # steps of a return before it bootstraps
-    prioritized_replay_alpha: float = 0.5  # exponent of the priorities (0: drawn uniformly), from 0 to 1
-    prioritized_replay_beta: float = 0.4  # exponent of the weights at the start; it rises to 1; from 0 to 1
+    prioritized_replay_alpha: float = 0.5  # exponent of the error in a priority (0: drawn uniformly), from 0 to 1
+    prioritized_replay_beta: float = 0.4  # exponent of the importance weights at the start, rising to 1; from 0 to 1
     n_atoms: int = 51  # number of atoms of the return distribution
     v_min: float = -10.0  # smallest atom; may be negative
     v_max: float = 10.0  # largest atom; may be negative
@@ -76,8 +76,8 @@ class RandomNoops(gym.Wrapper):
 
 
 class PressFire(gym.Wrapper):
-    """Presses FIRE at the start of a game and after a lost life, where the game waits for it. After a lost life the
-    agent's action is replaced by FIRE, but stored as chosen."""
+    """Presses FIRE at the start of a game and after a lost life, in all games with this button: some wait for it.
+    After a lost life FIRE replaces the agent's action, which is stored as the agent chose it."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -141,9 +141,11 @@ class FrameReplay:
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
         games = np.arange(len(image))
+        # back: the rows since the game's newest one, and those of this call before the new one
         self._insert(games, image, action, reward, done, self.state["age"] + games)
 
     def _insert(self, games, *columns):
+        """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
         index = (self.inserted + np.arange(len(games))) % self.capacity
         for array, values in zip(self.arrays.values(), columns, strict=True):
             array[index] = values
@@ -152,8 +154,9 @@ class FrameReplay:
         self.state["age"][games] = len(games) - np.arange(len(games))
 
     def history(self, number):
-        """Indices (n, 5) of the images up to and with those of the rows of these numbers (n,), the first one of a game
-        repeated; and which rows (n,) can be sampled: a step has led to them, and no image of the 5 was overwritten."""
+        """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,
+        oldest first, with a game's first image in the place of those before it; and whether (n,) the row can be
+        sampled: a step has led to it, and none of the 5 images is overwritten."""
         numbers = [number]
         for _ in range(4):
             numbers.append(numbers[-1] - self.arrays["back"][numbers[-1] % self.capacity])
@@ -174,7 +177,7 @@ class FrameReplay:
 
 class SumTree:
     """The priorities of `capacity` leaves in a binary tree: each node knows the sum of its leaves' priorities, and the
-    least of them that is not 0. The root is node 1, the children of node i are 2 i and 2 i + 1."""
+    smallest of them that is not 0. The root is node 1, the children of node i are 2 i and 2 i + 1."""
 
     def __init__(self, capacity):
         self.size = 2 ** (capacity - 1).bit_length()  # leaf i is node size + i
@@ -191,7 +194,8 @@ class SumTree:
             self.least[node] = np.minimum(self.least[2 * node], self.least[2 * node + 1])
 
     def draw(self, n):
-        """Indices (n,) of leaves, drawn by priority: one from each n-th part of the sum (Schaul, B.2.1)."""
+        """Indices (n,) of leaves, drawn in proportion to priority: one in each of n equal parts of the sum (Schaul,
+        B.2.1)."""
         value = (np.arange(n) + np.random.random(n)) / n * self.sum[1]
         node = np.ones(n, np.int64)
         while node[0] < self.size:
@@ -201,60 +205,66 @@ class SumTree:
         return node - self.size
 
 
-class PrioritizedReplay:
-    """Transitions of up to `n_step` steps in a FrameReplay, drawn in proportion to their priorities (Schaul, Alg. 1).
+class PrioritizedReplay(FrameReplay):
+    """A FrameReplay whose transitions have up to `n_step` steps and are drawn by priority (Schaul, Alg. 1).
 
-    A transition has the index of its first step's row. It has a priority from the step on that makes it complete, its
-    last one or an end, until the first image of its stack is overwritten. All other rows have the priority 0.
+    A transition has the index of the row to which its first step led, and that leaf of the tree. Its priority is the
+    p^alpha of Schaul's Eq. 1: the probability of being drawn, up to a common factor. It is 0 as long as steps of the
+    transition are to come, and again once one of its images is overwritten.
     """
 
     def __init__(self, capacity, num_envs, n_step):
-        self.frames, self.tree = FrameReplay(capacity, num_envs), SumTree(capacity)
-        self.arrays, self.capacity, self.n_step = self.frames.arrays, capacity, n_step
-        self.next_offset = np.zeros(capacity, np.int32)  # rows to the next one of its game, 0: none yet, or no more
+        super().__init__(capacity, num_envs)
+        self.n_step, self.tree = n_step, SumTree(capacity)
+        self.next_offset = np.zeros(capacity, np.int32)  # rows to the next one of its game; 0: there is none (yet)
         self.largest = np.ones(1)  # priority so far
-        # what a checkpoint holds with the frames
-        self.frames.state.update(ahead=self.next_offset, largest=self.largest, sum=self.tree.sum, least=self.tree.least)
+        # what a checkpoint holds with the arrays, `age` included; all of it is changed in place
+        tree = {"sum": self.tree.sum, "least": self.tree.least}
+        self.state = {**self.state, "ahead": self.next_offset, "largest": self.largest, **tree}
 
     def begin(self, games, image):
-        """See FrameReplay. All returns of the games before are complete: a time limit ends them, too."""
-        self._complete(self.frames.inserted - self.frames.state["age"][games], True)
+        """As in FrameReplay. The games before these are over, so their last transitions are complete: at a time limit,
+        too."""
+        self._complete(self.inserted - self.state["age"][games], True)
         self._make_room(len(games))
-        self.frames.begin(games, image)
+        super().begin(games, image)
 
     def add(self, image, action, reward, done):
-        """See FrameReplay."""
+        """As in FrameReplay."""
         self._make_room(len(image))
-        self.frames.add(image, action, reward, done)
-        number = self.frames.inserted - len(image) + np.arange(len(image))
+        super().add(image, action, reward, done)
+        number = self.inserted - len(image) + np.arange(len(image))  # of the rows just added
         back = self.arrays["back"][number % self.capacity]
         self.next_offset[(number - back) % self.capacity] = back
         self._complete(number, done)
 
     def _make_room(self, count):
-        """Take the priorities of the rows that the next `count` rows overwrite, and of the 4 after each in its game,
-        whose stacks have its image."""
-        first = self.frames.inserted - self.capacity
+        """The next `count` rows will overwrite the oldest ones: priority 0 for these, and for the 4 rows after each in
+        its game, whose stacks have its image."""
+        first = self.inserted - self.capacity
         lost = [np.arange(max(0, first), max(0, first + count))]  # numbers of rows
         for _ in range(4):
             lost.append(lost[-1] + self.next_offset[lost[-1] % self.capacity])
         self.tree.set(np.concatenate(lost) % self.capacity, 0)
-        self.next_offset[(self.frames.inserted + np.arange(count)) % self.capacity] = 0
+        self.next_offset[(self.inserted + np.arange(count)) % self.capacity] = 0
 
-    def _complete(self, number, ends):
-        """The numbers (n,) of the newest rows of games, and which of them end all returns: what is complete now gets
-        the largest priority so far (Schaul, Alg. 1), also returns of fewer steps, which begin shortly before an end."""
-        numbers, due = [number], np.broadcast_to(ends, (self.n_step, len(number))).astype(bool)
+    def _complete(self, newest, ends):
+        """Give the transitions that are complete now the largest priority so far (Schaul, Alg. 1). `newest` (n,): the
+        numbers of the newest rows of n games. In a game where `ends` is true transitions of 1 to n_step steps are
+        complete, in others the one of n_step steps, that is, from n_step - 1 rows before the newest to it."""
+        # [k]: of the row k before the newest, from which a transition has k + 1 steps
+        numbers, complete = [newest], np.broadcast_to(ends, (self.n_step, len(newest))).astype(bool)
         for _ in range(self.n_step - 1):
             numbers.append(numbers[-1] - self.arrays["back"][numbers[-1] % self.capacity])
-        due[-1] = True
-        number = np.stack(numbers)[due]
-        new = self.frames.history(number)[1] & (self.tree.sum[self.tree.size + number % self.capacity] == 0)
+        complete[-1] = True
+        number = np.stack(numbers)[complete]
+        new = self.history(number)[1] & (self.tree.sum[self.tree.size + number % self.capacity] == 0)
         self.tree.set(number[new] % self.capacity, self.largest)
 
     def sample(self, batch_size, gamma, beta, device):
-        """A Batch; the discounts (batch_size,) of its next_obs; its weights (batch_size,), which correct for the
-        priorities and are at most 1, that of the transition in the buffer with the smallest; and its indices."""
+        """A Batch drawn by priority; the discounts (batch_size,) of the values of its next_obs; its importance weights
+        (batch_size,), (N P(i))^-beta divided by the largest of all transitions in the buffer (Schaul, 3.4); and the
+        indices (batch_size,) of its transitions."""
         index = last_index = self.tree.draw(batch_size)  # of the first and of the last step
         reward, discount = self.arrays["reward"][index], np.full(batch_size, gamma, np.float32)
         for _ in range(self.n_step - 1):
@@ -262,9 +272,10 @@ class PrioritizedReplay:
             last_index = (last_index + offset) % self.capacity
             reward += np.where(offset > 0, discount * self.arrays["reward"][last_index], 0)
             discount = np.where(offset > 0, gamma * discount, discount)
-        stacks = np.hstack([self.frames.history(index)[0][:, :4], self.frames.history(last_index)[0][:, 1:]])
+        stacks = np.hstack([self.history(index)[0][:, :4], self.history(last_index)[0][:, 1:]])
         image = torch.from_numpy(self.arrays["image"][stacks]).to(device)  # (batch_size, 8, 84, 84)
-        weight = (self.tree.sum[self.tree.size + index] / self.tree.least[1]) ** -beta  # Schaul, 3.4
+        # the largest weight is that of the smallest priority
+        weight = (self.tree.sum[self.tree.size + index] / self.tree.least[1]) ** -beta
         action, done = self.arrays["action"][index], self.arrays["done"][last_index]
         columns = (action, reward, done, discount, weight.astype(np.float32))
         action, reward, done, discount, weight = (torch.from_numpy(column).to(device) for column in columns)
@@ -295,7 +306,8 @@ class NoisyLinear(nn.Module):
 
     def __init__(self, fan_in, fan_out):
         super().__init__()
-        self.mean, self.sigma = nn.Linear(fan_in, fan_out), nn.Linear(fan_in, fan_out)  # torch draws as the paper does
+        # the means as torch draws them, uniformly within 1 / sqrt(fan_in), which is the paper's way, too
+        self.mean, self.sigma = nn.Linear(fan_in, fan_out), nn.Linear(fan_in, fan_out)
         for p in self.sigma.parameters():
             nn.init.constant_(p, 0.5 * fan_in**-0.5)
 
@@ -339,8 +351,8 @@ class QNetwork(nn.Module):
 
 
 def project(p, value, atoms):
-    """The distribution on the atoms (n_atoms,) that stands for probabilities p of values, both (batch, n_atoms): each
-    value, clipped to their range, gives its probability to the two atoms next to it, more to the closer one (Eq. 7)."""
+    """Eq. 7, the projection of probabilities `p` of values, both (batch, n_atoms), on the atoms (n_atoms,): each value,
+    clipped to their range, gives its probability to the two atoms next to it, more to the closer one."""
     last = len(atoms) - 1
     b = ((value - atoms[0]) / (atoms[last] - atoms[0]) * last).clamp(0, last)  # position among the atoms
     lower = b.long()
@@ -351,8 +363,9 @@ def project(p, value, atoms):
 
 
 def rainbow_loss(q_network, target_network, batch, discount, weight, noise):
-    """Weighted cross entropy with the target of double Q-learning; the metrics, and the divergences (batch_size,) from
-    the target, which are the priorities. `noise`: of the values, the choice and the target (Fortunato, 3.1)."""
+    """The cross entropy with the target of double Q-learning, times the importance weights; the metrics; and the
+    divergences (batch_size,) from the target, of which the priorities are made. `noise` is that of the three passes:
+    the values, the choice of the next action, the target network (Fortunato, 3.1)."""
     atoms, row = q_network.atoms, torch.arange(len(batch.action), device=batch.action.device)
     with torch.no_grad():
         next_action = q_network(batch.next_obs, noise[1]).argmax(1)  # chosen by one network, judged by the other
@@ -379,7 +392,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
     run.require_spaces(envs, obs="image", action="discrete")
-    # the steps between two gradient steps: one iteration of the loop
+    # one iteration: at most train_frequency environment steps, or one of each environment where those are more
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -389,9 +402,10 @@ if __name__ == "__main__":
         args.target_network_frequency >= batch_steps,
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
-    least = 2 * (args.n_step + 5) * args.num_envs  # rows with a whole transition of every environment
-    enough = min(args.buffer_size, args.learning_starts) >= least
-    run.require(enough, f"--buffer-size and --learning-starts must be at least {least} with --n-step {args.n_step}")
+    # n_step + 5 steps of every environment hold a whole transition, of n_step + 4 images; a step that ends a game adds
+    # two rows, the second for the first image of the next game
+    least = 2 * (args.n_step + 5) * args.num_envs
+    run.require(args.buffer_size >= least, f"--buffer-size must be at least {least} with --n-step {args.n_step}")
     num_actions = int(envs.single_action_space.n)
 
     atoms = torch.linspace(args.v_min, args.v_max, args.n_atoms)
@@ -401,8 +415,10 @@ if __name__ == "__main__":
     # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
     gradient_step = run.gradient_step(rainbow_loss, q_network, optimizer)
     replay, lives = PrioritizedReplay(args.buffer_size, args.num_envs, args.n_step), np.zeros(args.num_envs, np.int64)
-    parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
-    start = run.resume(**parts, replay=replay.frames, envs=envs, lives=lives)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(
+        q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs, lives=lives
+    )
 
     # ---- storage of one iteration
     shape = (num_steps, args.num_envs)
@@ -410,10 +426,11 @@ if __name__ == "__main__":
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
     lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
-    if replay.frames.inserted == 0:
+    if replay.inserted == 0:
         replay.begin(np.arange(args.num_envs), obs[:, 0])
-        for image in obs[:, 1:].swapaxes(0, 1) if start else ():  # resumed in running games, without --save-replay
-            replay.add(image, -1, 0, 0)
+        if start:  # resumed without --save-replay: the games are under way, and their stacks have 4 different images
+            for image in obs[:, 1:].swapaxes(0, 1):
+                replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
     else:  # resumed with --save-replay
         replay.begin(run.restarted, obs[run.restarted, -1])
     for iteration in run.loop(start, num_iterations):
@@ -436,18 +453,18 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, over)
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
-        beta = 1 - (1 - args.prioritized_replay_beta) * (1 - (iteration + 1) / num_iterations)
+        enough = replay.inserted >= max(args.learning_starts, least)  # a resume without --save-replay empties it
+        beta = 1 - (1 - args.prioritized_replay_beta) * (1 - (iteration + 1) / num_iterations)  # rises to 1
         for env_step in range(global_step - batch_steps + 1, global_step + 1):
-            is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
-            # fewer rows than steps after a resume without the replay buffer
-            if is_due and replay.frames.inserted >= args.learning_starts:
+            if enough and env_step > args.learning_starts and env_step % args.train_frequency == 0:
                 batch, discount, weight, index = replay.sample(args.batch_size, args.gamma, beta, run.device)
                 noises = [q_network.noise(1) for _ in range(3)]
                 metrics, divergence = gradient_step(target_network, batch, discount, weight, noises)
+                # a small number more, so that every transition can be drawn again (Schaul, 3.3); clamp: rounding
                 divergence = divergence.double().clamp(min=0).cpu().numpy() + 1e-6
                 replay.update(index, divergence**args.prioritized_replay_alpha)
                 run.learned(metrics)
-        if global_step % args.target_network_frequency < batch_steps:
+        if global_step % args.target_network_frequency < batch_steps:  # a multiple of it lies in this iteration
             soft_update(target_network, q_network, args.tau)
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row

@@ -134,7 +134,8 @@ if __name__ == "__main__":
     # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
     q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
-    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs)
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)

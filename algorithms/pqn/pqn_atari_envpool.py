@@ -157,7 +157,8 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
     q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions), with the current weights
     lives = np.zeros(args.num_envs, np.int64)
-    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs, lives=lives)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs, lives=lives)
     lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
 
     # ---- storage of one rollout

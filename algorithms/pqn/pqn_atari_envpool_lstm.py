@@ -185,8 +185,10 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(q_lambda_lstm_loss, q_network, optimizer, args.max_grad_norm)
     state = torch.zeros(2, args.num_envs, 128, device=run.device)  # hidden and cell state of each environment
     next_first, lives = np.ones(args.num_envs, bool), np.zeros(args.num_envs, np.int64)
-    parts = {"q_network": q_network, "optimizer": optimizer, "state": state, "next_first": next_first, "lives": lives}
-    start = run.resume(**parts, envs=envs)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(
+        q_network=q_network, optimizer=optimizer, state=state, next_first=next_first, lives=lives, envs=envs
+    )
     lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
     next_first[run.restarted] = True
 

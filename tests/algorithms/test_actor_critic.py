@@ -129,7 +129,7 @@ def test_observations_of_any_shape_are_flattened(train):
     got = stored(v)
     assert got.obs.shape == got.next_obs.shape == (60, 6)
     assert np.array_equal(got.next_obs[0], got.obs[2]) and not np.array_equal(got.next_obs[0], got.obs[1])
-    np.testing.assert_allclose(got.next_obs[59], v["final_obs"][1].flatten(), rtol=1e-6)
+    np.testing.assert_allclose(got.next_obs[59], v["next_obs"][1].flatten(), rtol=1e-6)
 
 
 # ---------------------------------------------------------------------- actions

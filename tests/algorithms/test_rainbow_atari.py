@@ -78,7 +78,7 @@ class Prioritized:
 
     @property
     def inserted(self):
-        return self.replay.frames.inserted
+        return self.replay.inserted
 
     def leaf(self, number):
         """The leaf of the transition whose first step led to the image of this number."""
@@ -197,7 +197,7 @@ def test_new_transitions_get_the_largest_priority_that_ever_was():
 
 def test_a_million_images_and_their_priorities_fit_into_7_gigabytes():
     """Of 10^9 bytes; the images are never touched, so this takes no memory."""
-    frames = RAINBOW["PrioritizedReplay"](1_000_000, 1, 3).frames
+    frames = RAINBOW["PrioritizedReplay"](1_000_000, 1, 3)
     assert sum(array.nbytes for array in (*frames.arrays.values(), *frames.state.values())) < 7.2e9
 
 
@@ -371,7 +371,7 @@ def test_resumed_with_its_replay_equals_uninterrupted(train):
     for what in ("q_network", "target_network"):
         for x, y in zip(v[what].parameters(), whole[what].parameters(), strict=True):
             assert torch.equal(x, y)
-    mine, other = v["replay"].frames, whole["replay"].frames
+    mine, other = v["replay"], whole["replay"]
     assert mine.inserted == other.inserted > 50
     assert set(mine.state) == {"age", "ahead", "largest", "sum", "least"}
     for name in ("arrays", "state"):
@@ -379,16 +379,23 @@ def test_resumed_with_its_replay_equals_uninterrupted(train):
             assert np.array_equal(array, getattr(other, name)[key]), key
 
 
-@pytest.mark.parametrize("flags", ["--buffer-size 15", "--learning-starts 15", "--num-envs 3", "--n-step 16"])
+@pytest.mark.parametrize("flags", ["--buffer-size 15", "--num-envs 3 --buffer-size 47", "--n-step 16 --buffer-size 41"])
 def test_sizes_without_a_whole_transition_are_refused(flags, train):
     train("rainbow_atari", *SMALL, *flags.split(), code=2)
-    assert "--buffer-size and --learning-starts must be at least" in train.out and "Traceback" not in train.out
+    assert "--buffer-size must be at least" in train.out and "Traceback" not in train.out
+
+
+def test_without_learning_starts_it_learns_once_a_transition_is_whole(train):
+    """With rows for a transition of 3 steps in one environment, 16, after 15 steps: first at step 16."""
+    v = train("rainbow_atari", *SMALL, "--learning-starts", "0", "--total-timesteps", "24")
+    (step,) = {int(state["step"]) for state in v["optimizer"].state.values()}
+    assert step == 3 and v["least"] == 16  # at steps 16, 20 and 24
 
 
 def test_the_smallest_sizes_work(train):
     """With games of 11 steps, in two environments."""
     flags = "--num-envs 2 --buffer-size 32 --learning-starts 32 --train-frequency 8 --total-timesteps 64".split()
-    assert train("rainbow_atari", *SMALL, *flags)["replay"].frames.inserted > 64
+    assert train("rainbow_atari", *SMALL, *flags)["replay"].inserted > 64
 
 
 def test_frames_are_stored_as_by_its_parents():

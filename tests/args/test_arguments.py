@@ -213,7 +213,7 @@ def test_phrases_are_documented_where_they_are_read_and_for_contributors():
 def test_help_shows_the_range_as_it_stands():
     text = " ".join(help_text(args_of("dqn")).split())
     assert "--gamma discount factor, from 0 to 1 [0.99]" in text
-    assert "--learning-starts environment steps before the first gradient step; 0: none [10000]" in text
+    assert "--learning-starts environment steps before the first gradient step; 0: learn at once [10000]" in text
     assert "confirmed on fresh seeds; may be negative --capture-video" in text
 
 
