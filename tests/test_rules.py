@@ -22,6 +22,7 @@ def tree(tmp_path, monkeypatch):
     """A copy of the real algorithms in a checkout of its own, with a sibling of ppo.py to break; returns its path."""
     (tmp_path / "pyproject.toml").write_text("")
     shutil.copytree(REAL, tmp_path / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / scripts.PAGES, tmp_path / scripts.PAGES)
     monkeypatch.setattr(scripts, "PACKAGE", tmp_path / "solorl")
     monkeypatch.chdir(tmp_path)
     assert cli.main(["new", "ppo_mine", "--from", "ppo"]) == 0
@@ -83,7 +84,8 @@ BREAKS = {
     "command of another file": ("solo train ppo_mine", "solo train ppo", "header: Run must start with"),
     "command in other words": ("solo train ppo_mine", "python ppo_mine.py", "header: Run must start with"),
     "unknown flag in the command": ("--env-id Cart", "--env-idd Cart", "unknown flag --env-idd; did you mean env_id?"),
-    "no such page": ("ppo/README.md", "ppo/NOTHING.md", "header: there is no file algorithms/ppo/NOTHING.md"),
+    "no such page": ("s/ppo_mine.md", "s/NOTHING.md", "header: there is no file docs/algorithms/NOTHING.md"),
+    "page of another file": ("s/ppo_mine.md", "s/ppo.md", "header: Details must name the file's own page, docs/alg"),
     "no parent": ("from ppo.py: nothing", "nothing", "header: Differs must say"),
     "no script metadata": ("# /// script", "# script", "PEP 723: the file must start with"),
     "script metadata not first": ("# /// script", "# hello\n# /// script", "PEP 723: the file must start with"),
@@ -582,6 +584,7 @@ def home(tmp_path, monkeypatch):
     """A folder of a user's own; the package lies elsewhere with the algorithms inside it, as a wheel installs it."""
     package, home = tmp_path / "site" / "solorl", tmp_path / "somewhere" / "home"
     shutil.copytree(REAL, package / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / scripts.PAGES, package / scripts.PAGES)
     home.mkdir(parents=True)
     monkeypatch.setattr(scripts, "PACKAGE", package)
     monkeypatch.chdir(home)
@@ -639,12 +642,12 @@ def test_an_own_file_is_checked_for_what_helps_its_author(home, solo):
     edit(home / "mine.py", "import torch\n", "import ppo\nimport torch\n")
     assert solo("check", "mine.py")[:2] == (0, "1 file, no problems\n")
     edit(home / "mine.py", "import torch\n", "import scipy\nimport torch\n")
-    edit(home / "mine.py", "ppo/README.md", "ppo/NOTHING.md")
+    edit(home / "mine.py", "algorithms/ppo.md", "algorithms/NOTHING.md")
     edit(home / "mine.py", "    run.close(", "    print(run.close)\n    total = 1 + run.close(")
     edit(home / "mine.py", "        run.save(", "        optimizer = 1\n        run.save(")
     code, out, _ = solo("check", "mine.py")
     assert code == 1 and out.endswith("4 problems in 1 of 1 files\n"), out
-    assert "no file algorithms/ppo/NOTHING.md" in out and "imports scipy, but the dependencies" in out
+    assert "no file docs/algorithms/NOTHING.md" in out and "imports scipy, but the dependencies" in out
     assert "R5: hides run.close" in out and "resume: binds optimizer again" in out
 
 

@@ -15,7 +15,7 @@ Differs   from dqn.py: actors in processes that Ray places, each with an epsilon
           comes next is a matter of time, so two runs with one seed differ. With --synchronous (one actor, all in this
           process) they are equal.
 Not for   Atari games: apex_dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/apex_dqn.md
 """
 
 import copy

@@ -16,7 +16,7 @@ Differs   from dqn_atari.py: actors in processes that Ray places, each with an e
           rollout comes next is a matter of time, so two runs with one seed differ. With --synchronous (one actor, all
           in this process) they are equal.
 Not for   vector observations: apex_dqn.py; continuous actions: ddpg_continuous_action.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/apex_dqn_atari.md
 """
 
 import copy

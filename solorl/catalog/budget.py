@@ -20,7 +20,7 @@ from solorl.catalog.header import Script, parse_header, read_source
 from solorl.catalog.square import count_changes, find_named, parent_paths, square
 from solorl.errors import UsageError
 from solorl.files import write
-from solorl.scripts import BUDGETS, as_typed, in_catalogue, script_paths
+from solorl.scripts import BUDGETS, VALUE_COLUMN, as_typed, in_catalogue, script_paths
 
 STEP = 10  # budgets are multiples of it
 COMMENTS = {
@@ -80,6 +80,11 @@ def origin_of(script: Script, seen: frozenset[Path] = frozenset()) -> Path | Non
     return origin_of(parse_header(parent), seen | {parent})
 
 
+def counted(path: Path) -> list[str]:
+    """The lines of a file that count in a diff: all except `Details`, which names another page in each file."""
+    return [line for line in read_source(path).splitlines() if line[:VALUE_COLUMN].rstrip() != "Details"]
+
+
 def measure(script: Script) -> tuple[int, str]:
     """Lines, added and removed, between a script and its parent or the merge of its two parents; and, for a merge,
     where they begin. UsageError where there is no such file."""
@@ -92,7 +97,7 @@ def measure(script: Script) -> tuple[int, str]:
     if others:
         found = square(script, first, others[0])
         return found.lines, found.first
-    return sum(count_changes(read_source(first).splitlines(), read_source(script.path).splitlines())), ""
+    return sum(count_changes(counted(first), counted(script.path))), ""
 
 
 def parents_in_words(script: Script) -> str:

@@ -19,7 +19,7 @@ from solorl.catalog.header import Script, code_lines, parse_header, parse_source
 from solorl.catalog.main_block import beginnings, main_block, rebound, root
 from solorl.catalog.square import find_named
 from solorl.errors import UsageError, did_you_mean
-from solorl.scripts import BUDGETS, KEYS, PACKAGE, algorithms_folder, as_typed, in_catalogue, script_paths
+from solorl.scripts import BUDGETS, KEYS, PACKAGE, PAGES, algorithms_folder, as_typed, in_catalogue, script_paths
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -219,6 +219,8 @@ def check_header(source: Source) -> Iterator[Problem]:
     page = re.split(r"[\s:;,]", fields.get("Details", ""))[0]
     if page and not (families.parent / page).is_file():
         yield source.problem(source.header_line("Details"), "header", f"there is no file {page}")
+    elif in_catalogue(path) and page != (own := f"{PAGES}/{script.name}.md"):
+        yield source.problem(source.header_line("Details"), "header", f"Details must name the file's own page, {own}")
     if script.run and (text := bad_command(script, source.tree)):
         yield source.problem(source.header_line("Run"), "header", text)
     taken = set(families.glob(f"*/{path.name}")) - {path} if in_catalogue(path) else set()
