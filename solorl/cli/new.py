@@ -63,6 +63,7 @@ def page_of(source: Script, path: Path, run: str) -> str:
         f"From {origin}: nothing yet.",
         f"```bash\n{run}\n```",
         f"File: [`{file}`](../../{file}) of [its family](../../{family}).",
+        f"## When to take it\n\nAs {origin}.",
         f"## Implementation details\n\nIn addition to those of {origin}: none.",
         "## Differences from CleanRL\n\nCleanRL has no such file.",
         f"## Logged metrics\n\n[Those of every file](../../{family}#logged-metrics).",
