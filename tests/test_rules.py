@@ -397,6 +397,14 @@ def test_diff_budget_holds(made):
     assert between("R3") == [] and set_budget(b) == (5, 10)
 
 
+def test_the_page_of_a_file_does_not_count_in_its_diff(made):
+    root = made("fam/root.py", F, more="Details   docs/algorithms/root.md\n")
+    b = made("fam/b.py", F, "from root.py: x", more="Details   docs/algorithms/b.md\n")
+    assert budget.measure(catalog.parse_header(b))[0] == 4
+    edit(root, "Details ", "Paper   ")
+    assert budget.measure(catalog.parse_header(b))[0] == 5
+
+
 def test_missing_parent_is_found(made):
     made("fam/b.py", F, "from gone.py: x")
     assert [problem.text for problem in between("R3")] == ["Differs names gone.py, but there is no such file"]
