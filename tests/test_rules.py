@@ -525,6 +525,39 @@ def test_d3qn_is_a_square():
     assert square.square(*(found["d3qn"], found["dueling_dqn"].path, found["double_dqn"].path)).lines == 0
 
 
+# ---------------------------------------------------------------------- R3: relatives
+NEW = "".join(f"y{i} = {i}\n" for i in range(60))
+
+
+def test_a_file_that_is_mostly_new_names_relatives(made):
+    """Not a parent; it needs no budget, but is not a root: its limit is that of a variant."""
+    made("fam/root.py", F)
+    made("fam/other.py", "z = 1\n")
+    b = made("fam/b.py", F + NEW, "from root.py: x")
+    (problem,) = between("R3", b)
+    assert problem.text == (
+        "has more than two thirds of its lines not from root.py; write `Differs   relatives root.py: ...`"
+    )
+    b = made("fam/b.py", F + NEW, "relatives root.py, other.py: x")
+    script = catalog.parse_header(b)
+    assert script.relatives == ["root.py", "other.py"] and script.parents == [] and between("R3", b) == []
+    assert not any("Differs must say" in problem.text for problem in rules.check_file(b))
+    assert catalog.origins(b) == ["root", "other"]
+    edit(b, NEW, "x = 1\n" * (rules.MAX_CODE_ROOT + 20))
+    assert not any("lines of code" in problem.text for problem in rules.check_file(b))
+    edit(b, "x = 1\n", "x = 1\n" * (rules.MAX_CODE - rules.MAX_CODE_ROOT))
+    assert any("lines of code, but may have 240" in problem.text for problem in rules.check_file(b))
+
+
+def test_a_relative_that_could_be_a_parent_is_found(made):
+    made("fam/root.py", F)
+    b = made("fam/b.py", F, "relatives root.py: x")
+    (problem,) = between("R3", b)
+    assert "has much of root.py, so that it is a parent and no relative" in problem.text
+    edit(b, "relatives root.py", "relatives gone.py")
+    assert [problem.text for problem in between("R3", b)] == ["Differs names gone.py, but there is no such file"]
+
+
 # ---------------------------------------------------------------------- Twin
 def test_a_file_in_jax_may_name_its_twin_in_torch(made):
     made("fam/a.py", F)
