@@ -12,7 +12,7 @@ Differs   from sac_discrete.py: convolutional networks; targets are copies, made
           dqn come the wrappers of Atari games, the replay buffer that stores each image once, clipped rewards, and that
           a lost life ends the return, but not the game
 Not for   vector observations: sac_discrete.py; continuous actions: sac_continuous_action.py
-Details   algorithms/actor_critic/README.md
+Details   docs/algorithms/sac_atari.md
 """
 
 import copy

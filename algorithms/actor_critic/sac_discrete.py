@@ -10,7 +10,7 @@ Run       solo train sac_discrete --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from sac_continuous_action.py: a categorical policy: expectations and entropies are exact sums over actions
 Not for   continuous actions: sac_continuous_action.py; Atari games: sac_atari.py; other images
-Details   algorithms/actor_critic/README.md
+Details   docs/algorithms/sac_discrete.md
 """
 
 import copy

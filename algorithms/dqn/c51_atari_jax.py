@@ -13,7 +13,7 @@ Differs   from c51_jax.py, dqn_atari_jax.py: the merge of both, with 51 atoms be
           on Atari: learning rate, moves of the target network
 Twin      c51_atari.py
 Not for   vector observations: c51_jax.py; continuous actions: ddpg_continuous_action_jax.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/c51_atari_jax.md
 """
 
 from dataclasses import dataclass

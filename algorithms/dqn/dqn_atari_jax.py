@@ -12,7 +12,7 @@ Differs   from dqn_jax.py: a convolutional network; a replay buffer that stores 
           rewards, a lost life ends the return, but not the game
 Twin      dqn_atari.py
 Not for   vector observations: dqn_jax.py; continuous actions: ddpg_continuous_action_jax.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/dqn_atari_jax.md
 """
 
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ Differs   from dqn_atari_jax.py: a teacher, the trained Q-network of a run of th
           teacher, by a weight that decreases as the student's score rises; the IMPALA CNN
 Twin      qdagger_dqn_atari_impalacnn.py
 Not for   vector observations: dqn_jax.py; continuous actions: ddpg_continuous_action_jax.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/qdagger_dqn_atari_impalacnn_jax.md
 """
 
 from dataclasses import dataclass
