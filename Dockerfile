@@ -24,6 +24,8 @@ RUN python3 -m venv /opt/solorl \
 COPY pyproject.toml README.md LICENSE /build/
 COPY solorl /build/solorl
 COPY algorithms /build/algorithms
+COPY benchmark/spaces /build/benchmark/spaces
+COPY docs/algorithms /build/docs/algorithms
 RUN /opt/solorl/bin/pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" \
         --constraint /build/requirements.lock "/build${EXTRAS:+[${EXTRAS}]}" \
     && /opt/solorl/bin/pip uninstall --yes pip

@@ -1,5 +1,6 @@
 """Makes the generated parts of all pages from the data: tables and curves of results, tables of speed, the headline
-table of README, the table of algorithms, the curve of each algorithm file, and the report.
+table of README, the table of algorithms, sizes and core-hours on the pages of the families, the curve of each algorithm
+file, and the report.
 
 python docs/results.py
 """
@@ -10,10 +11,12 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 from solorl.catalog import budget
 from solorl.catalog.header import scripts
+from solorl.cli.listing import times
 from solorl.results import comparison as cmp
 from solorl.results import figures, text
 from solorl.results.read import read_all
@@ -149,6 +152,11 @@ def speeds():
     return lines
 
 
+def relatives(names):
+    """The cell of a file without a parent: the files that it is near to, "–" for a root."""
+    return f"relatives: `{'`, `'.join(names)}`" if names else "–"
+
+
 def algorithms():
     """A table for each family, from the headers of its files."""
     parts = []
@@ -168,7 +176,8 @@ def algorithms():
             what = re.split(r"[,;] (?:discrete|continuous|vector|image|in JAX)", script.title.rstrip("."))[0]
             what += ", in JAX" if script.framework == "jax" else ""
             paper = re.sub(r"^(.*?),? (https?://[^\s;]+).*", r"[\1](\2)", script.paper)
-            parent = f"`{Path(script.parent).stem}`" if script.parent else "–"
+            near = [Path(each).stem for each in script.relatives]
+            parent = f"`{Path(script.parent).stem}`" if script.parent else relatives(near)
             spaces = script.spaces.replace("->", "→")
             lines.append(f"| [`{script.name}`]({family}/{script.name}.py) | {what} | {spaces} | {parent} | {paper} |")
         parts.append("\n".join(lines))
@@ -225,7 +234,8 @@ def curves():
         runs = [run for each in runs_of(log).values() for run in each]
         for script in (each for each in scripts() if each.family == Path(log).stem):
             envs = {run.env_id for run in runs if run.script == script.name}
-            names = [script.name, *(Path(each).stem for each in (*script.parents, script.twin) if each)]
+            near = (*script.parents, *script.relatives, script.twin)
+            names = [script.name, *(Path(each).stem for each in near if each)]
             ours = [run for name in names for run in runs if run.script == name and run.env_id in envs]
             methods = list(dict.fromkeys(run.name for run in ours))[: cmp.MOST_CURVES]
             if ours:
@@ -252,12 +262,18 @@ def put(page, marker, block):
     path.write_text(pattern.sub(lambda match: f"{match[1]}{block}\n{match[2]}", before))
 
 
+@lru_cache
+def core_hours():
+    """Script -> core-hours of a training with its defaults, by `solo list --times`."""
+    return {name: hours.replace("-", "not measured") for name, _, _, hours, _ in times(scripts())[1:]}
+
+
 def with_sizes(page, script):
-    """The family's page with the size of the script's diff in the last column of the first table."""
+    """The family's page with the size of the script's diff and its core-hours in the last two columns of its row."""
     names = "` and `".join(script.parents)
-    size = f"{budget.measure(script)[0]} of `{names}`" if names else "–"
-    row = re.compile(rf"^(\| \[`{script.path.name}`\].*\| ).*?( \|)$", re.MULTILINE)
-    page, rows = row.subn(lambda match: f"{match[1]}{size}{match[2]}", page, count=1)
+    size = f"{budget.measure(script)[0]} of `{names}`" if names else relatives(script.relatives)
+    row = re.compile(rf"^(\| \[`{script.path.name}`\]\(.*?\) \|(?: [^|]* \|){{2}}) [^|]* \| [^|]* \|$", re.MULTILINE)
+    page, rows = row.subn(lambda match: f"{match[1]} {size} | {core_hours()[script.name]} |", page, count=1)
     if not rows:
         sys.exit(f"the page of the family of {script.path.name} has no row for it")
     return page

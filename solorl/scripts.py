@@ -11,6 +11,9 @@ KEYS = ("Paper", "Run", "Spaces", "Differs", "Not for", "Details")
 OPTIONAL = ("Twin", "Copy of")  # keys that not every header has
 
 
+PAGES = "docs/algorithms"  # the page of each algorithm file, NAME.md: from the folder above that of the families
+
+
 BUDGETS = "diff_budget.toml"  # the table of rule R3, next to the folders of the families
 
 

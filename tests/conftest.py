@@ -163,11 +163,9 @@ def section(page, title):
 
 
 def documented_keys(name):
-    """The metrics that the family's page says a file logs: those of every file, and those that its section names."""
-    page = script(name).with_name("README.md").read_text()
-    of_file = section(page, f"`{name}.py`").partition("**Logged metrics**")[2].partition("**Differences from")[0]
-    assert of_file, f"the section of {name}.py names no logged metrics"
-    text = section(page, "Logged metrics") + of_file
+    """The metrics that a file logs: those of every file by its family's page, and those that its own page names."""
+    pages = script(name).with_name("README.md"), ROOT / f"docs/algorithms/{name}.md"
+    text = "".join(section(page.read_text(), "Logged metrics") for page in pages)
     return {word for word in text.split("`") if re.fullmatch(r"(charts|losses|eval)/\w+", word)}
 
 

@@ -327,6 +327,8 @@ def test_what_the_image_copies_is_there_and_let_through():
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     allowed = {line[1:] for line in lines if line.startswith("!")}
     assert "*" in lines and copied == allowed and all((ROOT / name).exists() for name in copied)
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert copied >= {*build["packages"], *build["force-include"]}, "the wheel is built from these"
 
 
 def test_the_dev_container_is_a_stage_of_the_dockerfile():

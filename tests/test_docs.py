@@ -20,6 +20,7 @@ from solorl.catalog import rules
 from solorl.results import figures
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OWN_PAGES = sorted((ROOT / "docs/algorithms").glob("*.md"))  # of the algorithm files
 PAGES += [ROOT / "algorithms/README.md", *sorted((ROOT / "algorithms").glob("*/README.md"))]
 SHORT = "--total-timesteps 2100 --eval-episodes 1".split()
 FEW = "--num-envs 8 --num-minibatches 1".split()  # of files whose iteration has more steps than SHORT
@@ -136,25 +137,46 @@ def test_curves_are_those_of_the_data():
         assert len(methods) <= 4 and path.stem in {method.split()[0] for method in methods}
 
 
+HEADINGS = ["When to take it", "Implementation details", "Differences from CleanRL", "Results", "Logged metrics"]
+
+
 @pytest.mark.parametrize("algorithm", catalog.scripts(), ids=lambda each: each.name)
-def test_every_algorithm_has_its_section(algorithm):
-    """What a section must have: the command of the header, details, metrics, CleanRL, the curve, and its numbers."""
-    text = section(algorithm.path.with_name("README.md").read_text(), f"`{algorithm.name}.py`")
+def test_every_algorithm_has_its_page(algorithm):
+    """What a page must have: title, what it is, the command of the header, links to file and family, when to take it,
+    details, CleanRL, the curve with its numbers, metrics; in this order."""
+    text = (ROOT / f"docs/algorithms/{algorithm.name}.md").read_text()
+    assert text.startswith(f"# {algorithm.name}\n\n") and re.match(r"[A-Z\[`]", text.splitlines()[2])
     assert re.findall(r"```bash\n(.*?)\n```", text, flags=re.S) == [algorithm.run]
-    for words in ("**Implementation details**", "**Logged metrics**: [those of every file](#logged-metrics)"):
-        assert words in text.replace("details.**", "details**"), words
-    assert "**Differences from CleanRL" in text
-    pictures = re.findall(r"^!\[.*?\]\(\.\./\.\./docs/curves/(.*?)\.png\)$", text, flags=re.M)
+    file, family = (
+        f"algorithms/{algorithm.family}/{algorithm.name}.py",
+        f"../../algorithms/{algorithm.family}/README.md",
+    )
+    assert f"\nFile: [`{file}`](../../{file}) of [" in text and f"]({family})" in text
+    titles = [title for title in re.findall(r"^## (.*)$", text, flags=re.M) if title in HEADINGS]
+    assert titles == [title for title in HEADINGS if title in titles or title != "Results"]
+    assert section(text, "Logged metrics").startswith(f"\n[Those of every file]({family}#logged-metrics)")
+    pictures = re.findall(r"^!\[.*?\]\(\.\./curves/(.*?)\.png\)$", text, flags=re.M)
     assert pictures == [algorithm.name] * (ROOT / f"docs/curves/{algorithm.name}.png").exists()
-    assert f"(../../docs/results/{algorithm.family}.md#" in text or not pictures
+    assert f"(../results/{algorithm.family}.md#" in text or not pictures
     if algorithm.twin:
         assert documented_keys(algorithm.name) == documented_keys(Path(algorithm.twin).stem)
 
 
+def details(page):
+    """The numbers of the implementation details on a page."""
+    return [int(number) for number in re.findall(r"^(\d+)\. \*\*", page.read_text(), flags=re.M)]
+
+
 def test_details_of_a_page_are_numbered_in_turn():
-    for page in (ROOT / "algorithms").glob("*/README.md"):
-        numbers = [int(number) for number in re.findall(r"^(\d+)\. \*\*", page.read_text(), flags=re.M)]
-        assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 10, page
+    """From 1 on each page; all are on the pages of the files."""
+    found = {page.stem: details(page) for page in OWN_PAGES}
+    assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in found.values()), found
+    assert sum(map(bool, found.values())) > 40
+    assert not any(details(page) for page in (ROOT / "algorithms").glob("**/*.md"))
+
+
+def test_there_is_no_page_without_its_file():
+    assert {page.stem for page in OWN_PAGES} == {script.name for script in catalog.scripts()}
 
 
 def test_pages_and_results_of_a_family_lead_to_each_other():
@@ -205,8 +227,24 @@ def test_the_readme_is_one_screen():
     assert "The time of a row" in text
 
 
-def test_the_sizes_of_diffs_on_the_pages_are_measured():
-    """The last column of a family's first table, and that a header names no file that does not exist."""
+@pytest.mark.parametrize("family", sorted({script.family for script in catalog.scripts()}))
+def test_the_page_of_a_family_says_which_file_to_take(family):
+    """It is short, and names each of its files with a link to the page."""
+    text = (ROOT / f"algorithms/{family}/README.md").read_text()
+    assert len(text.split()) < 3000
+    assert {"Which file?", "Files", "What all files share", "Logged metrics"} <= set(
+        re.findall(r"^## (.*)$", text, flags=re.M)
+    )
+    choice = section(text, "Which file?")
+    for script in catalog.scripts():
+        page = f"../../docs/algorithms/{script.name}.md"
+        assert script.family != family or (f"[`{script.name}`]({page})" in choice and text.count(f"({page})") >= 2), (
+            script.name
+        )
+
+
+def test_sizes_and_times_on_the_pages_of_families_are_measured():
+    """The last two columns of a family's table, and that a header names no file that does not exist."""
     for script in catalog.scripts():
         page = (script.path.parent / "README.md").read_text()
         assert RESULTS["with_sizes"](page, script) == page, f"{script.path.name}: run python docs/results.py"
@@ -225,12 +263,15 @@ def defined(path):
 
 
 def test_names_linked_on_the_pages_are_in_the_files():
-    """[`gae`](ppo.py) leads to a file that defines gae."""
-    for page in (ROOT / "algorithms").glob("*/README.md"):
-        found = re.findall(r"\[`([\w.]+)`\]\((\w+\.py)([^)]*)\)", page.read_text())
-        named = [(name, file) for name, file, _ in found if name != file]
-        assert len(named) >= 8 and not any(place for _, _, place in found), page
+    """[`gae`](../../algorithms/ppo/ppo.py) leads to a file that defines gae."""
+    count = 0
+    for page in [*OWN_PAGES, *(ROOT / "algorithms").glob("*/README.md")]:
+        found = re.findall(r"\[`([\w.]+)`\]\(((?:[\w.]+/)*\w+\.py)([^)]*)\)", page.read_text())
+        named = [(name, file) for name, file, _ in found if not name.endswith(".py")]
+        assert not any(place for _, _, place in found), page
         assert [each for each in named if each[0] not in defined(page.parent / each[1])] == [], page
+        count += len(named)
+    assert count > 100
 
 
 def test_links_of_every_page_lead_somewhere():

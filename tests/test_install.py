@@ -38,7 +38,7 @@ def use(python, *words, cwd):
 
 def test_the_wheel_carries_scripts_types_and_stub(installed):
     names = set(zipfile.ZipFile(installed[1]).namelist())
-    files = ("algorithms/ppo/ppo.py", "spaces/ppo.toml", "py.typed", "catalog/stub.py")
+    files = ("algorithms/ppo/ppo.py", "spaces/ppo.toml", "py.typed", "catalog/stub.py", "docs/algorithms/ppo.md")
     assert {f"solorl/{name}" for name in files} <= names
     assert not any(name.startswith(("tests/", "algorithms/")) for name in names)
 

@@ -22,6 +22,7 @@ def tree(tmp_path, monkeypatch):
     """A copy of the real algorithms in a checkout of its own, with a sibling of ppo.py to break; returns its path."""
     (tmp_path / "pyproject.toml").write_text("")
     shutil.copytree(REAL, tmp_path / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / scripts.PAGES, tmp_path / scripts.PAGES)
     monkeypatch.setattr(scripts, "PACKAGE", tmp_path / "solorl")
     monkeypatch.chdir(tmp_path)
     assert cli.main(["new", "ppo_mine", "--from", "ppo"]) == 0
@@ -83,7 +84,8 @@ BREAKS = {
     "command of another file": ("solo train ppo_mine", "solo train ppo", "header: Run must start with"),
     "command in other words": ("solo train ppo_mine", "python ppo_mine.py", "header: Run must start with"),
     "unknown flag in the command": ("--env-id Cart", "--env-idd Cart", "unknown flag --env-idd; did you mean env_id?"),
-    "no such page": ("ppo/README.md", "ppo/NOTHING.md", "header: there is no file algorithms/ppo/NOTHING.md"),
+    "no such page": ("s/ppo_mine.md", "s/NOTHING.md", "header: there is no file docs/algorithms/NOTHING.md"),
+    "page of another file": ("s/ppo_mine.md", "s/ppo.md", "header: Details must name the file's own page, docs/alg"),
     "no parent": ("from ppo.py: nothing", "nothing", "header: Differs must say"),
     "no script metadata": ("# /// script", "# script", "PEP 723: the file must start with"),
     "script metadata not first": ("# /// script", "# hello\n# /// script", "PEP 723: the file must start with"),
@@ -395,6 +397,14 @@ def test_diff_budget_holds(made):
     assert between("R3") == [] and set_budget(b) == (5, 10)
 
 
+def test_the_page_of_a_file_does_not_count_in_its_diff(made):
+    root = made("fam/root.py", F, more="Details   docs/algorithms/root.md\n")
+    b = made("fam/b.py", F, "from root.py: x", more="Details   docs/algorithms/b.md\n")
+    assert budget.measure(catalog.parse_header(b))[0] == 4
+    edit(root, "Details ", "Paper   ")
+    assert budget.measure(catalog.parse_header(b))[0] == 5
+
+
 def test_missing_parent_is_found(made):
     made("fam/b.py", F, "from gone.py: x")
     assert [problem.text for problem in between("R3")] == ["Differs names gone.py, but there is no such file"]
@@ -515,6 +525,39 @@ def test_d3qn_is_a_square():
     assert square.square(*(found["d3qn"], found["dueling_dqn"].path, found["double_dqn"].path)).lines == 0
 
 
+# ---------------------------------------------------------------------- R3: relatives
+NEW = "".join(f"y{i} = {i}\n" for i in range(60))
+
+
+def test_a_file_that_is_mostly_new_names_relatives(made):
+    """Not a parent; it needs no budget, but is not a root: its limit is that of a variant."""
+    made("fam/root.py", F)
+    made("fam/other.py", "z = 1\n")
+    b = made("fam/b.py", F + NEW, "from root.py: x")
+    (problem,) = between("R3", b)
+    assert problem.text == (
+        "has more than two thirds of its lines not from root.py; write `Differs   relatives root.py: ...`"
+    )
+    b = made("fam/b.py", F + NEW, "relatives root.py, other.py: x")
+    script = catalog.parse_header(b)
+    assert script.relatives == ["root.py", "other.py"] and script.parents == [] and between("R3", b) == []
+    assert not any("Differs must say" in problem.text for problem in rules.check_file(b))
+    assert catalog.origins(b) == ["root", "other"]
+    edit(b, NEW, "x = 1\n" * (rules.MAX_CODE_ROOT + 20))
+    assert not any("lines of code" in problem.text for problem in rules.check_file(b))
+    edit(b, "x = 1\n", "x = 1\n" * (rules.MAX_CODE - rules.MAX_CODE_ROOT))
+    assert any("lines of code, but may have 240" in problem.text for problem in rules.check_file(b))
+
+
+def test_a_relative_that_could_be_a_parent_is_found(made):
+    made("fam/root.py", F)
+    b = made("fam/b.py", F, "relatives root.py: x")
+    (problem,) = between("R3", b)
+    assert "has much of root.py, so that it is a parent and no relative" in problem.text
+    edit(b, "relatives root.py", "relatives gone.py")
+    assert [problem.text for problem in between("R3", b)] == ["Differs names gone.py, but there is no such file"]
+
+
 # ---------------------------------------------------------------------- Twin
 def test_a_file_in_jax_may_name_its_twin_in_torch(made):
     made("fam/a.py", F)
@@ -582,6 +625,7 @@ def home(tmp_path, monkeypatch):
     """A folder of a user's own; the package lies elsewhere with the algorithms inside it, as a wheel installs it."""
     package, home = tmp_path / "site" / "solorl", tmp_path / "somewhere" / "home"
     shutil.copytree(REAL, package / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / scripts.PAGES, package / scripts.PAGES)
     home.mkdir(parents=True)
     monkeypatch.setattr(scripts, "PACKAGE", package)
     monkeypatch.chdir(home)
@@ -639,12 +683,12 @@ def test_an_own_file_is_checked_for_what_helps_its_author(home, solo):
     edit(home / "mine.py", "import torch\n", "import ppo\nimport torch\n")
     assert solo("check", "mine.py")[:2] == (0, "1 file, no problems\n")
     edit(home / "mine.py", "import torch\n", "import scipy\nimport torch\n")
-    edit(home / "mine.py", "ppo/README.md", "ppo/NOTHING.md")
+    edit(home / "mine.py", "algorithms/ppo.md", "algorithms/NOTHING.md")
     edit(home / "mine.py", "    run.close(", "    print(run.close)\n    total = 1 + run.close(")
     edit(home / "mine.py", "        run.save(", "        optimizer = 1\n        run.save(")
     code, out, _ = solo("check", "mine.py")
     assert code == 1 and out.endswith("4 problems in 1 of 1 files\n"), out
-    assert "no file algorithms/ppo/NOTHING.md" in out and "imports scipy, but the dependencies" in out
+    assert "no file docs/algorithms/NOTHING.md" in out and "imports scipy, but the dependencies" in out
     assert "R5: hides run.close" in out and "resume: binds optimizer again" in out
 
 

@@ -9,7 +9,7 @@ Run       solo train ddpg_continuous_action --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   root of its family
 Not for   discrete actions: sac_discrete.py
-Details   algorithms/actor_critic/README.md
+Details   docs/algorithms/ddpg_continuous_action.md
 """
 
 import copy

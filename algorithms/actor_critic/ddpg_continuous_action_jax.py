@@ -10,7 +10,7 @@ Spaces    vector -> continuous
 Differs   root of its family
 Twin      ddpg_continuous_action.py
 Not for   discrete actions: dqn_jax.py
-Details   algorithms/actor_critic/README.md
+Details   docs/algorithms/ddpg_continuous_action_jax.md
 """
 
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ Differs   from sac_discrete.py: convolutional networks; targets are copies, made
           dqn come the wrappers of Atari games, the replay buffer that stores each image once, clipped rewards, and that
           a lost life ends the return, but not the game
 Not for   vector observations: sac_discrete.py; continuous actions: sac_continuous_action.py
-Details   algorithms/actor_critic/README.md
+Details   docs/algorithms/sac_atari.md
 """
 
 import copy
@@ -51,7 +51,7 @@ class Args(RunArgs):
     target_network_frequency: int = 2_000  # gradient steps between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature (else alpha): the entropy approaches the target entropy
-    target_entropy_scale: float = 0.89  # target entropy, in entropies of the uniform policy
+    target_entropy_scale: float = 0.89  # target entropy, as a multiple of the uniform policy's
     eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
 
 

@@ -9,7 +9,7 @@ Run       solo train sac_continuous_action --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from td3_continuous_action.py: a stochastic policy; its entropy is rewarded, by a learned temperature
 Not for   discrete actions: sac_discrete.py
-Details   algorithms/actor_critic/README.md
+Details   docs/algorithms/sac_continuous_action.md
 """
 
 import copy

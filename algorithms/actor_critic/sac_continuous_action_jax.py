@@ -10,7 +10,7 @@ Spaces    vector -> continuous
 Differs   from td3_continuous_action_jax.py: a stochastic policy; its entropy is rewarded, by a learned temperature
 Twin      sac_continuous_action.py
 Not for   discrete actions: dqn_jax.py
-Details   algorithms/actor_critic/README.md
+Details   docs/algorithms/sac_continuous_action_jax.md
 """
 
 import math

@@ -10,7 +10,7 @@ Run       solo train sac_discrete --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from sac_continuous_action.py: a categorical policy: expectations and entropies are exact sums over actions
 Not for   continuous actions: sac_continuous_action.py; Atari games: sac_atari.py; other images
-Details   algorithms/actor_critic/README.md
+Details   docs/algorithms/sac_discrete.md
 """
 
 import copy
@@ -45,7 +45,7 @@ class Args(RunArgs):
     target_network_frequency: int = 1  # gradient steps between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature (else alpha): the entropy approaches the target entropy
-    target_entropy_scale: float = 0.89  # target entropy, in entropies of the uniform policy
+    target_entropy_scale: float = 0.89  # target entropy, as a multiple of the uniform policy's
 
 
 class Batch(NamedTuple):

@@ -9,7 +9,7 @@ Run       solo train td3_continuous_action --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from ddpg_continuous_action.py: two critics, the smaller target counts; noise on the target action
 Not for   discrete actions: sac_discrete.py
-Details   algorithms/actor_critic/README.md
+Details   docs/algorithms/td3_continuous_action.md
 """
 
 import copy

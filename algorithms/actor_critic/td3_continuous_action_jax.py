@@ -10,7 +10,7 @@ Spaces    vector -> continuous
 Differs   from ddpg_continuous_action_jax.py: two critics, the smaller target counts; noise on the target action
 Twin      td3_continuous_action.py
 Not for   discrete actions: dqn_jax.py
-Details   algorithms/actor_critic/README.md
+Details   docs/algorithms/td3_continuous_action_jax.md
 """
 
 from dataclasses import dataclass

@@ -9,14 +9,13 @@ Paper     Horgan et al. 2018, https://arxiv.org/abs/1803.00933 ("Alg. 1" below),
           https://arxiv.org/abs/1511.06581
 Run       solo train apex_dqn --env-id CartPole-v1
 Spaces    vector -> discrete
-Differs   from dqn.py: actors in processes that Ray places, each with an epsilon of its own, which does not fall;
-          returns of n_step steps; transitions drawn by priority from shards of the replay buffer, their losses
-          weighted, their first priorities from the actors; the online network chooses the target's next action
-          (double); streams for the value and the advantages (dueling); clipped gradients. Asynchronous: which rollout
-          comes next is a matter of time, so two runs with one seed differ. With --synchronous (one actor, all in this
-          process) they are equal.
+Differs   relatives dqn.py, rainbow_atari.py: the loop of the first; the returns, the double and dueling values and the
+          priorities of the second; divided among actors in processes that Ray places, each with an epsilon of its own,
+          which does not fall, shards of the replay buffer, and a learner; first priorities are those of the actors;
+          clipped gradients. Asynchronous: which rollout comes next is a matter of time, so two runs with one seed
+          differ. With --synchronous (one actor, all in this process) they are equal.
 Not for   Atari games: apex_dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/apex_dqn.md
 """
 
 import copy

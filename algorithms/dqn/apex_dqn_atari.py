@@ -10,14 +10,10 @@ Paper     Horgan et al. 2018, https://arxiv.org/abs/1803.00933 ("Alg. 1" below).
           2016, https://arxiv.org/abs/1511.06581
 Run       solo train apex_dqn_atari --env-id ALE/Pong-v5
 Spaces    image -> discrete
-Differs   from dqn_atari.py: actors in processes that Ray places, each with an epsilon of its own, which does not fall;
-          returns of n_step steps; transitions drawn by priority from shards of the replay buffer, their losses
-          weighted, their first priorities from the actors; the online network chooses the target's next action
-          (double); streams for the value and the advantages (dueling); RMSProp, clipped gradients. Asynchronous: which
-          rollout comes next is a matter of time, so two runs with one seed differ. With --synchronous (one actor, all
-          in this process) they are equal.
+Differs   from apex_dqn.py: the wrappers and convolutions of Atari games as in dqn_atari.py; each image stored once, in
+          rollouts that carry their images; RMSProp and the settings of the paper
 Not for   vector observations: apex_dqn.py; continuous actions: ddpg_continuous_action.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/apex_dqn_atari.md
 """
 
 import copy
@@ -323,7 +319,7 @@ class Actor:
             error, _ = td_errors(self.q_network, self.q_network, Batch(*map(torch.from_numpy, columns)))
         priority = priorities(error, self.args.prioritized_replay_alpha)
         self.shards[shard].add(images, first, priority, where - first[:, None], action[:count], reward, discount)
-        oldest = min([*self.stack, *(i for numbers, *_ in self.steps[count:] for i in numbers)])
+        oldest = min([*self.stack, *(i for numbers, *_ in self.steps[count:] for i in numbers)])  # still needed
         self.images, self.stack = self.images[oldest:], [i - oldest for i in self.stack]
         self.steps = [([i - oldest for i in numbers], *rest) for numbers, *rest in self.steps[count:]]
         return games

@@ -11,7 +11,7 @@ Spaces    vector -> discrete
 Differs   from dqn.py: the network gives a distribution over n_atoms returns between v_min and v_max for each action;
           cross entropy with the projected target distribution; the paper's epsilon of Adam
 Not for   Atari games: c51_atari.py; other images; continuous actions: ddpg_continuous_action.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/c51.md
 """
 
 import copy

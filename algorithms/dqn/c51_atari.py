@@ -11,7 +11,7 @@ Spaces    image -> discrete
 Differs   from c51.py, dqn_atari.py: the merge of both, with 51 atoms between -10 and 10 and the settings of C51 on
           Atari: learning rate, moves of the target network
 Not for   vector observations: c51.py; continuous actions: ddpg_continuous_action.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/c51_atari.md
 """
 
 import copy

@@ -11,7 +11,7 @@ Differs   from dqn_jax.py: the network gives a distribution over n_atoms returns
           action; cross entropy with the projected target distribution; the paper's epsilon of Adam
 Twin      c51.py
 Not for   Atari games: c51_atari_jax.py; other images; continuous actions: ddpg_continuous_action_jax.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/c51_jax.md
 """
 
 from dataclasses import dataclass

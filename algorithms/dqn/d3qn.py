@@ -11,7 +11,7 @@ Run       solo train d3qn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from dueling_dqn.py, double_dqn.py: both
 Not for   Atari games: dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/d3qn.md
 """
 
 import copy

@@ -10,7 +10,7 @@ Run       solo train double_dqn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from dqn.py: the target is the target network's value of the Q-network's best action
 Not for   Atari games: dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/double_dqn.md
 """
 
 import copy

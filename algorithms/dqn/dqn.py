@@ -9,7 +9,7 @@ Run       solo train dqn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   root of its family
 Not for   Atari games: dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/dqn.md
 """
 
 import copy

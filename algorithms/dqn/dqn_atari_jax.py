@@ -12,7 +12,7 @@ Differs   from dqn_jax.py: a convolutional network; a replay buffer that stores 
           rewards, a lost life ends the return, but not the game
 Twin      dqn_atari.py
 Not for   vector observations: dqn_jax.py; continuous actions: ddpg_continuous_action_jax.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/dqn_atari_jax.md
 """
 
 from dataclasses import dataclass
@@ -116,8 +116,9 @@ class FrameReplay(NamedTuple):
         return FrameReplay(*arrays, number[-1, 1, -1] + 1)
 
     def history(self, number):
-        """Indices (n, 5) of the images up to and with those of the rows of these numbers (n,), the first one of a game
-        repeated; and which rows (n,) can be sampled: a step has led to them, and no image of the 5 was overwritten."""
+        """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,
+        oldest first, with a game's first image in the place of those before it; and whether (n,) the row can be
+        sampled: a step has led to it, and none of the 5 images is overwritten."""
         numbers, capacity = [number], len(self.image)
         for _ in range(4):
             numbers.append(numbers[-1] - self.back[numbers[-1] % capacity])
@@ -269,7 +270,7 @@ def train_iteration(training, setup):
         return optax.apply_updates(params, updates), optimizer_state, jax.tree.map(jnp.add, sums, metrics)
 
     first, last = jnp.maximum(before, args.learning_starts) // args.train_frequency, global_step // args.train_frequency
-    last = jnp.where(replay.inserted < args.learning_starts, first, last)  # resumed without its images
+    last = jnp.where(replay.inserted < args.learning_starts, first, last)  # a resume without --save-replay empties it
     carry = (training.params, training.optimizer_state, {"losses/td_loss": 0.0, "losses/q_values": 0.0})
     params, optimizer_state, sums = jax.lax.fori_loop(first, last, gradient_step, carry)
     # the target network moves in iterations in which a multiple of target_network_frequency lies

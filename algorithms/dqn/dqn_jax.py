@@ -10,7 +10,7 @@ Spaces    vector -> discrete
 Differs   root of its family
 Twin      dqn.py
 Not for   Atari games: dqn_atari_jax.py; other images; continuous actions: ddpg_continuous_action_jax.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/dqn_jax.md
 """
 
 from dataclasses import dataclass

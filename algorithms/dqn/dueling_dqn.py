@@ -10,7 +10,7 @@ Run       solo train dueling_dqn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from dqn.py: after its first layer the network has two streams, for the value and for the advantages
 Not for   Atari games: dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/dueling_dqn.md
 """
 
 import copy

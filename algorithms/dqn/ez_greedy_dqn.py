@@ -10,7 +10,7 @@ Run       solo train ez_greedy_dqn --env-id MountainCar-v0
 Spaces    vector -> discrete
 Differs   from dqn.py: a random action is repeated within its episode, for a duration from a heavy-tailed distribution
 Not for   Atari games: dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/ez_greedy_dqn.md
 """
 
 import copy
@@ -171,7 +171,7 @@ if __name__ == "__main__":
         exploring=exploring,
         envs=envs,
     )
-    left[run.restarted] = 0
+    left[run.restarted] = 0  # no random action lasts into a new episode
 
     # ---- storage of one iteration
     shape = (num_steps, args.num_envs)

@@ -12,7 +12,7 @@ Differs   from dqn_atari.py: a teacher, the trained Q-network of a run of dqn_at
           before the student plays, the teacher fills a replay buffer of its own and the student learns from it; a loss
           draws the student towards the teacher, by a weight that decreases as the student's score rises; the IMPALA CNN
 Not for   vector observations: dqn.py; continuous actions: ddpg_continuous_action.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/qdagger_dqn_atari_impalacnn.md
 """
 
 import copy

@@ -14,7 +14,7 @@ Differs   from dqn_atari_jax.py: a teacher, the trained Q-network of a run of th
           teacher, by a weight that decreases as the student's score rises; the IMPALA CNN
 Twin      qdagger_dqn_atari_impalacnn.py
 Not for   vector observations: dqn_jax.py; continuous actions: ddpg_continuous_action_jax.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/qdagger_dqn_atari_impalacnn_jax.md
 """
 
 from dataclasses import dataclass
@@ -128,8 +128,9 @@ class FrameReplay(NamedTuple):
         return FrameReplay(*arrays, number[-1, 1, -1] + 1)
 
     def history(self, number):
-        """Indices (n, 5) of the images up to and with those of the rows of these numbers (n,), the first one of a game
-        repeated; and which rows (n,) can be sampled: a step has led to them, and no image of the 5 was overwritten."""
+        """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,
+        oldest first, with a game's first image in the place of those before it; and whether (n,) the row can be
+        sampled: a step has led to it, and none of the 5 images is overwritten."""
         numbers, capacity = [number], len(self.image)
         for _ in range(4):
             numbers.append(numbers[-1] - self.back[numbers[-1] % capacity])

@@ -13,7 +13,7 @@ Differs   from c51_atari.py: the online network chooses the target's next action
           advantages (dueling); returns of n_step steps; transitions drawn by priority, their losses weighted; noise in
           the weights of all linear layers in place of random actions
 Not for   vector observations: c51.py; continuous actions: ddpg_continuous_action.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/rainbow_atari.md
 """
 
 import copy

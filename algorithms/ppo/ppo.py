@@ -10,7 +10,7 @@ Spaces    vector -> discrete
 Differs   root of its family
 Not for   continuous actions: ppo_continuous_action.py; Atari games: ppo_atari.py; image observations: ppo_image.py;
           dict observations: ppo_dict.py; multidiscrete actions: ppo_multidiscrete.py; tuple actions: ppo_hybrid.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo.md
 """
 
 from dataclasses import dataclass

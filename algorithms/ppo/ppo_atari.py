@@ -11,7 +11,7 @@ Spaces    image -> discrete
 Differs   from ppo.py: the wrappers of Atari games; one convolutional network for actor and critic; clipped rewards; a
           lost life ends the return, but not the game
 Not for   vector observations: ppo.py; continuous actions: ppo_continuous_action.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_atari.md
 """
 
 from dataclasses import dataclass

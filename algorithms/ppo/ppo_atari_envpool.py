@@ -11,7 +11,7 @@ Spaces    image -> discrete
 Differs   from ppo_atari.py: the games are EnvPool's, stepped together in C++, in training and evaluation; they have no
           sticky actions
 Not for   vector observations: ppo.py; continuous actions: ppo_continuous_action.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_atari_envpool.md
 """
 
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ Spaces    image -> discrete
 Differs   from ppo_jax.py: a convolutional network; games of Atari: clipped rewards, a lost life ends the return
 Twin      ppo_atari_envpool.py
 Not for   vector observations: ppo_jax.py; continuous actions: ppo_continuous_action_jax.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_atari_envpool_jax.md
 """
 
 from dataclasses import dataclass

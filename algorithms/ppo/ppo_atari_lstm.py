@@ -11,7 +11,7 @@ Spaces    image -> discrete, one frame
 Differs   from ppo_atari.py: the policy sees one image and remembers the others with an LSTM, which forgets where a game
           begins, not where a life is lost; minibatches are rollouts of some environments, in their order
 Not for   vector observations: ppo.py; continuous actions: ppo_continuous_action.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_atari_lstm.md
 """
 
 from dataclasses import dataclass

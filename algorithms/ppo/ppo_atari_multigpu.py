@@ -12,7 +12,7 @@ Differs   from ppo_atari.py: started with --nproc 2 or by torchrun, each process
           environments and learns from its part of each minibatch; gradients are averaged over the ranks. Their number
           changes what is learned by rounding only
 Not for   vector observations: ppo.py; continuous actions: ppo_continuous_action.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_atari_multigpu.md
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ Spaces    vector -> continuous
 Differs   from ppo_normalized.py: the policy is a Gaussian, the environment clips its actions; settings for MuJoCo.
           The standard deviation is in the units of the actions: where their bounds are far from 1, set --std-init
 Not for   discrete actions: ppo.py; image observations
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_continuous_action.md
 """
 
 import math

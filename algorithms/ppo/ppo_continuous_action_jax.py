@@ -12,7 +12,7 @@ Differs   from ppo_jax.py: the policy is a Gaussian; observations and rewards ar
           actions, which the environment clips to its bounds: where those are far from 1, set --std-init
 Twin      ppo_continuous_action.py
 Not for   discrete actions: ppo_jax.py; image observations
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_continuous_action_jax.md
 """
 
 import math

@@ -10,7 +10,7 @@ Spaces    dict -> discrete, vectors and images
 Differs   from ppo.py: an encoder for each entry of the observation, whose features are concatenated; policy and value
           share the encoders
 Not for   vector observations: ppo.py; continuous actions: ppo_continuous_action.py; Atari games: ppo_atari.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_dict.md
 """
 
 import math

@@ -10,7 +10,7 @@ Spaces    vector -> tuple, of Discrete and Box
 Differs   from ppo.py: an action has two parts, independent of each other given the observation: a sample of a softmax
           and one of a Gaussian, which the environment clips; log-probability and entropy are sums over both
 Not for   discrete actions: ppo.py; continuous actions: ppo_continuous_action.py; image observations
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_hybrid.md
 """
 
 import math

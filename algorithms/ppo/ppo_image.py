@@ -11,7 +11,7 @@ Spaces    image -> discrete
 Differs   from ppo.py: observations are the last images, grey or in colour, resized; one convolutional network for actor
           and critic
 Not for   Atari games: ppo_atari.py; vector observations: ppo.py; continuous actions: ppo_continuous_action.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_image.md
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ Spaces    vector -> discrete
 Differs   root of its family
 Twin      ppo.py
 Not for   continuous actions: ppo_continuous_action_jax.py; Atari games: ppo_atari_envpool_jax.py; other images
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_jax.md
 """
 
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ Spaces    vector -> discrete
 Differs   from ppo.py: the policy remembers what it saw in an episode with an LSTM, which policy and value have in
           common; minibatches are rollouts of some environments, in their order; ppo_atari_lstm.py does so for images
 Not for   Atari games: ppo_atari_lstm.py; other images; continuous actions: ppo_continuous_action.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_lstm.md
 """
 
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ Spaces    vector -> discrete, with info["action_mask"]
 Differs   from ppo.py: actions that the mask of a step does not allow have probability 0 in acting, learning and
           evaluation; the entropy is that of the allowed ones
 Not for   environments without masks: ppo.py; continuous actions: ppo_continuous_action.py; images
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_masked.md
 """
 
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ Spaces    vector -> discrete
 Differs   from ppo_jax.py: one convolutional network over the 10 x 10 planes, which come as one vector, gives logits and
           value; 64 environments, learning rate 0.001
 Not for   Atari games: ppo_atari_envpool_jax.py; other images; continuous actions: ppo_continuous_action_jax.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_minatar_jax.md
 """
 
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ Run       solo train ppo_multidiscrete --env-id games/TwoNumbers-v0
 Spaces    vector -> multidiscrete
 Differs   from ppo.py: an action has several parts, each with a categorical distribution; masks where there are any
 Not for   discrete actions: ppo.py; continuous actions: ppo_continuous_action.py; images
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_multidiscrete.md
 """
 
 from dataclasses import dataclass

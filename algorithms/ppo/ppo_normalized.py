@@ -9,7 +9,7 @@ Run       solo train ppo_normalized --env-id MountainCar-v0
 Spaces    vector -> discrete
 Differs   from ppo.py: observations and rewards are normalised by the statistics of all that was seen before
 Not for   continuous actions: ppo_continuous_action.py; Atari games: ppo_atari.py; other images
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_normalized.md
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ Spaces    vector -> discrete
 Differs   from ppo.py: a second reward, the error of a network that learns to predict a fixed random network; a critic
           with two heads and no clipping of values; a warm-up of random actions for the statistics of observations
 Not for   Atari games: ppo_atari.py; other images; continuous actions: ppo_continuous_action.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_rnd.md
 """
 
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ Run       solo train pqn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   root of its family
 Not for   Atari games: pqn_atari_envpool.py; other images; continuous actions: ppo_continuous_action.py
-Details   algorithms/pqn/README.md
+Details   docs/algorithms/pqn.md
 """
 
 from dataclasses import dataclass

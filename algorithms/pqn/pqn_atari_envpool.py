@@ -11,7 +11,7 @@ Spaces    image -> discrete
 Differs   from pqn.py: EnvPool's games, as in ppo_atari_envpool.py; a convolutional network with layer normalisation;
           clipped rewards; a lost life ends the return, but not the game
 Not for   vector observations: pqn.py; continuous actions: ppo_continuous_action.py
-Details   algorithms/pqn/README.md
+Details   docs/algorithms/pqn_atari_envpool.md
 """
 
 from dataclasses import dataclass

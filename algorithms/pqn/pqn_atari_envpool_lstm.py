@@ -12,7 +12,7 @@ Spaces    image -> discrete, one frame
 Differs   from pqn_atari_envpool.py: the network sees one image and remembers the others with an LSTM, which forgets
           where a game begins, not where a life is lost; minibatches are rollouts of some environments, in their order
 Not for   vector observations: pqn.py; continuous actions: ppo_continuous_action.py
-Details   algorithms/pqn/README.md
+Details   docs/algorithms/pqn_atari_envpool_lstm.md
 """
 
 from dataclasses import dataclass

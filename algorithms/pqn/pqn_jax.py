@@ -11,7 +11,7 @@ Differs   from ppo_jax.py: one network, with layer normalisation, gives the valu
           with probability epsilon, else greedy; returns of Q(lambda) instead of advantages; RAdam
 Twin      pqn.py
 Not for   continuous actions: ppo_continuous_action_jax.py; Atari games: pqn_atari_envpool.py; other images
-Details   algorithms/pqn/README.md
+Details   docs/algorithms/pqn_jax.md
 """
 
 from dataclasses import dataclass

@@ -20,9 +20,10 @@ from solorl.catalog.header import Script, parse_header, read_source
 from solorl.catalog.square import count_changes, find_named, parent_paths, square
 from solorl.errors import UsageError
 from solorl.files import write
-from solorl.scripts import BUDGETS, as_typed, in_catalogue, script_paths
+from solorl.scripts import BUDGETS, VALUE_COLUMN, as_typed, in_catalogue, script_paths
 
 STEP = 10  # budgets are multiples of it
+MOSTLY = 2 / 3  # a file of which more than this is not in its parent names relatives instead
 COMMENTS = {
     "diff": "Most lines, added and removed, that a file may differ from its parent(s): multiples of 10 (rule R3).\n"
     "# `solo check --set-budget FILE` writes them.",
@@ -80,6 +81,11 @@ def origin_of(script: Script, seen: frozenset[Path] = frozenset()) -> Path | Non
     return origin_of(parse_header(parent), seen | {parent})
 
 
+def counted(path: Path) -> list[str]:
+    """The lines of a file that count in a diff: all except `Details`, which names another page in each file."""
+    return [line for line in read_source(path).splitlines() if line[:VALUE_COLUMN].rstrip() != "Details"]
+
+
 def measure(script: Script) -> tuple[int, str]:
     """Lines, added and removed, between a script and its parent or the merge of its two parents; and, for a merge,
     where they begin. UsageError where there is no such file."""
@@ -92,12 +98,29 @@ def measure(script: Script) -> tuple[int, str]:
     if others:
         found = square(script, first, others[0])
         return found.lines, found.first
-    return sum(count_changes(read_source(first).splitlines(), read_source(script.path).splitlines())), ""
+    return sum(count_changes(counted(first), counted(script.path))), ""
 
 
 def parents_in_words(script: Script) -> str:
     """`a.py`, or `the merge of a.py and b.py`."""
     return script.parents[0] if len(script.parents) == 1 else f"the merge of {' and '.join(script.parents)}"
+
+
+def fraction_added(script: Script, other: Path) -> float:
+    """How much of a file another one does not have: lines added to it, divided by all lines of the file."""
+    lines = counted(script.path)
+    return count_changes(counted(other), lines)[0] / len(lines)
+
+
+def bad_relatives(script: Script) -> str:
+    """What is wrong with the relatives of a script, which has them in the place of a parent, or an empty string."""
+    for name in script.relatives:
+        path = find_named(script, name)
+        if path is None:
+            return f"Differs names {name}, but there is no such file"
+        if in_catalogue(script.path) and fraction_added(script, path) <= MOSTLY:
+            return f"has much of {name}, so that it is a parent and no relative: write `Differs   from {name}: ...`"
+    return ""
 
 
 def breach(script: Script) -> str:
@@ -108,6 +131,9 @@ def breach(script: Script) -> str:
         return str(error)
     if not in_catalogue(script.path):  # a budget is kept for what is shared
         return ""
+    if len(script.parents) == 1 and fraction_added(script, parent_paths(script)[0]) > MOSTLY:
+        name = script.parents[0]
+        return f"has more than two thirds of its lines not from {name}; write `Differs   relatives {name}: ...`"
     budget = read_table(table_of(script.path))["diff"].get(script.path.name)
     if budget is not None and lines <= budget:
         return ""

@@ -53,7 +53,15 @@ class Script:
     @property
     def parents(self) -> list[str]:
         """The file names in `Differs   from X.py: ...` or `from X.py, Y.py: ...`; none for the root of a family."""
-        match = re.match(r"from ([^\s,:]+\.py(?:, *[^\s,:]+\.py)*)(?![\w.])", self.fields.get("Differs", ""))
+        return self._named("from")
+
+    @property
+    def relatives(self) -> list[str]:
+        """The file names in `Differs   relatives X.py, Y.py: ...`, of a file that is mostly new."""
+        return self._named("relatives")
+
+    def _named(self, word: str) -> list[str]:
+        match = re.match(rf"{word} ([^\s,:]+\.py(?:, *[^\s,:]+\.py)*)(?![\w.])", self.fields.get("Differs", ""))
         return re.split(r", *", match.group(1)) if match else []
 
     @property
@@ -161,13 +169,13 @@ def parse_header(path: Path) -> Script:
 
 def origins(path: Path) -> list[str]:
     """The names of the scripts that a file says it comes from, the nearest first: the one it is a copy of, by its line
-    `Copy of` or a line `Run` that trains another file, and its parents. None for a file without a header."""
+    `Copy of` or a line `Run` that trains another file, its parents or relatives. None for a file without a header."""
     try:
         script = parse_header(path)
     except (UsageError, RecursionError, MemoryError):
         return []
     trained = re.match(r"solo train (\S+)", script.run)
-    names = [script.copy_of, trained.group(1) if trained else None, *script.parents]
+    names = [script.copy_of, trained.group(1) if trained else None, *script.parents, *script.relatives]
     return [stem for stem in dict.fromkeys(Path(name).stem for name in names if name) if stem != script.name]
 
 

@@ -19,7 +19,7 @@ from solorl.catalog.header import Script, code_lines, parse_header, parse_source
 from solorl.catalog.main_block import beginnings, main_block, rebound, root
 from solorl.catalog.square import find_named
 from solorl.errors import UsageError, did_you_mean
-from solorl.scripts import BUDGETS, KEYS, PACKAGE, algorithms_folder, as_typed, in_catalogue, script_paths
+from solorl.scripts import BUDGETS, KEYS, PACKAGE, PAGES, algorithms_folder, as_typed, in_catalogue, script_paths
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -188,7 +188,7 @@ def check_imports(source: Source) -> Iterator[Problem]:
 def check_size(source: Source) -> Iterator[Problem]:
     """R1: lines of code, width and nesting."""
     lines, long = code_lines(source.text), budget.may_be_long(source.path)
-    is_root = source.script.framework == "torch" and not source.script.parents
+    is_root = source.script.framework == "torch" and not (source.script.parents or source.script.relatives)
     limit = MAX_CODE_LONG if long else MAX_CODE_ROOT if is_root else MAX_CODE
     if lines > limit:
         hint = "" if long else f" ({MAX_CODE_LONG} where [long] of {BUDGETS} says why)"
@@ -212,13 +212,17 @@ def check_header(source: Source) -> Iterator[Problem]:
         if not fields.get(key):
             place = "keys stand in columns 0-9, values start at column 10"
             yield source.problem(1, "header", f"the header has no line {key} ({place})")
-    if fields.get("Differs") and not script.parents and not fields["Differs"].startswith("root of its family"):
-        text = "Differs must say `from SIBLING.py: how`, `from ONE.py, OTHER.py: how` or `root of its family`"
+    named = script.parents or script.relatives
+    if fields.get("Differs") and not named and not fields["Differs"].startswith("root of its family"):
+        ways = "`from SIBLING.py: how`, `from ONE.py, OTHER.py: how`, `relatives ONE.py, OTHER.py: how`"
+        text = f"Differs must say {ways} or `root of its family`"
         yield source.problem(source.header_line("Differs"), "header", text)
     path, families = source.path.resolve(), _families(source.path)
     page = re.split(r"[\s:;,]", fields.get("Details", ""))[0]
     if page and not (families.parent / page).is_file():
         yield source.problem(source.header_line("Details"), "header", f"there is no file {page}")
+    elif in_catalogue(path) and page != (own := f"{PAGES}/{script.name}.md"):
+        yield source.problem(source.header_line("Details"), "header", f"Details must name the file's own page, {own}")
     if script.run and (text := bad_command(script, source.tree)):
         yield source.problem(source.header_line("Run"), "header", text)
     taken = set(families.glob(f"*/{path.name}")) - {path} if in_catalogue(path) else set()
@@ -394,7 +398,7 @@ def check_same_bodies(scripts: Sequence[Script], own: Script | None = None) -> I
     """R2: a definition with the same name is equal, up to formatting, to that of the first file that has it; roots come
     first. `own` is a user's own file, which comes last and may make other environments."""
     first: dict[str, list[tuple[str, Script]]] = {}  # name -> definitions, of which each binds other files
-    ordered = sorted(scripts, key=lambda script: (script.parent is not None, script.path.name))
+    ordered = sorted(scripts, key=lambda script: (bool(script.parents or script.relatives), script.path.name))
     for script in [*ordered, own] if own else ordered:
         for name, node in definitions(parse_source(script.path)).items():
             if script is own and name in BY_SPACES:
@@ -412,8 +416,8 @@ def check_same_bodies(scripts: Sequence[Script], own: Script | None = None) -> I
 
 
 def check_budgets(scripts: Sequence[Script]) -> Iterator[Problem]:
-    """R3: the diff of each file that is not a root stays within its budget."""
+    """R3: the diff of each file with a parent stays within its budget; no relative could be a parent."""
     for script in scripts:
-        if script.parent and (text := budget.breach(script)):
+        if text := budget.breach(script) if script.parent else budget.bad_relatives(script):
             line = Source(script.path, read_source(script.path), ast.Module([], []), script).header_line("Differs")
             yield Problem(script.path, line, "R3", text)

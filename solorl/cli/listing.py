@@ -31,7 +31,7 @@ def as_row(script: Script) -> tuple[str, ...]:
 
 def as_dict(script: Script) -> dict[str, object]:
     """All that is known of a script, for `--json`."""
-    names = (*COLUMNS, "observations", "actions", "run", "parent", "parents", "twin", "not_for", "lines")
+    names = (*COLUMNS, "observations", "actions", "run", "parent", "parents", "relatives", "twin", "not_for", "lines")
     return {name: getattr(script, name) for name in names} | {"path": str(script.path)}
 
 

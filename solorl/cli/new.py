@@ -13,7 +13,7 @@ from solorl.catalog.script_line import with_header
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.files import shown, write
-from solorl.scripts import KEYS, algorithms_folder, as_typed, in_catalogue, in_checkout, script_paths
+from solorl.scripts import KEYS, PAGES, algorithms_folder, as_typed, in_catalogue, in_checkout, script_paths
 
 
 def check_name(what: str, name: str) -> None:
@@ -51,6 +51,26 @@ def family_of(source: Script) -> str:
     return origin.parent.name if origin else source.family
 
 
+def page_of(source: Script, path: Path, run: str) -> str:
+    """The page of a new file: headings, the command, links to the file, its family and the page of what it comes
+    from."""
+    theirs = re.split(r"[\s:;,]", source.fields["Details"])[0]
+    known = (algorithms_folder().parent / theirs).is_file() and theirs.startswith(f"{PAGES}/")
+    origin = f"[`{source.path.name}`]({Path(theirs).name})" if known else f"`{source.path.name}`"
+    file, family = f"algorithms/{path.parent.name}/{path.name}", f"algorithms/{path.parent.name}/README.md"
+    parts = [
+        f"# {path.stem}",
+        f"From {origin}: nothing yet.",
+        f"```bash\n{run}\n```",
+        f"File: [`{file}`](../../{file}) of [its family](../../{family}).",
+        f"## When to take it\n\nAs {origin}.",
+        f"## Implementation details\n\nIn addition to those of {origin}: none.",
+        "## Differences from CleanRL\n\nCleanRL has no such file.",
+        f"## Logged metrics\n\n[Those of every file](../../{family}#logged-metrics).",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
 def main(argv: Sequence[str]) -> int:
     """Create a variant; UsageError for a bad or taken name and for a source without a header."""
     parser = Parser("new", "Start a variant from an algorithm: a file that runs and differs in its header only.")
@@ -76,12 +96,17 @@ def main(argv: Sequence[str]) -> int:
         "Twin": "",
         "Copy of": "",
     }
-    text = with_header(read_source(source.path), values)
+    page = algorithms_folder().parent / PAGES / f"{name}.md"
     if in_own_checkout():
+        values["Details"] = f"{PAGES}/{name}.md"
         path.parent.mkdir(exist_ok=True)
-    write(path, text.encode())
+        page.parent.mkdir(parents=True, exist_ok=True)
+        write(page, page_of(source, path, values["Run"]).encode())
+    write(path, with_header(read_source(source.path), values).encode())
     print(f"created {shown(path)} from {source.path.name}. Next:")
     print(f"  edit it; say in its line `Differs` how it differs from {source.path.name}, and in its title what it is")
+    if in_own_checkout():
+        print(f"  say in its page, {shown(page)}, when to take it, and what its implementation details are")
     print(f"  solo train {typed}")
     print(f"  solo diff {as_typed(source.path)} {typed}")
     if in_own_checkout():

@@ -46,7 +46,7 @@ Run       solo train {name} --seed 2
 Spaces    vector -> discrete
 Differs   {differs}
 Not for   images: b_image.py; continuous actions: b_cont.py
-Details   algorithms/fam/README.md
+Details   docs/algorithms/{name}.md
 """
 
 from solorl import RunArgs
@@ -69,7 +69,10 @@ def tree(tmp_path, monkeypatch):
     """A checkout of its own with the family `fam`: root a.py, sibling b.py, which drifted, and a JAX file."""
     folder = tmp_path / "checkout" / "algorithms" / "fam"
     folder.mkdir(parents=True)
-    (folder / "README.md").write_text("The family.\n")
+    pages = tmp_path / "checkout" / "docs" / "algorithms"
+    pages.mkdir(parents=True)
+    for name in ("a", "b", "a_jax"):
+        (pages / f"{name}.md").write_text(f"# {name}\n")
     (tmp_path / "checkout" / "pyproject.toml").write_text("")
     (folder / "a.py").write_text(FAMILY_FILE.format(name="a", differs="root of its family", value="x + 1"))
     (folder / "b.py").write_text(FAMILY_FILE.format(name="b", differs="from a.py: adds two", value="x + 2"))
@@ -754,8 +757,12 @@ def test_new_differs_in_its_header_only(solo, tree, tmp_path, monkeypatch):
     assert changed == [
         ("Run       solo train b --seed 2", "Run       solo train c --seed 2"),
         ("Differs   from a.py: adds two", "Differs   from b.py: nothing yet"),
+        ("Details   docs/algorithms/b.md", "Details   docs/algorithms/c.md"),
     ]
     assert catalog.find("c").parent == "b.py"
+    page = (tmp_path / "checkout" / "docs" / "algorithms" / "c.md").read_text()
+    assert page.startswith("# c\n\nFrom [`b.py`](b.md): nothing yet.\n\n```bash\nsolo train c --seed 2\n```\n")
+    assert "(../../algorithms/fam/c.py)" in page and "say in its page, docs/algorithms/c.md, when" in out
 
 
 def test_new_drops_continued_lines_and_makes_a_family(solo, tree, monkeypatch):
