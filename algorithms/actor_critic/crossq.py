@@ -11,7 +11,7 @@ Spaces    vector -> continuous
 Differs   from sac_continuous_action.py: batch renormalisation in actor and critics, which see a transition and the next
           action in one batch; no target critics
 Not for   discrete actions: sac_discrete.py
-Details   algorithms/actor_critic/README.md
+Details   docs/algorithms/crossq.md
 """
 
 import math
@@ -80,7 +80,7 @@ def make_env(env_id, **kwargs):
 
 
 class Replay:
-    """The last `capacity` transitions, in host memory."""
+    """The last `capacity` transitions, in host memory: an array for each field of Batch, in their order."""
 
     def __init__(self, capacity, obs_dim, action_space):
         self.arrays = {
@@ -289,8 +289,8 @@ if __name__ == "__main__":
         obs = current_obs
 
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-        # updates due before the buffer holds enough are dropped, as with a small learning_starts, or after a resume
-        # without --save-replay
+        # the updates due before and after the steps of this iteration; those due before the buffer holds enough are
+        # dropped: if learning_starts is less than batch_size, and after a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before

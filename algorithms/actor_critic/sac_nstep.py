@@ -11,7 +11,7 @@ Spaces    vector -> continuous
 Differs   from sac_continuous_action.py: the target is the sum of the next n_step rewards and the value after them, of
           fewer where the episode ends or its time limit comes
 Not for   discrete actions: sac_discrete.py
-Details   algorithms/actor_critic/README.md
+Details   docs/algorithms/sac_nstep.md
 """
 
 import copy
@@ -277,8 +277,8 @@ if __name__ == "__main__":
         obs = current_obs
 
         # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-        # updates due before the buffer holds enough are dropped, as with a small learning_starts, or after a resume
-        # without --save-replay
+        # the updates due before and after the steps of this iteration; those due before the buffer holds enough are
+        # dropped: if learning_starts is less than batch_size, and after a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before

@@ -11,7 +11,7 @@ Spaces    vector -> discrete
 Differs   from c51.py: the network gives num_quantiles quantiles of the return of each action, without bounds, in place
           of the probabilities of fixed atoms; quantile regression in place of projection and cross entropy
 Not for   Atari games: c51_atari.py; other images; continuous actions: ddpg_continuous_action.py
-Details   algorithms/dqn/README.md
+Details   docs/algorithms/qr_dqn.md
 """
 
 import copy
@@ -62,7 +62,7 @@ def make_env(env_id, **kwargs):
 
 
 class Replay:
-    """The last `capacity` transitions, in host memory."""
+    """The last `capacity` transitions, in host memory: an array for each field of Batch, in their order."""
 
     def __init__(self, capacity, obs_dim, action_space):
         self.arrays = {

@@ -12,7 +12,7 @@ Differs   from ppo.py: one gradient step on each rollout, so the ratio of probab
           short rollouts, n-step returns and RMSProp
 Not for   continuous actions: ppo_continuous_action.py; Atari games: ppo_atari.py; image observations: ppo_image.py;
           dict observations: ppo_dict.py; multidiscrete actions: ppo_multidiscrete.py; tuple actions: ppo_hybrid.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/a2c.md
 """
 
 from dataclasses import dataclass
