@@ -264,20 +264,23 @@ def test_resumed_equals_uninterrupted(train):
 
 
 def test_evaluation_remembers():
-    """A whole game step by step gives the most likely actions of the sequence, longer than the window."""
-    agent, seen = make_agent(window=20, num_actions=2), []
+    """A whole game step by step gives the likeliest actions of the sequence, and its memory; without memory others."""
+    agent, seen = make_agent(window=20, obs_dim=4), []
 
     def act(obs, state, first):
         action, state = agent.act(obs, state, first)
-        seen.append((obs.copy(), first, action))
+        seen.append((obs.reshape(1, 4).copy(), first, action, state))
         return action, state
 
-    play_episodes([Cue()], act, [3])
-    obs, first, action = (torch.as_tensor(np.stack(x)) for x in zip(*seen, strict=True))
-    assert len(obs) == 31 and first[0].all() and not first[1:].any()
+    play_episodes([Lessons()], act, [3])
+    obs, first, action, states = zip(*seen, strict=True)
+    obs, first, action = (torch.as_tensor(np.stack(x)) for x in (obs, first, action))
+    assert len(obs) in (5, 7) and first[0].all() and not first[1:].any()
     with torch.no_grad():
         logits, _, state = agent(obs, agent.empty_memory(1), first)
-    assert torch.equal(action, logits.argmax(-1)) and (state[..., -1] == 1).all()
+        forgetful, _, _ = agent(obs, agent.empty_memory(1), torch.ones_like(first))
+    assert torch.equal(action, logits.argmax(-1)) and not torch.equal(action, forgetful.argmax(-1))
+    torch.testing.assert_close(states[-1], state)
 
 
 # ---------------------------------------------------------------------- it learns
