@@ -286,8 +286,8 @@ def test_evaluation_remembers():
 # ---------------------------------------------------------------------- it learns
 def test_remembers_a_cue_over_4_steps(train):
     flags = "--total-timesteps 12k --num-envs 16 --num-steps 20 --memory-length 4 --num-layers 1 --width 32".split()
-    flags += ["--learning-rate", "0.003", "--eval-episodes", "50", "--save-every", "0", "--log-every", "6000"]
-    v = train("ppo_trxl", "--env-id", "CueInWindows-v0", *flags)
+    flags += "--learning-rate 0.003 --eval-episodes 50 --eval-every 1600 --target-return 1 --save-every 0".split()
+    v = train("ppo_trxl", "--env-id", "CueInWindows-v0", *flags, "--log-every", "6000")
     assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] == 1
 
 
