@@ -116,7 +116,11 @@ class Layer(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
     def forward(self, context, codes, distance, allowed):
-        """context (envs, memory_length + steps, width) -> (envs, steps, width), of the steps; the rest: see Agent."""
+        """The steps after the memory, which are the last of the context.
+
+        context (envs, memory_length + steps, width), codes (memory_length + 1, width), distance and allowed as in
+        relative_attention -> (envs, steps, width)
+        """
         x, seen = context[:, -len(distance) :], self.norm1(context)
         query, key, value = self.query(seen[:, -len(distance) :]), self.key(seen), self.value(seen)
         query, key, value, code = (self.split(y) for y in (query, key, value, self.code(codes)))
@@ -159,7 +163,7 @@ class Agent(nn.Module):
         allowed = same & (distance >= 0) & (distance <= window)  # (envs, steps, keys)
 
         x, memory = self.encoder(obs).transpose(0, 1), []
-        for layer, remembered in zip(self.layers, state, strict=True):
+        for layer, remembered in zip(self.layers, state, strict=True):  # remembered: without gradient, as in the paper
             context = torch.cat([remembered, nn.functional.pad(x, (0, 1), value=1.0)], 1)
             x = layer(context[..., :-1], self.codes, distance, allowed)
             memory.append(context[:, -window:] * allowed[:, -1, -window:, None])
