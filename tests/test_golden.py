@@ -38,6 +38,7 @@ FLAGS = {
     "ppo_atari_lstm": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "ppo_lstm": "--num-envs 8 --total-timesteps 4096",
     "ppo_lstm_masked": "--num-envs 8 --total-timesteps 4096",
+    "ppo_trxl": "--num-envs 8 --total-timesteps 4096 --memory-length 80",
     "ppo_atari_multigpu": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "c51": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",

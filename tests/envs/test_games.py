@@ -11,6 +11,7 @@ IDS = [f"games/{name}" for name in games.GAMES]
 # Mean return of the best policy and of random (allowed) actions
 SCORES = {
     "games/Cue-v0": (1.0, 0.5),
+    "games/Cue60-v0": (1.0, 0.5),
     "games/CueMasked-v0": (1.0, 0.5),
     "games/CueContinuous-v0": (1.0, 0.5),
     "games/KeyAndDoor-v0": (1.0, 0.0),

@@ -15,6 +15,7 @@ import gymnasium as gym
 # Name -> its module and class, the time limit in steps (None: the game ends by itself) and arguments.
 GAMES: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "Cue-v0": ("cue:Cue", None, {}),
+    "Cue60-v0": ("cue:Cue", None, {"steps": 60}),
     "CueMasked-v0": ("cue:Cue", None, {"masked": True}),
     "CueContinuous-v0": ("cue:Cue", None, {"continuous": True, "steps": 20}),
     "KeyAndDoor-v0": ("key_and_door:KeyAndDoor", 60, {}),
