@@ -46,6 +46,7 @@ FLAGS = {
     "d3qn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "ez_greedy_dqn": "--env-id MountainCar-v0 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari": f"{CATCH} --buffer-size 1000",
+    "dqn_image": "--size 36 --grey --total-timesteps 400 --learning-starts 200 --buffer-size 1000 --batch-size 8",
     "c51_atari": f"{CATCH} --buffer-size 150 --target-network-frequency 100",
     "qdagger_dqn_atari_impalacnn": f"{CATCH} --learning-starts 20 --buffer-size 150 --target-network-frequency 10 "
     "--teacher TEACHER --teacher-steps 40 --offline-steps 20",

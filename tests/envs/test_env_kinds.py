@@ -118,7 +118,8 @@ def test_no_advice_leads_in_a_circle(env_id, camera):
 
 def test_images_that_no_file_takes_are_said_to_need_a_wrapper():
     assert advice("ppo.py", "probes:Pixels-v0").endswith("; use ppo_image.py")
-    for name in ("ppo_continuous_action.py", "ppo_normalized.py", "dqn.py", "sac_discrete.py", "pqn.py"):
+    assert advice("dqn.py", "probes:Pixels-v0").endswith("; use dqn_image.py")
+    for name in ("ppo_continuous_action.py", "ppo_normalized.py", "c51.py", "sac_discrete.py", "pqn.py"):
         assert advice(name, "probes:Pixels-v0").endswith("FlattenObservation makes a vector of them"), name
     flat = gym.wrappers.FlattenObservation(gym.make("probes:Pixels-v0"))
     assert flat.observation_space.shape and len(flat.observation_space.shape) == 1
