@@ -29,6 +29,8 @@ FLAGS = {
     "ppo_multidiscrete": "--env-id games/TwoNumbersMasked-v0 --total-timesteps 1536",
     "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
     "ppo_rnd": "--env-id games/KeyAndDoor-v0 --total-timesteps 2048 --warmup-rollouts 1",
+    "ppo_rnd_envpool": "--env-id Catch-v5 --num-envs 2 --num-steps 32 --num-minibatches 2 --total-timesteps 256 "
+    "--warmup-rollouts 1 --learning-rate 0.001",
     "ppo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "rpo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "ppo_atari": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
