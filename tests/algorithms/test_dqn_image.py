@@ -129,17 +129,17 @@ def test_what_is_stored_is_what_happened(env_id, train, monkeypatch):
     steps, step = [], SyncVectorEnv.step
 
     def note(self, action):
-        before, after = steps[-1][1] if steps else None, step(self, action)
-        steps.append((before, after[0].copy(), action.copy(), *after[1:]))
-        return after
+        obs, reward, *others = step(self, action)
+        steps.append((obs.copy(), action.copy(), 3 * reward, *others))
+        return obs, 3 * reward, *others
 
     monkeypatch.setattr(SyncVectorEnv, "step", note)
     v = train("dqn_image", "--env-id", f"pictures:{env_id}-v0", *SHORT, "--total-timesteps", "40", "--eval-every", "0")
     replay, before = v["replay"], None
     taken = steps[:20]
-    assert sum(one[5].sum() for one in taken) == 8  # four time limits in each of two environments
+    assert sum(truncated.sum() for *_, truncated, _ in taken) == 8  # four time limits in each of two environments
     number = 2
-    for _, obs, action, reward, _, truncated, infos in taken:
+    for obs, action, reward, _, truncated, infos in taken:
         for i in range(2):
             index, _ = replay.history(np.array([number + i]))
             images = replay.arrays["image"][index[0]]
@@ -148,7 +148,7 @@ def test_what_is_stored_is_what_happened(env_id, train, monkeypatch):
             assert replay.arrays["action"][number + i] == action[i] and replay.arrays["reward"][number + i] == reward[i]
             assert before is None or np.array_equal(np.concatenate(images[:-1]), before[i])
         number, before = number + 2 + truncated.sum(), obs
-    assert replay.inserted == number
+    assert replay.inserted == number and replay.arrays["reward"].max() == 3
 
 
 def test_evaluation_and_play_see_what_training_sees(train):

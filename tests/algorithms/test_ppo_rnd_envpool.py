@@ -229,12 +229,12 @@ def test_the_corridor_gives_its_reward_behind_the_last_door():
     assert [over for _, over in (game.step(0) for _ in range(120))] == [False] * 119 + [True]
 
 
-EXPLORE = "--env-id Corridor-v5 --num-envs 8 --num-steps 32 --total-timesteps 16384 --learning-rate 0.0005 --gamma 0.99"
+EXPLORE = "--env-id Corridor-v5 --num-envs 8 --num-steps 32 --total-timesteps 8192 --learning-rate 0.0005 --gamma 0.99"
 
 
 @pytest.mark.slow
 def test_finds_the_reward_behind_ten_doors(train):
-    """One attempt in 59,049 of random actions passes them, and there are at most 16,384 steps."""
-    flags = [*EXPLORE.split(), "--warmup-rollouts", "2", "--ent-coef", "0.01", "--eval-every", "2048"]
+    """One attempt in 59,049 of random actions passes them, and there are at most 8,192 steps."""
+    flags = [*EXPLORE.split(), "--warmup-rollouts", "2", "--ent-coef", "0.01", "--eval-every", "1024"]
     v = train(NAME, *flags, "--target-return", "0.9")
     assert v["run"].evaluator.score >= 0.9
