@@ -41,7 +41,7 @@ def images_after(steps):
 
 
 def limit(monkeypatch, steps):
-    """Cut games off after so many steps; Catch has six."""
+    """Cut games off after this number of steps; Catch has six."""
     init = EnvPoolVectorEnv.__init__
 
     def cut(*args, max_steps, **kwargs):
