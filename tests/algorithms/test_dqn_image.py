@@ -196,7 +196,11 @@ def test_learns_to_compare_two_images(flags, train):
         ("pictures:Both-v0", "", "has images of shape (3, 20, 4), but one axis, the first or the last, must be"),
         ("pictures:FourLast-v0", "--grey", "--grey takes images with 1 or 3 channels, but those of pictures:FourLast"),
         ("pictures:Small-v0", "--size 0", "images of 20 x 14 pixels are too small"),
-        ("pictures:ColoursLast-v0", "--buffer-size 19 --num-envs 2", "--buffer-size must be at least 20, the images"),
+        (
+            "pictures:ColoursLast-v0",
+            "--buffer-size 19 --num-envs 2 --total-timesteps 40",
+            "--buffer-size must be at least 20, the images",
+        ),
         ("CartPole-v1", "", "has vector observations, but dqn_image.py takes image observations; use dqn.py"),
     ],
 )
