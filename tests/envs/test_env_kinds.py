@@ -186,6 +186,12 @@ def test_a_plan_refuses_what_a_file_does_not_take(solo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, env_id, sentence in (
         ("ppo_atari", "CartPole-v1", "CartPole-v1 is not an Atari game; use ppo.py for vector observations"),
+        (
+            "dqn_atari",
+            "games/MovingDot-v0",
+            "games/MovingDot-v0 is not an Atari game; use dqn.py for vector observations; use dqn_image.py for other "
+            "images",
+        ),
         ("ppo_jax", "ALE/Pong-v5", "ppo_jax.py takes vector observations; use ppo_atari_envpool_jax.py"),
     ):
         code, _, err = solo("bench", name, "--env-ids", env_id, "--num-seeds", 1, "--results", "results", "--dry-run")
