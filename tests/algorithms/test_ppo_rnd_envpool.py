@@ -208,6 +208,7 @@ def test_a_resumed_run_has_all_that_was_learned(steps, start, train):
         statistics = {"0.mean", "0.var", "0.count"}
         assert all(torch.equal(x, again[name].state_dict()[k]) for k, x in saved.items() if k not in statistics), name
     np.testing.assert_allclose(again["so_far"], so_far + again["int_reward"].sum(0), rtol=1e-4)
+    assert again["run"].checkpoints.parts["target"] is again["target"]  # the seed alone would draw it again, here
     assert again["predictor"][0] is again["target"][0] is again["obs_normalizer"]
     assert again["return_normalizer"].count == steps - 32 and var != 1
 
