@@ -5,6 +5,9 @@
 A ball falls in one of 7 columns; the paddle at the bottom moves by a column in 4 frames. The game ends when the ball is
 down: +1 if it is caught, else -1. A random policy has about -0.6, the best one 1.
 
+`Corridor-v5` of that EnvPool asks for exploration: ten doors, of whose three handles one opens and the others lead back
+to the first door. Only the last door gives 1; a random policy passes it in one of 59,049 attempts.
+
 `pixel_probe:Recall-v0` asks for memory: a square left or right in the first images, then empty images, then a bar: +1
 for the button of that side, else -1. A random policy has about -0.33, the best one without memory 0, the best one 1.
 
@@ -77,6 +80,33 @@ class Recall:
         return image
 
 
+class Corridor:
+    """Ten doors, 4 frames each: the right handle leads to the next door, any other one back to the first. The last door
+    gives 1 and ends the game, 30 attempts at doors end it, too."""
+
+    handles = (1, 0, 2, 2, 0, 1, 0, 2, 1, 1)
+
+    def __init__(self, wait):
+        self.wait = wait
+
+    def reset(self, rng):
+        self.frames, self.door = 0, 0
+
+    def step(self, action):
+        """One frame with one of 3 actions; the last of 4 counts. Reward and whether the game is over."""
+        self.frames += 1
+        if self.frames % 4 == 0:
+            self.door = self.door + 1 if action == self.handles[self.door] else 0
+        opened = self.door == len(self.handles)
+        return float(opened), opened or self.frames == 120
+
+    def image(self):
+        image = np.zeros((SIZE, SIZE), np.uint8)
+        row, column = divmod(self.door, 4)
+        image[20 * row :, 20 * column :][:20, :20] = 255
+        return image
+
+
 class CatchEnv(gym.Env):
     """Frames of `Catch` or `Recall`, with what the Atari files expect of a game: grey images, lives, meanings."""
 
@@ -110,16 +140,21 @@ if "Catch-v0" not in gym.registry:
 
 
 class FakePool:
-    """`Catch` as a game `Catch-v5` of EnvPool: 4 frames a step, the last `stack_num` images; resets one step late."""
+    """Games as EnvPool has them: 4 frames a step, the last `stack_num` images; resets one step late."""
 
-    def __init__(self, num_envs, env_seed, max_episode_steps, num_threads=1, render_mode=None, stack_num=4):
-        self.games, self.limit = [Catch(0) for _ in range(num_envs)], max_episode_steps
+    def __init__(
+        self, num_envs, env_seed, max_episode_steps, num_threads=1, render_mode=None, stack_num=4, game=Catch,
+        repeat_action_probability=0.0,
+    ):  # fmt: skip
+        self.games, self.limit = [game(0) for _ in range(num_envs)], max_episode_steps
+        self.sticky, self.pressed = repeat_action_probability, np.zeros(num_envs, np.int64)  # of the last frame
         self.rngs = [np.random.default_rng(seed) for seed in env_seed]
         self.stacks, self.done = np.zeros((num_envs, stack_num, SIZE, SIZE), np.uint8), np.ones(num_envs, bool)
         self.elapsed = np.zeros(num_envs, np.int32)
 
     def _begin(self, i):
         self.games[i].reset(self.rngs[i])
+        self.pressed[i] = 0
         self.stacks[i], self.done[i], self.elapsed[i] = self.games[i].image(), False, 0
 
     def _info(self, ids, reward, terminated):
@@ -147,8 +182,10 @@ class FakePool:
                 self._begin(i)
                 continue
             for _ in range(4):
+                if not (self.sticky and self.rngs[i].random() < self.sticky):
+                    self.pressed[i] = actions[i]
                 if not terminated[i]:
-                    reward[i], terminated[i] = game.step(int(actions[i]))
+                    reward[i], terminated[i] = game.step(int(self.pressed[i]))
             self.stacks[i] = np.concatenate([self.stacks[i, 1:], game.image()[None]])
             self.elapsed[i] += 1
             truncated[i] = self.elapsed[i] >= self.limit
@@ -187,20 +224,20 @@ def plays_envpool(name):
 
 
 def use_fake_envpool(monkeypatch):
-    """Put a module in the place of `envpool` that has the game `Catch-v5` only."""
+    """Put a module in the place of `envpool` that has the games `Catch-v5` and `Corridor-v5` only."""
+    games = {"Catch-v5": Catch, "Corridor-v5": Corridor}
 
-    def make_spec(env_id, stack_num=4):
+    def make_spec(env_id, stack_num=4, repeat_action_probability=0.0):
         config = types.SimpleNamespace(use_fire_reset=True, max_episode_steps=27_000, task="catch")
         space = gym.spaces.Box(0, 255, (stack_num, SIZE, SIZE), np.uint8)
         return types.SimpleNamespace(config=config, observation_space=space, action_space=gym.spaces.Discrete(3))
 
     def make_gymnasium(env_id, **options):
-        assert env_id == "Catch-v5"
-        return FakePool(**options)
+        return FakePool(game=games[env_id], **options)
 
     module = types.ModuleType("envpool")
     module.__spec__ = ModuleSpec("envpool", None)
-    module.list_all_envs, module.make_spec, module.make_gymnasium = lambda: ["Catch-v5"], make_spec, make_gymnasium
+    module.list_all_envs, module.make_spec, module.make_gymnasium = lambda: [*games], make_spec, make_gymnasium
     monkeypatch.setitem(sys.modules, "envpool", module)
     monkeypatch.setattr("solorl.envs.envpool.has_fire", lambda game, actions: False)
 

@@ -29,6 +29,8 @@ FLAGS = {
     "ppo_multidiscrete": "--env-id games/TwoNumbersMasked-v0 --total-timesteps 1536",
     "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
     "ppo_rnd": "--env-id games/KeyAndDoor-v0 --total-timesteps 2048 --warmup-rollouts 1",
+    "ppo_rnd_envpool": "--env-id Catch-v5 --num-envs 2 --num-steps 32 --num-minibatches 2 --total-timesteps 256 "
+    "--warmup-rollouts 1 --learning-rate 0.001",
     "ppo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "rpo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "ppo_atari": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
@@ -47,6 +49,7 @@ FLAGS = {
     "d3qn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "ez_greedy_dqn": "--env-id MountainCar-v0 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari": f"{CATCH} --buffer-size 1000",
+    "dqn_image": "--size 36 --grey --total-timesteps 400 --learning-starts 200 --buffer-size 1000 --batch-size 8",
     "c51_atari": f"{CATCH} --buffer-size 150 --target-network-frequency 100",
     "qdagger_dqn_atari_impalacnn": f"{CATCH} --learning-starts 20 --buffer-size 150 --target-network-frequency 10 "
     "--teacher TEACHER --teacher-steps 40 --offline-steps 20",

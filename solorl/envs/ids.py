@@ -186,8 +186,9 @@ def check_env_id_of(script: Path, env_id: str, kind: str, typed: bool = True) ->
     elif kind != "jax" or not is_atari(env_id):
         check_env_id(env_id, typed)
     if kind.endswith("atari") and not is_atari(env_id):
-        use = use_instead(script, "vector observations")
-        raise UsageError(f"{env_id} is not an Atari game{use and f'{use} for vector observations'}")
+        others = {what: use_instead(script, what) for what in ("vector observations", "other images")}
+        advice = "".join(f"{use} for {what}" for what, use in others.items() if use)
+        raise UsageError(f"{env_id} is not an Atari game{advice}")
     if kind == "jax" and is_atari(env_id):
         use = use_instead(script, "Atari games")
         raise UsageError(f"{env_id} is an Atari game, but {script.name} takes vector observations{use}")

@@ -118,7 +118,8 @@ def test_no_advice_leads_in_a_circle(env_id, camera):
 
 def test_images_that_no_file_takes_are_said_to_need_a_wrapper():
     assert advice("ppo.py", "probes:Pixels-v0").endswith("; use ppo_image.py")
-    for name in ("ppo_continuous_action.py", "ppo_normalized.py", "dqn.py", "sac_discrete.py", "pqn.py"):
+    assert advice("dqn.py", "probes:Pixels-v0").endswith("; use dqn_image.py")
+    for name in ("ppo_continuous_action.py", "ppo_normalized.py", "c51.py", "sac_discrete.py", "pqn.py"):
         assert advice(name, "probes:Pixels-v0").endswith("FlattenObservation makes a vector of them"), name
     flat = gym.wrappers.FlattenObservation(gym.make("probes:Pixels-v0"))
     assert flat.observation_space.shape and len(flat.observation_space.shape) == 1
@@ -185,6 +186,12 @@ def test_a_plan_refuses_what_a_file_does_not_take(solo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, env_id, sentence in (
         ("ppo_atari", "CartPole-v1", "CartPole-v1 is not an Atari game; use ppo.py for vector observations"),
+        (
+            "dqn_atari",
+            "games/MovingDot-v0",
+            "games/MovingDot-v0 is not an Atari game; use dqn.py for vector observations; use dqn_image.py for other "
+            "images",
+        ),
         ("ppo_jax", "ALE/Pong-v5", "ppo_jax.py takes vector observations; use ppo_atari_envpool_jax.py"),
     ):
         code, _, err = solo("bench", name, "--env-ids", env_id, "--num-seeds", 1, "--results", "results", "--dry-run")
