@@ -199,9 +199,10 @@ def test_the_final_observation_is_seen_with_the_memory_of_the_episode_that_was_c
     before, _, _, batch, (*_, final_value, _), agent = iterated
     keys = jax.random.split(jax.random.split(before.key, 4)[1], 8)
     env_state, state, found = before.env_state, torch.tensor(before.state), []
+    advance = jax.jit(Lessons().step)
     for t in range(8):
         _, _, state = agent.step(batch.obs[t], state, batch.first[t])
-        env_state, step = Lessons().step(keys[t], env_state, batch.action[t])
+        env_state, step = advance(keys[t], env_state, batch.action[t])
         for n in np.flatnonzero(step.truncated):
             final_obs = np.asarray(step.final_obs)[[n]]
             memories = state[:, [n]], 0 * state[:, [n]]
@@ -223,6 +224,7 @@ def test_without_steps_the_ratio_is_one(iterated):
 
 
 # ---------------------------------------------------------------------- whole trainings
+@pytest.mark.slow
 def test_a_seed_goes_on_exactly_and_is_the_same_alone_and_together(train, tmp_path):
     """Resumed in the middle of an episode: what was remembered is in the checkpoint."""
     flags = [*SMALL, "--total-timesteps", 256, "--save-every", 128, "--learning-rate", "0.01"]
