@@ -2,6 +2,7 @@
 
 import shutil
 from functools import partial
+from itertools import pairwise
 
 import gymnasium as gym
 import jax
@@ -165,9 +166,7 @@ def test_the_intrinsic_reward_is_the_error_of_the_predictor_in_units_of_its_retu
         np.testing.assert_allclose(returns_of[0], reward, rtol=1e-4, atol=1e-6)
         assert float(report[-1]["charts/intrinsic_reward"]) == pytest.approx(reward.mean(), rel=1e-4)
         rewards.extend(reward)
-        returns = [
-            [sum(0.9 ** (t - j) * rewards[j][i] for j in range(t + 1)) for i in (0, 1)] for t in range(8 * k + 8)
-        ]
+        returns = [sum(0.9 ** (t - j) * rewards[j] for j in range(t + 1)) for t in range(8 * k + 8)]
         np.testing.assert_allclose(after.so_far, returns[-1], rtol=1e-4)
         assert after.return_normalizer.count == len(returns) * 2
         np.testing.assert_allclose(after.return_normalizer.var, np.var(returns), rtol=1e-3)
@@ -181,13 +180,12 @@ def test_only_the_extrinsic_return_ends_with_the_episode(iterated):
     before, (report, (_, extrinsic, intrinsic, batch)) = trainings[2], found[1]
     agent = as_torch(before.params)["agent"]
     with torch.no_grad():
-        value_of = lambda obs: agent.critic(torch.tensor(obs, dtype=torch.float32)).numpy()  # noqa: E731
-        value, next_value = value_of(batch.obs).reshape(8, 2, 2), value_of(trainings[3].obs)
-        final_value = value_of(REACHED[16:])[..., 0]
+        seen = batch.obs.reshape(8, 2, 3), trainings[3].obs, np.float32(REACHED[16:])
+        value, next_value, final_value = (agent.critic(torch.from_numpy(obs)).numpy() for obs in seen)
     done, cut = REACHED[16:, :, 0] == [5, 4], REACHED[16:, :, 0] == [5, np.inf]
     assert np.array_equal(report[1], done) and cut.any() and (done & ~cut).any() and done[:-1].any()
     endless, action = np.zeros((8, 2), np.float32), np.float32(batch.action.reshape(8, 2))
-    of_each = (action, value[..., 0], done, np.where(cut, final_value, 0), next_value[:, 0])
+    of_each = (action, value[..., 0], done, np.where(cut, final_value[..., 0], 0), next_value[:, 0])
     for got, want in zip(extrinsic, of_each, strict=True):
         np.testing.assert_allclose(got, want, atol=1e-4)
     for got, want in zip(intrinsic[1:], (value[..., 1], endless, endless, next_value[:, 1]), strict=True):
@@ -200,13 +198,8 @@ def test_only_the_extrinsic_return_ends_with_the_episode(iterated):
 
 def test_the_target_never_changes_and_the_predictor_does(iterated):
     trainings, *_ = iterated
-    equal = [
-        [jax.tree.all(jax.tree.map(np.array_equal, a, b)) for a, b in zip(each, each[1:], strict=False)]
-        for each in (
-            [x.target for x in trainings],
-            *([x.params[name] for x in trainings] for name in trainings[0].params),
-        )
-    ]
+    parts = [[x.target for x in trainings], *([x.params[name] for x in trainings] for name in trainings[0].params)]
+    equal = [[jax.tree.all(jax.tree.map(np.array_equal, a, b)) for a, b in pairwise(part)] for part in parts]
     assert equal == [[True, True, True], *[[True, False, False]] * 3]  # the warm-up trains nothing
 
 
