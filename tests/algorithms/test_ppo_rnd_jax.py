@@ -97,6 +97,9 @@ class Clock:
         return (begun, total), step
 
 
+# One gradient step an iteration, from all that was seen: no order of minibatches, no chance.
+SETTINGS = {"num_envs": 2, "num_steps": 8, "num_minibatches": 1, "update_epochs": 1, "update_proportion": 1.0}
+SETTINGS |= {"learning_rate": 0.01, "int_gamma": 0.9}
 REACHED = np.array([[[t % 5 + 1, t + 1, 0], [t % 4 + 1, t + 1, 1]] for t in range(24)], np.float64)  # step by step
 
 
@@ -104,8 +107,7 @@ REACHED = np.array([[[t % 5 + 1, t + 1, 0], [t % 4 + 1, t + 1, 1]] for t in rang
 def iterated():
     """The trainings at first, after a warm-up and after each of two iterations of 8 steps; of each iteration its
     report, its rollout, and the inputs of `gae` for both rewards and of `discounted_returns`."""
-    args = JAX["Args"](num_envs=2, num_steps=8, num_minibatches=2, update_epochs=2, learning_rate=0.01, int_gamma=0.9)
-    setup = JAX["Setup"](args, Clock(), num_iterations=10)
+    setup = JAX["Setup"](JAX["Args"](**SETTINGS), Clock(), num_iterations=10)
     names, seen = JAX["train_iteration"].__globals__, []
 
     def noted(name):
@@ -194,6 +196,22 @@ def test_only_the_extrinsic_return_ends_with_the_episode(iterated):
     intr = TORCH["gae"](intrinsic[0], value[..., 1], endless, endless, next_value[:, 1], 0.9, 0.95)
     np.testing.assert_allclose(batch.advantage.reshape(8, 2), 2 * ext + intr, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(batch.returns.reshape(8, 2, 2), np.stack([ext, intr], -1) + value, rtol=1e-4, atol=1e-4)
+
+
+def test_an_iteration_moves_the_weights_as_torch_does(iterated):
+    """Both: loss, clipping, Adam and the learning rate of the iteration."""
+    trainings, _, found = iterated
+    modules, args = as_torch(trainings[1].params), TORCH["Args"](**SETTINGS)
+    adam = torch.optim.Adam(modules.parameters(), eps=1e-5)
+    for k, after in enumerate(trainings[2:]):
+        adam.param_groups[0]["lr"] = 0.01 * (1 - k / 10)
+        batch = TORCH["Batch"](*map(torch.from_numpy, found[k][1][-1]))
+        adam.zero_grad()
+        TORCH["rnd_loss"](modules, batch, torch.ones(16), args)[0].backward()
+        torch.nn.utils.clip_grad_norm_(modules.parameters(), args.max_grad_norm)
+        adam.step()
+        for (name, want), got in zip(modules.named_parameters(), as_torch(after.params).parameters(), strict=True):
+            np.testing.assert_allclose(got.detach(), want.detach(), atol=1e-5, err_msg=name)
 
 
 def test_the_target_never_changes_and_the_predictor_does(iterated):
