@@ -71,6 +71,8 @@ FLAGS = {
     "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "ppo_minatar_jax": "--env-id Breakout-MinAtar --num-envs 8 --num-steps 32 --num-minibatches 4 "
     "--total-timesteps 1024 --eval-every 512",
+    "ppo_lstm_jax": "--num-envs 8 --total-timesteps 2048 --eval-every 512",
+    "ppo_rnd_jax": "--env-id games/KeyAndDoor-v0 --total-timesteps 2048 --warmup-rollouts 1 --eval-every 512",
     "ppo_continuous_action_jax": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "ddpg_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "td3_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
@@ -119,6 +121,7 @@ SLOW = (
     "qdagger_dqn_atari_impalacnn_jax", "c51_atari_jax", "c51_jax", "ppo_minatar_jax", "ppo_continuous_action_jax",
     "ppo_atari_envpool_jax", "ddpg_continuous_action_jax", "td3_continuous_action_jax",
     "sac_continuous_action_jax", "dqn_atari_jax", "pqn_jax",
+    "ppo_lstm_jax", "ppo_rnd_jax",
 )  # fmt: skip
 
 
