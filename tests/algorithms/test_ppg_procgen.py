@@ -212,7 +212,7 @@ def cut(run_dir, step):
     return run_dir
 
 
-@pytest.mark.parametrize("step", [24, 48, 72])
+@pytest.mark.parametrize("step", [72, *(pytest.param(step, marks=pytest.mark.slow) for step in (24, 48))])
 def test_resumed_in_any_rollout_of_a_phase_equals_uninterrupted(step, train, saved_games):
     """With --save-replay also in the middle of a phase, as before and after the auxiliary one."""
     whole = train("ppg_procgen", *SHORT, "--save-every", 24, "--save-replay", "--gamma", 0.9)

@@ -144,11 +144,11 @@ def test_a_resumed_run_begins_new_games_and_keeps_the_statistics(train):
     assert v["start"] == 1 and v["return_normalizer"].count == 128
     ends = np.flatnonzero(v["done"][:, 0])
     assert ends[0] == 7  # a game of 8 steps from the start
-    returns = np.zeros(2)
+    so_far, want = np.zeros(2), []
     for reward, done in zip(v["reward"], v["done"], strict=True):
-        returns = 0.999 * returns + reward
-        returns *= 1 - done
-    np.testing.assert_allclose(v["so_far"], returns, rtol=1e-4)
+        want.append(0.999 * so_far + reward)
+        so_far = want[-1] * (1 - done)
+    np.testing.assert_allclose(v["returns"], want, rtol=1e-4)
 
 
 @pytest.mark.slow
