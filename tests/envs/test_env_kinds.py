@@ -216,6 +216,9 @@ def test_a_library_of_the_system_that_envpool_lacks_is_one_sentence(installed, m
     with pytest.raises(UsageError) as caught:
         ids.check_envpool_id("MazeHard-v0")
     assert str(caught.value) == (sentence if installed else "MazeHard-v0 needs an extra: pip install 'solorl[procgen]'")
+    monkeypatch.setattr(envpool, "make_spec", lambda env_id: importlib.import_module("no_such_library"))
+    with pytest.raises(UsageError, match=r"^EnvPool cannot make Pong-v5: ModuleNotFoundError No module named"):
+        ids.check_envpool_id("Pong-v5")
 
 
 def test_what_is_no_game_of_procgen_is_refused(train):
