@@ -188,12 +188,13 @@ def check_env_id_of(script: Path, env_id: str, kind: str, typed: bool = True) ->
     elif kind != "jax" or not is_atari(env_id):
         check_env_id(env_id, typed)
     if kind.endswith("atari") and not is_atari(env_id):
-        use = use_instead(script, "vector observations")
-        raise UsageError(f"{env_id} is not an Atari game{use and f'{use} for vector observations'}")
+        what = "games of Procgen" if kind.startswith("envpool") and is_procgen(env_id) else "vector observations"
+        use = use_instead(script, what)
+        raise UsageError(f"{env_id} is not an Atari game{use and f'{use} for {what}'}")
     if kind.endswith("procgen") and not is_procgen(env_id):
-        kinds = "Atari games" if is_atari(env_id) else "vector observations"
-        use = use_instead(script, kinds)
-        raise UsageError(f"{env_id} is not a game of Procgen{use and f'{use} for {kinds}'}")
+        what = "Atari games" if is_atari(env_id) else "vector observations"
+        use = use_instead(script, what)
+        raise UsageError(f"{env_id} is not a game of Procgen{use and f'{use} for {what}'}")
     if kind == "jax" and is_atari(env_id):
         use = use_instead(script, "Atari games")
         raise UsageError(f"{env_id} is an Atari game, but {script.name} takes vector observations{use}")

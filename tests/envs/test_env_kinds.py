@@ -38,6 +38,7 @@ ENVIRONMENTS = {
     "gfootball/1_vs_1_easy-v1": ("image", "discrete"),
     "HalfCheetah-v4": ("vector", "continuous"),
     "Breakout-MinAtar": ("vector", "discrete"),
+    "MazeEasy-v0": ("image", "discrete"),
 }
 
 
@@ -228,3 +229,5 @@ def test_what_is_no_game_of_procgen_is_refused(train):
         assert train.out.startswith(f"error: {env_id} is not a game of Procgen; use {use}"), train.out
     train("ppo_procgen", "--env-id", "Starpilot", code=2)
     assert "EnvPool has no environment Starpilot; did you mean Starpilot" in train.out
+    train("ppo_atari_envpool", "--env-id", "MazeEasy-v0", code=2)
+    assert "MazeEasy-v0 is not an Atari game; use ppo_procgen.py for games of Procgen" in train.out
