@@ -110,6 +110,19 @@ def test_values_and_policy_learn_apart_outside_the_auxiliary_phase():
     assert gradients(agent, loss) == {"policy_network", "value_network", "actor", "critic", "aux_critic"}
 
 
+def test_actions_are_those_of_the_policys_network():
+    np.random.seed(0)
+    agent, obs = small_agent(), torch.randn(5, 3)
+    logits, value = agent(obs)
+    kept, aux, same = agent.auxiliary(obs)
+    assert agent.act(obs.numpy()).tolist() == logits.argmax(1).tolist()
+    torch.testing.assert_close((kept, same), (logits, value), rtol=0, atol=0)
+    assert not torch.isclose(aux, value).any() and not agent.logits(obs).requires_grad
+    drawn = np.stack([agent.sample(obs.numpy()) for _ in range(2000)])
+    for i, want in enumerate(logits.softmax(1).detach().numpy()):
+        np.testing.assert_allclose(np.bincount(drawn[:, i], minlength=4) / 2000, want, atol=0.05)
+
+
 # ---------------------------------------------------------------------- the auxiliary phase
 def test_it_comes_after_every_phase_and_sees_each_of_its_states_once_in_an_epoch(train, aux_inputs):
     v = train("ppg_procgen", *SHORT)  # 4 rollouts of 24 steps
