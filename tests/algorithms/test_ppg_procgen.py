@@ -253,9 +253,10 @@ def test_without_save_replay_the_next_auxiliary_phase_has_the_rollouts_since_the
 
 @pytest.mark.slow
 def test_learns_to_catch_on_levels_that_it_has_not_seen(train):
+    """Random actions have about 1, the best ones 10."""
     fast = (
-        "--env-id CatchEasy-v0 --num-envs 16 --num-steps 32 --num-minibatches 4 --total-timesteps 32768 --gamma 0.9 "
-        "--learning-rate 1e-3 --policy-iterations 8 --aux-epochs 2 --aux-minibatches 4"
+        "--env-id CatchEasy-v0 --num-envs 16 --num-steps 16 --num-minibatches 4 --total-timesteps 16384 --gamma 0.9 "
+        "--learning-rate 1e-3 --policy-iterations 4 --aux-epochs 1 --aux-minibatches 4"
     )
     v = train("ppg_procgen", *fast.split(), "--eval-every", 0, "--eval-episodes", 50)
-    assert v["run"].evaluator.score > 9
+    assert v["run"].evaluator.score > 4

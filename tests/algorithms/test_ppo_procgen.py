@@ -153,6 +153,7 @@ def test_a_resumed_run_begins_new_games_and_keeps_the_statistics(train):
 
 @pytest.mark.slow
 def test_learns_to_catch_on_levels_that_it_has_not_seen(train):
+    """Random actions have about 1, the best ones 10."""
     fast = "--num-envs 16 --num-steps 32 --num-minibatches 4 --total-timesteps 14336 --learning-rate 1e-3 --gamma 0.9"
     v = train("ppo_procgen", *CATCH, *fast.split(), "--update-epochs", 3, "--eval-every", 0, "--eval-episodes", 50)
     assert v["run"].evaluator.score > 8
