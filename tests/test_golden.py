@@ -36,6 +36,8 @@ FLAGS = {
     "ppo_atari": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "ppo_image": f"--env-id games/MovingDot-v0 --size 36 --grey {PIXELS}",
     "ppo_atari_envpool": f"--env-id Catch-v5 {PIXELS}",
+    "ppo_procgen": f"--env-id CatchEasy-v0 {PIXELS}",
+    "ppg_procgen": f"--env-id CatchEasy-v0 {PIXELS} --policy-iterations 2 --aux-epochs 2 --aux-minibatches 2",
     "ppo_atari_envpool_jax": f"--env-id Catch-v5 {PIXELS}",
     "ppo_atari_lstm": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "ppo_lstm": "--num-envs 8 --total-timesteps 4096",

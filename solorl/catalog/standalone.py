@@ -16,7 +16,9 @@ from solorl.errors import UsageError
 from solorl.scripts import PACKAGE, header_fields, in_checkout
 
 STUB = Path(__file__).with_name("stub.py")
-ENVPOOL = (Path(__file__).with_name("stub_envpool.py"), PACKAGE / "envs" / "envpool.py")
+ENVPOOL = (
+    PACKAGE / "envs" / "load_envpool.py", Path(__file__).with_name("stub_envpool.py"), PACKAGE / "envs" / "envpool.py"
+)  # fmt: skip
 READER = PACKAGE / "args" / "command_line.py"
 PROCESSES = PACKAGE / "compute" / "processes.py"
 VECTOR = PACKAGE / "envs" / "vector.py"

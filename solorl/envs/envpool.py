@@ -14,6 +14,9 @@ Atari games are whole games: rewards are not clipped, and a lost life ends nothi
 the lives of the game that `obs` is of, `infos["final_info"]["lives"]` those of the game that has ended. After a lost
 life the next action is FIRE in the games that have that button, for such a game stands still until it is pressed.
 
+A game of Procgen ends by itself after as many steps as it is allowed, and calls that an end of the task. So there our
+limit is one step less: what ends then is known to be ended by time.
+
 Where EnvPool tells what is allowed, `action_mask` and `infos["action_mask"]` (num_envs, num_actions) are the masks of
 the current observations, `infos["final_info"]["action_mask"]` those of the final ones.
 
@@ -52,7 +55,8 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
         self.render_mode = options.get("render_mode")
         spec = self.envpool.make_spec(env_id, **{name: x for name, x in options.items() if name != "render_mode"})
         self.is_atari = hasattr(spec.config, "use_fire_reset")
-        self.max_steps = max_steps or (ATARI_STEPS if self.is_atari else spec.config.max_episode_steps)
+        longest = spec.config.max_episode_steps - 1 if hasattr(spec.config, "distribution_mode") else 2**31 - 2
+        self.max_steps = min(longest, max_steps or (ATARI_STEPS if self.is_atari else spec.config.max_episode_steps))
         self.env_id, self.num_envs, self.options = env_id, num_envs, options
         self.num_threads = min(num_envs, num_threads or _threads())
         self.single_observation_space, self.single_action_space = spec.observation_space, spec.action_space
@@ -73,7 +77,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
                 num_envs=self.num_envs,
                 num_threads=self.num_threads,
                 env_seed=[int(np.random.SeedSequence(one).generate_state(1)[0]) >> 1 for one in seeds],  # of 31 bits
-                max_episode_steps=min(self.max_steps + 1, 2**31 - 1),
+                max_episode_steps=self.max_steps + 1,
                 **self.options,
             )
         obs, info = self.pool.reset()

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from solorl.envs.load_envpool import import_envpool
 from solorl.errors import UsageError, did_you_mean, missing_extra, nearest, needs_extra, reason
 from solorl.scripts import use_instead
 from solorl.trust import check_module
@@ -54,6 +55,7 @@ KINDS = {
     "atari": "games of Atari, Gymnasium's",
     "envpool": "any environment of EnvPool",
     "envpool-atari": "games of Atari, EnvPool's",
+    "envpool-procgen": "games of Procgen, EnvPool's",
     "jax": "environments written in JAX, and those that EnvPool and Gymnasium have under the same id",
 }
 
@@ -186,9 +188,14 @@ def check_env_id_of(script: Path, env_id: str, kind: str, typed: bool = True) ->
     elif kind != "jax" or not is_atari(env_id):
         check_env_id(env_id, typed)
     if kind.endswith("atari") and not is_atari(env_id):
-        others = {what: use_instead(script, what) for what in ("vector observations", "other images")}
-        advice = "".join(f"{use} for {what}" for what, use in others.items() if use)
+        is_game = kind.startswith("envpool") and is_procgen(env_id)
+        kinds = ("games of Procgen",) if is_game else ("vector observations", "other images")
+        advice = "".join(f"{use} for {what}" for what in kinds if (use := use_instead(script, what)))
         raise UsageError(f"{env_id} is not an Atari game{advice}")
+    if kind.endswith("procgen") and not is_procgen(env_id):
+        what = "Atari games" if is_atari(env_id) else "vector observations"
+        use = use_instead(script, what)
+        raise UsageError(f"{env_id} is not a game of Procgen{use and f'{use} for {what}'}")
     if kind == "jax" and is_atari(env_id):
         use = use_instead(script, "Atari games")
         raise UsageError(f"{env_id} is an Atari game, but {script.name} takes vector observations{use}")
@@ -198,8 +205,7 @@ def check_envpool_id(env_id: str) -> Any:
     """EnvPool, the module. Refuses an environment that it does not have, and missing packages."""
     if importlib.util.find_spec("envpool") is None:
         raise UsageError(needs_extra(env_id, "envpool"))
-    import envpool
-
+    envpool = import_envpool()
     known = envpool.list_all_envs()
     if env_id not in known:
         near = _like(env_id, known)
@@ -211,19 +217,30 @@ def check_envpool_id(env_id: str) -> Any:
 
 def is_envpool_game(env_id: str) -> bool:
     """Whether EnvPool has a game of Atari with this id; UsageError where it lacks a library of the system, as Qt."""
+    return _envpool_has(env_id, "use_fire_reset")
+
+
+def is_procgen(env_id: str) -> bool:
+    """Whether EnvPool has a game of Procgen with this id; UsageError as above."""
+    return _envpool_has(env_id, "distribution_mode")
+
+
+def _envpool_has(env_id: str, option: str) -> bool:
+    """Whether EnvPool has an environment of this id with such an option."""
     if importlib.util.find_spec("envpool") is None:
         return False
-    import envpool
-
     try:
-        return _is_game(envpool, env_id)
+        return hasattr(_envpool_config(import_envpool(), env_id), option)
     except ImportError as error:
+        if "Qt" in str(error) and importlib.util.find_spec("PyQt5") is None:
+            raise UsageError(needs_extra(env_id, "procgen")) from error
         raise UsageError(f"EnvPool cannot make {env_id}: {reason(error)}") from error
 
 
 @cache  # it takes EnvPool 0.3 seconds
-def _is_game(envpool: Any, env_id: str) -> bool:
-    return env_id in envpool.list_all_envs() and hasattr(envpool.make_spec(env_id).config, "use_fire_reset")
+def _envpool_config(envpool: Any, env_id: str) -> Any:
+    """The options of an environment, None where EnvPool does not have it."""
+    return envpool.make_spec(env_id).config if env_id in envpool.list_all_envs() else None
 
 
 def is_atari(env_id: str) -> bool:
