@@ -51,7 +51,8 @@ class Args(RunArgs):
     vf_coef: float = 0.5  # c1 of Eq. 9, whose L^VF is halved here, as in the authors' code
     ent_coef: float = 0.01  # c2 of Eq. 9
     target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
-    eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own
+    eval_episodes: int = 5  # games of one evaluation from each seat against each opponent, on environments of their own
+    eval_every: int = 250_000  # environment steps between evaluations; 0: only at the end
 
 
 class Batch(NamedTuple):
@@ -68,7 +69,7 @@ class Batch(NamedTuple):
 class Players(gym.Wrapper):
     """The game as its players see it: (num_agents, 4 + num_agents, 84, 84) bytes. Everybody has the last 4 grey images
     of the one screen, and after them a plane for each player: white for the own one, black for all others. An action
-    is repeated for 4 frames. A game begins with 1 to 30 frames of doing nothing, for it has no chance of its own."""
+    is repeated for 4 frames. A game begins with 1 to 30 frames of doing nothing: there is no other chance in it."""
 
     def __init__(self, env):
         super().__init__(env)
