@@ -51,7 +51,7 @@ class Args(RunArgs):
     vf_coef: float = 0.5  # c1 of Eq. 9, whose L^VF is halved here, as in the authors' code
     ent_coef: float = 0.01  # c2 of Eq. 9
     target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
-    eval_episodes: int = 5  # games of one evaluation from each seat against each opponent, on environments of their own
+    eval_episodes: int = 5  # games of one evaluation, on environments and seeds of their own
     eval_every: int = 250_000  # environment steps between evaluations; 0: only at the end
 
 
