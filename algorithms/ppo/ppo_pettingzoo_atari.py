@@ -9,8 +9,8 @@ Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below)
           Games: Terry and Black 2020, https://arxiv.org/abs/2009.09341
 Run       solo train ppo_pettingzoo_atari --env-id atari/pong_v3
 Spaces    image -> discrete, of each agent
-Differs   from ppo_atari.py: all players act at once, with the same network, which sees who it plays; an advantage for
-          each; no training on players who have left; opponents in evaluation
+Differs   from ppo_atari_envpool.py: the games are PettingZoo's, with wrappers; all players act at once, with the same
+          network, which sees who it plays; an advantage for each; no training on players who have left; opponents
 Not for   one agent: ppo_atari.py; vector observations: ppo.py
 Details   algorithms/ppo/README.md
 """
@@ -279,7 +279,7 @@ if __name__ == "__main__":
         # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
             kl = []
-            for index in torch.randperm(alive.sum(), device=run.device).tensor_split(args.num_minibatches):
+            for index in torch.randperm(len(rollout.action), device=run.device).tensor_split(args.num_minibatches):
                 metrics = gradient_step(Batch(*(x[index] for x in rollout)), args)
                 run.learned(metrics)
                 kl.append(metrics["losses/approx_kl"])
