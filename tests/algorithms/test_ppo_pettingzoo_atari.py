@@ -117,6 +117,10 @@ def test_the_advantage_of_each_player_is_that_of_its_own_life(walked):
         assert v["advantage"][start, i, k] == pytest.approx(want, abs=1e-5), (start, i, k)
         alive[start, i, k] = True
     np.testing.assert_array_equal(alive, v["alive"])
+    with torch.no_grad():
+        for images, values in (("obs", "value"), ("next_obs", "next_value")):
+            want = v["agent"](torch.as_tensor(v[images]).flatten(0, -4))[1].numpy()
+            np.testing.assert_allclose(v[values].flatten(), want, atol=1e-5)
     assert limits and not alive.all() and np.abs(v["reward"]).max() == 2
 
 
@@ -168,7 +172,7 @@ def test_a_limit_bootstraps_from_the_last_observation_of_the_player(steps, train
     """Of a whole game that --max-steps cuts, and of a player who leaves it by a limit of its own."""
     v = train("ppo_pettingzoo_atari", *ONCE, "--learning-rate", "0", "--max-steps", steps)
     cut = v["timeout"]
-    assert cut.any() and not v["final_value"][~cut].any()
+    assert cut.any() and not v["final_value"][~cut].any() and not (cut & ~v["alive"]).any()
     np.testing.assert_array_equal(cut.any(0).any(0), [True] * 3 if steps == 3 else [False, True, False])
     with torch.no_grad():
         want = v["agent"](torch.as_tensor(v["final_obs"][cut]))[1]
@@ -256,7 +260,10 @@ def test_another_kind_of_environment_is_refused(name, env_id, words, train):
 def test_a_missing_package_names_its_extra(module, solo, monkeypatch):
     found = __import__("importlib.util").util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda one, *more: None if one == module else found(one, *more))
-    refused(solo("train", "ppo_pettingzoo_atari"), "atari/pong_v3 needs an extra: pip install 'solorl[pettingzoo]'")
+    refused(
+        solo("train", "ppo_pettingzoo_atari", "--total-timesteps", "1"),
+        "atari/pong_v3 needs an extra: pip install 'solorl[pettingzoo]'",
+    )
 
 
 def test_it_opens_pong_without_a_flag():
