@@ -263,7 +263,7 @@ if __name__ == "__main__":
             action[step], logprob[step], value[step] = (x.reshape(shape[1:]) for x in drawn)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, alive[step] & truncated & ~terminated
-            for i in np.flatnonzero(timeout[step].any(1)):  # a game goes on until all have left
+            for i in np.flatnonzero(timeout[step].any(1)):  # a game ends when all have left
                 final_obs[step, i] = infos["final_obs"][i] if done[step, i].all() else next_obs[i]
         run.episodes(global_step, reward, done)
 
