@@ -602,6 +602,7 @@ def test_a_missing_package_names_the_extra(monkeypatch, hidden):
 def test_what_one_game_needs_is_named(capfd, monkeypatch, env_id, package, extra):
     for name in [name for name in sys.modules if name.startswith("pettingzoo.atari")]:  # which have imported it
         monkeypatch.delitem(sys.modules, name)
+    pettingzoo.env_registry.spec._load_env_creator.cache_clear()  # which holds what was made from them
     monkeypatch.setitem(sys.modules, package, None)
     words = sentence(capfd, lambda: gym.make(env_id))
     assert f"{env_id} needs {package}, which is not installed: pip install '{extra}'" in words
