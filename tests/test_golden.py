@@ -34,6 +34,7 @@ FLAGS = {
     "ppo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "rpo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "ppo_atari": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
+    "ppo_pettingzoo_atari": f"--env-id pixel_duel:atari/signals_v0 {PIXELS}",
     "ppo_image": f"--env-id games/MovingDot-v0 --size 36 --grey {PIXELS}",
     "ppo_atari_envpool": f"--env-id Catch-v5 {PIXELS}",
     "ppo_procgen": f"--env-id CatchEasy-v0 {PIXELS}",

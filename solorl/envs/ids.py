@@ -35,9 +35,14 @@ REGISTER = {
 }
 
 
-# Games of several agents: pattern of their ids -> package that has them. `solorl.envs.pettingzoo` registers them; our
+# Games of several agents: pattern of their ids -> packages that they need. `solorl.envs.pettingzoo` registers them; our
 # extra of that name brings the packages.
-GAMES = {"mpe/*": "mpe2"} | dict.fromkeys(("atari/*", "butterfly/*", "sisl/*"), "pettingzoo")
+GAMES = {
+    "mpe/*": ("pettingzoo", "mpe2"),
+    "atari/*": ("pettingzoo", "multi_agent_ale_py", "ale_py"),  # the last one has the files of the games
+    "butterfly/*": ("pettingzoo",),
+    "sisl/*": ("pettingzoo",),
+}
 
 
 # Families that other packages register: the part of an id before the slash -> (module, what pip installs).
@@ -56,6 +61,7 @@ KINDS = {
     "envpool": "any environment of EnvPool",
     "envpool-atari": "games of Atari, EnvPool's",
     "envpool-procgen": "games of Procgen, EnvPool's",
+    "pettingzoo-atari": "games of Atari of several agents, PettingZoo's",
     "jax": "environments written in JAX, and those that EnvPool and Gymnasium have under the same id",
 }
 
@@ -89,9 +95,9 @@ def family_of(env_id: str) -> tuple[str, str] | None:
 
 def _register_games(env_id: str) -> None:
     """Register PettingZoo's games if `env_id` is like one of them; UsageError where its package is not installed."""
-    for pattern, package in GAMES.items():
+    for pattern, packages in GAMES.items():
         if fnmatch(env_id, pattern):
-            if any(importlib.util.find_spec(name) is None for name in ("pettingzoo", package)):
+            if any(importlib.util.find_spec(name) is None for name in packages):
                 raise UsageError(needs_extra(env_id, "pettingzoo"))
             importlib.import_module("solorl.envs.pettingzoo")
 
@@ -132,7 +138,7 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
     try:
         module, colon, name = env_id.rpartition(":")
         space, family = "ALE" if "NoFrameskip-v" in name else name.partition("/")[0], family_of(name)
-        games = [package for pattern, package in GAMES.items() if fnmatch(name, pattern)]
+        games = [package for pattern, packages in GAMES.items() if fnmatch(name, pattern) for package in packages]
         for package in (*(family or ())[1:], *NAMESPACES.get(space, ())[:1], *games):  # what this id imports
             if not package.startswith("solorl."):
                 check_module(env_id, package, typed)
@@ -187,7 +193,12 @@ def check_env_id_of(script: Path, env_id: str, kind: str, typed: bool = True) ->
         check_envpool_id(env_id)
     elif kind != "jax" or not is_atari(env_id):
         check_env_id(env_id, typed)
-    if kind.endswith("atari") and not is_atari(env_id):
+    several = fnmatch(env_id.rpartition(":")[2], "atari/*")
+    if kind.endswith("atari") and several != (kind == "pettingzoo-atari") and (several or is_atari(env_id)):
+        use = use_instead(script, "several agents" if several else "one agent")
+        has, takes = ("several agents", "one") if several else ("one agent", "several")
+        raise UsageError(f"{env_id} has {has}, but {script.name} takes {takes}{use}")
+    if kind.endswith("atari") and not (several or is_atari(env_id)):
         is_game = kind.startswith("envpool") and is_procgen(env_id)
         kinds = ("games of Procgen",) if is_game else ("vector observations", "other images")
         advice = "".join(f"{use} for {what}" for what in kinds if (use := use_instead(script, what)))
