@@ -30,6 +30,7 @@ FLAGS = {
     "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
     "ppo_rnd": "--env-id games/KeyAndDoor-v0 --total-timesteps 2048 --warmup-rollouts 1",
     "ppo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
+    "ppo_continuous_action_batched": "--env-id simulators:SavedAim-v0 --num-envs 16 --total-timesteps 768",
     "rpo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "ppo_atari": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "ppo_image": f"--env-id games/MovingDot-v0 --size 36 --grey {PIXELS}",

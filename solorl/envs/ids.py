@@ -55,6 +55,7 @@ KINDS = {
     "envpool": "any environment of EnvPool",
     "envpool-atari": "games of Atari, EnvPool's",
     "jax": "environments written in JAX, and those that EnvPool and Gymnasium have under the same id",
+    "batched": "simulators that step batches of tensors, see `solorl.envs.batched`",
 }
 
 
@@ -185,6 +186,8 @@ def check_env_id_of(script: Path, env_id: str, kind: str, typed: bool = True) ->
         check_envpool_id(env_id)
     elif kind != "jax" or not is_atari(env_id):
         check_env_id(env_id, typed)
+    if kind == "batched" and not is_batched(env_id):
+        raise UsageError(f"{env_id} does not step batches of tensors{use_instead(script, 'other environments')}")
     if kind.endswith("atari") and not is_atari(env_id):
         use = use_instead(script, "vector observations")
         raise UsageError(f"{env_id} is not an Atari game{use and f'{use} for vector observations'}")
@@ -233,3 +236,11 @@ def is_atari(env_id: str) -> bool:
     if name in gym.registry:
         return "game" in gym.registry[name].kwargs
     return family_of(name) is None and is_envpool_game(env_id)
+
+
+def is_batched(env_id: str) -> bool:
+    """Whether it is a simulator as `solorl.envs.batched` describes: the vector environments of Gymnasium are not."""
+    import gymnasium as gym
+
+    entry = gym.registry[env_id.rpartition(":")[2]].vector_entry_point
+    return entry is not None and not str(entry).startswith("gymnasium.")
