@@ -31,12 +31,12 @@ from solorl import Run, RunArgs, parse
 class Args(RunArgs):
     env_kind = "batched"  # simulators that step batches of tensors
     env_id: str = "brax/inverted_pendulum"  # id of the simulator, one of your own: module:Name-v0
-    total_timesteps: int = 300_000  # environment steps, summed over environments
+    total_timesteps: int = 100_000  # environment steps, summed over environments
     num_envs: int = 64  # environments stepped in parallel
     num_steps: int = 16  # length of a rollout in each environment
     num_minibatches: int = 2  # minibatches per epoch
     update_epochs: int = 4  # epochs per rollout
-    learning_rate: float = 3e-4  # learning rate of Adam
+    learning_rate: float = 1e-3  # learning rate of Adam
     anneal_lr: bool = False  # anneal the learning rate linearly towards 0
     max_grad_norm: float = 1.0  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.99  # discount factor, from 0 to 1
