@@ -42,6 +42,7 @@ GAMES = {"mpe/*": "mpe2"} | dict.fromkeys(("atari/*", "butterfly/*", "sisl/*"), 
 # Families that other packages register: the part of an id before the slash -> (module, what pip installs).
 NAMESPACES = {
     "games": ("solorl.envs.games", ""),  # ours
+    "envpool": ("solorl.envs.envpool_env", "'solorl[envpool]'"),
     "ALE": ("ale_py", ""),  # our extra
     "MinAtar": ("minatar", "minatar"),
     "dm_control": ("shimmy", "'shimmy[dm-control]'"),
