@@ -82,6 +82,7 @@ def test_a_saved_state_continues_exactly():
     assert torch.equal(env_state.observations(other), tree["obs"]) and not torch.equal(before, tree["obs"])
     for one, two in zip(play(other), expected, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(one[:4], two[:4], strict=True))
+    np.testing.assert_array_equal(other._key, envs._key)
     fewer = gym.make_vec("brax/fast", 2, "vector_entry_point", device="cpu")
     with pytest.raises(ValueError, match="it is not of 2 environments of this kind"):
         checkpoint.restore(fewer, tree)
