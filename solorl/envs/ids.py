@@ -48,6 +48,7 @@ GAMES = {
 # Families that other packages register: the part of an id before the slash -> (module, what pip installs).
 NAMESPACES = {
     "games": ("solorl.envs.games", ""),  # ours
+    "envpool": ("solorl.envs.envpool_env", "'solorl[envpool]'"),
     "ALE": ("ale_py", ""),  # our extra
     "MinAtar": ("minatar", "minatar"),
     "dm_control": ("shimmy", "'shimmy[dm-control]'"),
@@ -63,6 +64,7 @@ KINDS = {
     "envpool-procgen": "games of Procgen, EnvPool's",
     "pettingzoo-atari": "games of Atari of several agents, PettingZoo's",
     "jax": "environments written in JAX, and those that EnvPool and Gymnasium have under the same id",
+    "batched": "simulators that step batches of tensors, see `solorl.envs.batched`",
 }
 
 
@@ -193,6 +195,8 @@ def check_env_id_of(script: Path, env_id: str, kind: str, typed: bool = True) ->
         check_envpool_id(env_id)
     elif kind != "jax" or not is_atari(env_id):
         check_env_id(env_id, typed)
+    if kind == "batched" and not is_batched(env_id):
+        raise UsageError(f"{env_id} does not step batches of tensors{use_instead(script, 'other environments')}")
     several = fnmatch(env_id.rpartition(":")[2], "atari/*")
     if kind.endswith("atari") and several != (kind == "pettingzoo-atari") and (several or is_atari(env_id)):
         use = use_instead(script, "several agents" if several else "one agent")
@@ -262,3 +266,11 @@ def is_atari(env_id: str) -> bool:
     if name in gym.registry:
         return "game" in gym.registry[name].kwargs
     return family_of(name) is None and is_envpool_game(env_id)
+
+
+def is_batched(env_id: str) -> bool:
+    """Whether it is a simulator as `solorl.envs.batched` describes: the vector environments of Gymnasium are not."""
+    import gymnasium as gym
+
+    entry = gym.registry[env_id.rpartition(":")[2]].vector_entry_point
+    return entry is not None and not str(entry).startswith("gymnasium.")

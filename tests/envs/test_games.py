@@ -15,6 +15,7 @@ SCORES = {
     "games/CueMasked-v0": (1.0, 0.5),
     "games/CueContinuous-v0": (1.0, 0.5),
     "games/KeyAndDoor-v0": (1.0, 0.0),
+    "games/KeyAndDoorLarge-v0": (1.0, 0.0),
     "games/ResourceGrid-v0": (2.9, 0.0),
     "games/Tool-v0": (1.0, 1 / 9),
     "games/TwoNumbers-v0": (1.0, 1 / 4),
