@@ -10,7 +10,7 @@ Spaces    vector -> continuous, batches of tensors
 Differs   from ppo_continuous_action.py: rollouts are tensors that stay on the device of the simulator, and so does what
           is computed from them; settings for many environments. solorl/envs/batched.py says what a simulator needs
 Not for   other environments: ppo_continuous_action.py; discrete actions: ppo.py; image observations
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_continuous_action_batched.md
 """
 
 import math
@@ -105,9 +105,9 @@ class RunningMeanStd(nn.Module):
 
     def update(self, x):  # (n, *shape)
         self.count += len(x)
-        share, delta = len(x) / self.count, x.mean(0) - self.mean
-        self.var += share * (x.var(0, correction=0) - self.var + (1 - share) * delta**2)
-        self.mean += share * delta
+        weight, delta = len(x) / self.count, x.mean(0) - self.mean
+        self.var += weight * (x.var(0, correction=0) - self.var + (1 - weight) * delta**2)
+        self.mean += weight * delta
 
     def scale(self, x):  # (n, *shape) -> (n, *shape)
         return (x / (self.var + 1e-8).sqrt()).clamp(-10, 10)
@@ -191,7 +191,7 @@ def ppo_loss(agent, batch, args):
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     objective = torch.min(ratio * advantage, clipped_ratio * advantage).mean()
 
-    # L^VF; with --clip-vloss the larger error of the value and of the old value moved by at most clip_coef
+    # L^VF; with --clip-vloss the larger of two errors: of the value, and of the value clipped around the old one
     error = (value - batch.returns) ** 2
     if args.clip_vloss:
         clipped_value = batch.value + (value - batch.value).clamp(-args.clip_coef, args.clip_coef)
@@ -295,7 +295,7 @@ if __name__ == "__main__":
         agent.obs_normalizer.update(raw_obs.flatten(0, 1))
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
-        explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)
+        explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)  # advantage: returns - value
         learning_rate = optimizer.param_groups[0]["lr"]
         run.log(global_step, {"charts/learning_rate": learning_rate, "losses/explained_variance": explained_variance})
         run.evaluate(global_step, agent.act, make_eval_envs)

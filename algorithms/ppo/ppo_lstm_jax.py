@@ -13,7 +13,7 @@ Differs   from ppo_jax.py: the policy remembers what it saw in an episode with a
           common; minibatches are rollouts of some environments, in their order
 Twin      ppo_lstm.py
 Not for   Atari games: ppo_atari_lstm.py; other images; continuous actions: ppo_continuous_action_jax.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_lstm_jax.md
 """
 
 from dataclasses import dataclass
@@ -140,8 +140,7 @@ def evaluate(params, obs, state, first, action):  # -> log-probabilities, entrop
     logits, value, _ = lstm_network(params, obs, state, first)
     logprobs = jax.nn.log_softmax(logits)
     entropy = -(jnp.exp(logprobs) * logprobs).sum(-1)
-    taken = jax.nn.one_hot(action, logprobs.shape[-1])
-    return (taken * logprobs).sum(-1), entropy, value
+    return jnp.take_along_axis(logprobs, action[..., None], -1).squeeze(-1), entropy, value
 
 
 def act(params, obs, state, first):  # (batch, *obs_shape) -> (batch,): the most likely actions; the state after them
@@ -176,7 +175,7 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 
 
 def ppo_lstm_loss(params, batch, args):
-    """The negative of Eq. 9, and the metrics; the memory of each step follows from that before the rollout."""
+    """The negative of Eq. 9, and the metrics; the LSTM runs again from the state stored before the rollout."""
     logprob, entropy, value = evaluate(params, batch.obs, batch.state, batch.first, batch.action)
     assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
 
@@ -189,7 +188,7 @@ def ppo_lstm_loss(params, batch, args):
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     objective = jnp.minimum(ratio * advantage, clipped_ratio * advantage).mean()
 
-    # L^VF; with --clip-vloss the larger error of the value and of the old value moved by at most clip_coef
+    # L^VF; with --clip-vloss the larger of two errors: of the value, and of the value clipped around the old one
     error = (value - batch.returns) ** 2
     if args.clip_vloss:
         clipped_value = batch.value + (value - batch.value).clip(-args.clip_coef, args.clip_coef)
@@ -229,22 +228,23 @@ def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
     args, envs, num_iterations = setup
     params = training.params
-    action_key, step_key, learn_key, key = jax.random.split(training.key, 4)
+    action_key, steps_key, learn_key, key = jax.random.split(training.key, 4)
 
     # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
     def env_step(carry, drawn):
-        (env_state, obs, first, state), (key, gumbel) = carry, drawn
+        (env_state, obs, first, state), (step_key, gumbel) = carry, drawn
         logits, value, state = lstm_network(params, obs[None], state, first[None])
         action, logprob = sample_categorical(logits[0], gumbel)
-        env_state, step = envs.step(key, env_state, action)
+        env_state, step = envs.step(step_key, env_state, action)
         # a time limit does not end the task: bootstrap from the value of the final observation, computed with the
         # memory of the episode that was cut
         _, final_value, _ = lstm_network(params, step.final_obs[None], state, jnp.zeros_like(first)[None])
         done = step.terminated | step.truncated
         return (env_state, step.obs, done, state), (obs, first, action, logprob, value[0], final_value[0], step)
 
+    # random numbers of the whole rollout in one call: faster than a few in each step
     gumbel = jax.random.gumbel(action_key, (args.num_steps, args.num_envs, int(envs.single_action_space.n)))
-    drawn = (jax.random.split(step_key, args.num_steps), gumbel)
+    drawn = (jax.random.split(steps_key, args.num_steps), gumbel)
     carry = (training.env_state, training.obs, training.first, training.state)
     (env_state, next_obs, next_first, state), steps = jax.lax.scan(env_step, carry, drawn)
     obs, first, action, logprob, value, final_value, step = steps  # (num_steps, num_envs, ...) each
@@ -269,13 +269,14 @@ def train_iteration(training, setup):
         return (optax.apply_updates(params, updates), optimizer_state), metrics
 
     def epoch(carry, key):
-        learner, go_on = carry
+        learner, below_target = carry
         index = jax.random.permutation(key, args.num_envs).reshape(args.num_minibatches, -1)
         new_learner, metrics = jax.lax.scan(gradient_step, learner, index)
         if args.target_kl is None:
-            return (new_learner, go_on), (metrics, go_on)
-        learner = jax.tree.map(lambda new, old: jnp.where(go_on, new, old), new_learner, learner)
-        return (learner, go_on & (metrics["losses/approx_kl"].mean() <= args.target_kl)), (metrics, go_on)
+            return (new_learner, below_target), (metrics, below_target)
+        # a scan computes all epochs: the result of one that comes after the stop is thrown away
+        learner = jax.tree.map(lambda new, old: jnp.where(below_target, new, old), new_learner, learner)
+        return (learner, below_target & (metrics["losses/approx_kl"].mean() <= args.target_kl)), (metrics, below_target)
 
     carry = ((params, training.optimizer_state), jnp.array(True))
     keys = jax.random.split(learn_key, args.update_epochs)
@@ -308,6 +309,7 @@ if __name__ == "__main__":
     )
 
     setup = Setup(args, envs, num_iterations)
+    # model: the fields that `act` needs; envs: those that begin again where EnvPool cannot be saved
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs", "first"))
     # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
     train = run.compile(lambda training: train_iteration(training, setup), chunk=16)

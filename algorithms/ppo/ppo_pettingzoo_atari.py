@@ -12,7 +12,7 @@ Spaces    image -> discrete, of each agent
 Differs   from ppo_atari_envpool.py: the games are PettingZoo's, with wrappers; all players act at once, with the same
           network, which sees who it plays; an advantage for each; no training on players who have left; opponents
 Not for   one agent: ppo_atari.py; vector observations: ppo.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_pettingzoo_atari.md
 """
 
 from collections import deque
@@ -196,7 +196,7 @@ def ppo_loss(agent, batch, args):
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     objective = torch.min(ratio * advantage, clipped_ratio * advantage).mean()
 
-    # L^VF; with --clip-vloss the larger error of the value and of the old value moved by at most clip_coef
+    # L^VF; with --clip-vloss the larger of two errors: of the value, and of the value clipped around the old one
     error = (value - batch.returns) ** 2
     if args.clip_vloss:
         clipped_value = batch.value + (value - batch.value).clamp(-args.clip_coef, args.clip_coef)
@@ -287,7 +287,7 @@ if __name__ == "__main__":
                 break
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
-        explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)
+        explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)  # advantage: returns - value
         learning_rate = optimizer.param_groups[0]["lr"]
         run.log(global_step, {"charts/learning_rate": learning_rate, "losses/explained_variance": explained_variance})
         run.evaluate(global_step, agent.act, make_env, opponents=("random", "older"))

@@ -12,7 +12,7 @@ Spaces    image -> discrete
 Differs   from ppo_atari_envpool.py: training and evaluation have different levels; the IMPALA CNN; rewards in units of
           the standard deviation of the returns instead of their signs; there are no lives
 Not for   Atari games: ppo_atari_envpool.py; vector observations: ppo.py; continuous actions: ppo_continuous_action.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_procgen.md
 """
 
 from dataclasses import dataclass
@@ -119,9 +119,9 @@ class RunningMeanStd(nn.Module):
 
     def update(self, x):  # (n, *shape)
         self.count += len(x)
-        share, delta = len(x) / self.count, x.mean(0) - self.mean
-        self.var += share * (x.var(0, correction=0) - self.var + (1 - share) * delta**2)
-        self.mean += share * delta
+        weight, delta = len(x) / self.count, x.mean(0) - self.mean
+        self.var += weight * (x.var(0, correction=0) - self.var + (1 - weight) * delta**2)
+        self.mean += weight * delta
 
     def scale(self, x):  # (n, *shape) -> (n, *shape)
         return (x / (self.var + 1e-8).sqrt()).clamp(-10, 10)
@@ -165,9 +165,9 @@ def sample_categorical(logits):
 
 
 def discounted_returns(reward, done, so_far, gamma):
-    """The rewards of an episode up to each step, earlier ones discounted. NumPy, both (num_steps, num_envs).
+    """Sum of the rewards of an episode up to each step, earlier ones discounted. NumPy, both (num_steps, num_envs).
 
-    so_far (num_envs,): the same for the step before the first, 0 where an episode begins; it is brought up to the end.
+    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; updated in place.
     """
     returns = np.zeros_like(reward)
     for t in range(len(reward)):
@@ -206,7 +206,7 @@ def ppo_loss(agent, batch, args):
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     objective = torch.min(ratio * advantage, clipped_ratio * advantage).mean()
 
-    # L^VF; with --clip-vloss the larger error of the value and of the old value moved by at most clip_coef
+    # L^VF; with --clip-vloss the larger of two errors: of the value, and of the value clipped around the old one
     error = (value - batch.returns) ** 2
     if args.clip_vloss:
         clipped_value = batch.value + (value - batch.value).clamp(-args.clip_coef, args.clip_coef)
@@ -310,7 +310,7 @@ if __name__ == "__main__":
                 break
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
-        explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)
+        explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)  # advantage: returns - value
         learning_rate = optimizer.param_groups[0]["lr"]
         run.log(global_step, {"charts/learning_rate": learning_rate, "losses/explained_variance": explained_variance})
         run.evaluate(global_step, agent.act, unseen_games)

@@ -11,7 +11,7 @@ Spaces    image -> discrete
 Differs   from ppo_rnd.py: whole games of EnvPool with sticky actions; convolutional networks, those of predictor and
           target for the newest image only, with statistics of each pixel; clipped rewards
 Not for   vector observations: ppo_rnd.py; continuous actions: ppo_continuous_action.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_rnd_envpool.md
 """
 
 from dataclasses import dataclass
@@ -101,9 +101,9 @@ class RunningMeanStd(nn.Module):
 
     def update(self, x):  # (n, *shape)
         self.count += len(x)
-        share, delta = len(x) / self.count, x.mean(0) - self.mean
-        self.var += share * (x.var(0, correction=0) - self.var + (1 - share) * delta**2)
-        self.mean += share * delta
+        weight, delta = len(x) / self.count, x.mean(0) - self.mean
+        self.var += weight * (x.var(0, correction=0) - self.var + (1 - weight) * delta**2)
+        self.mean += weight * delta
 
     def scale(self, x):  # (n, *shape) -> (n, *shape)
         return (x / (self.var + 1e-8).sqrt()).clamp(-10, 10)
@@ -159,9 +159,9 @@ def sample_categorical(logits):
 
 
 def discounted_returns(reward, done, so_far, gamma):
-    """The rewards of an episode up to each step, earlier ones discounted. NumPy, both (num_steps, num_envs).
+    """Sum of the rewards of an episode up to each step, earlier ones discounted. NumPy, both (num_steps, num_envs).
 
-    so_far (num_envs,): the same for the step before the first, 0 where an episode begins; it is brought up to the end.
+    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; updated in place.
     """
     returns = np.zeros_like(reward)
     for t in range(len(reward)):

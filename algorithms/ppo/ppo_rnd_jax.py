@@ -11,7 +11,7 @@ Differs   from ppo_jax.py: a second reward, the error of a network that learns t
           critic with two heads and no clipping of values; a warm-up of random actions for the statistics
 Twin      ppo_rnd.py
 Not for   Atari games: ppo_atari_envpool_jax.py; other images; continuous actions: ppo_continuous_action_jax.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_rnd_jax.md
 """
 
 from dataclasses import dataclass
@@ -62,9 +62,9 @@ class RunningMeanStd(NamedTuple):
 
     def update(self, x):  # (n, *shape)
         count = self.count + len(x)
-        share, delta = len(x) / count, x.mean(0) - self.mean
-        var = self.var + share * (x.var(0) - self.var + (1 - share) * delta**2)
-        return RunningMeanStd(self.mean + share * delta, var, count)
+        weight, delta = len(x) / count, x.mean(0) - self.mean
+        var = self.var + weight * (x.var(0) - self.var + (1 - weight) * delta**2)
+        return RunningMeanStd(self.mean + weight * delta, var, count)
 
     def scale(self, x):  # (n, *shape) -> (n, *shape)
         return (x / jnp.sqrt(self.var + 1e-8)).clip(-10, 10)
@@ -143,8 +143,7 @@ def init_params(key, obs_dim, num_actions):
 def evaluate(params, obs, action):  # (batch, obs_dim), (batch,) -> log-probabilities, entropies, values (batch, 2)
     logprobs = jax.nn.log_softmax(tanh_mlp(params["actor"], obs))
     entropy = -(jnp.exp(logprobs) * logprobs).sum(1)
-    taken = jax.nn.one_hot(action, logprobs.shape[1])
-    return (taken * logprobs).sum(1), entropy, tanh_mlp(params["critic"], obs)
+    return jnp.take_along_axis(logprobs, action[:, None], 1).squeeze(1), entropy, tanh_mlp(params["critic"], obs)
 
 
 def act(params, obs):  # (batch, *obs_shape) -> (batch,): the most likely actions
@@ -158,9 +157,9 @@ def sample_categorical(logits, gumbel):
 
 
 def discounted_returns(reward, done, so_far, gamma):
-    """The rewards of an episode up to each step, earlier ones discounted. Both (num_steps, num_envs).
+    """Sum of the rewards of an episode up to each step, earlier ones discounted. Both (num_steps, num_envs).
 
-    so_far (num_envs,): the same for the step before the first, 0 where an episode begins; returned up to the end, too.
+    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; its new value is returned.
     """
 
     def forwards(so_far, step):
@@ -249,10 +248,10 @@ def begin(key, setup):
 def warm_up(training, setup):
     """One iteration of random actions: the statistics of observations begin with those that they reach."""
     args, envs, _ = setup
-    action_key, step_key, key = jax.random.split(training.key, 3)
+    action_key, steps_key, key = jax.random.split(training.key, 3)
     shape = (args.num_steps, args.num_envs)
     action = jax.random.randint(action_key, shape, 0, int(envs.single_action_space.n))
-    drawn = (jax.random.split(step_key, args.num_steps), action)
+    drawn = (jax.random.split(steps_key, args.num_steps), action)
     env_state, step = jax.lax.scan(lambda state, x: envs.step(x[0], state, x[1]), training.env_state, drawn)
     obs_normalizer = training.obs_normalizer.update(step.final_obs.reshape(args.num_envs * args.num_steps, -1))
     training = training._replace(obs_normalizer=obs_normalizer, env_state=env_state, obs=step.obs[-1], key=key)
@@ -263,17 +262,18 @@ def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
     args, envs, num_iterations = setup
     params, batch_size = training.params, args.num_envs * args.num_steps
-    action_key, step_key, learn_key, chosen_key, key = jax.random.split(training.key, 5)
+    action_key, steps_key, learn_key, chosen_key, key = jax.random.split(training.key, 5)
 
     # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
     def env_step(carry, drawn):
-        (env_state, obs), (key, gumbel) = carry, drawn
+        (env_state, obs), (step_key, gumbel) = carry, drawn
         action, logprob = sample_categorical(tanh_mlp(params["actor"], obs), gumbel)
-        env_state, step = envs.step(key, env_state, action)
+        env_state, step = envs.step(step_key, env_state, action)
         return (env_state, step.obs), (obs, action, logprob, tanh_mlp(params["critic"], obs), step)
 
+    # random numbers of the whole rollout in one call: faster than a few in each step
     gumbel = jax.random.gumbel(action_key, (args.num_steps, args.num_envs, int(envs.single_action_space.n)))
-    drawn = (jax.random.split(step_key, args.num_steps), gumbel)
+    drawn = (jax.random.split(steps_key, args.num_steps), gumbel)
     (env_state, next_obs), steps = jax.lax.scan(env_step, (training.env_state, training.obs), drawn)
     obs, action, logprob, value, step = steps  # (num_steps, num_envs, ...) each
     done = step.terminated | step.truncated
@@ -315,13 +315,14 @@ def train_iteration(training, setup):
         return (optax.apply_updates(params, updates), optimizer_state), metrics
 
     def epoch(carry, drawn):
-        (learner, go_on), (key, chosen) = carry, drawn
+        (learner, below_target), (key, chosen) = carry, drawn
         index = jax.random.permutation(key, batch_size).reshape(args.num_minibatches, -1)
         new_learner, metrics = jax.lax.scan(gradient_step, learner, (index, chosen.reshape(index.shape)))
         if args.target_kl is None:
-            return (new_learner, go_on), (metrics, go_on)
-        learner = jax.tree.map(lambda new, old: jnp.where(go_on, new, old), new_learner, learner)
-        return (learner, go_on & (metrics["losses/approx_kl"].mean() <= args.target_kl)), (metrics, go_on)
+            return (new_learner, below_target), (metrics, below_target)
+        # a scan computes all epochs: the result of one that comes after the stop is thrown away
+        learner = jax.tree.map(lambda new, old: jnp.where(below_target, new, old), new_learner, learner)
+        return (learner, below_target & (metrics["losses/approx_kl"].mean() <= args.target_kl)), (metrics, below_target)
 
     carry = ((params, training.optimizer_state), jnp.array(True))
     chosen = jax.random.uniform(chosen_key, (args.update_epochs, batch_size)) < args.update_proportion
@@ -356,6 +357,7 @@ if __name__ == "__main__":
     )
 
     setup = Setup(args, envs, num_iterations)
+    # model: the fields that `act` needs; envs: those that begin again where EnvPool cannot be saved
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
 
     # ---- warm-up: the statistics of observations begin with those of random actions

@@ -11,7 +11,7 @@ Run       solo train ppo_trxl --env-id games/Cue60-v0
 Spaces    vector -> discrete
 Differs   from ppo_lstm.py: the memory is a window of the last steps of the episode, to which each step attends
 Not for   Atari games: ppo_atari_lstm.py; other images; continuous actions: ppo_continuous_action.py
-Details   algorithms/ppo/README.md
+Details   docs/algorithms/ppo_trxl.md
 """
 
 from dataclasses import dataclass
@@ -213,7 +213,7 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 
 
 def ppo_trxl_loss(agent, batch, args):
-    """The negative of Eq. 9, and the metrics; the memory of each step follows from that before the rollout."""
+    """The negative of Eq. 9, and the metrics; the Transformer runs again from the memory stored before the rollout."""
     logprob, entropy, value = agent.evaluate(batch.obs, batch.state, batch.first, batch.action)
     assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
 
@@ -226,7 +226,7 @@ def ppo_trxl_loss(agent, batch, args):
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     objective = torch.min(ratio * advantage, clipped_ratio * advantage).mean()
 
-    # L^VF; with --clip-vloss the larger error of the value and of the old value moved by at most clip_coef
+    # L^VF; with --clip-vloss the larger of two errors: of the value, and of the value clipped around the old one
     error = (value - batch.returns) ** 2
     if args.clip_vloss:
         clipped_value = batch.value + (value - batch.value).clamp(-args.clip_coef, args.clip_coef)
@@ -292,7 +292,7 @@ if __name__ == "__main__":
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
 
         # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
-        first_state, final_value = state.clone(), np.zeros(shape, np.float32)
+        state_before, final_value = state.clone(), np.zeros(shape, np.float32)
         for step in range(args.num_steps):
             obs[step], first[step] = next_obs.reshape(args.num_envs, obs_dim), next_first
             # state in place: a checkpoint holds this array
@@ -311,7 +311,7 @@ if __name__ == "__main__":
         # ---- 2. credit: "compute advantage estimates"
         _, next_value, _ = agent.step(next_obs, state, next_first)
         advantage = gae(reward, value, done, final_value, next_value, args.gamma, args.gae_lambda)
-        rollout = (obs, first, first_state, action, logprob, value, advantage, advantage + value)
+        rollout = (obs, first, state_before, action, logprob, value, advantage, advantage + value)
         rollout = Batch(*(torch.as_tensor(x, device=run.device) for x in rollout))
 
         # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
@@ -325,7 +325,7 @@ if __name__ == "__main__":
                 break
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
-        explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)
+        explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)  # advantage: returns - value
         learning_rate = optimizer.param_groups[0]["lr"]
         run.log(global_step, {"charts/learning_rate": learning_rate, "losses/explained_variance": explained_variance})
         run.evaluate(global_step, agent.act, make_env)
