@@ -39,7 +39,7 @@ class Args(RunArgs):
     num_envs: int = 1  # environments stepped in parallel
     buffer_size: int = 50_000  # images in the replay buffer, of 12 kB each with the default size and colours
     batch_size: int = 32  # transitions per gradient step
-    learning_starts: int = 1000  # environment steps before the first gradient step; 0: none
+    learning_starts: int = 1000  # environment steps before the first gradient step; 0: learn at once
     train_frequency: int = 4  # environment steps per gradient step
     learning_rate: float = 2.5e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -128,9 +128,11 @@ class ImageReplay:
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, *image_shape), the rest (num_envs,)."""
         envs = np.arange(len(image))
+        # back: the rows since the episode's newest one, and those of this call before the new one
         self._insert(envs, image, action, reward, done, self.state["age"] + envs)
 
     def _insert(self, envs, *columns):
+        """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
         index = (self.inserted + np.arange(len(envs))) % self.capacity
         for array, values in zip(self.arrays.values(), columns, strict=True):
             array[index] = values
@@ -139,9 +141,9 @@ class ImageReplay:
         self.state["age"][envs] = len(envs) - np.arange(len(envs))
 
     def history(self, number):
-        """Indices (n, num_frames + 1) of the images up to and with those of the rows of these numbers (n,), the first
-        one of an episode repeated; and which rows (n,) can be sampled: a step has led to them, and no image of these
-        was overwritten."""
+        """For the rows of these numbers (n,): the indices (n, num_frames + 1) of the row's image and of the num_frames
+        before it in its episode, oldest first, with an episode's first image in the place of those before it; and
+        whether (n,) the row can be sampled: a step has led to it, and none of these images is overwritten."""
         numbers = [number]
         for _ in range(self.num_frames):
             numbers.append(numbers[-1] - self.arrays["back"][numbers[-1] % self.capacity])
@@ -237,7 +239,7 @@ if __name__ == "__main__":
         min(obs_shape[1:]) >= 15,
         f"images of {obs_shape[1]} x {obs_shape[2]} pixels are too small for the network: --size must be at least 15",
     )
-    # the steps between two gradient steps: one iteration of the loop
+    # one iteration: at most train_frequency environment steps, or one of each environment where those are more
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -259,8 +261,10 @@ if __name__ == "__main__":
     q_values = run.fast(q_network)  # NumPy (batch, *obs_shape) -> NumPy (batch, num_actions), with the current weights
     channels = obs_shape[0] // args.num_frames  # of one image
     replay = ImageReplay(args.buffer_size, args.num_envs, args.num_frames, (channels, *obs_shape[1:]))
-    parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
-    start = run.resume(**parts, replay=replay, envs=envs)  # what a checkpoint holds
+    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    start = run.resume(
+        q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs
+    )
 
     # ---- storage of one iteration
     shape = (num_steps, args.num_envs)
@@ -270,8 +274,9 @@ if __name__ == "__main__":
     if replay.inserted == 0:
         oldest, *later = np.split(obs, args.num_frames, axis=1)  # one image after the other
         replay.begin(np.arange(args.num_envs), oldest)
-        for image in later if start else ():  # resumed in running episodes, without --save-replay
-            replay.add(image, -1, 0, 0)
+        if start:  # resumed without --save-replay: the episodes are under way, and their images are different ones
+            for image in later:
+                replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
     else:  # resumed with --save-replay
         replay.begin(run.restarted, obs[run.restarted, -channels:])
     for iteration in run.loop(start, num_iterations):
@@ -297,12 +302,12 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, over)
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
+        enough = replay.inserted >= args.learning_starts  # resuming without --save-replay empties the buffer
         for env_step in range(global_step - batch_steps + 1, global_step + 1):
-            is_due = env_step > args.learning_starts and env_step % args.train_frequency == 0
-            if is_due and replay.inserted >= args.learning_starts:  # fewer after a resume without its replay buffer
+            if enough and env_step > args.learning_starts and env_step % args.train_frequency == 0:
                 metrics = gradient_step(target_network, replay.sample(args.batch_size, run.device), args.gamma)
                 run.learned(metrics)
-        if global_step % args.target_network_frequency < batch_steps:
+        if global_step % args.target_network_frequency < batch_steps:  # a multiple of it lies in this iteration
             soft_update(target_network, q_network, args.tau)
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
