@@ -38,7 +38,7 @@ class Args(RunArgs):
     max_grad_norm: float = 0.5  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.99  # discount factor, from 0 to 1
     gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1
-    norm_adv: bool = True  # normalise the advantages of each minibatch
+    norm_adv: bool = False  # normalise the advantages of each minibatch
     clip_coef: float = 0.2  # epsilon of Eq. 7
     clip_vloss: bool = True  # also clip how far a value moves from the old one, by clip_coef; not in the paper
     vf_coef: float = 0.5  # c1 of Eq. 9, whose L^VF is halved here, as in the authors' code
