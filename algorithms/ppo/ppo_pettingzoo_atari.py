@@ -69,8 +69,8 @@ class Batch(NamedTuple):
 
 class Players(gym.Wrapper):
     """The game as its players see it: (num_agents, 4 + num_agents, 84, 84) bytes. Everybody has the last 4 grey images
-    of the one screen, and after them a plane for each player: dark grey for the own one, black for all others. An action
-    is repeated for 4 frames. A game begins with 1 to 30 frames of doing nothing: there is no other chance in it."""
+    of the one screen, and after them a plane for each player: dark grey for the own one, black for the others. An
+    action is repeated for 4 frames. A game begins with 1 to 30 frames of doing nothing: there is no other chance in it."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -115,8 +115,8 @@ def players_env(env_id, max_steps, **kwargs):
 
 class Centred(nn.Module):
     """Bytes to numbers, each image less its own mean. Most of a screen is background, which is the same in all states:
-    left in, it is most of each gradient, and while rewards are noise it kills the units and drowns what differs. Channels
-    last in memory: faster in convolutions. Bytes move faster than floats."""
+    left in, it is most of each gradient, and while rewards are noise it kills the units and drowns what differs.
+    Channels last in memory: faster in convolutions. Bytes move faster than floats."""
 
     def forward(self, x):
         x = x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
