@@ -70,7 +70,7 @@ class Batch(NamedTuple):
 class Players(gym.Wrapper):
     """The game as its players see it: (num_agents, 4 + num_agents, 84, 84) bytes. Everybody has the last 4 grey images
     of the one screen, and after them a plane for each player: dark grey for the own one, black for the others. An
-    action is repeated for 4 frames. A game begins with 1 to 30 frames of doing nothing: there is no other chance in it."""
+    action is repeated for 4 frames. A game begins with 1 to 30 frames of doing nothing, the only chance in it."""
 
     def __init__(self, env):
         super().__init__(env)
