@@ -10,7 +10,8 @@ Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below)
 Run       solo train ppo_pettingzoo_atari --env-id atari/pong_v3
 Spaces    image -> discrete, of each agent
 Differs   from ppo_atari_envpool.py: the games are PettingZoo's, with wrappers; all players act at once, with the same
-          network, which sees who it plays; an advantage for each; no training on players who have left; opponents
+          network, which sees who it plays; an advantage for each; no training on players who have left; opponents;
+          images without their mean
 Not for   one agent: ppo_atari.py; vector observations: ppo.py
 Details   docs/algorithms/ppo_pettingzoo_atari.md
 """
@@ -68,8 +69,8 @@ class Batch(NamedTuple):
 
 class Players(gym.Wrapper):
     """The game as its players see it: (num_agents, 4 + num_agents, 84, 84) bytes. Everybody has the last 4 grey images
-    of the one screen, and after them a plane for each player: white for the own one, black for all others. An action
-    is repeated for 4 frames. A game begins with 1 to 30 frames of doing nothing: there is no other chance in it."""
+    of the one screen, and after them a plane for each player: dark grey for the own one, black for the others. An
+    action is repeated for 4 frames. A game begins with 1 to 30 frames of doing nothing, the only chance in it."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -100,7 +101,7 @@ class Players(gym.Wrapper):
         return cv2.resize(np.max(frames, axis=(0, 1)), (84, 84), interpolation=cv2.INTER_AREA)
 
     def seen(self):
-        own = 255 * np.eye(self.num_agents, dtype=np.uint8)
+        own = 32 * np.eye(self.num_agents, dtype=np.uint8)  # white would drown the images, see `Centred`
         obs = np.empty(self.observation_space.shape, np.uint8)
         obs[:, :4], obs[:, 4:] = np.stack(self.images), own[:, :, None, None]
         return obs
@@ -112,18 +113,22 @@ def players_env(env_id, max_steps, **kwargs):
     return TimeLimit(Players(env), max_steps)
 
 
-class Scaled(nn.Module):
-    """Bytes to numbers from 0 to 1; channels last in memory: faster in convolutions. Bytes move faster than floats."""
+class Centred(nn.Module):
+    """Bytes to numbers, each image less its own mean. Most of a screen is background, which is the same in all states:
+    left in, it is most of each gradient, and while rewards are noise it kills the units and drowns what differs.
+    Channels last in memory: faster in convolutions. Bytes move faster than floats."""
 
     def forward(self, x):
-        return x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
+        x = x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
+        images, planes = x[:, :4], x[:, 4:]
+        return torch.cat([images - images.mean((2, 3), keepdim=True), planes], 1)
 
 
 def player_cnn(channels):
     """The convolutional network of Mnih et al. 2015, (batch, channels, 84, 84) bytes -> (batch, 512)."""
     convolutions = [nn.Conv2d(channels, 32, 8, stride=4), nn.Conv2d(32, 64, 4, stride=2), nn.Conv2d(64, 64, 3)]
     layers = [layer for convolution in convolutions for layer in (convolution, nn.ReLU())]
-    return nn.Sequential(Scaled(), *layers, nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU())
+    return nn.Sequential(Centred(), *layers, nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU())
 
 
 def orthogonal(layer, gain):
