@@ -17,8 +17,8 @@ BUDGETS = {
     "ground": 500,  # trust.py: what may be executed, scripts (before in checkpoints and run) and modules (50)
     # eight small games, two of them also in JAX (230); games of unequal spaces, PettingZoo's registry (60); masks of
     # one agent, kinds of spaces, batches of Dict and Tuple spaces (75); what a file declares of its environments (40);
-    # the mistakes of a user's own environment (41); simulators in batches of tensors (65); EnvPool's environments one by
-    # one, and vectors of its dicts (55)
+    # the mistakes of a user's own environment (41); simulators in batches of tensors (65); EnvPool's environments one
+    # by one, and vectors of its dicts (55)
     "envs": 1420,
     "checkpoints": 650,  # what the bytes of Atari's emulator lack (35)
     "args": 250,
