@@ -19,7 +19,7 @@ GAMES: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "CueMasked-v0": ("cue:Cue", None, {"masked": True}),
     "CueContinuous-v0": ("cue:Cue", None, {"continuous": True, "steps": 20}),
     "KeyAndDoor-v0": ("key_and_door:KeyAndDoor", 60, {}),
-    "KeyAndDoorLarge-v0": ("key_and_door:KeyAndDoor", 84, {"size": 14}),
+    "KeyAndDoorLarge-v0": ("key_and_door:KeyAndDoor", 72, {"size": 12}),
     "ResourceGrid-v0": ("resource_grid:ResourceGrid", 40, {}),
     "Tool-v0": ("tool:Tool", 10, {}),
     "TwoNumbers-v0": ("two_numbers:TwoNumbers", 10, {}),
