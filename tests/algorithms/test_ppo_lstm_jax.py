@@ -18,7 +18,8 @@ from solorl.run.evaluation import play_episodes
 from solorl.run.seeds import PolicyOfSeed
 
 JAX, TORCH = definitions("ppo_lstm_jax"), definitions("ppo_lstm")
-init_params = jax.jit(JAX["init_params"], static_argnums=(1, 2))
+jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiles in half the time
+init_params = jit(JAX["init_params"], static_argnums=(1, 2))
 LAYERS = {"encoder": "encoder.0", "actor": "actor", "critic": "critic"}  # JAX -> torch
 SMALL = "--num-envs 4 --num-steps 16 --num-minibatches 2 --update-epochs 1 --eval-episodes 2".split()
 
@@ -55,7 +56,7 @@ def test_network_is_that_of_the_torch_twin():
     """The order of the gates, both biases, and where the memory is emptied."""
     (params, agent), inputs = twins(), sequence(6, 5)
     assert inputs[2].any() and not inputs[2].all()
-    got = jax.jit(JAX["lstm_network"])(params, *inputs)
+    got = jit(JAX["lstm_network"])(params, *inputs)
     with torch.no_grad():
         want = agent(*map(torch.from_numpy, inputs))
     for x, y in zip(got, want, strict=True):
@@ -71,7 +72,7 @@ def test_loss_and_gradient_are_those_of_the_torch_twin(free):
     batch = (obs, first, state, rng.integers(3, size=(6, 4)), *numbers)
     settings = {"clip_coef": 0.1, "vf_coef": 0.7, "ent_coef": 0.3, "norm_adv": not free, "clip_vloss": not free}
     loss = partial(JAX["ppo_lstm_loss"], args=JAX["Args"](**settings))
-    (got, metrics), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, JAX["Batch"](*batch))
+    (got, metrics), gradients = jit(jax.value_and_grad(loss, has_aux=True))(params, JAX["Batch"](*batch))
     batch = TORCH["Batch"](*map(torch.from_numpy, batch))
     want, want_metrics = TORCH["ppo_lstm_loss"](agent, batch, TORCH["Args"](**settings))
     want.backward()
@@ -99,7 +100,7 @@ def test_weights_begin_as_those_of_the_torch_twin():
 def test_evaluation_remembers():
     """A whole game step by step gives the most likely actions of the sequence by torch, and its memory."""
     (params, agent), seen = twins(num_actions=2), []
-    policy = PolicyOfSeed(JAX["act"], jax.jit(JAX["act"]), lambda: params)
+    policy = PolicyOfSeed(JAX["act"], jit(JAX["act"]), lambda: params)
 
     def act(obs, state, first):
         action, state = policy(obs, state, first)
@@ -160,11 +161,11 @@ def iterated():
         return training, report, seen["Batch"], seen["gae"][:5]
 
     params, agent = twins()
-    first = JAX["begin"](jax.random.PRNGKey(3), setup)._replace(params=params)
+    first = jit(partial(JAX["begin"], setup=setup))(jax.random.PRNGKey(3))._replace(params=params)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("Batch", "gae"):
             patch.setitem(names, name, noted(name))
-        one = jax.jit(one)
+        one = jit(one)
         before, *_ = one(first)
         after, *found = one(before)
     return *jax.tree.map(np.array, (before, after, *found)), agent
@@ -199,7 +200,7 @@ def test_the_final_observation_is_seen_with_the_memory_of_the_episode_that_was_c
     before, _, _, batch, (*_, final_value, _), agent = iterated
     keys = jax.random.split(jax.random.split(before.key, 4)[1], 8)
     env_state, state, found = before.env_state, torch.tensor(before.state), []
-    advance = jax.jit(Lessons().step)
+    advance = jit(Lessons().step)
     for t in range(8):
         _, _, state = agent.step(batch.obs[t], state, batch.first[t])
         env_state, step = advance(keys[t], env_state, batch.action[t])

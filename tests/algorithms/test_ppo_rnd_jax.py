@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from solorl.envs.interface import Step
 
 JAX, TORCH = definitions("ppo_rnd_jax"), definitions("ppo_rnd")
+jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiles in half the time
 SMALL = (
     "--num-envs 2 --num-steps 16 --num-minibatches 2 --update-epochs 2 --eval-episodes 1 --warmup-rollouts 2 "
     "--learning-rate 0.01 --no-anneal-lr"
@@ -35,14 +36,14 @@ def as_torch(params):
 def test_loss_and_gradient_are_those_of_the_torch_twin():
     """The sum of both value losses, and the error of the predictor where it is chosen."""
     rng, n = np.random.default_rng(0), 32
-    params = jax.jit(JAX["init_params"], static_argnums=(1, 2))(jax.random.PRNGKey(0), 3, 4)
+    params = jit(JAX["init_params"], static_argnums=(1, 2))(jax.random.PRNGKey(0), 3, 4)
     params["actor"][-1]["weight"] *= 100
     modules, number = as_torch(params), lambda *shape: np.float32(rng.normal(size=shape))
     batch = (number(n, 3), rng.integers(4, size=n), number(n) - 1.4, number(n), number(n, 2), number(n, 3))
     batch, chosen = (*batch, number(n, 128)), np.float32(rng.random(n) < 0.3)
     settings = {"clip_coef": 0.1, "vf_coef": 0.7, "ent_coef": 0.3}
     loss = partial(JAX["rnd_loss"], args=JAX["Args"](**settings))
-    (got, metrics), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, JAX["Batch"](*batch), chosen)
+    (got, metrics), gradients = jit(jax.value_and_grad(loss, has_aux=True))(params, JAX["Batch"](*batch), chosen)
     batch = TORCH["Batch"](*map(torch.from_numpy, batch))
     want, want_metrics = TORCH["rnd_loss"](modules, batch, torch.from_numpy(chosen), TORCH["Args"](**settings))
     want.backward()
@@ -60,7 +61,7 @@ def test_statistics_and_intrinsic_returns_are_those_of_the_torch_twin():
     rng, endless = np.random.default_rng(0), np.zeros((8, 3), np.float32)
     data = np.float32(rng.normal([3, -50, 0], [0.1, 9, 1], size=(40, 3)))
     mine, twin = JAX["RunningMeanStd"](jnp.zeros(3), jnp.ones(3), jnp.float32(0)), TORCH["RunningMeanStd"](3)
-    update, returns = jax.jit(lambda statistics, x: statistics.update(x)), jax.jit(JAX["discounted_returns"])
+    update, returns = jit(lambda statistics, x: statistics.update(x)), jit(JAX["discounted_returns"])
     so_far, twins_so_far = jnp.zeros(3), np.zeros(3, np.float32)
     for part in np.split(data, 5):
         mine = update(mine, part)
@@ -124,12 +125,12 @@ def iterated():
         seen.clear()
         return *JAX["train_iteration"](training, setup), seen[:4]
 
-    first = JAX["begin"](jax.random.PRNGKey(3), setup)
-    warm, report = jax.jit(lambda training: JAX["warm_up"](training, setup))(first)
+    first = jit(partial(JAX["begin"], setup=setup))(jax.random.PRNGKey(3))
+    warm, report = jit(lambda training: JAX["warm_up"](training, setup))(first)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("discounted_returns", "gae", "Batch"):
             patch.setitem(names, name, noted(name))
-        one = jax.jit(one)
+        one = jit(one)
         second, *found = one(warm)
         third, *more = one(second)
     trainings = first, warm, second, third
@@ -226,8 +227,8 @@ def test_the_predictor_learns_from_a_fraction_of_each_minibatch():
     """From none of it: it stays, and all else is trained."""
     args = JAX["Args"](num_envs=2, num_steps=8, num_minibatches=2, update_proportion=0.0)
     setup = JAX["Setup"](args, Clock(), num_iterations=10)
-    before = JAX["begin"](jax.random.PRNGKey(3), setup)
-    after, (_, _, sums, count, _) = jax.jit(lambda training: JAX["train_iteration"](training, setup))(before)
+    before = jit(partial(JAX["begin"], setup=setup))(jax.random.PRNGKey(3))
+    after, (_, _, sums, count, _) = jit(lambda training: JAX["train_iteration"](training, setup))(before)
     assert count == 8 and sums["losses/predictor_loss"] == 0
     same = {
         name: jax.tree.all(jax.tree.map(np.array_equal, x, after.params[name])) for name, x in before.params.items()
