@@ -282,7 +282,7 @@ def test_it_logs_what_its_twin_logs(train):
 
 @pytest.mark.slow
 def test_finds_the_door_behind_the_key(train):
-    """In 120,000 steps 24 of 32 seeds did, and 4 of 16 of ppo_jax.py, none of these four."""
+    """In 120,000 steps 37 of 48 seeds did, and 4 of 16 of ppo_jax.py, none of these four."""
     flags = ["--total-timesteps", 120_000, "--target-return", "0.95", "--eval-every", 60_000, "--log-every", 5000]
     v = train("ppo_rnd_jax", *flags, "--seed", 10, "--num-seeds", 4, "--save-every", 0)
     scores = [rows(run.dir, "eval/episodic_return")[-1]["eval/episodic_return"] for run in v["run"].runs]
