@@ -63,7 +63,7 @@ def test_statistics_are_those_of_all_raw_observations_and_frozen_in_evaluation(t
     assert statistics.count == 48 and v["agent"].return_normalizer.count == 48  # an evaluation came after it
     torch.testing.assert_close(statistics.mean.double(), seen.mean(0), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(statistics.var.double(), seen.var(0, correction=0), rtol=1e-4, atol=1e-6)
-    assert torch.equal(v["obs"], v["raw_obs"].clamp(-10, 10))  # acting and learning saw those of before the rollout
+    assert torch.equal(v["obs"], v["raw_obs"].clamp(-10, 10))  # acting and learning saw those from before the rollout
     returns = PARENT["discounted_returns"](v["reward"].numpy(), v["done"].numpy(), np.zeros(6, np.float32), 0.99)
     scaled = (v["reward"] / returns.std()).clamp(-10, 10)
     torch.testing.assert_close(v["scaled_reward"], scaled, rtol=1e-4, atol=1e-5)
