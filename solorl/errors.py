@@ -69,7 +69,8 @@ def in_one_sentence() -> Iterator[None]:
 BRINGS = {
     **{name: name for name in ("jax", "envpool", "gymnax", "brax", "mujoco", "wandb", "pettingzoo", "ray")},
     **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune", "ale_py": "atari", "cv2": "atari"},
-    **{"mpe2": "pettingzoo", "ray": "ray", "boto3": "aws", "s3fs": "aws", "huggingface_hub": "hub"},
+    **{"ray": "ray", "boto3": "aws", "s3fs": "aws", "huggingface_hub": "hub"},
+    **dict.fromkeys(("mpe2", "multi_agent_ale_py"), "pettingzoo"),
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
 }
 

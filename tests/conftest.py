@@ -19,6 +19,7 @@ import torch
 
 from solorl import cli
 from solorl.compute.speed import GradientStep
+from solorl.envs.load_envpool import load_qt
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NPROC", "1")  # threads of XLA: the first training of a process would choose for all others
@@ -28,6 +29,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # so below `nohup`, but t
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 for name in ("NO_COLOR", "FORCE_COLOR"):  # what is tested are plain words, unless a test says otherwise
     os.environ.pop(name, None)
+load_qt()  # before a test imports EnvPool by itself
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 # `probes:...` as environment ids; some modules of tests take a fixture or a reference from one in another folder.

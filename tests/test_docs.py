@@ -310,6 +310,9 @@ def test_inline_dependencies_name_what_a_script_imports():
         block = re.match(r"# /// script\n((?:# .*\n)+?)# ///", text)
         meta = tomllib.loads("".join(line[2:] + "\n" for line in block[1].splitlines()))
         names = {re.match(r"[\w-]+", dependency)[0].lower().replace("-", "_") for dependency in meta["dependencies"]}
+        names |= {
+            module for module, given in rules.PROVIDERS.items() if names & {one.replace("-", "_") for one in given}
+        }
         imported = set()
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Import):

@@ -29,15 +29,22 @@ FLAGS = {
     "ppo_multidiscrete": "--env-id games/TwoNumbersMasked-v0 --total-timesteps 1536",
     "ppo_normalized": "--env-id MountainCar-v0 --total-timesteps 1536",
     "ppo_rnd": "--env-id games/KeyAndDoor-v0 --total-timesteps 2048 --warmup-rollouts 1",
+    "ppo_rnd_envpool": "--env-id Catch-v5 --num-envs 2 --num-steps 32 --num-minibatches 2 --total-timesteps 256 "
+    "--warmup-rollouts 1 --learning-rate 0.001",
     "ppo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
+    "ppo_continuous_action_batched": "--env-id simulators:SavedAim-v0 --num-envs 16 --total-timesteps 768",
     "rpo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "ppo_atari": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
+    "ppo_pettingzoo_atari": f"--env-id pixel_duel:atari/signals_v0 {PIXELS}",
     "ppo_image": f"--env-id games/MovingDot-v0 --size 36 --grey {PIXELS}",
     "ppo_atari_envpool": f"--env-id Catch-v5 {PIXELS}",
+    "ppo_procgen": f"--env-id CatchEasy-v0 {PIXELS}",
+    "ppg_procgen": f"--env-id CatchEasy-v0 {PIXELS} --policy-iterations 2 --aux-epochs 2 --aux-minibatches 2",
     "ppo_atari_envpool_jax": f"--env-id Catch-v5 {PIXELS}",
     "ppo_atari_lstm": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "ppo_lstm": "--num-envs 8 --total-timesteps 4096",
     "ppo_lstm_masked": "--num-envs 8 --total-timesteps 4096",
+    "ppo_trxl": "--num-envs 8 --total-timesteps 4096 --memory-length 80",
     "ppo_atari_multigpu": f"--env-id pixel_probe:Catch-v0 {PIXELS}",
     "dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "c51": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
@@ -46,6 +53,7 @@ FLAGS = {
     "d3qn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "ez_greedy_dqn": "--env-id MountainCar-v0 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari": f"{CATCH} --buffer-size 1000",
+    "dqn_image": "--size 36 --grey --total-timesteps 400 --learning-starts 200 --buffer-size 1000 --batch-size 8",
     "c51_atari": f"{CATCH} --buffer-size 150 --target-network-frequency 100",
     "qdagger_dqn_atari_impalacnn": f"{CATCH} --learning-starts 20 --buffer-size 150 --target-network-frequency 10 "
     "--teacher TEACHER --teacher-steps 40 --offline-steps 20",
@@ -74,6 +82,8 @@ FLAGS = {
     "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "ppo_minatar_jax": "--env-id Breakout-MinAtar --num-envs 8 --num-steps 32 --num-minibatches 4 "
     "--total-timesteps 1024 --eval-every 512",
+    "ppo_lstm_jax": "--num-envs 8 --total-timesteps 2048 --eval-every 512",
+    "ppo_rnd_jax": "--env-id games/KeyAndDoor-v0 --total-timesteps 2048 --warmup-rollouts 1 --eval-every 512",
     "ppo_continuous_action_jax": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "ddpg_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "td3_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
@@ -122,6 +132,7 @@ SLOW = (
     "qdagger_dqn_atari_impalacnn_jax", "c51_atari_jax", "c51_jax", "ppo_minatar_jax", "ppo_continuous_action_jax",
     "ppo_atari_envpool_jax", "ddpg_continuous_action_jax", "td3_continuous_action_jax",
     "sac_continuous_action_jax", "dqn_atari_jax", "pqn_jax",
+    "ppo_lstm_jax", "ppo_rnd_jax",
 )  # fmt: skip
 
 

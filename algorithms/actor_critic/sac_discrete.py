@@ -9,7 +9,7 @@ Paper     Christodoulou 2019, https://arxiv.org/abs/1910.07207 ("Eq. n" below); 
 Run       solo train sac_discrete --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from sac_continuous_action.py: a categorical policy: expectations and entropies are exact sums over actions
-Not for   continuous actions: sac_continuous_action.py; Atari games: sac_atari.py; other images
+Not for   continuous actions: sac_continuous_action.py; Atari games: sac_atari.py; images of any size: dqn_image.py
 Details   docs/algorithms/sac_discrete.md
 """
 

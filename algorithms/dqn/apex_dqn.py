@@ -14,7 +14,7 @@ Differs   relatives dqn.py, rainbow_atari.py: the loop of the first; the returns
           which does not fall, shards of the replay buffer, and a learner; first priorities are those of the actors;
           clipped gradients. Asynchronous: which rollout comes next is a matter of time, so two runs with one seed
           differ. With --synchronous (one actor, all in this process) they are equal.
-Not for   Atari games: apex_dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
+Not for   Atari games: apex_dqn_atari.py; image observations: dqn_image.py; continuous: ddpg_continuous_action.py
 Details   docs/algorithms/apex_dqn.md
 """
 

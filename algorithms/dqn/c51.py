@@ -10,7 +10,7 @@ Run       solo train c51 --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from dqn.py: the network gives a distribution over n_atoms returns between v_min and v_max for each action;
           cross entropy with the projected target distribution; the paper's epsilon of Adam
-Not for   Atari games: c51_atari.py; other images; continuous actions: ddpg_continuous_action.py
+Not for   Atari games: c51_atari.py; images of any size: dqn_image.py; continuous actions: ddpg_continuous_action.py
 Details   docs/algorithms/c51.md
 """
 

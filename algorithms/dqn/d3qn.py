@@ -10,7 +10,7 @@ Paper     Wang et al. 2016, https://arxiv.org/abs/1511.06581 ("Eq. n" below); ta
 Run       solo train d3qn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from dueling_dqn.py, double_dqn.py: both
-Not for   Atari games: dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
+Not for   Atari games: dqn_atari.py; image observations: dqn_image.py; continuous actions: ddpg_continuous_action.py
 Details   docs/algorithms/d3qn.md
 """
 

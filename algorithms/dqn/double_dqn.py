@@ -9,7 +9,7 @@ Paper     van Hasselt, Guez, Silver 2016, https://arxiv.org/abs/1509.06461 ("Eq.
 Run       solo train double_dqn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from dqn.py: the target is the target network's value of the Q-network's best action
-Not for   Atari games: dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
+Not for   Atari games: dqn_atari.py; image observations: dqn_image.py; continuous actions: ddpg_continuous_action.py
 Details   docs/algorithms/double_dqn.md
 """
 

@@ -8,7 +8,7 @@ Paper     Mnih et al. 2015, https://www.nature.com/articles/nature14236 ("Alg. 1
 Run       solo train dqn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   root of its family
-Not for   Atari games: dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
+Not for   Atari games: dqn_atari.py; image observations: dqn_image.py; continuous actions: ddpg_continuous_action.py
 Details   docs/algorithms/dqn.md
 """
 

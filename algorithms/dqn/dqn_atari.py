@@ -9,7 +9,7 @@ Run       solo train dqn_atari --env-id ALE/Pong-v5
 Spaces    image -> discrete
 Differs   from dqn.py: the wrappers of Atari games; a convolutional network; a replay buffer that stores each image
           once; clipped rewards; a lost life ends the return, but not the game
-Not for   vector observations: dqn.py; continuous actions: ddpg_continuous_action.py
+Not for   other images: dqn_image.py; vector observations: dqn.py; continuous actions: ddpg_continuous_action.py
 Details   docs/algorithms/dqn_atari.md
 """
 

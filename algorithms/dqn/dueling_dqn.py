@@ -9,7 +9,7 @@ Paper     Wang et al. 2016, https://arxiv.org/abs/1511.06581 ("Eq. n" below); lo
 Run       solo train dueling_dqn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from dqn.py: after its first layer the network has two streams, for the value and for the advantages
-Not for   Atari games: dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
+Not for   Atari games: dqn_atari.py; image observations: dqn_image.py; continuous actions: ddpg_continuous_action.py
 Details   docs/algorithms/dueling_dqn.md
 """
 

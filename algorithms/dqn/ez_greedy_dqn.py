@@ -9,7 +9,7 @@ Paper     Dabney, Ostrovski, Barreto 2021, https://arxiv.org/abs/2006.01782 ("Al
 Run       solo train ez_greedy_dqn --env-id MountainCar-v0
 Spaces    vector -> discrete
 Differs   from dqn.py: a random action is repeated within its episode, for a duration from a heavy-tailed distribution
-Not for   Atari games: dqn_atari.py; other images; continuous actions: ddpg_continuous_action.py
+Not for   Atari games: dqn_atari.py; image observations: dqn_image.py; continuous actions: ddpg_continuous_action.py
 Details   docs/algorithms/ez_greedy_dqn.md
 """
 

@@ -10,7 +10,8 @@ Run       solo train ppo_atari --env-id ALE/Pong-v5
 Spaces    image -> discrete
 Differs   from ppo.py: the wrappers of Atari games; one convolutional network for actor and critic; clipped rewards; a
           lost life ends the return, but not the game
-Not for   vector observations: ppo.py; continuous actions: ppo_continuous_action.py
+Not for   vector observations: ppo.py; continuous actions: ppo_continuous_action.py; several agents:
+          ppo_pettingzoo_atari.py
 Details   docs/algorithms/ppo_atari.md
 """
 

@@ -10,7 +10,7 @@ Run       solo train ppo_atari_envpool --env-id Pong-v5 --threads 2
 Spaces    image -> discrete
 Differs   from ppo_atari.py: the games are EnvPool's, stepped together in C++, in training and evaluation; they have no
           sticky actions
-Not for   vector observations: ppo.py; continuous actions: ppo_continuous_action.py
+Not for   vector observations: ppo.py; continuous actions: ppo_continuous_action.py; games of Procgen: ppo_procgen.py
 Details   docs/algorithms/ppo_atari_envpool.md
 """
 

@@ -10,7 +10,8 @@ Run       solo train ppo_atari_lstm --env-id ALE/Pong-v5
 Spaces    image -> discrete, one frame
 Differs   from ppo_atari.py: the policy sees one image and remembers the others with an LSTM, which forgets where a game
           begins, not where a life is lost; minibatches are rollouts of some environments, in their order
-Not for   vector observations: ppo.py; continuous actions: ppo_continuous_action.py
+Not for   vector observations: ppo.py; continuous actions: ppo_continuous_action.py; several agents:
+          ppo_pettingzoo_atari.py
 Details   docs/algorithms/ppo_atari_lstm.md
 """
 

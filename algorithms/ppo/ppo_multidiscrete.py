@@ -31,7 +31,7 @@ class Args(RunArgs):
     num_envs: int = 4  # environments stepped in parallel
     num_steps: int = 128  # length of a rollout in each environment
     num_minibatches: int = 4  # minibatches per epoch
-    update_epochs: int = 4  # epochs per rollout
+    update_epochs: int = 10  # epochs per rollout
     learning_rate: float = 1e-3  # learning rate of Adam
     anneal_lr: bool = True  # anneal the learning rate linearly towards 0
     max_grad_norm: float = 0.5  # clip the global norm of the gradient; inf: do not clip

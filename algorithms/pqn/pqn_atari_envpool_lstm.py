@@ -151,8 +151,8 @@ def q_lambda(reward, value, done, final_value, next_value, gamma, lam):
 
 
 def q_lambda_lstm_loss(q_network, batch):
-    """Mean squared error of the values of the actions taken, and the metrics; the memory of each step follows from that
-    before the rollout."""
+    """Mean squared error of the values of the actions taken, and the metrics; the LSTM runs again from the state
+    stored before the rollout."""
     q, _ = q_network(batch.obs, batch.state, batch.first)
     q = q.gather(-1, batch.action[..., None]).squeeze(-1)
     assert q.shape == batch.returns.shape
@@ -209,7 +209,7 @@ if __name__ == "__main__":
         epsilon = args.start_e + (args.end_e - args.start_e) * progress
         action = np.random.randint(num_actions, size=shape)
         greedy = np.random.random(shape) >= epsilon
-        first_state, final_value = state.clone(), np.zeros(shape, np.float32)
+        state_before, final_value = state.clone(), np.zeros(shape, np.float32)
         for step in range(args.num_steps):
             obs[step], first[step] = next_obs, next_first
             # state in place: a checkpoint holds this array
@@ -233,7 +233,7 @@ if __name__ == "__main__":
         # ---- 2. credit: the returns of Q(lambda), by the network that acted
         next_value = q_network.step(next_obs, state, next_first)[0].max(1)
         returns = q_lambda(np.sign(reward), value, done, final_value, next_value, args.gamma, args.q_lambda)
-        rollout = (obs, first, first_state, action, returns)
+        rollout = (obs, first, state_before, action, returns)
         rollout = Batch(*(torch.as_tensor(x, device=run.device) for x in rollout))
 
         # ---- 3. learn: epochs of minibatches with fixed targets; no target network, no replay

@@ -48,6 +48,7 @@ MAX_WIDTH = 120
 MAX_DEPTH, MAX_DEPTH_MAIN = 5, 6
 ENTRANCES = (
     "EnvPoolVectorEnv",
+    "PettingZooEnvs",
     "Run",
     "Runs",
     "RunArgs",

@@ -16,7 +16,9 @@ from solorl.errors import UsageError
 from solorl.scripts import PACKAGE, header_fields, in_checkout
 
 STUB = Path(__file__).with_name("stub.py")
-ENVPOOL = (Path(__file__).with_name("stub_envpool.py"), PACKAGE / "envs" / "envpool.py")
+ENVPOOL = (
+    PACKAGE / "envs" / "load_envpool.py", Path(__file__).with_name("stub_envpool.py"), PACKAGE / "envs" / "envpool.py"
+)  # fmt: skip
 READER = PACKAGE / "args" / "command_line.py"
 PROCESSES = PACKAGE / "compute" / "processes.py"
 VECTOR = PACKAGE / "envs" / "vector.py"
@@ -115,6 +117,8 @@ def standalone(path: Path, name: str) -> str:
     used = attributes_of("run", tree)
     if "teacher" in used:
         raise UsageError(f"{path.name} cannot stand alone: its teacher is a run folder, which the library reads")
+    if "PettingZooEnvs" in [alias.name for alias in ours.names]:
+        raise UsageError(f"{path.name} cannot stand alone: the library has its games of several agents and opponents")
     lines = text.splitlines(keepends=True)
     body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     last = body[-1].end_lineno or 0

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-import envpool  # before the seeds are set, as in the library: importing it draws random numbers
-
 from solorl.catalog.stub import quit_with
+from solorl.envs.load_envpool import import_envpool
+
+envpool = import_envpool()  # before the seeds are set, as in the library: importing it draws random numbers
 
 
 def check_envpool_id(env_id: str) -> Any:

@@ -280,9 +280,10 @@ def restarted(envs: Any) -> Iterable[int]:
 
 
 def observations(envs: Any) -> Any:
-    """The current observations of all environments, (num_envs, *obs_shape), after `restore`."""
+    """The current observations of all environments, (num_envs, *obs_shape), after `restore`: those it has brought back,
+    or, where the state could not be saved, those of new episodes."""
     if not _recorded(envs):
-        return envs.reset()[0]
+        return envs.obs if hasattr(envs, "load_state_dict") else envs.reset()[0]
     space, obs = envs.single_observation_space, [env.obs for env in envs.envs]
     empty: Any = gym.vector.utils.create_empty_array(space, len(obs))
     return gym.vector.utils.concatenate(space, obs, empty)

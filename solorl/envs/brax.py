@@ -78,4 +78,10 @@ class BraxEnvs:
 for _body in BODIES:
     _engines = PHYSICS if _body != "swimmer" else PHYSICS[:1]  # of which Brax refuses the others
     for _id in (f"brax/{_body}", *(f"brax/{_body}-{_physics}" for _physics in _engines)):
-        gym.register(_id, "solorl.envs.open:FunctionalEnv", kwargs={"env_id": _id}, disable_env_checker=True)
+        gym.register(
+            _id,
+            "solorl.envs.open:FunctionalEnv",
+            kwargs={"env_id": _id},
+            disable_env_checker=True,
+            vector_entry_point="solorl.envs.batched:BraxTensors",
+        )

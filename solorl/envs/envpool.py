@@ -14,8 +14,12 @@ Atari games are whole games: rewards are not clipped, and a lost life ends nothi
 the lives of the game that `obs` is of, `infos["final_info"]["lives"]` those of the game that has ended. After a lost
 life the next action is FIRE in the games that have that button, for such a game stands still until it is pressed.
 
+A game of Procgen ends by itself after as many steps as it is allowed, and calls that an end of the task. So there our
+limit is one step less: what ends then is known to be ended by time.
+
 Where EnvPool tells what is allowed, `action_mask` and `infos["action_mask"]` (num_envs, num_actions) are the masks of
-the current observations, `infos["final_info"]["action_mask"]` those of the final ones.
+the current observations, `infos["final_info"]["action_mask"]` those of the final ones. Observations of a `Dict` space
+become one vector of all other parts (see `flat`).
 
 EnvPool cannot hand out the state of its environments: a resumed run starts new episodes.
 """
@@ -52,10 +56,12 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
         self.render_mode = options.get("render_mode")
         spec = self.envpool.make_spec(env_id, **{name: x for name, x in options.items() if name != "render_mode"})
         self.is_atari = hasattr(spec.config, "use_fire_reset")
-        self.max_steps = max_steps or (ATARI_STEPS if self.is_atari else spec.config.max_episode_steps)
+        longest = spec.config.max_episode_steps - 1 if hasattr(spec.config, "distribution_mode") else 2**31 - 2
+        self.max_steps = min(longest, max_steps or (ATARI_STEPS if self.is_atari else spec.config.max_episode_steps))
         self.env_id, self.num_envs, self.options = env_id, num_envs, options
         self.num_threads = min(num_envs, num_threads or _threads())
-        self.single_observation_space, self.single_action_space = spec.observation_space, spec.action_space
+        self.space, self.single_action_space = spec.observation_space, spec.action_space  # the first: EnvPool's own
+        self.single_observation_space = flat_space(self.space)
         self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
         self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
         self.fire = self.is_atari and has_fire(spec.config.task, self.action_space)
@@ -73,10 +79,10 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
                 num_envs=self.num_envs,
                 num_threads=self.num_threads,
                 env_seed=[int(np.random.SeedSequence(one).generate_state(1)[0]) >> 1 for one in seeds],  # of 31 bits
-                max_episode_steps=min(self.max_steps + 1, 2**31 - 1),
+                max_episode_steps=self.max_steps + 1,
                 **self.options,
             )
-        obs, info = self.pool.reset()
+        obs, info = self._seen(*self.pool.reset())
         self._steps = np.zeros(self.num_envs, np.int64)
         self._life_lost = np.zeros(self.num_envs, bool)
         self._lives = np.array(info["lives"]) if self.is_atari else np.zeros(self.num_envs, np.int32)
@@ -88,6 +94,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
         if self.fire and self._life_lost.any():
             actions = np.where(self._life_lost, FIRE, actions)
         obs, reward, terminated, _, info = self.pool.step(np.asarray(actions))
+        obs, info = self._seen(obs, info)
         self._steps += 1
         self.action_mask = mask_in(info)
         truncated = (self._steps >= self.max_steps) & ~terminated
@@ -103,7 +110,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
             for i in ended:
                 infos["final_obs"][i] = obs[i].copy()
             infos["final_info"] = self._mask()
-            first_obs, first_info = self.pool.reset(ended)
+            first_obs, first_info = self._seen(*self.pool.reset(ended))
             obs = np.array(obs)
             obs[first_info["env_id"]] = first_obs
             self._steps[ended] = 0
@@ -114,6 +121,12 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
                 self.action_mask = self.action_mask.copy()
                 self.action_mask[first_info["env_id"]] = mask_in(first_info)
         return obs, reward, terminated, truncated, infos | self._mask()
+
+    def _seen(self, obs: Any, info: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
+        """Observations as arrays, and the infos, with the mask where it is a part of the observations."""
+        if not isinstance(obs, dict):
+            return obs, info
+        return flat(self.space, obs), info | {name: obs[name] for name in MASKS if name in obs}
 
     def _mask(self) -> dict[str, Any]:
         return {} if self.action_mask is None else {"action_mask": self.action_mask}
@@ -130,6 +143,23 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
 def mask_in(info: Mapping[str, Any]) -> np.ndarray | None:
     """What is allowed, (n, num_actions), as an array of its own; None where EnvPool does not say."""
     return next((np.array(info[name], bool) for name in MASKS if name in info), None)
+
+
+def flat(space: gym.Space, obs: Any) -> np.ndarray:
+    """Observations (n, ...) as vectors (n, size): of a `Dict` all parts but the mask, one after the other, those of a
+    `Discrete` space as a fraction of the number of its values."""
+    if isinstance(space, gym.spaces.Dict):
+        return np.concatenate([flat(part, obs[name]) for name, part in space.items() if name not in MASKS], axis=1)
+    numbers = np.asarray(obs, np.float32)
+    return numbers.reshape(len(numbers), -1) / np.float32(space.n if isinstance(space, gym.spaces.Discrete) else 1)
+
+
+def flat_space(space: gym.Space) -> gym.Space:
+    """The space of what `flat` makes of a `Dict` space; any other as it is."""
+    if not isinstance(space, gym.spaces.Dict):
+        return space
+    one = gym.vector.utils.create_empty_array(space, 1)
+    return gym.spaces.Box(-np.inf, np.inf, flat(space, one).shape[1:], np.float32)
 
 
 def has_fire(game: str, actions: Any) -> bool:

@@ -28,6 +28,7 @@ from jax.experimental import io_callback
 from solorl.envs.classic import DYNAMICS
 from solorl.envs.envpool import FIRE, EnvPoolVectorEnv
 from solorl.envs.interface import Step
+from solorl.envs.load_envpool import import_envpool
 from solorl.errors import did_you_mean, in_one_sentence, quit_with
 
 
@@ -203,10 +204,9 @@ def _require_cpu(env_id: str) -> None:
 
 def _import_envpool(env_id: str) -> Any:
     try:
-        import envpool
+        return import_envpool()
     except ImportError:
         quit_with(
             f"{env_id} is none of the environments written in JAX ({', '.join(DYNAMICS)}); EnvPool, which has others, "
             "is not installed: pip install 'solorl[envpool]' (Linux)"
         )
-    return envpool

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from solorl.envs.load_envpool import import_envpool
 from solorl.errors import UsageError, did_you_mean, missing_extra, nearest, needs_extra, reason
 from solorl.scripts import use_instead
 from solorl.trust import check_module
@@ -34,14 +35,20 @@ REGISTER = {
 }
 
 
-# Games of several agents: pattern of their ids -> package that has them. `solorl.envs.pettingzoo` registers them; our
+# Games of several agents: pattern of their ids -> packages that they need. `solorl.envs.pettingzoo` registers them; our
 # extra of that name brings the packages.
-GAMES = {"mpe/*": "mpe2"} | dict.fromkeys(("atari/*", "butterfly/*", "sisl/*"), "pettingzoo")
+GAMES = {
+    "mpe/*": ("pettingzoo", "mpe2"),
+    "atari/*": ("pettingzoo", "multi_agent_ale_py", "ale_py"),  # the last one has the files of the games
+    "butterfly/*": ("pettingzoo",),
+    "sisl/*": ("pettingzoo",),
+}
 
 
 # Families that other packages register: the part of an id before the slash -> (module, what pip installs).
 NAMESPACES = {
     "games": ("solorl.envs.games", ""),  # ours
+    "envpool": ("solorl.envs.envpool_env", "'solorl[envpool]'"),
     "ALE": ("ale_py", ""),  # our extra
     "MinAtar": ("minatar", "minatar"),
     "dm_control": ("shimmy", "'shimmy[dm-control]'"),
@@ -54,7 +61,10 @@ KINDS = {
     "atari": "games of Atari, Gymnasium's",
     "envpool": "any environment of EnvPool",
     "envpool-atari": "games of Atari, EnvPool's",
+    "envpool-procgen": "games of Procgen, EnvPool's",
+    "pettingzoo-atari": "games of Atari of several agents, PettingZoo's",
     "jax": "environments written in JAX, and those that EnvPool and Gymnasium have under the same id",
+    "batched": "simulators that step batches of tensors, see `solorl.envs.batched`",
 }
 
 
@@ -87,9 +97,9 @@ def family_of(env_id: str) -> tuple[str, str] | None:
 
 def _register_games(env_id: str) -> None:
     """Register PettingZoo's games if `env_id` is like one of them; UsageError where its package is not installed."""
-    for pattern, package in GAMES.items():
+    for pattern, packages in GAMES.items():
         if fnmatch(env_id, pattern):
-            if any(importlib.util.find_spec(name) is None for name in ("pettingzoo", package)):
+            if any(importlib.util.find_spec(name) is None for name in packages):
                 raise UsageError(needs_extra(env_id, "pettingzoo"))
             importlib.import_module("solorl.envs.pettingzoo")
 
@@ -130,7 +140,7 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
     try:
         module, colon, name = env_id.rpartition(":")
         space, family = "ALE" if "NoFrameskip-v" in name else name.partition("/")[0], family_of(name)
-        games = [package for pattern, package in GAMES.items() if fnmatch(name, pattern)]
+        games = [package for pattern, packages in GAMES.items() if fnmatch(name, pattern) for package in packages]
         for package in (*(family or ())[1:], *NAMESPACES.get(space, ())[:1], *games):  # what this id imports
             if not package.startswith("solorl."):
                 check_module(env_id, package, typed)
@@ -185,9 +195,22 @@ def check_env_id_of(script: Path, env_id: str, kind: str, typed: bool = True) ->
         check_envpool_id(env_id)
     elif kind != "jax" or not is_atari(env_id):
         check_env_id(env_id, typed)
-    if kind.endswith("atari") and not is_atari(env_id):
-        use = use_instead(script, "vector observations")
-        raise UsageError(f"{env_id} is not an Atari game{use and f'{use} for vector observations'}")
+    if kind == "batched" and not is_batched(env_id):
+        raise UsageError(f"{env_id} does not step batches of tensors{use_instead(script, 'other environments')}")
+    several = fnmatch(env_id.rpartition(":")[2], "atari/*")
+    if kind.endswith("atari") and several != (kind == "pettingzoo-atari") and (several or is_atari(env_id)):
+        use = use_instead(script, "several agents" if several else "one agent")
+        has, takes = ("several agents", "one") if several else ("one agent", "several")
+        raise UsageError(f"{env_id} has {has}, but {script.name} takes {takes}{use}")
+    if kind.endswith("atari") and not (several or is_atari(env_id)):
+        is_game = kind.startswith("envpool") and is_procgen(env_id)
+        kinds = ("games of Procgen",) if is_game else ("vector observations", "other images")
+        advice = "".join(f"{use} for {what}" for what in kinds if (use := use_instead(script, what)))
+        raise UsageError(f"{env_id} is not an Atari game{advice}")
+    if kind.endswith("procgen") and not is_procgen(env_id):
+        what = "Atari games" if is_atari(env_id) else "vector observations"
+        use = use_instead(script, what)
+        raise UsageError(f"{env_id} is not a game of Procgen{use and f'{use} for {what}'}")
     if kind == "jax" and is_atari(env_id):
         use = use_instead(script, "Atari games")
         raise UsageError(f"{env_id} is an Atari game, but {script.name} takes vector observations{use}")
@@ -197,8 +220,7 @@ def check_envpool_id(env_id: str) -> Any:
     """EnvPool, the module. Refuses an environment that it does not have, and missing packages."""
     if importlib.util.find_spec("envpool") is None:
         raise UsageError(needs_extra(env_id, "envpool"))
-    import envpool
-
+    envpool = import_envpool()
     known = envpool.list_all_envs()
     if env_id not in known:
         near = _like(env_id, known)
@@ -210,19 +232,30 @@ def check_envpool_id(env_id: str) -> Any:
 
 def is_envpool_game(env_id: str) -> bool:
     """Whether EnvPool has a game of Atari with this id; UsageError where it lacks a library of the system, as Qt."""
+    return _envpool_has(env_id, "use_fire_reset")
+
+
+def is_procgen(env_id: str) -> bool:
+    """Whether EnvPool has a game of Procgen with this id; UsageError as above."""
+    return _envpool_has(env_id, "distribution_mode")
+
+
+def _envpool_has(env_id: str, option: str) -> bool:
+    """Whether EnvPool has an environment of this id with such an option."""
     if importlib.util.find_spec("envpool") is None:
         return False
-    import envpool
-
     try:
-        return _is_game(envpool, env_id)
+        return hasattr(_envpool_config(import_envpool(), env_id), option)
     except ImportError as error:
+        if "Qt" in str(error) and importlib.util.find_spec("PyQt5") is None:
+            raise UsageError(needs_extra(env_id, "procgen")) from error
         raise UsageError(f"EnvPool cannot make {env_id}: {reason(error)}") from error
 
 
 @cache  # it takes EnvPool 0.3 seconds
-def _is_game(envpool: Any, env_id: str) -> bool:
-    return env_id in envpool.list_all_envs() and hasattr(envpool.make_spec(env_id).config, "use_fire_reset")
+def _envpool_config(envpool: Any, env_id: str) -> Any:
+    """The options of an environment, None where EnvPool does not have it."""
+    return envpool.make_spec(env_id).config if env_id in envpool.list_all_envs() else None
 
 
 def is_atari(env_id: str) -> bool:
@@ -233,3 +266,11 @@ def is_atari(env_id: str) -> bool:
     if name in gym.registry:
         return "game" in gym.registry[name].kwargs
     return family_of(name) is None and is_envpool_game(env_id)
+
+
+def is_batched(env_id: str) -> bool:
+    """Whether it is a simulator as `solorl.envs.batched` describes: the vector environments of Gymnasium are not."""
+    import gymnasium as gym
+
+    entry = gym.registry[env_id.rpartition(":")[2]].vector_entry_point
+    return entry is not None and not str(entry).startswith("gymnasium.")

@@ -13,6 +13,7 @@ import importlib.util
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -265,11 +266,16 @@ def open_game(env_id: str, teams: Any = None, pad: bool = False, **kwargs: Any) 
     try:
         if family == "mpe":  # not in PettingZoo's registry
             game = importlib.import_module(f"mpe2.{name}").parallel_env(**kwargs)
+        elif family == "atari":  # with the files of ale-py, and without the conversions around it, which take much time
+            import ale_py
+
+            kwargs = {"auto_rom_install_path": str(Path(ale_py.__file__).parent), **kwargs}
+            game = pettingzoo.make("parallel", re.sub(r"_v(\d+)$", r"-v\1", env_id), **kwargs).unwrapped
         else:
             game = pettingzoo.make("parallel", re.sub(r"_v(\d+)$", r"-v\1", env_id), **kwargs)
     except (ImportError, FailedToImport) as error:
         missing = error.__cause__ if isinstance(error, FailedToImport) else error
-        package = "mpe2" if family == "mpe" else f"'pettingzoo[{family}]'"
+        package = {"mpe": "mpe2", "atari": "'solorl[pettingzoo]'"}.get(family, f"'pettingzoo[{family}]'")
         what = getattr(missing, "name", None) or "a package"
         quit_with(f"{env_id} needs {what}, which is not installed: pip install {package}")
     return Game(game, teams, own_state=env_id not in STATELESS, pad=pad)

@@ -81,6 +81,7 @@ def test_the_learning_rate_falls_linearly_also_after_a_longer_resume(name, train
     which ends every iteration after one epoch, too."""
     flags = "--num-envs 2 --num-steps 16 --num-minibatches 2 --learning-rate 0.01 --eval-episodes 1 --log-every 64"
     stop = ["--target-kl", 0.0] if name.startswith("ppo") else []
+    stop += ["--warmup-rollouts", 0] if name == "ppo_rnd" else []
     every = ["--eval-every", 64, "--save-every", 512]
     run = train(TWINS[name], *flags.split(), *every, *stop, "--total-timesteps", 512)["run"].runs[0]
     first = rows(run.dir, "charts/learning_rate")

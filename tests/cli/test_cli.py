@@ -522,9 +522,11 @@ def test_play_scores_a_real_run(twins):
 
 TORCH = [path for path in scripts.script_paths().values() if catalog.parse_header(path).framework == "torch"]
 STUDENTS = [path for path in TORCH if "run.teacher(" in path.read_text()]
+SEVERAL = [path for path in TORCH if "PettingZooEnvs(" in path.read_text()]
+ALONE = [path for path in TORCH if path not in STUDENTS + SEVERAL]
 
 
-@pytest.mark.parametrize("path", [path for path in TORCH if path not in STUDENTS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", ALONE, ids=lambda path: path.stem)
 def test_standalone_leaves_nothing_of_solorl(path):
     text = standalone(path, "mine.py")
     assert "solorl" not in catalog.top_modules(ast.parse(text)) and '"solorl' not in text.split("# ///\n")[0]
@@ -539,6 +541,12 @@ def test_standalone_refuses_files_in_jax():
     """Their environments and runs of many seeds are of the library."""
     with pytest.raises(UsageError, match=r"cannot stand alone: it says `from solorl import RunArgs, Runs, parse`"):
         standalone(ROOT / "algorithms" / "ppo" / "ppo_jax.py", "mine.py")
+
+
+@pytest.mark.parametrize("path", SEVERAL, ids=lambda path: path.stem)
+def test_standalone_refuses_files_for_several_agents(path):
+    with pytest.raises(UsageError, match="cannot stand alone: the library has its games of several agents and opponen"):
+        standalone(path, "mine.py")
 
 
 @pytest.mark.parametrize("path", STUDENTS, ids=lambda path: path.stem)

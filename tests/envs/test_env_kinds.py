@@ -38,6 +38,7 @@ ENVIRONMENTS = {
     "gfootball/1_vs_1_easy-v1": ("image", "discrete"),
     "HalfCheetah-v4": ("vector", "continuous"),
     "Breakout-MinAtar": ("vector", "discrete"),
+    "MazeEasy-v0": ("image", "discrete"),
 }
 
 
@@ -60,7 +61,8 @@ def test_a_plan_reads_what_a_file_declares(name):
     text = script(name).read_text()
     assert (f'    env_kind = "{kind}"' in text) == (kind != "gymnasium") and kind in ids.KINDS
     images = FILES[f"{name}.py"].observations == "image" and not name.endswith("_image")  # those take any images
-    assert kind.endswith("atari") == images
+    assert kind.endswith("procgen") == name.endswith("_procgen")
+    assert kind.endswith(("atari", "procgen")) == images
     assert kind.startswith("envpool") == ("import EnvPoolVectorEnv" in text)
     assert ("run.open_envs(" in text) == (name.endswith("_jax")) and (kind != "jax" or name.endswith("_jax"))
 
@@ -118,7 +120,8 @@ def test_no_advice_leads_in_a_circle(env_id, camera):
 
 def test_images_that_no_file_takes_are_said_to_need_a_wrapper():
     assert advice("ppo.py", "probes:Pixels-v0").endswith("; use ppo_image.py")
-    for name in ("ppo_continuous_action.py", "ppo_normalized.py", "dqn.py", "sac_discrete.py", "pqn.py"):
+    assert advice("dqn.py", "probes:Pixels-v0").endswith("; use dqn_image.py")
+    for name in ("ppo_continuous_action.py", "ppo_normalized.py", "c51.py", "sac_discrete.py", "pqn.py"):
         assert advice(name, "probes:Pixels-v0").endswith("FlattenObservation makes a vector of them"), name
     flat = gym.wrappers.FlattenObservation(gym.make("probes:Pixels-v0"))
     assert flat.observation_space.shape and len(flat.observation_space.shape) == 1
@@ -185,6 +188,12 @@ def test_a_plan_refuses_what_a_file_does_not_take(solo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, env_id, sentence in (
         ("ppo_atari", "CartPole-v1", "CartPole-v1 is not an Atari game; use ppo.py for vector observations"),
+        (
+            "dqn_atari",
+            "games/MovingDot-v0",
+            "games/MovingDot-v0 is not an Atari game; use dqn.py for vector observations; use dqn_image.py for other "
+            "images",
+        ),
         ("ppo_jax", "ALE/Pong-v5", "ppo_jax.py takes vector observations; use ppo_atari_envpool_jax.py"),
     ):
         code, _, err = solo("bench", name, "--env-ids", env_id, "--num-seeds", 1, "--results", "results", "--dry-run")
@@ -198,12 +207,34 @@ def test_the_id_of_a_game_in_envpool_is_found(env_id):
         ids.check_envpool_id(env_id)
 
 
-def test_a_library_of_the_system_that_envpool_lacks_is_one_sentence(monkeypatch):
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_library_of_the_system_that_envpool_lacks_is_one_sentence(installed, monkeypatch):
+    """Procgen's Qt is that of an extra; where this is installed and does not help, EnvPool says what is missing."""
     envpool = pytest.importorskip("envpool")
+    real = importlib.util.find_spec
 
     def lacks(env_id):
         raise ImportError("EnvPool needs\nthe system Qt 5")
 
     monkeypatch.setattr(envpool, "make_spec", lacks)
-    with pytest.raises(UsageError, match=r"^EnvPool cannot make CoinrunEasy-v0: ImportError EnvPool needs the system"):
-        ids.check_envpool_id("CoinrunEasy-v0")
+    monkeypatch.setattr(ids, "_envpool_config", ids._envpool_config.__wrapped__)
+    found = ModuleType("PyQt5") if installed else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found if name == "PyQt5" else real(name))
+    sentence = "EnvPool cannot make MazeHard-v0: ImportError EnvPool needs the system Qt 5"
+    with pytest.raises(UsageError) as caught:
+        ids.check_envpool_id("MazeHard-v0")
+    assert str(caught.value) == (sentence if installed else "MazeHard-v0 needs an extra: pip install 'solorl[procgen]'")
+    monkeypatch.setattr(envpool, "make_spec", lambda env_id: importlib.import_module("no_such_library"))
+    with pytest.raises(UsageError, match=r"^EnvPool cannot make Pong-v5: ModuleNotFoundError No module named"):
+        ids.check_envpool_id("Pong-v5")
+
+
+def test_what_is_no_game_of_procgen_is_refused(train):
+    pytest.importorskip("envpool")
+    for env_id, use in (("Pong-v5", "ppo_atari_envpool.py for Atari games"), ("CartPole-v1", "ppo.py for vector")):
+        train("ppo_procgen", "--env-id", env_id, code=2)
+        assert train.out.startswith(f"error: {env_id} is not a game of Procgen; use {use}"), train.out
+    train("ppo_procgen", "--env-id", "Starpilot", code=2)
+    assert "EnvPool has no environment Starpilot; did you mean Starpilot" in train.out
+    train("ppo_atari_envpool", "--env-id", "MazeEasy-v0", code=2)
+    assert "MazeEasy-v0 is not an Atari game; use ppo_procgen.py for games of Procgen" in train.out

@@ -11,9 +11,11 @@ IDS = [f"games/{name}" for name in games.GAMES]
 # Mean return of the best policy and of random (allowed) actions
 SCORES = {
     "games/Cue-v0": (1.0, 0.5),
+    "games/Cue60-v0": (1.0, 0.5),
     "games/CueMasked-v0": (1.0, 0.5),
     "games/CueContinuous-v0": (1.0, 0.5),
     "games/KeyAndDoor-v0": (1.0, 0.0),
+    "games/KeyAndDoorLarge-v0": (1.0, 0.0),
     "games/ResourceGrid-v0": (2.9, 0.0),
     "games/Tool-v0": (1.0, 1 / 9),
     "games/TwoNumbers-v0": (1.0, 1 / 4),

@@ -4,8 +4,10 @@ import importlib
 import math
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import ale_py
 import gymnasium as gym
 import mpe2.simple_spread_v3
 import numpy as np
@@ -590,12 +592,41 @@ def test_a_missing_package_names_the_extra(monkeypatch, hidden):
 
 
 @pytest.mark.parametrize(
-    ("env_id", "package"), [("butterfly/pistonball_v6", "pymunk"), ("atari/pong_v3", "multi_agent_ale_py")]
+    ("env_id", "package", "extra"),
+    [
+        ("butterfly/pistonball_v6", "pymunk", "pettingzoo[butterfly]"),
+        ("atari/pong_v3", "multi_agent_ale_py", "solorl[pettingzoo]"),
+        ("atari/pong_v3", "ale_py", "solorl[pettingzoo]"),
+    ],
 )
-def test_what_one_game_needs_is_named(capfd, monkeypatch, env_id, package):
+def test_what_one_game_needs_is_named(capfd, monkeypatch, env_id, package, extra):
+    for name in [name for name in sys.modules if name.startswith("pettingzoo.atari")]:  # which have imported it
+        monkeypatch.delitem(sys.modules, name)
+    pettingzoo.env_registry.spec._load_env_creator.cache_clear()  # which holds what was made from them
     monkeypatch.setitem(sys.modules, package, None)
-    words, family = sentence(capfd, lambda: gym.make(env_id)), env_id.partition("/")[0]
-    assert f"{env_id} needs {package}, which is not installed: pip install 'pettingzoo[{family}]'" in words
+    words = sentence(capfd, lambda: gym.make(env_id))
+    assert f"{env_id} needs {package}, which is not installed: pip install '{extra}'" in words
+
+
+def test_games_of_atari_are_those_of_pettingzoo_without_conversions():
+    """The same frames, rewards and ends as through the conversions; the files of the games are found."""
+    game = gym.make("atari/pong_v3", obs_type="grayscale_image", max_cycles=150, teams="each").unwrapped
+    path = str(Path(ale_py.__file__).parent / "roms")
+    flags = {"obs_type": "grayscale_image", "max_cycles": 150, "auto_rom_install_path": path}
+    raw, rng = pettingzoo.make("parallel", "atari/pong-v3", **flags), np.random.default_rng(0)
+    assert type(game.game).__name__ == "ParallelAtariEnv" != type(raw).__name__
+    obs, _ = game.reset(seed=1)
+    seen, _ = raw.reset(seed=1)
+    points, over = [], False
+    while not over:
+        np.testing.assert_array_equal(obs, [seen[name] for name in game.agents])
+        action = rng.integers(6, size=2)
+        obs, reward, terminated, over, _ = game.step(action)
+        seen, rewards, _, cut, _ = raw.step(dict(zip(game.agents, action, strict=True)))
+        assert reward.tolist() == [rewards[name] for name in game.agents] and not terminated
+        assert over == all(cut.values())
+        points.append(abs(reward).max())
+    assert len(points) == 150 and sum(points) and obs.std() > 1
 
 
 def test_games_come_from_the_registry_of_pettingzoo(monkeypatch):

@@ -15,9 +15,11 @@ import gymnasium as gym
 # Name -> its module and class, the time limit in steps (None: the game ends by itself) and arguments.
 GAMES: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "Cue-v0": ("cue:Cue", None, {}),
+    "Cue60-v0": ("cue:Cue", None, {"steps": 60}),
     "CueMasked-v0": ("cue:Cue", None, {"masked": True}),
     "CueContinuous-v0": ("cue:Cue", None, {"continuous": True, "steps": 20}),
     "KeyAndDoor-v0": ("key_and_door:KeyAndDoor", 60, {}),
+    "KeyAndDoorLarge-v0": ("key_and_door:KeyAndDoor", 72, {"size": 12}),
     "ResourceGrid-v0": ("resource_grid:ResourceGrid", 40, {}),
     "Tool-v0": ("tool:Tool", 10, {}),
     "TwoNumbers-v0": ("two_numbers:TwoNumbers", 10, {}),

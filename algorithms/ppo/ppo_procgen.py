@@ -1,0 +1,320 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["solorl[procgen]>=0.1", "numpy>=1.26,<3", "torch>=2.5"]
+# ///
+"""PPO on the games of Procgen, which have a level for each number: training on some, evaluation on unseen ones.
+
+Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below); GAE: https://arxiv.org/abs/1506.02438
+          Procgen and the settings: Cobbe et al. 2020, https://arxiv.org/abs/1912.01588; EnvPool: Weng et al. 2022,
+          https://arxiv.org/abs/2206.10558; network: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561
+Run       solo train ppo_procgen --env-id StarpilotEasy-v0 --threads 2
+Spaces    image -> discrete
+Differs   from ppo_atari_envpool.py: training and evaluation have different levels; the IMPALA CNN; rewards in units of
+          the standard deviation of the returns instead of their signs; there are no lives
+Not for   Atari games: ppo_atari_envpool.py; vector observations: ppo.py; continuous actions: ppo_continuous_action.py
+Details   docs/algorithms/ppo_procgen.md
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn as nn
+
+from solorl import EnvPoolVectorEnv, Run, RunArgs, parse
+
+
+@dataclass
+class Args(RunArgs):
+    env_kind = "envpool-procgen"  # games of Procgen, EnvPool's
+    env_id: str = "StarpilotEasy-v0"  # id of the game in EnvPool, which ends with Easy-v0 or Hard-v0
+    num_levels: int = 200  # levels of training, evaluation has all after them; 0: both have all there are
+    start_level: int = 0  # number of the first level of training
+    total_timesteps: int = 25_000_000  # environment steps, summed over environments
+    num_envs: int = 64  # environments stepped in parallel
+    num_steps: int = 256  # length of a rollout in each environment
+    num_minibatches: int = 8  # minibatches per epoch
+    update_epochs: int = 3  # epochs per rollout
+    learning_rate: float = 5e-4  # learning rate of Adam
+    anneal_lr: bool = False  # anneal the learning rate linearly towards 0
+    max_grad_norm: float = 0.5  # clip the global norm of the gradient; inf: do not clip
+    gamma: float = 0.999  # discount factor, from 0 to 1
+    gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1
+    norm_adv: bool = True  # normalise the advantages of each minibatch
+    clip_coef: float = 0.2  # epsilon of Eq. 7
+    clip_vloss: bool = True  # also clip how far a value moves from the old one, by clip_coef; not in the paper
+    vf_coef: float = 0.5  # c1 of Eq. 9, whose L^VF is halved here, as in the authors' code
+    ent_coef: float = 0.01  # c2 of Eq. 9
+    target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
+    eval_episodes: int = 50  # games of one evaluation, on environments and seeds of their own
+
+
+class Batch(NamedTuple):
+    """A rollout, or a minibatch of it."""
+
+    obs: torch.Tensor  # (batch_size, 3, 64, 64), bytes
+    action: torch.Tensor  # (batch_size,), like all that follow
+    logprob: torch.Tensor
+    value: torch.Tensor
+    advantage: torch.Tensor
+    returns: torch.Tensor
+
+
+def make_games(env_id, num_envs, num_levels, start_level, **kwargs):
+    """Games on the levels from `start_level` on, each drawn at random: observations are images, (3, 64, 64) bytes."""
+    return EnvPoolVectorEnv(env_id, num_envs, num_levels=num_levels, start_level=start_level, **kwargs)
+
+
+def unseen_levels(num_levels, start_level):
+    """How many levels there are after those of training, and the first one; all if training has all (0)."""
+    first = start_level + num_levels
+    return (2**31 - 1 - first, first) if num_levels else (0, 0)
+
+
+class Scaled(nn.Module):
+    """Bytes to numbers from 0 to 1; channels last in memory: faster in convolutions. Bytes move faster than floats."""
+
+    def forward(self, x):
+        return x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
+
+
+class ResidualBlock(nn.Module):
+    """x + f(x) with two convolutions as f, (batch, channels, height, width) -> the same."""
+
+    def __init__(self, channels):
+        super().__init__()
+        convolutions = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
+        self.layers = nn.Sequential(*(layer for convolution in convolutions for layer in (nn.ReLU(), convolution)))
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+def procgen_cnn():
+    """The deep convolutional network of IMPALA (Fig. 3, right), (batch, 3, 64, 64) bytes -> (batch, 256)."""
+    layers = []
+    for inputs, channels in ((3, 16), (16, 32), (32, 32)):  # each halves height and width: 32, 16, 8
+        layers += [nn.Conv2d(inputs, channels, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+        layers += [ResidualBlock(channels), ResidualBlock(channels)]
+    return nn.Sequential(Scaled(), *layers, nn.ReLU(), nn.Flatten(), nn.Linear(32 * 8 * 8, 256), nn.ReLU())
+
+
+def orthogonal(layer, gain):
+    """The layer with orthogonal weights and zero biases."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+        self.register_buffer("count", torch.zeros(()))
+
+    def update(self, x):  # (n, *shape)
+        self.count += len(x)
+        weight, delta = len(x) / self.count, x.mean(0) - self.mean
+        self.var += weight * (x.var(0, correction=0) - self.var + (1 - weight) * delta**2)
+        self.mean += weight * delta
+
+    def scale(self, x):  # (n, *shape) -> (n, *shape)
+        return (x / (self.var + 1e-8).sqrt()).clamp(-10, 10)
+
+    def forward(self, x):  # (n, *shape) -> (n, *shape)
+        return self.scale(x - self.mean)
+
+
+class Agent(nn.Module):
+    def __init__(self, num_actions):
+        super().__init__()
+        self.network = procgen_cnn()
+        self.actor = orthogonal(nn.Linear(256, num_actions), 0.01)
+        self.critic = orthogonal(nn.Linear(256, 1), 1.0)
+
+    def forward(self, obs):  # (batch, 3, 64, 64) -> logits (batch, num_actions), values (batch,)
+        features = self.network(obs)
+        return self.actor(features), self.critic(features).squeeze(-1)
+
+    def evaluate(self, obs, action):  # (batch, *obs_shape), (batch,) -> log-probabilities, entropies, values: (batch,)
+        logits, value = self(obs)
+        logprobs = logits.log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return logprobs.gather(1, action[:, None]).squeeze(1), entropy, value
+
+    @torch.no_grad()
+    def sample(self, obs):  # NumPy (batch, 3, 64, 64) -> NumPy (batch,): actions drawn at random
+        logits = self(torch.as_tensor(obs, device=self.actor.weight.device))[0]
+        return sample_categorical(logits.cpu().numpy())[0]
+
+    @torch.no_grad()
+    def act(self, obs):  # NumPy (batch, 3, 64, 64) -> NumPy (batch,): the most likely actions
+        return self(torch.as_tensor(obs, device=self.actor.weight.device))[0].argmax(1).cpu().numpy()
+
+
+def sample_categorical(logits):
+    """Actions drawn from softmax(logits), and their log-probabilities. NumPy, (batch, num_actions) -> (batch,) each."""
+    action = (logits + np.random.gumbel(size=logits.shape)).argmax(1)  # the Gumbel-max trick
+    logits = logits - logits.max(1, keepdims=True)  # so that exp does not overflow
+    return action, logits[np.arange(len(action)), action] - np.log(np.exp(logits).sum(1))
+
+
+def discounted_returns(reward, done, so_far, gamma):
+    """Sum of the rewards of an episode up to each step, earlier ones discounted. NumPy, both (num_steps, num_envs).
+
+    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; updated in place.
+    """
+    returns = np.zeros_like(reward)
+    for t in range(len(reward)):
+        returns[t] = so_far[:] = gamma * so_far + reward[t]
+        so_far *= 1 - done[t]
+    return returns
+
+
+def gae(reward, value, done, final_value, next_value, gamma, lam):
+    """Advantages by Eq. 11-12. NumPy, all (num_steps, num_envs) except next_value (num_envs,).
+
+    next_value: value of the observation after the last step. done[t]: the return ends with step t. final_value[t]: if
+    a time limit ended the episode, the value of its final observation, else 0.
+    """
+    assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
+    advantage, next_advantage = np.zeros_like(reward), np.zeros_like(next_value)
+    for t in reversed(range(len(reward))):
+        bootstrap = (1 - done[t]) * next_value + final_value[t]
+        delta = reward[t] + gamma * bootstrap - value[t]  # Eq. 12
+        next_advantage = advantage[t] = delta + gamma * lam * (1 - done[t]) * next_advantage  # Eq. 11
+        next_value = value[t]
+    return advantage
+
+
+def ppo_loss(agent, batch, args):
+    """The negative of Eq. 9, and the metrics."""
+    logprob, entropy, value = agent.evaluate(batch.obs, batch.action)
+    assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
+
+    # L^CLIP, Eq. 7
+    logratio = logprob - batch.logprob
+    ratio = logratio.exp()
+    advantage = batch.advantage
+    if args.norm_adv:
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    objective = torch.min(ratio * advantage, clipped_ratio * advantage).mean()
+
+    # L^VF; with --clip-vloss the larger of two errors: of the value, and of the value clipped around the old one
+    error = (value - batch.returns) ** 2
+    if args.clip_vloss:
+        clipped_value = batch.value + (value - batch.value).clamp(-args.clip_coef, args.clip_coef)
+        error = torch.max(error, (clipped_value - batch.returns) ** 2)
+    value_loss = 0.5 * error.mean()
+
+    loss = -(objective - args.vf_coef * value_loss + args.ent_coef * entropy.mean())  # Eq. 9
+    with torch.no_grad():
+        metrics = {
+            "losses/value_loss": value_loss,
+            "losses/policy_loss": -objective,
+            "losses/entropy": entropy.mean(),
+            "losses/old_approx_kl": -logratio.mean(),
+            "losses/approx_kl": (ratio - 1 - logratio).mean(),  # k3 of http://joschu.net/blog/kl-approx.html
+            "losses/clipfrac": ((ratio - 1).abs() > args.clip_coef).float().mean(),
+        }
+    return loss, metrics
+
+
+if __name__ == "__main__":
+    # ---- setup
+    args = parse(Args)
+    run = Run(args)  # seeds Python, NumPy and torch
+    num_unseen, first_unseen = unseen_levels(args.num_levels, args.start_level)
+    run.require(
+        first_unseen < 2**31 - 1,
+        f"--start-level {args.start_level} and --num-levels {args.num_levels} must add up to less than {2**31 - 1}",
+    )
+    unseen_games = partial(make_games, num_levels=num_unseen, start_level=first_unseen)  # of evaluation
+    envs = make_games(args.env_id, args.num_envs, args.num_levels, args.start_level)
+    run.require_spaces(envs, obs="image", action="discrete")
+    batch_size = args.num_envs * args.num_steps
+    minibatch_size = batch_size // args.num_minibatches
+    num_iterations = args.total_timesteps // batch_size
+    run.require(
+        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
+    )
+    run.require(
+        batch_size % args.num_minibatches == 0 and minibatch_size > 1,
+        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
+    )
+    obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
+
+    agent = Agent(num_actions).to(run.device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
+    gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
+    policy = run.fast(agent)  # NumPy (batch, 3, 64, 64) -> NumPy logits (batch, num_actions), values (batch,)
+    return_normalizer = RunningMeanStd().to(run.device)
+    so_far = np.zeros(args.num_envs, np.float32)  # discounted rewards of the running episodes
+    start = run.resume(  # what a checkpoint holds
+        agent=agent, optimizer=optimizer, return_normalizer=return_normalizer, so_far=so_far, envs=envs
+    )
+    so_far[run.restarted] = 0
+
+    # ---- storage of one rollout
+    shape = (args.num_steps, args.num_envs)
+    obs, final_obs = (np.zeros((*shape, *obs_shape), np.uint8) for _ in range(2))
+    action, timeout = np.zeros(shape, np.int64), np.zeros(shape, bool)
+    logprob, value, reward, done = (np.zeros(shape, np.float32) for _ in range(4))
+
+    next_obs = run.reset(envs)  # (num_envs, *obs_shape)
+    for iteration in run.loop(start, num_iterations):
+        global_step = (iteration + 1) * batch_size  # at the end of this iteration
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
+
+        # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
+        for step in range(args.num_steps):
+            obs[step] = next_obs
+            logits, value[step] = policy(next_obs)
+            action[step], logprob[step] = sample_categorical(logits)
+            next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
+            done[step], timeout[step] = terminated | truncated, truncated & ~terminated
+            for i in np.flatnonzero(timeout[step]):
+                final_obs[step, i] = infos["final_obs"][i]
+        run.episodes(global_step, reward, done)
+
+        # ---- 2. credit: rewards in units of the standard deviation of the returns
+        returns = discounted_returns(reward, done, so_far, args.gamma)
+        return_normalizer.update(torch.as_tensor(returns, device=run.device).flatten())
+        scaled_reward = return_normalizer.scale(torch.as_tensor(reward, device=run.device)).cpu().numpy()
+
+        # "compute advantage estimates"
+        _, next_value = policy(next_obs)
+        final_value = np.zeros(shape, np.float32)
+        if timeout.any():  # a time limit does not end the task: bootstrap from the value of the final observation
+            final_value[timeout] = policy(final_obs[timeout])[1]
+        advantage = gae(scaled_reward, value, done, final_value, next_value, args.gamma, args.gae_lambda)
+        rollout = (obs, action, logprob, value, advantage, advantage + value)
+        rollout = Batch(*(torch.as_tensor(x, device=run.device).flatten(0, 1) for x in rollout))
+
+        # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+        for epoch in range(args.update_epochs):
+            kl = []
+            for index in torch.randperm(batch_size, device=run.device).split(minibatch_size):
+                metrics = gradient_step(Batch(*(x[index] for x in rollout)), args)
+                run.learned(metrics)
+                kl.append(metrics["losses/approx_kl"])
+            if args.target_kl is not None and torch.stack(kl).mean() > args.target_kl:
+                break
+
+        # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
+        explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)  # advantage: returns - value
+        learning_rate = optimizer.param_groups[0]["lr"]
+        run.log(global_step, {"charts/learning_rate": learning_rate, "losses/explained_variance": explained_variance})
+        run.evaluate(global_step, agent.act, unseen_games)
+        run.save(global_step)
+
+    envs.close()
+    run.close(agent.act, unseen_games, sample=agent.sample)

@@ -1,0 +1,335 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["solorl>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# ///
+"""Proximal policy optimisation (PPO) with Transformer-XL: discrete actions, vector observations that need memory.
+
+Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below); GAE: https://arxiv.org/abs/1506.02438
+          Transformer-XL: Dai et al. 2019, https://arxiv.org/abs/1901.02860 ("TrXL" below)
+          layer normalisation before each part: Parisotto et al. 2019, https://arxiv.org/abs/1910.06764 ("TrXL-I")
+Run       solo train ppo_trxl --env-id games/Cue60-v0
+Spaces    vector -> discrete
+Differs   from ppo_lstm.py: the memory is a window of the last steps of the episode, to which each step attends
+Not for   Atari games: ppo_atari_lstm.py; other images; continuous actions: ppo_continuous_action.py
+Details   docs/algorithms/ppo_trxl.md
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+
+from solorl import Run, RunArgs, parse
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "games/Cue60-v0"  # Gymnasium id of the environment
+    total_timesteps: int = 100_000  # environment steps, summed over environments
+    num_envs: int = 32  # environments stepped in parallel
+    num_steps: int = 64  # length of a rollout in each environment
+    num_minibatches: int = 4  # minibatches per epoch
+    update_epochs: int = 4  # epochs per rollout
+    learning_rate: float = 1e-3  # learning rate of Adam
+    anneal_lr: bool = True  # anneal the learning rate linearly towards 0
+    max_grad_norm: float = 0.5  # clip the global norm of the gradient; inf: do not clip
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1
+    norm_adv: bool = False  # normalise the advantages of each minibatch
+    clip_coef: float = 0.2  # epsilon of Eq. 7
+    clip_vloss: bool = True  # also clip how far a value moves from the old one, by clip_coef; not in the paper
+    vf_coef: float = 0.5  # c1 of Eq. 9, whose L^VF is halved here, as in the authors' code
+    ent_coef: float = 0.01  # c2 of Eq. 9
+    target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
+    memory_length: int = 64  # steps before the present one to which each layer attends
+    num_layers: int = 2  # layers of the Transformer
+    num_heads: int = 4  # attention heads of a layer
+    width: int = 64  # numbers that a layer has for each step; even, and a multiple of --num-heads
+
+
+class Batch(NamedTuple):
+    """A rollout, or the part of some environments of it."""
+
+    obs: torch.Tensor  # (num_steps, num_envs, obs_dim)
+    first: torch.Tensor  # (num_steps, num_envs): whether an episode begins with obs
+    state: torch.Tensor  # (num_layers, num_envs, memory_length, width + 1), the memory before the rollout
+    action: torch.Tensor  # (num_steps, num_envs), like all that follow
+    logprob: torch.Tensor
+    value: torch.Tensor
+    advantage: torch.Tensor
+    returns: torch.Tensor
+
+
+def make_env(env_id, **kwargs):
+    """One environment, for training and for evaluation."""
+    return gym.make(env_id, **kwargs)
+
+
+def orthogonal(layer, gain):
+    """The layer with orthogonal weights and zero biases."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def sinusoids(length, width):
+    """The encoding R of the distances 0 to length - 1 (TrXL, Section 3.3): (length, width), sines, then cosines."""
+    frequency = 10_000.0 ** -(torch.arange(0, width, 2) / width)
+    angle = torch.arange(length)[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], 1)
+
+
+def relative_attention(query, key, value, code, u, v, distance, allowed):
+    """Softmax attention with the four terms of A^rel of TrXL, Section 3.3: content and distance, each with a bias.
+
+    query (envs, heads, steps, size), key and value (envs, heads, keys, size), code (heads, distances, size): the
+    projected encoding of each distance, u and v (heads, 1, size), distance (steps, keys): from key to query in steps,
+    allowed (envs, steps, keys): at least one key for each step -> (envs, heads, steps, size)
+    """
+    by_content = (query + u) @ key.mT  # (a) + (c)
+    by_distance = (query + v) @ code.mT  # (b) + (d), (envs, heads, steps, distances)
+    index = distance.clamp(0, code.shape[1] - 1).expand_as(by_content)  # keys out of this range are not allowed
+    score = (by_content + by_distance.gather(-1, index)) / query.shape[-1] ** 0.5
+    return score.masked_fill(~allowed[:, None], torch.finfo(score.dtype).min).softmax(-1) @ value
+
+
+class Layer(nn.Module):
+    """A layer of Transformer-XL. Layer normalisation stands before attention and MLP, so that their sums stay plain."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.code = (nn.Linear(width, width, bias=False) for _ in range(4))
+        for linear in (self.query, self.key, self.value, self.code):
+            nn.init.orthogonal_(linear.weight)
+        self.u, self.v = (nn.Parameter(torch.zeros(heads, 1, width // heads)) for _ in range(2))
+        self.out = orthogonal(nn.Linear(width, width), 1.0)
+        self.mlp = nn.Sequential(
+            orthogonal(nn.Linear(width, 2 * width), 2**0.5), nn.ReLU(), orthogonal(nn.Linear(2 * width, width), 1.0)
+        )
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+
+    def split(self, x):  # (..., length, width) -> (..., heads, length, width / heads)
+        return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+
+    def forward(self, context, codes, distance, allowed):
+        """The steps after the memory, which are the last of the context.
+
+        context (envs, memory_length + steps, width), codes (memory_length + 1, width), distance and allowed as in
+        relative_attention -> (envs, steps, width)
+        """
+        x, seen = context[:, -len(distance) :], self.norm1(context)
+        query, key, value = self.query(seen[:, -len(distance) :]), self.key(seen), self.value(seen)
+        query, key, value, code = (self.split(y) for y in (query, key, value, self.code(codes)))
+        attended = relative_attention(query, key, value, code, self.u, self.v, distance, allowed)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm2(x))
+
+
+class Agent(nn.Module):
+    def __init__(self, obs_dim, num_actions, args):
+        super().__init__()
+        self.encoder = nn.Sequential(orthogonal(nn.Linear(obs_dim, args.width), 2**0.5), nn.Tanh())
+        self.layers = nn.ModuleList(Layer(args.width, args.num_heads) for _ in range(args.num_layers))
+        self.register_buffer("codes", sinusoids(args.memory_length + 1, args.width), persistent=False)
+        self.norm = nn.LayerNorm(args.width)
+        self.actor = orthogonal(nn.Linear(args.width, num_actions), 0.01)
+        self.critic = orthogonal(nn.Linear(args.width, 1), 1.0)
+
+    def empty_memory(self, envs):
+        """The memory before any step. Each layer has a place for each of the last steps, the newest one last: what it
+        was given in that step, then 1; or zeros, if the running episode has no such step.
+
+        -> (layers, envs, memory_length, width + 1)
+        """
+        distances, width = self.codes.shape
+        return self.codes.new_zeros(len(self.layers), envs, distances - 1, width + 1)
+
+    def forward(self, obs, state, first):
+        """Some steps in some environments; each attends to itself and to the steps before it in its episode.
+
+        obs (steps, envs, obs_dim), state (layers, envs, memory_length, width + 1), first (steps, envs)
+        -> logits (steps, envs, num_actions), values (steps, envs), state after the last step
+        """
+        window, steps = state.shape[2], len(obs)
+        keys = torch.arange(-window, steps, device=obs.device)  # step 0 is the first after the memory
+        distance = keys[window:, None] - keys  # (steps, keys)
+        episode = first.cumsum(0).T  # (envs, steps): 0 is that of the memory
+        episode_of_key = torch.cat([state[0, :, :, -1].long() - 1, episode], 1)  # -1: none, the place is empty
+        same = episode[:, :, None] == episode_of_key[:, None]
+        allowed = same & (distance >= 0) & (distance <= window)  # (envs, steps, keys)
+
+        x, memory = self.encoder(obs).transpose(0, 1), []
+        for layer, remembered in zip(self.layers, state, strict=True):  # remembered: without gradient, as in the paper
+            context = torch.cat([remembered, nn.functional.pad(x, (0, 1), value=1.0)], 1)
+            x = layer(context[..., :-1], self.codes, distance, allowed)
+            memory.append(context[:, -window:] * allowed[:, -1, -window:, None])
+        output = self.norm(x).transpose(0, 1)
+        return self.actor(output), self.critic(output).squeeze(-1), torch.stack(memory)
+
+    def evaluate(self, obs, state, first, action):  # -> log-probabilities, entropies, values: all (steps, envs)
+        logits, value, _ = self(obs, state, first)
+        logprobs = logits.log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return logprobs.gather(-1, action[..., None]).squeeze(-1), entropy, value
+
+    @torch.no_grad()
+    def step(self, obs, state, first):  # NumPy (envs, *obs_shape), state, (envs,) -> NumPy logits, NumPy values, state
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=state.device).flatten(1)
+        logits, value, state = self(obs[None], state, torch.as_tensor(first, device=state.device)[None])
+        return logits[0].cpu().numpy(), value[0].cpu().numpy(), state
+
+    def act(self, obs, state, first):  # the most likely actions, NumPy (envs,), and the state after them
+        if state is None:
+            state = self.empty_memory(len(obs))
+        logits, _, state = self.step(obs, state, first)
+        return logits.argmax(1), state
+
+
+def sample_categorical(logits):
+    """Actions drawn from softmax(logits), and their log-probabilities. NumPy, (batch, num_actions) -> (batch,) each."""
+    action = (logits + np.random.gumbel(size=logits.shape)).argmax(1)  # the Gumbel-max trick
+    logits = logits - logits.max(1, keepdims=True)  # so that exp does not overflow
+    return action, logits[np.arange(len(action)), action] - np.log(np.exp(logits).sum(1))
+
+
+def gae(reward, value, done, final_value, next_value, gamma, lam):
+    """Advantages by Eq. 11-12. NumPy, all (num_steps, num_envs) except next_value (num_envs,).
+
+    next_value: value of the observation after the last step. done[t]: the return ends with step t. final_value[t]: if
+    a time limit ended the episode, the value of its final observation, else 0.
+    """
+    assert reward.shape == value.shape == done.shape == final_value.shape and next_value.shape == reward.shape[1:]
+    advantage, next_advantage = np.zeros_like(reward), np.zeros_like(next_value)
+    for t in reversed(range(len(reward))):
+        bootstrap = (1 - done[t]) * next_value + final_value[t]
+        delta = reward[t] + gamma * bootstrap - value[t]  # Eq. 12
+        next_advantage = advantage[t] = delta + gamma * lam * (1 - done[t]) * next_advantage  # Eq. 11
+        next_value = value[t]
+    return advantage
+
+
+def ppo_trxl_loss(agent, batch, args):
+    """The negative of Eq. 9, and the metrics; the Transformer runs again from the memory stored before the rollout."""
+    logprob, entropy, value = agent.evaluate(batch.obs, batch.state, batch.first, batch.action)
+    assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
+
+    # L^CLIP, Eq. 7
+    logratio = logprob - batch.logprob
+    ratio = logratio.exp()
+    advantage = batch.advantage
+    if args.norm_adv:
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    objective = torch.min(ratio * advantage, clipped_ratio * advantage).mean()
+
+    # L^VF; with --clip-vloss the larger of two errors: of the value, and of the value clipped around the old one
+    error = (value - batch.returns) ** 2
+    if args.clip_vloss:
+        clipped_value = batch.value + (value - batch.value).clamp(-args.clip_coef, args.clip_coef)
+        error = torch.max(error, (clipped_value - batch.returns) ** 2)
+    value_loss = 0.5 * error.mean()
+
+    loss = -(objective - args.vf_coef * value_loss + args.ent_coef * entropy.mean())  # Eq. 9
+    with torch.no_grad():
+        metrics = {
+            "losses/value_loss": value_loss,
+            "losses/policy_loss": -objective,
+            "losses/entropy": entropy.mean(),
+            "losses/old_approx_kl": -logratio.mean(),
+            "losses/approx_kl": (ratio - 1 - logratio).mean(),  # k3 of http://joschu.net/blog/kl-approx.html
+            "losses/clipfrac": ((ratio - 1).abs() > args.clip_coef).float().mean(),
+        }
+    return loss, metrics
+
+
+if __name__ == "__main__":
+    # ---- setup
+    args = parse(Args)
+    run = Run(args)  # seeds Python, NumPy and torch
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # an episode that ends is reset in the same step
+    run.require_spaces(envs, obs="vector", action="discrete")
+    batch_size = args.num_envs * args.num_steps
+    minibatch_envs = args.num_envs // args.num_minibatches
+    num_iterations = args.total_timesteps // batch_size
+    run.require(
+        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
+    )
+    run.require(
+        args.num_envs % args.num_minibatches == 0 and minibatch_envs * args.num_steps > 1,
+        f"--num-minibatches {args.num_minibatches} must divide the {args.num_envs} environments of --num-envs, "
+        "whose rollouts stay whole, into parts of 2 or more steps",
+    )
+    run.require(
+        args.width % 2 == 0 and args.width % args.num_heads == 0,
+        f"--width {args.width} must be even and a multiple of the {args.num_heads} of --num-heads",
+    )
+    obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
+
+    agent = Agent(obs_dim, num_actions, args).to(run.device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
+    gradient_step = run.gradient_step(ppo_trxl_loss, agent, optimizer, args.max_grad_norm)
+    state = agent.empty_memory(args.num_envs)
+    next_first = np.ones(args.num_envs, bool)
+    # what a checkpoint holds
+    start = run.resume(agent=agent, optimizer=optimizer, envs=envs, state=state, next_first=next_first)
+    next_first[run.restarted] = True
+
+    # ---- storage of one rollout
+    shape = (args.num_steps, args.num_envs)
+    obs, first = np.zeros((*shape, obs_dim), np.float32), np.zeros(shape, bool)
+    action, timeout = np.zeros(shape, np.int64), np.zeros(shape, bool)
+    logprob, value, reward, done = (np.zeros(shape, np.float32) for _ in range(4))
+
+    next_obs = run.reset(envs)  # (num_envs, *obs_shape)
+    for iteration in run.loop(start, num_iterations):
+        global_step = (iteration + 1) * batch_size  # at the end of this iteration
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
+
+        # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
+        state_before, final_value = state.clone(), np.zeros(shape, np.float32)
+        for step in range(args.num_steps):
+            obs[step], first[step] = next_obs.reshape(args.num_envs, obs_dim), next_first
+            # state in place: a checkpoint holds this array
+            logits, value[step], state[:] = agent.step(next_obs, state, next_first)
+            action[step], logprob[step] = sample_categorical(logits)
+            next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
+            done[step], timeout[step] = terminated | truncated, truncated & ~terminated
+            next_first[:] = terminated | truncated  # in place: a checkpoint holds this array
+            if (cut := np.flatnonzero(timeout[step])).size:
+                # A time limit does not end the task: bootstrap from the value of the final observation, computed with
+                # the memory of the episode that was cut.
+                final_obs, final_first = np.stack(infos["final_obs"][cut]), np.zeros(len(cut), bool)
+                _, final_value[step, cut], _ = agent.step(final_obs, state[:, cut], final_first)
+        run.episodes(global_step, reward, done)
+
+        # ---- 2. credit: "compute advantage estimates"
+        _, next_value, _ = agent.step(next_obs, state, next_first)
+        advantage = gae(reward, value, done, final_value, next_value, args.gamma, args.gae_lambda)
+        rollout = (obs, first, state_before, action, logprob, value, advantage, advantage + value)
+        rollout = Batch(*(torch.as_tensor(x, device=run.device) for x in rollout))
+
+        # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+        for epoch in range(args.update_epochs):
+            kl = []
+            for index in torch.randperm(args.num_envs, device=run.device).split(minibatch_envs):
+                metrics = gradient_step(Batch(*(x[:, index] for x in rollout)), args)
+                run.learned(metrics)
+                kl.append(metrics["losses/approx_kl"])
+            if args.target_kl is not None and torch.stack(kl).mean() > args.target_kl:
+                break
+
+        # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
+        explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)  # advantage: returns - value
+        learning_rate = optimizer.param_groups[0]["lr"]
+        run.log(global_step, {"charts/learning_rate": learning_rate, "losses/explained_variance": explained_variance})
+        run.evaluate(global_step, agent.act, make_env)
+        run.save(global_step)
+
+    envs.close()
+    run.close(agent.act, make_env)
