@@ -6,11 +6,11 @@ They are slower than many in one `EnvPoolVectorEnv`. Every episode has a seed of
 
 from typing import Any
 
-import envpool
 import gymnasium as gym
 import numpy as np
 
 from solorl.envs.envpool import EnvPoolVectorEnv
+from solorl.envs.load_envpool import import_envpool
 
 
 class EnvPoolEnv(gym.Env[np.ndarray, Any]):
@@ -37,7 +37,7 @@ class EnvPoolEnv(gym.Env[np.ndarray, Any]):
         return {name: infos[name][0] for name in ("action_mask", "lives") if name in infos}
 
 
-for _id in envpool.list_all_envs():
+for _id in import_envpool().list_all_envs():
     gym.register(
         f"envpool/{_id.replace('/', '.')}",
         "solorl.envs.envpool_env:EnvPoolEnv",

@@ -166,7 +166,9 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
             if importlib.util.find_spec(package):
                 with contextlib.suppress(ImportError):  # without jax
                     importlib.import_module(where.partition(":")[0])  # which registers its ids
-        near = [f"{module}{colon}{one}" for one in _like(name, _newest(gym.registry))]
+        # EnvPool's ids one by one repeat those of other families
+        known = [one for one in _newest(gym.registry) if space == "envpool" or not one.startswith("envpool/")]
+        near = [f"{module}{colon}{one}" for one in _like(name, known)]
         hint = f"; did you mean {' or '.join(near)}?" if near else "; one of another package is `package:Name-v0`"
         if colon:
             hint = f": the module {module} ({_file_of(module)}) registers no {name}{hint if near else ''}"

@@ -198,7 +198,7 @@ def test_learns_to_compare_two_images(flags, train):
         ("pictures:Small-v0", "--size 0", "images of 20 x 14 pixels are too small"),
         (
             "pictures:ColoursLast-v0",
-            "--buffer-size 19 --num-envs 2 --total-timesteps 40",
+            "--buffer-size 19 --num-envs 2 --total-timesteps 40 --learning-starts 20",
             "--buffer-size must be at least 20, the images",
         ),
         ("CartPole-v1", "", "has vector observations, but dqn_image.py takes image observations; use dqn.py"),
