@@ -231,7 +231,7 @@ def td7_encoder_loss(encoder, batch):
 
 def td7_critic_loss(agent, target_agent, bounds, batch, noise, noise_clip, gamma):
     """The Huber losses of both critics, added; the metrics; the larger of their errors (batch_size,), of which the
-    priorities are made; and the targets (batch_size,). `bounds`: least and largest value that the next state may have."""
+    priorities are made; and the targets (batch_size,). `bounds`: least and largest value of the next state."""
     with torch.no_grad():
         next_action = smoothed(target_agent(batch.next_obs), noise, noise_clip)
         next_value = torch.min(*target_agent.values(batch.next_obs, next_action)).clamp(*bounds)
