@@ -278,15 +278,17 @@ def test_fixed_encoders_and_bounds_follow_with_each_target_update(train, monkeyp
     monkeypatch.setattr(torch.nn.Module, "load_state_dict", note)
     v = train("td7", *DIARY, "--target-network-frequency", "5", "--early-steps", "0", "--late-episodes", "99")
     assert steps == [] and v["bounds"].tolist() == [0, 0]  # never judged
-    v = train("td7", *DIARY, "--target-network-frequency", "5", "--total-timesteps", "56")
-    updates = 35  # of the steps from 21 to 55, at which an episode ends
-    assert [name for name in steps if name == "Encoder"] == ["Encoder"] * 7
-    assert int(next(iter(v["critic_optimizer"].state.values()))["step"]) == updates
-    for one, two in ((v["target_agent"].encoder, v["agent"].encoder), (v["agent"].encoder, v["encoder"])):
-        assert not torch.equal(weights(one), weights(two)) or one is v["agent"].encoder
-    assert torch.equal(weights(v["agent"].encoder), weights(v["encoder"]))  # update 35 was one
-    assert torch.equal(weights(v["target_agent"].critics), weights(v["agent"].critics))
-    assert torch.equal(v["bounds"], v["seen"]) and v["bounds"][0] < v["bounds"][1]
+    # 32 updates, of the steps 21 to 52, at which an episode ends; the last one updates the targets if `frequency` is 4
+    for frequency, copies in ((4, 8), (5, 6)):
+        steps.clear()
+        v = train("td7", *DIARY, "--target-network-frequency", frequency, "--total-timesteps", "55")
+        assert [name for name in steps if name == "Encoder"] == ["Encoder"] * copies
+        assert int(next(iter(v["critic_optimizer"].state.values()))["step"]) == 32
+        fixed, learned, before = weights(v["agent"].encoder), weights(v["encoder"]), weights(v["target_agent"].encoder)
+        assert torch.equal(fixed, learned) == (frequency == 4) and not torch.equal(before, fixed)
+        assert torch.equal(weights(v["target_agent"].critics), weights(v["agent"].critics)) == (frequency == 4)
+        assert torch.equal(weights(v["target_agent"].actor), weights(v["agent"].actor)) == (frequency == 4)
+        assert v["bounds"][0] < v["bounds"][1] and (frequency == 5 or torch.equal(v["bounds"], v["seen"]))
 
 
 def test_resumed_with_its_replay_equals_uninterrupted(train):
