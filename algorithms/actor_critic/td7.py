@@ -127,7 +127,7 @@ class LAPReplay:
 
 
 class Assessment:
-    """The episodes of the present policy, and the smallest return of the best policy."""
+    """The episodes of the current policy, and the smallest return of the best policy."""
 
     def __init__(self):
         self.steps, self.episodes, self.running_return, self.smallest = 0, 0, 0.0, math.inf
@@ -184,7 +184,7 @@ class Encoder(nn.Module):
 
 
 class EmbeddedMLP(nn.Module):
-    """An MLP whose input has an embedding besides x, which passes a linear layer and AvgL1Norm first."""
+    """An MLP of an embedding and of x, which passes a linear layer and AvgL1Norm first."""
 
     def __init__(self, mlp, x_dim, embedding_dim, output_dim):
         super().__init__()

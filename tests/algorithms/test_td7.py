@@ -49,7 +49,7 @@ def embeddings(encoder, obs, action):
 
 
 def head(net, x, embedding, rectifier):
-    """A network that gets an embedding besides x."""
+    """A network of x and an embedding."""
     inner = normalised(perceptron([net.inner], x, elu))
     return perceptron(net.net, np.concatenate([inner, embedding], 1), rectifier)
 
