@@ -317,7 +317,7 @@ if __name__ == "__main__":
         for update in range(updates_before, updates_after):
             # "update the Q-function parameters" (Algorithm 1)
             batch, alpha = replay.sample(args.batch_size, run.device), temperature().detach()
-            obs_normalizer = actor.obs_normalizer  # its newest statistics, whenever the transition was stored
+            obs_normalizer = actor.obs_normalizer  # by the newest statistics; the buffer holds raw ones
             batch = batch._replace(obs=obs_normalizer(batch.obs), next_obs=obs_normalizer(batch.next_obs))
             noise = torch.randn(args.batch_size, action_dim, device=run.device)
             metrics = critic_step(target_critic, actor, alpha, batch, noise, args.gamma)
