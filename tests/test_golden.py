@@ -72,6 +72,7 @@ FLAGS = {
     "redq": "--env-id Pendulum-v1 --total-timesteps 320 --learning-starts 300",
     "droq": "--env-id Pendulum-v1 --total-timesteps 320 --learning-starts 300",
     "crossq": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
+    "simba_sac": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300",
     "sac_nstep": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
     "td7": "--env-id Pendulum-v1 --total-timesteps 420 --learning-starts 380",
     "qr_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
