@@ -1,4 +1,4 @@
-"""CrossQ in JAX: losses and whole updates against the torch twin, running statistics, learning."""
+"""CrossQ and TQC in JAX: losses and whole updates against the torch twin, running statistics, learning."""
 
 from functools import cache, partial
 from itertools import pairwise
@@ -16,6 +16,7 @@ from test_actor_critic_jax import descend
 from solorl.envs.open import open_envs
 
 CROSSQ, T_CROSSQ = definitions("crossq_jax"), definitions("crossq")
+TQC, T_TQC = definitions("tqc_jax"), definitions("tqc")
 
 
 def close(mine, want, rtol=1e-5, atol=1e-5):
@@ -100,9 +101,10 @@ def test_batch_renormalisation_is_that_of_the_torch_twin(train, warm):
 
 
 @cache
-def gradient_of(name):
+def gradient_of(name, **fixed):
     """A loss in JAX with its gradient, compiled once for all tests."""
-    return jax.jit(jax.value_and_grad(CROSSQ[name], has_aux=True))
+    loss = (CROSSQ if "crossq" in name else TQC)[name]
+    return jax.jit(jax.value_and_grad(partial(loss, **fixed), has_aux=True))
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -147,6 +149,7 @@ def kinds(tree):
     return jax.tree.map(lambda x: (tuple(x.shape), str(x.dtype).removeprefix("torch.")), tree)
 
 
+@pytest.mark.slow
 def test_nets_of_crossq_begin_as_in_the_torch_twin():
     """Shapes, statistics that have seen nothing, weights within the bounds of torch, other ones in each net."""
     init = jax.jit(partial(CROSSQ["init_params"], obs_dim=3, action_dim=2, width=16))
@@ -218,6 +221,104 @@ def test_the_actor_of_crossq_moves_once_in_policy_frequency_updates():
     assert int(learners[-1].actor.running[0].batches) == 5
 
 
+# ---------------------------------------------------------------------- TQC
+def as_layers(module, of=lambda x: x):
+    """The layers of an actor, or of critics side by side, of torch as JAX has them."""
+    layers = [layer for layer in module.net if hasattr(layer, "weight")]
+    if hasattr(module, "num_critics"):
+        return [{"weight": of(layer.weight).clone(), "bias": of(layer.bias)[:, 0].clone()} for layer in layers]
+    return [{"weight": of(layer.weight).T.clone(), "bias": of(layer.bias).clone()} for layer in layers]
+
+
+def tqc_nets():
+    """Actor, critics and target critics of torch; the values of the targets differ widely."""
+    torch.manual_seed(0)
+    modules = T_TQC["Actor"](3, 2), *(T_TQC["Critic"](3, 2, 3, 5) for _ in range(2))
+    torch.nn.init.normal_(modules[2].net[-1].weight)
+    return modules
+
+
+@pytest.mark.parametrize("num_dropped", [0, 2])
+def test_losses_of_tqc_are_those_of_the_torch_twin(num_dropped):
+    """With their gradients, the truncated mixture and the quantiles of each critic."""
+    t_actor, t_critic, t_target = tqc_nets()
+    actor, critic, target = (arrays(as_layers(module)) for module in (t_actor, t_critic, t_target))
+    batch, noise, t_batch, t_noise = random_batch(TQC, T_TQC)
+    quantiles = t_target(t_batch.obs, t_batch.action)
+    close(TQC["quantiles_of"](target, batch.obs, batch.action), quantiles, atol=1e-4)
+    mixture = TQC["truncate"](quantiles.detach().numpy(), num_dropped)
+    np.testing.assert_array_equal(mixture, T_TQC["truncate"](quantiles, num_dropped).detach())
+    assert mixture.shape == (16, 3 * (5 - num_dropped))
+
+    inputs = t_target, t_actor, 0.3, t_batch, t_noise[0], 0.9, num_dropped
+    want, want_metrics = T_TQC["tqc_critic_loss"](t_critic, *inputs)
+    want.backward()
+    inputs = target, actor, 0.3, batch, noise[0], 0.9
+    (value, metrics), gradients = gradient_of("tqc_critic_loss", num_dropped=num_dropped)(critic, *inputs)
+    close((value, metrics), (want, want_metrics))
+    close(gradients, as_layers(t_critic, lambda x: x.grad), rtol=1e-3)
+
+    t_critic.zero_grad()
+    want, want_metrics, want_entropy = T_TQC["tqc_actor_loss"](t_actor, t_critic, 0.3, t_batch, t_noise[1])
+    want.backward()
+    (value, (metrics, entropy)), gradients = gradient_of("tqc_actor_loss")(actor, critic, 0.3, batch, noise[1])
+    close((value, metrics, entropy), (want, want_metrics, want_entropy))
+    close(gradients, as_layers(t_actor, lambda x: x.grad), rtol=1e-3)
+
+
+def test_the_quantile_loss_is_that_of_the_torch_twin():
+    """On both sides of 0 and of the bend of the Huber loss."""
+    error, fraction = np.linspace(-3, 3, 61, dtype=np.float32)[:, None], np.float32([0.1, 0.5, 0.9])
+    want = T_TQC["quantile_huber"](torch.from_numpy(error), torch.from_numpy(fraction))
+    close(TQC["quantile_huber"](error, fraction), want)
+
+
+@pytest.mark.slow
+def test_critics_of_tqc_begin_as_in_the_torch_twin():
+    """Shapes, weights within the bounds of torch, other ones in each critic."""
+    critic = jax.jit(lambda key: TQC["init_critics"](key, 3, 2, 3, 5))(jax.random.PRNGKey(0))
+    assert kinds(critic) == kinds(as_layers(T_TQC["Critic"](3, 2, 3, 5)))
+    for layer in critic:
+        bound = layer["weight"].shape[1] ** -0.5
+        assert 0.8 * bound < abs(layer["weight"]).max() <= bound and 0 < abs(layer["bias"]).max() <= bound
+        assert all((one != two).any() for one, two in pairwise(layer["weight"]))
+
+
+@pytest.mark.slow
+def test_updates_of_tqc_are_those_of_the_torch_twin():
+    """Two updates, of which the first moves the actor twice; then the targets move, too."""
+    t_actor, t_critic, t_target = tqc_nets()
+    actor, critic, target = (arrays(as_layers(module)) for module in (t_actor, t_critic, t_target))
+    args, log_alpha = TQC["Args"](tau=0.1), jnp.log(1.3)
+    setup = TQC["Setup"](args, None, *[optax.sgd(1e-2)] * 3)
+    states = (setup.actor_optimizer.init(x) for x in (actor, critic, log_alpha))
+    learner = TQC["Learner"](actor, critic, target, log_alpha, *states)
+    temperature = T_TQC["Temperature"](1.3)
+    modules = t_actor, t_critic, temperature
+    actor_sgd, critic_sgd, alpha_sgd = (torch.optim.SGD(x.parameters(), lr=1e-2) for x in modules)
+    batch, noise, t_batch, t_noise = random_batch(TQC, T_TQC)
+    names = ("qf_values", "qf_loss"), ("actor_loss", "entropy", "alpha_loss")
+    learned = tuple(({f"losses/{name}": 0.0 for name in each}, 0) for each in names)
+    learn = jax.jit(partial(TQC["learn_tqc"], setup=setup))
+    for update in range(2):
+        learner, learned = learn(update, learner, learned, batch, noise)
+        inputs = t_target, t_actor, temperature().detach(), t_batch, t_noise[0], args.gamma, args.num_dropped
+        descend(T_TQC["tqc_critic_loss"], t_critic, critic_sgd, *inputs)
+        for k in range(2 * (update == 0)):
+            inputs = t_critic, temperature().detach(), t_batch, t_noise[1 + k]
+            found = descend(T_TQC["tqc_actor_loss"], t_actor, actor_sgd, *inputs)
+            descend(T_TQC["alpha_loss"], temperature, alpha_sgd, torch.tensor(found["losses/entropy"]), -2)
+        T_TQC["soft_update"](t_target, t_critic, 0.1)
+    assert [int(count) for _, count in learned] == [2, 2]
+    close(learner[:3], tuple(as_layers(module) for module in (t_actor, t_critic, t_target)))
+    close(learner.log_alpha, temperature.log_alpha)
+
+
+def test_more_quantiles_cannot_be_dropped_than_there_are(train):
+    train("tqc_jax", "--num-dropped", 25, code=2)
+    assert "--num-dropped 25 must be less than --num-quantiles 25" in train.out and train.out.count("\n") == 1
+
+
 # ---------------------------------------------------------------------- whole trainings
 @pytest.mark.slow
 def test_saved_models_of_crossq_hold_the_running_statistics(train, solo):
@@ -238,7 +339,7 @@ def test_saved_models_of_crossq_hold_the_running_statistics(train, solo):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["crossq_jax"])
+@pytest.mark.parametrize("name", ["crossq_jax", "tqc_jax"])
 def test_learns_pendulum(name, train):
     flags = "--total-timesteps 6000 --learning-starts 1000 --eval-every 0 --eval-episodes 20".split()
     run = train(name, "--env-id", "Pendulum-v1", *flags)["run"].runs[0]
