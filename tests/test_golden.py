@@ -91,6 +91,8 @@ FLAGS = {
     "ddpg_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "td3_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "sac_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
+    "crossq_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
+    "tqc_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
     "c51_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "pqn_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
@@ -135,7 +137,7 @@ SLOW = (
     "qdagger_dqn_atari_impalacnn_jax", "c51_atari_jax", "c51_jax", "ppo_minatar_jax", "ppo_continuous_action_jax",
     "ppo_atari_envpool_jax", "ddpg_continuous_action_jax", "td3_continuous_action_jax",
     "sac_continuous_action_jax", "dqn_atari_jax", "pqn_jax",
-    "ppo_lstm_jax", "ppo_rnd_jax",
+    "ppo_lstm_jax", "ppo_rnd_jax", "crossq_jax", "tqc_jax",
 )  # fmt: skip
 
 

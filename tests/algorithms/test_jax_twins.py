@@ -15,7 +15,7 @@ from solorl.machine import own_cores
 
 TWINS = {Path(each.twin).stem: each.name for each in catalog.scripts() if each.twin}  # torch -> JAX
 # The torch files that begin with an environment of MuJoCo: in JAX that would need EnvPool, which is an extra.
-BODIES = {f"{name}_continuous_action" for name in ("ppo", "ddpg", "td3", "sac")}
+BODIES = {f"{name}_continuous_action" for name in ("ppo", "ddpg", "td3", "sac")} | {"crossq", "tqc"}
 OFF_POLICY = "--total-timesteps 1200 --learning-starts 100 --batch-size 16 --buffer-size 500 --num-envs 2"
 PPO = "--total-timesteps 1280 --num-envs 2 --num-steps 16 --num-minibatches 2"
 EVERY = "--eval-episodes 1 --eval-every 400 --save-every 400"
