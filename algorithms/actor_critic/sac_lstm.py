@@ -45,7 +45,7 @@ class Args(RunArgs):
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # critic updates per round of as many actor updates (the paper: 1)
+    policy_frequency: int = 2  # critic updates between rounds of actor updates, and updates in a round (the paper: 1)
     target_network_frequency: int = 1  # gradient steps between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
@@ -240,7 +240,7 @@ def sac_lstm_critic_loss(critic, target_critic, actor, alpha, batch, noise, weig
 
 
 def sac_lstm_actor_loss(actor, critic, alpha, batch, noise, weight):
-    """Eq. 9, the metrics, and the entropy of the policy."""
+    """Eq. 9 with the smaller value of both critics, the metrics, and the entropy of the policy."""
     hidden, _ = actor.memory(batch.obs, batch.last_action, batch.first)
     action, logprob = actor(hidden, batch.obs, noise)
     hidden, _ = critic.memory(batch.obs, batch.last_action, batch.first)
@@ -298,7 +298,7 @@ if __name__ == "__main__":
     replay = SequenceReplay(args.buffer_size, obs_dim, space)
     state = torch.zeros(args.num_envs, 64 + 64 + action_dim, device=run.device)  # as the actor's `act` has it
     first = np.ones(args.num_envs, bool)
-    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
     start = run.resume(
         actor=actor,
         critic=critic,

@@ -43,7 +43,7 @@ class Args(RunArgs):
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # critic updates per round of as many actor updates (the paper: 1)
+    policy_frequency: int = 2  # critic updates between rounds of actor updates, and updates in a round (the paper: 1)
     target_network_frequency: int = 1  # gradient steps between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
@@ -198,7 +198,7 @@ def sac_nstep_critic_loss(critic, target_critic, actor, alpha, batch, noise):
 
 
 def sac_actor_loss(actor, critic, alpha, batch, noise):
-    """Eq. 9, the metrics, and the entropy of the policy."""
+    """Eq. 9 with the smaller value of both critics, the metrics, and the entropy of the policy."""
     action, logprob = actor(batch.obs, noise)
     loss = (alpha * logprob - torch.min(*critic(batch.obs, action))).mean()
     entropy = -logprob.mean()
@@ -228,7 +228,7 @@ if __name__ == "__main__":
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # a gradient step needs a whole batch in the buffer, which never holds more than this
+    # gradient steps wait until the buffer holds a whole batch; it never holds more than this
     most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
@@ -244,7 +244,7 @@ if __name__ == "__main__":
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = NStepReplay(args.buffer_size, obs_dim, space)
-    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
     start = run.resume(
         actor=actor,
         critic=critic,

@@ -350,7 +350,7 @@ if __name__ == "__main__":
             done[-1] = True
             run.episodes(global_step, reward, done)
 
-        # ---- 2. store: the actors have done it; a shard that has died begins again without transitions
+        # ---- 2. store: the actors have asked the shards to; a shard that has died begins again without transitions
         known = run.answers([shard.summary() for shard in shards])
         summaries = [ShardSummary(0, 0.0, np.inf) if summary is None else summary for summary in known]
 

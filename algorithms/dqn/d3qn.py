@@ -138,7 +138,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
     run.require_spaces(envs, obs="vector", action="discrete")
-    # one iteration: at most train_frequency environment steps, or one of each environment where those are more
+    # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -156,7 +156,7 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(double_td_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
     replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)
-    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
     start = run.resume(
         q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs
     )

@@ -239,7 +239,7 @@ if __name__ == "__main__":
         min(obs_shape[1:]) >= 15,
         f"images of {obs_shape[1]} x {obs_shape[2]} pixels are too small for the network: --size must be at least 15",
     )
-    # one iteration: at most train_frequency environment steps, or one of each environment where those are more
+    # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -261,7 +261,7 @@ if __name__ == "__main__":
     q_values = run.fast(q_network)  # NumPy (batch, *obs_shape) -> NumPy (batch, num_actions), with the current weights
     channels = obs_shape[0] // args.num_frames  # of one image
     replay = ImageReplay(args.buffer_size, args.num_envs, args.num_frames, (channels, *obs_shape[1:]))
-    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
     start = run.resume(
         q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs
     )

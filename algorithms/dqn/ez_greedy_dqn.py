@@ -141,7 +141,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
     run.require_spaces(envs, obs="vector", action="discrete")
-    # one iteration: at most train_frequency environment steps, or one of each environment where those are more
+    # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -162,7 +162,7 @@ if __name__ == "__main__":
     replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)
     exploring = np.zeros((2, args.num_envs), np.int64)
     held, left = exploring  # in each environment: the random action that lasts, its remaining steps
-    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
     start = run.resume(
         q_network=q_network,
         target_network=target_network,

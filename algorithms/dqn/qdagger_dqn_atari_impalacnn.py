@@ -292,7 +292,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
     run.require_spaces(envs, obs="image", action="discrete")
-    # one iteration: at most train_frequency environment steps, or one of each environment where those are more
+    # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     # three loops, one after the other: the teacher plays; the student learns from that offline; the student plays
@@ -330,7 +330,7 @@ if __name__ == "__main__":
     teacher_replay, replay = (FrameReplay(size, args.num_envs) for size in (args.teacher_steps, args.buffer_size))
     lives = np.zeros(args.num_envs, np.int64)
     running, returns = np.zeros(args.num_envs), np.zeros(10)  # returns of the student's games: under way; the last 10
-    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
     start = run.resume(
         q_network=q_network,
         target_network=target_network,

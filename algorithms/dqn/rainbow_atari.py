@@ -272,6 +272,7 @@ class PrioritizedReplay(FrameReplay):
             last_index = (last_index + offset) % self.capacity
             reward += np.where(offset > 0, discount * self.arrays["reward"][last_index], 0)
             discount = np.where(offset > 0, gamma * discount, discount)
+        # `history` takes indices like numbers, modulo the capacity; a drawn row is known to be whole
         stacks = np.hstack([self.history(index)[0][:, :4], self.history(last_index)[0][:, 1:]])
         image = torch.from_numpy(self.arrays["image"][stacks]).to(device)  # (batch_size, 8, 84, 84)
         # the largest weight is that of the smallest priority
@@ -392,7 +393,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
     run.require_spaces(envs, obs="image", action="discrete")
-    # one iteration: at most train_frequency environment steps, or one of each environment where those are more
+    # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     num_iterations = args.total_timesteps // batch_steps
@@ -415,7 +416,7 @@ if __name__ == "__main__":
     # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
     gradient_step = run.gradient_step(rainbow_loss, q_network, optimizer)
     replay, lives = PrioritizedReplay(args.buffer_size, args.num_envs, args.n_step), np.zeros(args.num_envs, np.int64)
-    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
+    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
     start = run.resume(
         q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs, lives=lives
     )

@@ -275,6 +275,7 @@ def train_iteration(training, setup):
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
     sums = {name: values.sum(where=epoch_ran[:, None]) for name, values in metrics.items()}
     count = epoch_ran.sum() * args.num_minibatches
+    # advantage: returns - value
     explained_variance = 1 - rollout.advantage.var(ddof=1) / (rollout.returns.var(ddof=1) + 1e-8)
     charts = {"charts/learning_rate": jnp.float32(learning_rate), "losses/explained_variance": explained_variance}
     training = Training(params, optimizer_state, env_state, next_obs, lives[-1], key, training.iteration + 1)

@@ -29,7 +29,7 @@ from solorl import RunArgs, Runs, parse
 
 @dataclass
 class Args(RunArgs):
-    env_kind = "jax"  # in JAX, or in both EnvPool and Gymnasium
+    env_kind = "jax"  # ids of environments written in JAX, or known to both EnvPool and Gymnasium
     env_id: str = "games/Cue-v0"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 100_000  # environment steps, summed over environments
@@ -285,6 +285,7 @@ def train_iteration(training, setup):
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
     sums = {name: values.sum(where=epoch_ran[:, None]) for name, values in metrics.items()}
     count = epoch_ran.sum() * args.num_minibatches
+    # advantage: returns - value
     explained_variance = 1 - rollout.advantage.var(ddof=1) / (rollout.returns.var(ddof=1) + 1e-8)
     charts = {"charts/learning_rate": jnp.float32(learning_rate), "losses/explained_variance": explained_variance}
     training = Training(params, optimizer_state, env_state, next_obs, next_first, state, key, training.iteration + 1)

@@ -28,7 +28,7 @@ from solorl import RunArgs, Runs, parse
 
 @dataclass
 class Args(RunArgs):
-    env_kind = "jax"  # in JAX, or in both EnvPool and Gymnasium
+    env_kind = "jax"  # ids of environments written in JAX, or known to both EnvPool and Gymnasium
     env_id: str = "CartPole-v1"  # id of the environment, in JAX or EnvPool for training, in Gymnasium for evaluation
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 500_000  # environment steps, summed over environments
