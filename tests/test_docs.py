@@ -127,6 +127,7 @@ def test_the_report_is_that_of_the_data():
     assert len(lines) == 13 and set(lines) <= set(report)
 
 
+@pytest.mark.slow
 def test_curves_are_those_of_the_data():
     """One picture for each file with results, of at most four lines in a panel, and no other picture."""
     curves = RESULTS["curves"]()

@@ -75,7 +75,10 @@ def nothing_learned(name, autotune):
 
 @pytest.mark.parametrize(
     ("name", "autotune"),
-    [("ddpg", False), ("td3", False), ("sac", True), pytest.param("sac", False, marks=pytest.mark.slow)],
+    [
+        ("sac", True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("ddpg", False), ("td3", False), ("sac", False))),
+    ],
 )
 def test_updates_are_those_of_the_torch_twin(name, autotune):
     """Two updates, of which the first moves the actor: weights, targets, temperature and metrics agree."""
@@ -245,7 +248,8 @@ def test_the_buffer_holds_the_last_transitions_of_each_environment():
     assert counts.sum() == 240 and counts.min() > 35
 
 
-@pytest.mark.parametrize("name", ["ddpg", pytest.param("sac", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddpg", "sac"])
 def test_training_acts_by_the_present_policy_with_its_noise(name):
     """After `learning_starts` a stored action is that of the weights before the step, moved by the policy's noise."""
     z = []
@@ -265,7 +269,7 @@ def test_training_acts_by_the_present_policy_with_its_noise(name):
     assert abs(np.corrcoef(z.T) - np.eye(4)).max() < 0.5  # and in each environment
 
 
-@pytest.mark.parametrize("name", ["ddpg", "td3", pytest.param("sac", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["ddpg", *(pytest.param(x, marks=pytest.mark.slow) for x in ("td3", "sac"))])
 def test_the_actor_moves_every_policy_frequency_updates(name):
     """As many steps in a row as were left out in SAC, else one, and then the targets move with it."""
     history, (_, _, (of_critic, of_actor), *_) = played(name)

@@ -402,10 +402,11 @@ PROBE += "--learning-rate 0.003 --target-network-frequency 20 --broadcast-freque
 @pytest.mark.parametrize(
     ("probe", "flags", "values"),
     [
-        pytest.param("Delayed", "--gamma 0.5 --total-timesteps 1500", [0.5, 1.0], marks=pytest.mark.slow),
+        ("Delayed", "--gamma 0.5 --total-timesteps 1500", [0.5, 1.0]),
         ("Forever", "--gamma 0.8 --total-timesteps 3000", [5.0]),  # 1 / (1 - gamma); less if its time limit were an end
     ],
 )
+@pytest.mark.slow
 def test_learns_the_values_of_probes(probe, flags, values, train):
     """With returns of three steps, which end with the episode and bootstrap from its last observation."""
     v = train("apex_dqn", "--env-id", f"probes:{probe}-v0", *PROBE.split(), *flags.split())

@@ -19,6 +19,7 @@ def test_projection_is_that_of_every_sample(support):
     np.testing.assert_allclose(got[40:50], p[40:50], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_loss_gradient_and_policy_are_those_of_the_torch_twin():
     atoms = np.linspace(-3, 3, 7).astype(np.float32)
     params, target_params = (JAX["init_params"](jax.random.PRNGKey(i), 3, 4, 7) for i in range(2))

@@ -41,7 +41,17 @@ def test_pixel_files_refuse_vectors(name, train, tmp_path):
     assert other.spaces == "vector -> discrete" and other.family == FILES[name].family
 
 
-@pytest.mark.parametrize("name", VECTORS)
+FIRST = {
+    "ppo",
+    "ppo_lstm",
+    "ppo_jax",
+    "dqn",
+    "sac_discrete",
+    "pqn",
+}  # the sentence is the library's: one file of each kind
+
+
+@pytest.mark.parametrize("name", [x if x in FIRST else pytest.param(x, marks=pytest.mark.slow) for x in VECTORS])
 def test_vector_files_refuse_images(name, train, tmp_path):
     """They name a file of their family that takes images."""
     sentence, use = refused(train, tmp_path, name, "ALE/Pong-v5"), FILES[name].not_for["Atari games"]
