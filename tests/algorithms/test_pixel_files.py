@@ -41,14 +41,8 @@ def test_pixel_files_refuse_vectors(name, train, tmp_path):
     assert other.spaces == "vector -> discrete" and other.family == FILES[name].family
 
 
-FIRST = {
-    "ppo",
-    "ppo_lstm",
-    "ppo_jax",
-    "dqn",
-    "sac_discrete",
-    "pqn",
-}  # the sentence is the library's: one file of each kind
+# The sentence is the library's: one file of each kind is enough in the first tier.
+FIRST = {"ppo", "ppo_lstm", "ppo_jax", "dqn", "sac_discrete", "pqn"}
 
 
 @pytest.mark.parametrize("name", [x if x in FIRST else pytest.param(x, marks=pytest.mark.slow) for x in VECTORS])
