@@ -19,7 +19,7 @@ CASES = {  # environment: (script, steps of one iteration, iterations, iteration
     "games/Cue-v0": ("ppo/ppo_lstm.py", 2048, 25, 5),
     "games/ResourceGrid-v0": ("ppo/ppo_masked.py", 512, 100, 20),
 }
-PEER, OURS = "sb3-contrib", ["SoloRL", "SoloRL compiled"]
+PEER = "sb3-contrib"
 TITLES = {
     "games/Cue-v0": "PPO with an LSTM on games/Cue-v0",
     "games/ResourceGrid-v0": "PPO with action masks on games/ResourceGrid-v0",
@@ -64,8 +64,7 @@ def measure(env_id, name):
     if name == PEER:
         return speed.sb3(__file__, env_id)
     script, batch, iterations, before = CASES[env_id]
-    flags = ["--env-id", env_id, "--save-every", 0, *(["--compile"] if "compiled" in name else [])]
-    return speed.solorl(script, batch * iterations, batch * before, *flags)
+    return speed.solorl(script, batch * iterations, batch * before, "--env-id", env_id, "--save-every", 0)
 
 
 def table(path):
@@ -85,7 +84,7 @@ def main():
     rounds = {env_id: [] for env_id in CASES}
     for _ in range(args.rounds):
         for env_id in CASES:
-            rounds[env_id].append({name: measure(env_id, name) for name in (PEER, *OURS)})
+            rounds[env_id].append({name: measure(env_id, name) for name in (PEER, "SoloRL")})
     speed.write(args.out, rounds=rounds)
     print(table(args.out))
 
