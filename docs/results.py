@@ -79,6 +79,7 @@ SPEEDS = [
     (SPEED, "jax", "jax_speed", "jax"),
     (SPEED, "atari", "atari_speed", "atari"),
     (PPO, "speed", "ppo_speed", "ppo_halfcheetah"),
+    (PPO, "contrib", "contrib_speed", "contrib"),
     (PPO, "wide", "jax_speed", "jax_wide"),
     (PPO, "rejax", "jax_speed", "jax_rejax"),
     (PPO, "start", "jax_start", "jax_start"),
