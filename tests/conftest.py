@@ -7,6 +7,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,6 +66,11 @@ def rows(run_dir, key=None):
 def comparable(run_dir):
     """All rows without what depends on the clock."""
     return [{k: v for k, v in row.items() if k not in ("wall_time", "charts/SPS")} for row in rows(run_dir)]
+
+
+def drop_last_checkpoint(run_dir):
+    """Remove the newest checkpoint of a run, as if it had been killed before it."""
+    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
 
 
 def linear_layers(layers):

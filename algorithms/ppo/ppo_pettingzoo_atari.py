@@ -101,7 +101,7 @@ class Players(gym.Wrapper):
         return cv2.resize(np.max(frames, axis=(0, 1)), (84, 84), interpolation=cv2.INTER_AREA)
 
     def seen(self):
-        own = 32 * np.eye(self.num_agents, dtype=np.uint8)  # white would drown the images, see `Centred`
+        own = 32 * np.eye(self.num_agents, dtype=np.uint8)  # not 255, which would dominate the images
         obs = np.empty(self.observation_space.shape, np.uint8)
         obs[:, :4], obs[:, 4:] = np.stack(self.images), own[:, :, None, None]
         return obs
@@ -114,8 +114,8 @@ def players_env(env_id, max_steps, **kwargs):
 
 
 class Centred(nn.Module):
-    """Bytes to numbers, each image less its own mean. Most of a screen is background, which is the same in all states:
-    left in, it is most of each gradient, and while rewards are noise it kills the units and drowns what differs.
+    """Bytes to numbers, each image less its own mean. Most of a screen is background, the same in all states; without
+    this it dominates the gradients, and most units become inactive while rewards are still mostly noise.
     Channels last in memory: faster in convolutions. Bytes move faster than floats."""
 
     def forward(self, x):

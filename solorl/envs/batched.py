@@ -25,7 +25,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from solorl.envs.open import open_envs
+from solorl.envs.open import compiled
 
 
 class BraxTensors(gym.vector.VectorEnv):
@@ -36,20 +36,12 @@ class BraxTensors(gym.vector.VectorEnv):
 
     def __init__(self, env_id: str, num_envs: int, device: str = "cpu"):
         self.num_envs, self.device = num_envs, torch.device(device)
-        envs = open_envs(env_id, num_envs)
-        self.single_observation_space, self.single_action_space = (
-            envs.single_observation_space,
-            envs.single_action_space,
-        )
+        envs, self._begin, self._advance = compiled(env_id, num_envs)
+        self.single_observation_space = envs.single_observation_space
+        self.single_action_space = envs.single_action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._key: Any = None  # until the first reset
-
-        def advance(key: Any, state: Any, action: Any) -> Any:
-            key, step_key = jax.random.split(key)
-            return key, *envs.step(step_key, state, action)
-
-        self._begin, self._advance = jax.jit(envs.reset), jax.jit(advance)
 
     def reset(self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None) -> Any:
         """New episodes everywhere. `seed`, a number or one for each environment, decides all that is random."""

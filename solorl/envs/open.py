@@ -37,7 +37,7 @@ class FunctionalEnv(gym.Env[np.ndarray, Any]):
     step, for evaluation and for the files in torch. The `seed` of `reset` decides all that is random."""
 
     def __init__(self, env_id: str):
-        self.envs, self._begin, self._advance = _compiled(env_id)
+        self.envs, self._begin, self._advance = compiled(env_id)
         self.observation_space, self.action_space = self.envs.single_observation_space, self.envs.single_action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
@@ -56,8 +56,10 @@ class FunctionalEnv(gym.Env[np.ndarray, Any]):
 
 
 @cache  # compiled once for all environments of an evaluation
-def _compiled(env_id: str) -> Any:
-    envs = open_envs(env_id, 1)
+def compiled(env_id: str, num_envs: int = 1) -> Any:
+    """Environments of `open_envs`, and two compiled functions: `begin(key)` -> state, obs, and
+    `advance(key, state, action)` -> key, state, Step, which splits the key itself."""
+    envs = open_envs(env_id, num_envs)
 
     def advance(key: Any, state: Any, action: Any) -> Any:
         key, step_key = jax.random.split(key)

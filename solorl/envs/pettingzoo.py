@@ -266,13 +266,13 @@ def open_game(env_id: str, teams: Any = None, pad: bool = False, **kwargs: Any) 
     try:
         if family == "mpe":  # not in PettingZoo's registry
             game = importlib.import_module(f"mpe2.{name}").parallel_env(**kwargs)
-        elif family == "atari":  # with the files of ale-py, and without the conversions around it, which take much time
-            import ale_py
-
-            kwargs = {"auto_rom_install_path": str(Path(ale_py.__file__).parent), **kwargs}
-            game = pettingzoo.make("parallel", re.sub(r"_v(\d+)$", r"-v\1", env_id), **kwargs).unwrapped
         else:
+            if family == "atari":
+                import ale_py  # which has the files of the games
+
+                kwargs = {"auto_rom_install_path": str(Path(ale_py.__file__).parent), **kwargs}
             game = pettingzoo.make("parallel", re.sub(r"_v(\d+)$", r"-v\1", env_id), **kwargs)
+            game = game.unwrapped if family == "atari" else game  # the conversions around it take much time
     except (ImportError, FailedToImport) as error:
         missing = error.__cause__ if isinstance(error, FailedToImport) else error
         package = {"mpe": "mpe2", "atari": "'solorl[pettingzoo]'"}.get(family, f"'pettingzoo[{family}]'")

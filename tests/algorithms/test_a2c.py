@@ -1,11 +1,9 @@
 """A2C: its gradient is that of PPO in the first step on a rollout; its loop; a policy that it must learn."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, rows
+from conftest import comparable, definitions, drop_last_checkpoint, rows
 
 A2C, PPO = definitions("a2c"), definitions("ppo")
 
@@ -75,7 +73,7 @@ def test_resumed_equals_uninterrupted(train):
     flags = [*FLAGS, "--save-every", "100", "--env-id", "CartPole-v1"]
     whole = train("a2c", *flags)
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("a2c", "--resume", run_dir)
     assert 0 < v["start"] < 40 and comparable(run_dir) == expected
     for x, y in zip(v["agent"].parameters(), whole["agent"].parameters(), strict=True):

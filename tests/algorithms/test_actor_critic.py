@@ -2,14 +2,13 @@
 share is tested on `ddpg_continuous_action.py`, and on another file what is different there; SAC's own formulas are in
 test_sac.py, the replay buffer's in test_dqn.py."""
 
-import shutil
 import sys
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, documented_keys, rows, script
+from conftest import comparable, definitions, documented_keys, drop_last_checkpoint, rows, script
 from probes_offpolicy import HIGH, LOW
 from test_resume import assert_same_run, finish, start, wait_for_steps
 
@@ -325,7 +324,7 @@ def test_resumed_with_its_replay_equals_uninterrupted(name, train):
     flags += " --utd-ratio 0.25 --save-every 400 --log-every 300 --eval-every 300"
     whole = train(name, "--env-id", "Pendulum-v1", *SMALL, *flags.split())
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train(name, "--resume", run_dir)
     assert v["start"] == 200 and comparable(run_dir) == expected
     modules = [key for key, part in whole.items() if isinstance(part, torch.nn.Module)]

@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, documented_keys, environment, rows, script
+from conftest import comparable, definitions, documented_keys, drop_last_checkpoint, environment, rows, script
 from test_frame_replay import images, numbers_on, picture
 
 from solorl.checkpoints.checkpoint import CheckpointError
@@ -307,7 +307,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(name, train, tmp_path):
     whole = train(*small(name, *flags))
     run_dir = tmp_path / "copy"
     shutil.copytree(whole["run"].dir, run_dir)
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train(name, "--resume", run_dir)
     assert v["start"] == 10 and comparable(run_dir) == comparable(whole["run"].dir)
     for key in ("q_network", "target_network", "actor_network"):
@@ -333,7 +333,7 @@ def test_returns_end_where_a_resumed_episode_begins_again(train):
     """The steps before, whose returns were not complete, belong to an episode that is gone."""
     flags = ["--save-replay", "--save-every", 50, "--env-id", "probes:Fickle-v0"]
     run_dir = train(*small("apex_dqn"), *flags)["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("apex_dqn", "--resume", run_dir)
     assert "did not replay exactly" in train.out and v["start"] == 10
     assert len(v["actors"][0].rewards) == 20  # of the steps since: an episode of this probe lasts 1,000
@@ -344,7 +344,7 @@ def test_no_transition_is_of_two_games_where_a_resumed_game_begins_again(train):
     """Neither the images nor the rewards of the game that is gone are in those of the next one."""
     flags = ["--env-id", "pixel_doubles:PixelFickle-v0", "--save-replay", "--save-every", 50, "--learning-starts", 200]
     run_dir = train("apex_dqn_atari", *SMALL.split(), *flags)["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("apex_dqn_atari", "--resume", run_dir)
     assert v["run"].restarted == [0] and v["start"] == 10
     columns, *_ = v["shards"][0].sample(300)

@@ -1,11 +1,9 @@
 """c51_atari.py: what is not C51's (test_c51.py) nor the frames' (test_frame_replay.py): its network and its loop."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, documented_keys, rows
+from conftest import comparable, definitions, documented_keys, drop_last_checkpoint, rows
 
 C51 = definitions("c51_atari")
 SMALL = (
@@ -80,7 +78,7 @@ def test_resumed_with_its_replay_equals_uninterrupted(train):
     flags = "--total-timesteps 72 --num-envs 2 --buffer-size 50 --save-every 44 --save-replay --end-e 0.5".split()
     whole = train("c51_atari", *SMALL, *flags)
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("c51_atari", "--resume", run_dir)
     assert 0 < v["start"] < whole["num_iterations"] and comparable(run_dir) == expected
     for what in ("q_network", "target_network"):

@@ -2,14 +2,13 @@
 share is tested on `dqn.py`, and on another file what is different there; C51's own formulas are in test_c51.py."""
 
 import copy
-import shutil
 import subprocess
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, documented_keys, rows, script
+from conftest import comparable, definitions, documented_keys, drop_last_checkpoint, rows, script
 
 SCRIPTS = ["dqn", "c51", "double_dqn", "dueling_dqn", "d3qn", "ez_greedy_dqn"]
 DQN = definitions("dqn")
@@ -271,7 +270,7 @@ def test_resumed_with_its_replay_equals_uninterrupted(name, train):
     flags = ["--env-id", "CartPole-v1", *SMALL, *flags, "--save-every", "1700", "--save-replay", "--end-e", "0.9"]
     whole = train(name, *flags)
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train(name, "--resume", run_dir)
     assert v["start"] == 170 and comparable(run_dir) == expected
     for what in ("q_network", "target_network"):

@@ -1,12 +1,10 @@
 """dqn_image.py: its replay buffer against one of whole observations, what it stores, refusals, checkpoints."""
 
-import shutil
-
 import numpy as np
 import pictures
 import pytest
 import torch
-from conftest import comparable, definitions
+from conftest import comparable, definitions, drop_last_checkpoint
 from gymnasium.vector import SyncVectorEnv
 
 import solorl
@@ -169,7 +167,7 @@ def test_resumed_equals_uninterrupted_with_its_buffer(saved, train):
     flags = [*SHORT, "--total-timesteps", "96", "--save-every", "48", "--learning-rate", "0.01", "--size", "16"]
     whole = train("dqn_image", "--env-id", "pictures:ColoursFirst-v0", *flags, *(["--save-replay"] if saved else []))
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("dqn_image", "--resume", run_dir)
     assert v["start"] == 12 and (comparable(run_dir) == expected) == saved
     same = [

@@ -1,13 +1,12 @@
 """SAC's descendants TQC, REDQ, DroQ, CrossQ and SAC with n-step returns: formulas against brute force, loops."""
 
 import copy
-import shutil
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, rows
+from conftest import comparable, definitions, drop_last_checkpoint, rows
 from test_actor_critic import SMALL, random_batch, weights
 
 TQC, REDQ, DROQ = definitions("tqc"), definitions("redq"), definitions("droq")
@@ -274,7 +273,7 @@ def test_resumed_with_its_replay_equals_uninterrupted(name, train):
     flags += " --policy-frequency 2 --save-every 200 --log-every 100 --eval-every 150"
     whole = train(name, "--env-id", "Pendulum-v1", *SMALL, *flags.split())
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train(name, "--resume", run_dir)
     assert v["start"] == 100 and comparable(run_dir) == expected
     modules = {key: part for key, part in whole.items() if isinstance(part, torch.nn.Module)}

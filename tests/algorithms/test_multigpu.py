@@ -8,7 +8,6 @@ import atexit
 import os
 import re
 import runpy
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, documented_keys, environment, refused, rows, script
+from conftest import comparable, definitions, documented_keys, drop_last_checkpoint, environment, refused, rows, script
 from test_pixels import LEARNS
 
 NAME = "ppo_atari_multigpu"
@@ -182,7 +181,7 @@ def test_two_ranks_resume_exactly_and_no_other_number_does(train, tmp_path):
     whole = Ranks(tmp_path / "two", 2, *TINY, "--total-timesteps", "144", "--save-every", "48")
     assert whole.codes() == [0, 0], whole.words(0) + whole.words(1)
     expected, run_dir, learned = comparable(whole.run_dir), whole.run_dir, whole.weights(0)
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     train(NAME, "--resume", run_dir, code=2)
     assert "was trained by 2 ranks, not 1: resume it with --nproc 2" in train.out and train.out.count("\n") == 1
     again = Ranks(tmp_path / "two", 2, "--resume", run_dir)

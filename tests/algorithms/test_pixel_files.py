@@ -1,11 +1,9 @@
 """The files for images refuse vectors, and the files for vectors images: one sentence that names the file to use."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
-from conftest import rows
+from conftest import drop_last_checkpoint, rows
 from gymnasium.vector import SyncVectorEnv
 from pixel_probe import FakePool, use_fake_envpool
 
@@ -81,7 +79,7 @@ def test_new_games_of_a_resumed_run_lose_no_life_in_their_first_step(name, train
     use_fake_envpool(monkeypatch)
     flags = "--env-id Catch-v5 --num-envs 2 --num-steps 8 --num-minibatches 2 --update-epochs 1 --total-timesteps 32"
     run_dir = train(name, *flags.split(), "--eval-episodes", 1, "--eval-every", 0, "--save-every", 16)["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     resumed, resume = [], Checkpoints.resume
 
     def noted(self, *inputs):
@@ -129,7 +127,7 @@ def test_no_value_comes_after_a_life_lost_in_envpools_last_step(name, train, mon
 # ---------------------------------------------------------------------- replay buffers of runs that are resumed
 def cut(run_dir):
     """Throw the last checkpoint of a run away."""
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     return run_dir
 
 

@@ -1,6 +1,5 @@
 """ppo_atari.py and ppo_atari_envpool.py: the wrappers against the raw emulator, what a rollout holds, resuming."""
 
-import shutil
 import sys
 
 import cv2
@@ -8,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, comparable, definitions, refused, rows
+from conftest import ROOT, comparable, definitions, drop_last_checkpoint, refused, rows
 from gymnasium.vector import SyncVectorEnv
 from pixel_doubles import LIFE
 from pixel_probe import use_fake_envpool
@@ -264,7 +263,7 @@ def test_envpool_resumes_with_new_games_and_says_so(train, monkeypatch):
     flags = ["--env-id", "Catch-v5", *SHORT, "--total-timesteps", "80", "--save-every", "48"]
     whole = train("ppo_atari_envpool", *flags)
     run_dir = whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("ppo_atari_envpool", "--resume", run_dir)
     assert "the state of EnvPoolVectorEnv cannot be saved, so its running episodes restart" in train.out
     assert v["start"] == 3 and rows(run_dir, "losses/value_loss")[-1]["global_step"] == 80
@@ -286,7 +285,7 @@ def test_resumed_equals_uninterrupted_with_sticky_actions(stop, train, monkeypat
         run_dir = train("ppo_atari", *flags)["run"].dir
         monkeypatch.setattr(Run, "_reason_to_end", ends)
     else:
-        shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+        drop_last_checkpoint(run_dir)
     assert [path.name for path in sorted((run_dir / "checkpoint").iterdir())][-1] == "step_000000000128"
     v = train("ppo_atari", "--resume", run_dir)
     assert v["start"] == 2 and comparable(run_dir) == expected

@@ -1,13 +1,12 @@
 """ppo_atari_lstm.py: what is remembered and what is forgotten, in acting, learning, evaluation and checkpoints."""
 
 import re
-import shutil
 import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, comparable, definitions, rows, run
+from conftest import ROOT, comparable, definitions, drop_last_checkpoint, rows, run
 from gymnasium.vector import SyncVectorEnv
 from pixel_doubles import END
 
@@ -250,7 +249,7 @@ def test_resumed_equals_uninterrupted(train):
     flags = [*DIARY, "--num-steps", "10", "--total-timesteps", "80", "--save-every", "40", "--update-epochs", "1"]
     whole = train("ppo_atari_lstm", *flags, "--learning-rate", "0.01", "--no-anneal-lr")
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("ppo_atari_lstm", "--resume", run_dir)
     assert v["start"] == 2 and comparable(run_dir) == expected
     weights = zip(v["agent"].parameters(), whole["agent"].parameters(), strict=True)
@@ -263,7 +262,7 @@ def test_the_memory_is_empty_where_resuming_starts_a_game_again(train, monkeypat
     """Where a simulator cannot be restored its next image is a first one."""
     flags = [*DIARY, "--num-steps", "10", "--total-timesteps", "40", "--save-every", "20", "--learning-rate", "0"]
     run_dir = train("ppo_atari_lstm", *flags)["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     monkeypatch.setattr("solorl.checkpoints.env_state.data_equivalence", lambda *_, **__: False)
     v = train("ppo_atari_lstm", "--resume", run_dir)
     assert "restart" in train.out and v["first"][0].all()

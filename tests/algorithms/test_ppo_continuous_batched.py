@@ -1,11 +1,9 @@
 """ppo_continuous_action_batched.py: tensors from the simulator to the gradient and back, statistics, resume."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, rows
+from conftest import comparable, definitions, drop_last_checkpoint, rows
 
 PPO = definitions("ppo_continuous_action_batched")
 PARENT = definitions("ppo_continuous_action")
@@ -109,7 +107,7 @@ def test_resumed_equals_uninterrupted(train, tmp_path):
     whole = train("ppo_continuous_action_batched", *flags, runs_dir=tmp_path / "whole")
     stopped = train("ppo_continuous_action_batched", *flags, "--save-every", "96", runs_dir=tmp_path / "cut")
     run_dir = stopped["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     again = train("ppo_continuous_action_batched", "--resume", run_dir)
     assert again["run"].checkpoints.resumed["step"] == 96 and comparable(run_dir) == comparable(whole["run"].dir)
     for key, value in whole["agent"].state_dict().items():
@@ -121,7 +119,7 @@ def test_resumed_equals_uninterrupted(train, tmp_path):
 def test_without_a_state_the_running_episodes_restart_and_the_run_says_so(train):
     flags = [*SMALL, "--env-id", "simulators:Aim-v0", "--num-steps", 2, "--total-timesteps", 24, "--save-every", 12]
     run_dir = train("ppo_continuous_action_batched", *flags)["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("ppo_continuous_action_batched", "--resume", run_dir)
     assert "the state of Aim cannot be saved, so its running episodes restart" in train.out
     assert list(v["run"].restarted) == list(range(6)) and v["raw_obs"][0, :, 1].eq(0).all()

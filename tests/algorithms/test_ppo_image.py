@@ -1,7 +1,6 @@
 """ppo_image.py: which axis has the channels, what an observation is, images of any size, refusals, checkpoints."""
 
 import importlib.util
-import shutil
 
 import cv2
 import gymnasium as gym
@@ -9,7 +8,7 @@ import numpy as np
 import pictures
 import pytest
 import torch
-from conftest import comparable, definitions, rows
+from conftest import comparable, definitions, drop_last_checkpoint, rows
 from gymnasium.vector import SyncVectorEnv
 
 import solorl
@@ -142,7 +141,7 @@ def test_resumed_equals_uninterrupted(train):
     flags = [*SHORT, "--total-timesteps", "96", "--save-every", "48", "--learning-rate", "0.01", "--size", "16"]
     whole = train("ppo_image", "--env-id", "pictures:ColoursFirst-v0", *flags)
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("ppo_image", "--resume", run_dir)
     assert v["start"] == 3 and "restart" not in train.out and comparable(run_dir) == expected
     weights = zip(v["agent"].parameters(), whole["agent"].parameters(), strict=True)

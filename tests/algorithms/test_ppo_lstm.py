@@ -1,12 +1,10 @@
 """ppo_lstm.py and ppo_lstm_masked.py: memory of vectors, and what masks allow, in acting, learning and evaluation."""
 
-import shutil
-
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, rows
+from conftest import comparable, definitions, drop_last_checkpoint, rows
 from gymnasium.vector import SyncVectorEnv
 
 from solorl.compute.speed import GradientStep
@@ -254,7 +252,7 @@ def test_resumed_equals_uninterrupted(name, train):
     flags = ["--env-id", ENV[name], *SMALL, "--total-timesteps", "256", "--save-every", "128"]
     whole = train(name, *flags, "--learning-rate", "0.01", "--no-anneal-lr")
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train(name, "--resume", run_dir)
     assert v["start"] == 2 and comparable(run_dir) == expected
     weights = zip(v["agent"].parameters(), whole["agent"].parameters(), strict=True)

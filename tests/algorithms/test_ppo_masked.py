@@ -1,12 +1,10 @@
 """ppo_masked.py: what a mask does not allow has probability 0 in acting, learning and evaluation."""
 
-import shutil
-
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, rows
+from conftest import comparable, definitions, drop_last_checkpoint, rows
 
 from solorl.compute.speed import GradientStep
 
@@ -128,7 +126,7 @@ def test_resumed_equals_uninterrupted(train):
     flags = ["--env-id", "Gates-v0", *SMALL, "--total-timesteps", "256", "--save-every", "128"]
     whole = train("ppo_masked", *flags, "--learning-rate", "0.01", "--no-anneal-lr")
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("ppo_masked", "--resume", run_dir)
     assert v["start"] == 2 and comparable(run_dir) == expected and np.array_equal(v["mask"], whole["mask"])
     assert all(torch.equal(x, y) for x, y in zip(v["agent"].parameters(), whole["agent"].parameters(), strict=True))

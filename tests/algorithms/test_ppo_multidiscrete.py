@@ -1,13 +1,12 @@
 """ppo_multidiscrete.py: the joint distribution against all actions one by one, masks, and that it learns."""
 
-import shutil
 from itertools import product
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions
+from conftest import comparable, definitions, drop_last_checkpoint
 
 MULTI = definitions("ppo_multidiscrete")
 SMALL = "--num-envs 2 --num-steps 16 --total-timesteps 128 --num-minibatches 2 --eval-episodes 1".split()
@@ -122,7 +121,7 @@ def test_resumed_equals_uninterrupted(train):
     flags = [*SMALL, "--env-id", "games/TwoNumbersMasked-v0", "--save-every", "64", "--learning-rate", "0.01"]
     whole = train("ppo_multidiscrete", *flags)
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("ppo_multidiscrete", "--resume", run_dir)
     assert v["start"] == 2 and comparable(run_dir) == expected and np.array_equal(v["mask"], whole["mask"])
     assert all(torch.equal(x, y) for x, y in zip(v["agent"].parameters(), whole["agent"].parameters(), strict=True))

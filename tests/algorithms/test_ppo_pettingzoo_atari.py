@@ -1,13 +1,12 @@
 """ppo_pettingzoo_atari.py: what each player sees, credit for each of them, players who leave early, opponents."""
 
 import itertools
-import shutil
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, refused, rows
+from conftest import comparable, definitions, drop_last_checkpoint, refused, rows
 from gymnasium.utils.seeding import np_random
 from pixel_duel import LEAVES, ROUND, ROUNDS, Signals, walkout
 
@@ -232,7 +231,7 @@ def test_resumed_equals_uninterrupted(env_id, train):
     flags = [*SMALL, "--env-id", env_id, "--save-every", "32", "--learning-rate", "0.001", "--max-steps", "25"]
     whole = train("ppo_pettingzoo_atari", *flags)
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("ppo_pettingzoo_atari", "--resume", run_dir)
     assert v["start"] == 1 and comparable(run_dir) == expected and "restart" not in train.out
     for name, x in whole["agent"].state_dict().items():

@@ -1,12 +1,10 @@
 """ppo_trxl.py: attention to a window of an episode, the same in acting, learning and evaluation."""
 
-import shutil
-
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, rows
+from conftest import comparable, definitions, drop_last_checkpoint, rows
 from gymnasium.vector import SyncVectorEnv
 from test_ppo_lstm import Lessons
 
@@ -255,7 +253,7 @@ def test_resumed_equals_uninterrupted(train):
     flags = ["--env-id", "LessonsInWindows-v0", *SMALL, "--total-timesteps", "256", "--save-every", "128"]
     whole = train("ppo_trxl", *flags, "--learning-rate", "0.01", "--no-anneal-lr")
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("ppo_trxl", "--resume", run_dir)
     assert v["start"] == 2 and comparable(run_dir) == expected
     weights = zip(v["agent"].parameters(), whole["agent"].parameters(), strict=True)

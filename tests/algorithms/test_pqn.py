@@ -1,12 +1,10 @@
 """pqn.py: Q(lambda) against its definition, the loss by hand, its rollout against the rules, and that it learns."""
 
-import shutil
-
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, documented_keys, rows
+from conftest import comparable, definitions, documented_keys, drop_last_checkpoint, rows
 
 PQN = definitions("pqn")
 SMALL = "--num-envs 2 --num-steps 16 --total-timesteps 128 --num-minibatches 2 --eval-episodes 1 --eval-every 0".split()
@@ -204,7 +202,7 @@ def test_resumed_equals_uninterrupted(train):
     """The last checkpoint thrown away, the run goes on from the one before."""
     whole = train("pqn", *SMALL, "--total-timesteps", "320", "--save-every", "192")
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("pqn", "--resume", run_dir)
     assert v["start"] == 6 and comparable(run_dir) == expected
     assert torch.equal(weights(v["q_network"]), weights(whole["q_network"]))

@@ -1,12 +1,10 @@
 """rainbow_atari.py: n-step returns and priorities against a naive buffer, the sum tree against a loop, noise and loss
 by hand, and the loop."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, documented_keys, rows
+from conftest import comparable, definitions, documented_keys, drop_last_checkpoint, rows
 from test_c51 import projected
 from test_frame_replay import CPU, DQN, histories, images, numbers_on
 
@@ -365,7 +363,7 @@ def test_resumed_with_its_replay_equals_uninterrupted(train):
     flags = "--total-timesteps 72 --num-envs 2 --buffer-size 50 --save-every 44 --save-replay".split()
     whole = train("rainbow_atari", *SMALL, *flags)
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("rainbow_atari", "--resume", run_dir)
     assert 0 < v["start"] < whole["num_iterations"] and comparable(run_dir) == expected
     for what in ("q_network", "target_network"):

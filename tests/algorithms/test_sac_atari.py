@@ -2,13 +2,12 @@
 
 import copy
 import math
-import shutil
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, documented_keys, rows
+from conftest import comparable, definitions, documented_keys, drop_last_checkpoint, rows
 
 from solorl.compute.device import EVALUATE
 
@@ -277,7 +276,7 @@ def test_resumed_with_its_replay_equals_uninterrupted(train):
     flags = "--total-timesteps 96 --learning-starts 32 --target-network-frequency 5 --save-every 64 --buffer-size 60"
     whole = train("sac_atari", *SMALL, *flags.split(), "--save-replay")
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("sac_atari", "--resume", run_dir)
     assert v["start"] == 32 and comparable(run_dir) == expected and whole["replay"].inserted > 60
     for what in ("actor", "critic", "target_critic", "temperature"):

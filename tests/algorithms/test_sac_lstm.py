@@ -1,12 +1,11 @@
 """sac_lstm.py: sequences of the replay buffer, and memory that is the same in acting and learning."""
 
 import copy
-import shutil
 
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, rows
+from conftest import comparable, definitions, drop_last_checkpoint, rows
 from test_actor_critic import SMALL
 
 FILE = definitions("sac_lstm")
@@ -163,7 +162,7 @@ def test_resumed_with_its_replay_equals_uninterrupted(train):
     flags += " --save-every 60 --log-every 60 --eval-every 150 --eval-episodes 1"
     whole = train("sac_lstm", "--env-id", "Pendulum-v1", *SEQUENCES, *flags.split())
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("sac_lstm", "--resume", run_dir)
     assert v["start"] > 0 and comparable(run_dir) == expected
     for name in ("actor", "critic", "target_critic", "temperature"):

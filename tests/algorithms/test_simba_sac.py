@@ -1,11 +1,9 @@
 """SAC with the SimBa architecture: its networks against NumPy, running statistics, AdamW, the loop."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, rows
+from conftest import comparable, definitions, drop_last_checkpoint, rows
 from safetensors.torch import load_file
 from test_actor_critic import SMALL, weights
 
@@ -166,7 +164,7 @@ def test_resumed_with_its_replay_equals_uninterrupted(train):
     flags += " --critic-width 16 --save-every 200 --log-every 100 --eval-every 150"
     whole = train("simba_sac", "--env-id", "Pendulum-v1", *SMALL, *flags.split())
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("simba_sac", "--resume", run_dir)
     assert v["start"] == 100 and comparable(run_dir) == expected
     for part in ("actor", "critic", "target_critic", "temperature"):

@@ -1,13 +1,12 @@
 """TD7: embeddings, priorities, clipped targets and the assessment of policies by hand; its loop; learning."""
 
 import math
-import shutil
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, documented_keys, rows
+from conftest import comparable, definitions, documented_keys, drop_last_checkpoint, rows
 from probes_offpolicy import Diary
 from test_actor_critic import SMALL, random_batch, weights
 
@@ -297,7 +296,7 @@ def test_resumed_with_its_replay_equals_uninterrupted(train):
     flags += "--target-network-frequency 7 --early-steps 300 --late-episodes 2 --save-every 700 --log-every 100"
     whole = train("td7", "--env-id", "Pendulum-v1", *SMALL, *flags.split(), "--eval-every", "500")
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     v = train("td7", "--resume", run_dir)
     assert v["start"] == 700 and comparable(run_dir) == expected
     for what in ("encoder", "agent", "target_agent", "best_agent"):

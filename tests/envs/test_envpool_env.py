@@ -1,12 +1,11 @@
 """EnvPool's environments one by one, with Gymnasium's ids: against EnvPool itself, masks, vectors, resuming."""
 
-import shutil
 import sys
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import comparable
+from conftest import comparable, drop_last_checkpoint
 
 from solorl.envs.ids import check_env_id
 from solorl.errors import UsageError
@@ -100,7 +99,7 @@ def test_resumed_equals_uninterrupted(train):
     flags = [*SMALL, "--env-id", "envpool/Game2048-v1", "--total-timesteps", 512, "--save-every", 256]
     whole = train("ppo_masked", *flags)
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
-    shutil.rmtree(sorted((run_dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(run_dir)
     again = train("ppo_masked", "--resume", run_dir)
     assert again["run"].checkpoints.resumed["step"] == 256 and comparable(run_dir) == expected
     assert list(again["run"].restarted) == [] and np.array_equal(again["obs"], whole["obs"])

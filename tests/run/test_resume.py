@@ -12,7 +12,7 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import comparable, environment, rows, script
+from conftest import comparable, drop_last_checkpoint, environment, rows, script
 from safetensors.numpy import load_file
 
 from solorl.checkpoints import checkpoint
@@ -184,7 +184,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path, uninter
 def test_simulators_that_cannot_be_replayed_restart_their_episodes_and_say_so(train, tmp_path):
     flags = "--env-id probes:Fickle-v0 --total-timesteps 128 --num-envs 2 --num-steps 32 --eval-episodes 1".split()
     v = train("ppo", *flags, "--save-every", "64")
-    shutil.rmtree(sorted((v["run"].dir / "checkpoint").iterdir())[-1])
+    drop_last_checkpoint(v["run"].dir)
     v = train("ppo", "--resume", v["run"].dir)
     assert "did not replay exactly" in train.out and "[0, 1] restart" in train.out and v["start"] == 1
     assert v["run"].meter.lengths.tolist() == [32, 32]  # steps since the resume only
