@@ -40,7 +40,7 @@ class Args(RunArgs):
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 256  # transitions per gradient step
     width: int = 256  # units of a hidden layer of the critics (the paper: 2048)
-    utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
+    utd_ratio: float = 1.0  # critic updates per environment step (update-to-data ratio)
     policy_lr: float = 1e-3  # learning rate of the actor's Adam
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -65,7 +65,7 @@ class Batch(NamedTuple):
     obs: jax.Array  # (batch_size, obs_dim)
     action: jax.Array  # (batch_size, action_dim), in [-1, 1]
     reward: jax.Array  # (batch_size,)
-    done: jax.Array  # (batch_size,), 0 at a time limit: that is not the end of the task
+    done: jax.Array  # (batch_size,), terminated: 0 at a time limit, which is not the end of the task
     next_obs: jax.Array  # (batch_size, obs_dim)
 
 
@@ -335,7 +335,7 @@ def train_iteration(training, setup):
     batch = Batch(training.obs, action, step.reward, step.terminated, step.final_obs)
     replay = insert(training.replay, batch, before)
 
-    # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
+    # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
     def update(i, carry):
         batch_key, noise_key = jax.random.split(jax.random.fold_in(sample_key, i))
         batch = sample(replay, batch_key, size, args.batch_size)
@@ -366,14 +366,14 @@ if __name__ == "__main__":
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # gradient steps wait until the buffer holds a whole batch; it never holds more than this
+    # no gradient steps before the buffer holds a whole batch; it never holds more than this
     most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
 
     rates = args.policy_lr, args.q_lr
     setup = Setup(args, envs, *(optax.adam(rate, b1=0.5) for rate in rates), optax.adam(args.q_lr))
     training, start = run.resume(lambda key: begin(key, setup), model="learner.actor", envs=("env_state", "obs"))
-    # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
+    # train(training, iterations): a range of them in one compiled call; its report: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=max(1, 500 // args.num_envs))
 
     for iterations in run.loop(start, num_iterations, args.num_envs):

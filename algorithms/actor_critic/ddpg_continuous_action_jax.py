@@ -36,7 +36,7 @@ class Args(RunArgs):
     learning_starts: int = 25_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 256  # transitions per gradient step
-    utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
+    utd_ratio: float = 1.0  # critic updates per environment step (update-to-data ratio)
     learning_rate: float = 3e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
@@ -59,7 +59,7 @@ class Batch(NamedTuple):
     obs: jax.Array  # (batch_size, obs_dim)
     action: jax.Array  # (batch_size, action_dim), in [-1, 1]
     reward: jax.Array  # (batch_size,)
-    done: jax.Array  # (batch_size,), 0 at a time limit: that is not the end of the task
+    done: jax.Array  # (batch_size,), terminated: 0 at a time limit, which is not the end of the task
     next_obs: jax.Array  # (batch_size, obs_dim)
 
 
@@ -246,7 +246,7 @@ def train_iteration(training, setup):
     batch = Batch(training.obs, action, step.reward, step.terminated, step.final_obs)
     replay = insert(training.replay, batch, before)
 
-    # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
+    # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
     def update(i, carry):
         batch = sample(replay, jax.random.fold_in(sample_key, i), size, args.batch_size)
         return learn_ddpg(i, *carry, batch, setup)
@@ -273,13 +273,13 @@ if __name__ == "__main__":
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # gradient steps wait until the buffer holds a whole batch; it never holds more than this
+    # no gradient steps before the buffer holds a whole batch; it never holds more than this
     most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
 
     setup = Setup(args, envs, optax.adam(args.learning_rate), optax.adam(args.learning_rate))
     training, start = run.resume(lambda key: begin(key, setup), model="learner.actor", envs=("env_state", "obs"))
-    # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
+    # train(training, iterations): a range of them in one compiled call; its report: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=max(1, 500 // args.num_envs))
 
     for iterations in run.loop(start, num_iterations, args.num_envs):

@@ -35,20 +35,20 @@ gym.register_envs(ale_py)
 
 @dataclass
 class Args(RunArgs):
-    env_kind = "atari"  # games of Atari, Gymnasium's
+    env_kind = "atari"  # --env-id is one of Gymnasium's Atari games
     env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
     total_timesteps: int = 5_000_000  # environment steps of 4 frames, summed over environments
     num_envs: int = 1  # environments stepped in parallel
     learning_starts: int = 20_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each
     batch_size: int = 64  # transitions per gradient step
-    utd_ratio: float = 0.25  # gradient steps per environment step (update-to-data ratio)
+    utd_ratio: float = 0.25  # critic updates per environment step (update-to-data ratio)
     policy_lr: float = 3e-4  # learning rate of the actor's Adam
     q_lr: float = 3e-4  # learning rate of the critics' Adam and of the temperature
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 1.0  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
     policy_frequency: int = 1  # critic updates per round of as many actor updates
-    target_network_frequency: int = 2_000  # gradient steps between target network updates
+    target_network_frequency: int = 2_000  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature (else alpha): the entropy approaches the target entropy
     target_entropy_scale: float = 0.89  # target entropy, as a multiple of the uniform policy's
@@ -99,7 +99,7 @@ class PressFire(gym.Wrapper):
 def make_env(env_id, **kwargs):
     """One whole game, for training and for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
     env = gym.make(env_id, obs_type="grayscale", frameskip=1, max_num_frames_per_episode=0, **kwargs)
-    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # the larger of the last two images: objects flicker
+    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # pixelwise maximum of the last two frames: objects flicker
     env = ResizeObservation(PressFire(env), (84, 84))
     return TimeLimit(FrameStackObservation(env, 4), 27_000)
 
@@ -132,26 +132,27 @@ class FrameReplay:
             "back": np.zeros(capacity, np.int32),
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
-        self.state = {"age": np.zeros(num_envs, np.int64)}  # rows since each game's newest one, itself included
+        # what a checkpoint holds with the arrays; age: rows since each game's newest one, itself included
+        self.state = {"age": np.zeros(num_envs, np.int64)}
 
-    def begin(self, games, image):
-        """Insert the first images (n, 84, 84) of new games in the environments `games` (n,)."""
-        self._insert(games, image, -1, 0, 0, 0)
+    def begin(self, env_index, image):
+        """Insert the first images (n, 84, 84) of new games in the environments of these indices (n,)."""
+        self._insert(env_index, image, -1, 0, 0, 0)
 
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
-        games = np.arange(len(image))
+        env_index = np.arange(len(image))
         # back: the rows since the game's newest one, and those of this call before the new one
-        self._insert(games, image, action, reward, done, self.state["age"] + games)
+        self._insert(env_index, image, action, reward, done, self.state["age"] + env_index)
 
-    def _insert(self, games, *columns):
+    def _insert(self, env_index, *columns):
         """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
-        index = (self.inserted + np.arange(len(games))) % self.capacity
+        index = (self.inserted + np.arange(len(env_index))) % self.capacity
         for array, values in zip(self.arrays.values(), columns, strict=True):
             array[index] = values
-        self.inserted += len(games)
-        self.state["age"] += len(games)
-        self.state["age"][games] = len(games) - np.arange(len(games))
+        self.inserted += len(env_index)
+        self.state["age"] += len(env_index)
+        self.state["age"][env_index] = len(env_index) - np.arange(len(env_index))
 
     def history(self, number):
         """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,
@@ -176,7 +177,7 @@ class FrameReplay:
 
 
 class Scaled(nn.Module):
-    """Bytes to numbers from 0 to 1; channels last in memory: faster in convolutions. Bytes move faster than floats."""
+    """Bytes to numbers from 0 to 1, on the device: bytes are copied there faster. Channels last: fast convolutions."""
 
     def forward(self, x):
         return x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
@@ -287,11 +288,11 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # gradient steps wait until the buffer holds a whole batch; it never holds more than this
+    # no gradient steps before the buffer holds a whole batch; it never holds more than this
     most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     run.require(
@@ -307,7 +308,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr, eps=1e-4)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr, eps=1e-4)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr, eps=1e-4)
-    # critic_step(*inputs): a step of the optimiser down the gradient of the loss of (critic, *inputs); others likewise
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs), returns all but it; others likewise
     critic_step = run.gradient_step(discrete_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(discrete_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -356,9 +357,9 @@ if __name__ == "__main__":
         replay.add(image, action, np.sign(reward), done)
         replay.begin(np.flatnonzero(over), obs[over, -1])
 
-        # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-        # the updates due before and after the steps of this iteration; those due before the buffer holds enough are
-        # dropped: if learning_starts is less than batch_size, and after a resume without --save-replay
+        # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
+        # numbers of the updates due by the end of the previous iteration and of this one; those due while the buffer
+        # holds too little are skipped: learning_starts < batch_size, or a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before

@@ -7,7 +7,8 @@
 Paper     Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905 ("Eq. n" below)
 Run       solo train sac_continuous_action --env-id Hopper-v5
 Spaces    vector -> continuous
-Differs   from td3_continuous_action.py: a stochastic policy; its entropy is rewarded, by a learned temperature
+Differs   from td3_continuous_action.py: a stochastic policy, its entropy rewarded with a learned weight, the
+          temperature; no target network of the actor
 Not for   discrete actions: sac_discrete.py
 Details   docs/algorithms/sac_continuous_action.md
 """
@@ -35,13 +36,13 @@ class Args(RunArgs):
     learning_starts: int = 5_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 256  # transitions per gradient step
-    utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
+    utd_ratio: float = 1.0  # critic updates per environment step (update-to-data ratio)
     policy_lr: float = 3e-4  # learning rate of the actor's Adam
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # critic updates between rounds of actor updates, and updates in a round (the paper: 1)
-    target_network_frequency: int = 1  # gradient steps between target network updates
+    policy_frequency: int = 2  # critic updates per round of as many actor updates (the paper: 1)
+    target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
 
@@ -52,7 +53,7 @@ class Batch(NamedTuple):
     obs: torch.Tensor  # (batch_size, obs_dim)
     action: torch.Tensor  # (batch_size, action_dim), in [-1, 1]
     reward: torch.Tensor  # (batch_size,)
-    done: torch.Tensor  # (batch_size,), 0 at a time limit: that is not the end of the task
+    done: torch.Tensor  # (batch_size,), terminated: 0 at a time limit, which is not the end of the task
     next_obs: torch.Tensor  # (batch_size, obs_dim)
 
 
@@ -203,13 +204,13 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="continuous")
     space = envs.single_action_space
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # gradient steps wait until the buffer holds a whole batch; it never holds more than this
+    # no gradient steps before the buffer holds a whole batch; it never holds more than this
     most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
@@ -220,7 +221,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
-    # critic_step(*inputs): a step of the optimiser down the gradient of the loss of (critic, *inputs); others likewise
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs), returns all but it; others likewise
     critic_step = run.gradient_step(sac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -247,7 +248,7 @@ if __name__ == "__main__":
             action = envs.action_space.sample()
         else:
             action = actor.act(obs, torch.randn(args.num_envs, action_dim))
-        current_obs, reward, terminated, truncated, infos = envs.step(action)
+        current_obs, reward, terminated, truncated, infos = envs.step(action)  # current_obs: for the next action
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task
@@ -257,9 +258,9 @@ if __name__ == "__main__":
         replay.add(Batch(obs, action, reward, terminated, next_obs))
         obs = current_obs
 
-        # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-        # the updates due before and after the steps of this iteration; those due before the buffer holds enough are
-        # dropped: if learning_starts is less than batch_size, and after a resume without --save-replay
+        # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
+        # numbers of the updates due by the end of the previous iteration and of this one; those due while the buffer
+        # holds too little are skipped: learning_starts < batch_size, or a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before

@@ -40,13 +40,13 @@ class Args(RunArgs):
     batch_size: int = 32  # sequences per gradient step
     sequence_length: int = 32  # transitions of one environment in a sequence, across ends of episodes
     burn_in: int = 16  # transitions of a sequence without loss, fewer where an episode begins in it; 0: none
-    utd_ratio: float = 0.125  # gradient steps per environment step (update-to-data ratio)
+    utd_ratio: float = 0.125  # critic updates per environment step (update-to-data ratio)
     policy_lr: float = 3e-4  # learning rate of the actor's Adam
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # critic updates between rounds of actor updates, and updates in a round (the paper: 1)
-    target_network_frequency: int = 1  # gradient steps between target network updates
+    policy_frequency: int = 2  # critic updates per round of as many actor updates (the paper: 1)
+    target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
 
@@ -267,7 +267,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="continuous")
     space = envs.single_action_space
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
@@ -291,7 +291,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
-    # critic_step(*inputs): a step of the optimiser down the gradient of the loss of (critic, *inputs); others likewise
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs), returns all but it; others likewise
     critic_step = run.gradient_step(sac_lstm_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(sac_lstm_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -324,7 +324,7 @@ if __name__ == "__main__":
         if global_step <= args.learning_starts:
             action = envs.action_space.sample()
             state[:, 128:] = torch.from_numpy(action)
-        current_obs, reward, terminated, truncated, infos = envs.step(action)
+        current_obs, reward, terminated, truncated, infos = envs.step(action)  # current_obs: for the next action
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task
@@ -334,9 +334,9 @@ if __name__ == "__main__":
         replay.add(Batch(obs, action, reward, terminated, next_obs, last_action, first))
         obs, first[:] = current_obs, terminated | truncated
 
-        # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-        # the updates due before and after the steps of this iteration; those due before the buffer holds enough are
-        # dropped: if learning_starts is less than a sequence of each environment, and after a resume without
+        # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
+        # numbers of the updates due by the end of the previous iteration and of this one; those due while the buffer
+        # holds too little are skipped: learning_starts < a sequence of each environment, or a resume without
         # --save-replay
         enough = replay.inserted >= max(args.sequence_length * args.num_envs, args.learning_starts)
         updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))

@@ -34,7 +34,7 @@ class Args(RunArgs):
     learning_starts: int = 25_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 256  # transitions per gradient step
-    utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
+    utd_ratio: float = 1.0  # critic updates per environment step (update-to-data ratio)
     learning_rate: float = 3e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
@@ -50,7 +50,7 @@ class Batch(NamedTuple):
     obs: torch.Tensor  # (batch_size, obs_dim)
     action: torch.Tensor  # (batch_size, action_dim), in [-1, 1]
     reward: torch.Tensor  # (batch_size,)
-    done: torch.Tensor  # (batch_size,), 0 at a time limit: that is not the end of the task
+    done: torch.Tensor  # (batch_size,), terminated: 0 at a time limit, which is not the end of the task
     next_obs: torch.Tensor  # (batch_size, obs_dim)
 
 
@@ -182,13 +182,13 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="continuous")
     space = envs.single_action_space
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # gradient steps wait until the buffer holds a whole batch; it never holds more than this
+    # no gradient steps before the buffer holds a whole batch; it never holds more than this
     most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
@@ -197,7 +197,7 @@ if __name__ == "__main__":
     target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
-    # critic_step(*inputs): a step of the optimiser down the gradient of the loss of (critic, *inputs); others likewise
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs), returns all but it; others likewise
     critic_step = run.gradient_step(td3_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(td3_actor_loss, actor, actor_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
@@ -222,7 +222,7 @@ if __name__ == "__main__":
             action = envs.action_space.sample()
         else:
             action = actor.act(obs, args.exploration_noise * np.random.randn(args.num_envs, action_dim))
-        current_obs, reward, terminated, truncated, infos = envs.step(action)
+        current_obs, reward, terminated, truncated, infos = envs.step(action)  # current_obs: for the next action
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task
@@ -232,9 +232,9 @@ if __name__ == "__main__":
         replay.add(Batch(obs, action, reward, terminated, next_obs))
         obs = current_obs
 
-        # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
-        # the updates due before and after the steps of this iteration; those due before the buffer holds enough are
-        # dropped: if learning_starts is less than batch_size, and after a resume without --save-replay
+        # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
+        # numbers of the updates due by the end of the previous iteration and of this one; those due while the buffer
+        # holds too little are skipped: learning_starts < batch_size, or a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before

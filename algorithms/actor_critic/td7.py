@@ -37,10 +37,10 @@ class Args(RunArgs):
     learning_starts: int = 25_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 256  # transitions per gradient step
-    utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
+    utd_ratio: float = 1.0  # critic updates per environment step (update-to-data ratio)
     learning_rate: float = 3e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
-    target_network_frequency: int = 250  # gradient steps between updates of the target networks and fixed encoder
+    target_network_frequency: int = 250  # critic updates between updates of the target networks and fixed encoder
     policy_frequency: int = 2  # critic updates per actor update (delayed updates)
     exploration_noise: float = 0.1  # standard deviation of the noise on actions
     policy_noise: float = 0.2  # standard deviation of the noise on target actions
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
     obs: torch.Tensor  # (batch_size, obs_dim)
     action: torch.Tensor  # (batch_size, action_dim), in [-1, 1]
     reward: torch.Tensor  # (batch_size,)
-    done: torch.Tensor  # (batch_size,), 0 at a time limit: that is not the end of the task
+    done: torch.Tensor  # (batch_size,), terminated: 0 at a time limit, which is not the end of the task
     next_obs: torch.Tensor  # (batch_size, obs_dim)
 
 
@@ -254,14 +254,14 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="continuous")
     space = envs.single_action_space
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     run.require(args.num_envs == 1, "--num-envs must be 1: td7.py assesses policies by whole episodes, one by one")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # gradient steps wait until the buffer holds a whole batch; it never holds more than this
+    # no gradient steps before the buffer holds a whole batch; it never holds more than this
     most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
@@ -275,7 +275,7 @@ if __name__ == "__main__":
     encoder_optimizer = torch.optim.Adam(encoder.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(agent.critics.parameters(), lr=args.learning_rate)
     actor_optimizer = torch.optim.Adam(agent.actor.parameters(), lr=args.learning_rate)
-    # critic_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs); others likewise
+    # critic_step(*inputs): an optimiser step on the loss of (agent, *inputs), returns all but it; others likewise
     encoder_step = run.gradient_step(td7_encoder_loss, encoder, encoder_optimizer)
     critic_step = run.gradient_step(td7_critic_loss, agent, critic_optimizer)
     actor_step = run.gradient_step(td7_actor_loss, agent, actor_optimizer)
@@ -307,7 +307,7 @@ if __name__ == "__main__":
             action = envs.action_space.sample()
         else:
             action = agent.act(obs, args.exploration_noise * np.random.randn(args.num_envs, action_dim))
-        current_obs, reward, terminated, truncated, infos = envs.step(action)
+        current_obs, reward, terminated, truncated, infos = envs.step(action)  # current_obs: for the next action
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task
@@ -329,9 +329,9 @@ if __name__ == "__main__":
         if over:
             assessment.steps, assessment.episodes, assessment.smallest = 0, 0, math.inf
 
-        # ---- 4. learn, when an assessment is over: utd_ratio gradient steps for each of its steps
-        # the updates due before and after it, none for steps before learning_starts; those due before the buffer holds
-        # enough are dropped: if learning_starts is less than batch_size, and after a resume without --save-replay
+        # ---- 4. learn, when an assessment is over: utd_ratio critic updates for each of its steps
+        # numbers of the updates due before it began and now, none for steps before learning_starts; those due while
+        # the buffer holds too little are skipped: learning_starts < batch_size, or a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         updates_before = int(args.utd_ratio * max(0, began - args.learning_starts))
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts))

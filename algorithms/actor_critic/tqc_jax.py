@@ -41,13 +41,13 @@ class Args(RunArgs):
     num_critics: int = 2  # critics (the paper: 5, with 3 layers of 512 units)
     num_quantiles: int = 25  # quantiles of the return that a critic estimates
     num_dropped: int = 2  # largest quantiles left out of a target, times num_critics; 0: none (the paper: 0 to 5)
-    utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
+    utd_ratio: float = 1.0  # critic updates per environment step (update-to-data ratio)
     policy_lr: float = 3e-4  # learning rate of the actor's Adam
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # critic updates between rounds of actor updates, and updates in a round (the paper: 1)
-    target_network_frequency: int = 1  # gradient steps between target network updates
+    policy_frequency: int = 2  # critic updates per round of as many actor updates (the paper: 1)
+    target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
 
@@ -68,7 +68,7 @@ class Batch(NamedTuple):
     obs: jax.Array  # (batch_size, obs_dim)
     action: jax.Array  # (batch_size, action_dim), in [-1, 1]
     reward: jax.Array  # (batch_size,)
-    done: jax.Array  # (batch_size,), 0 at a time limit: that is not the end of the task
+    done: jax.Array  # (batch_size,), terminated: 0 at a time limit, which is not the end of the task
     next_obs: jax.Array  # (batch_size, obs_dim)
 
 
@@ -305,7 +305,7 @@ def train_iteration(training, setup):
     batch = Batch(training.obs, action, step.reward, step.terminated, step.final_obs)
     replay = insert(training.replay, batch, before)
 
-    # ---- 3. learn: utd_ratio gradient steps for each environment step since learning_starts
+    # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
     def update(i, carry):
         batch_key, noise_key = jax.random.split(jax.random.fold_in(sample_key, i))
         batch = sample(replay, batch_key, size, args.batch_size)
@@ -336,7 +336,7 @@ if __name__ == "__main__":
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # gradient steps wait until the buffer holds a whole batch; it never holds more than this
+    # no gradient steps before the buffer holds a whole batch; it never holds more than this
     most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     run.require(
@@ -346,7 +346,7 @@ if __name__ == "__main__":
 
     setup = Setup(args, envs, optax.adam(args.policy_lr), optax.adam(args.q_lr), optax.adam(args.q_lr))
     training, start = run.resume(lambda key: begin(key, setup), model="learner.actor", envs=("env_state", "obs"))
-    # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
+    # train(training, iterations): a range of them in one compiled call; its report: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=max(1, 500 // args.num_envs))
 
     for iterations in run.loop(start, num_iterations, args.num_envs):

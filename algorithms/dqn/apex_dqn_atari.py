@@ -35,7 +35,7 @@ gym.register_envs(ale_py)
 
 @dataclass
 class Args(RunArgs):
-    env_kind = "atari"  # games of Atari, Gymnasium's
+    env_kind = "atari"  # --env-id is one of Gymnasium's Atari games
     env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over actors
     num_actors: int = 2  # processes that play, one game at a time each
@@ -103,13 +103,14 @@ class PressFire(gym.Wrapper):
 def make_env(env_id, **kwargs):
     """One whole game, for training and for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
     env = gym.make(env_id, obs_type="grayscale", frameskip=1, max_num_frames_per_episode=0, **kwargs)
-    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # the larger of the last two images: objects flicker
+    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # pixelwise maximum of the last two frames: objects flicker
     env = ResizeObservation(PressFire(env), (84, 84))
     return TimeLimit(FrameStackObservation(env, 4), 27_000)
 
 
 def vector_env(env_id):
     """A vector environment of one, for an actor; its observations are copies, which no later step changes."""
+    # None: the observation space stays as it is
     copies = [lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)]
     return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP)
 
@@ -190,7 +191,8 @@ class FrameShard:
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
         self.tree = tree = SumTree(capacity)
-        # what a checkpoint holds with the arrays; by `leaves` (capacity,) it fits a buffer of the same capacity only
+        # what a checkpoint holds with the arrays; `leaves`, a view of `sum`, has the length capacity, so that a
+        # checkpoint of another capacity is refused
         self.state = {"leaves": tree.sum[tree.size :][:capacity], "sum": tree.sum, "least": tree.least}
 
     def summary(self):
@@ -211,25 +213,25 @@ class FrameShard:
         self.inserted += len(image)
 
     def sample(self, n):
-        """The fields of a `Sample` of n transitions, of none if there are none yet."""
+        """A Sample of n transitions, of none if there are none yet."""
         index = self.tree.draw(n) if self.tree.sum[1] > 0 else np.zeros(0, int)
         number = self.inserted - 1 - (self.inserted - 1 - index) % self.capacity  # the newest number at each index
         image = self.arrays["image"][(index[:, None] + self.arrays["near"][index]) % self.capacity]
         action, reward, discount = (self.arrays[name][index] for name in ("action", "reward", "discount"))
         columns = [image[:, :4], action, reward, discount, image[:, 4:]]
-        return columns, self.tree.sum[self.tree.size + index], number, self.summary()
+        return Sample(columns, self.tree.sum[self.tree.size + index], number, self.summary())
 
     def update(self, number, priority):
         """Give the transitions of these rows (n,) their priorities (n,), except those overwritten meanwhile."""
         index = number % self.capacity
-        # higher numbers than its own are from before a restart
+        # numbers from before a restart: too high (left out), or a new transition's (wrong until it is drawn)
         kept = (number >= self.inserted - self.capacity) & (number < self.inserted)
         kept &= self.tree.sum[self.tree.size + index] > 0
         self.tree.set(index[kept], priority[kept])
 
 
 class Scaled(nn.Module):
-    """Bytes to numbers from 0 to 1; channels last in memory: faster in convolutions. Bytes move faster than floats."""
+    """Bytes to numbers from 0 to 1, on the device: bytes are copied there faster. Channels last: fast convolutions."""
 
     def forward(self, x):
         return x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
@@ -286,7 +288,7 @@ class Actor:
 
     def rollout(self, weights, shard):
         """Take num_steps steps with these weights, and add to a shard the transitions whose returns are complete.
-        Returns the raw rewards of each game that has ended."""
+        Returns the raw rewards of each game that has ended, and the promise that the shard has added them."""
         games = []
         for parameter, array in zip(self.q_network.parameters(), weights, strict=True):
             parameter.data.numpy()[...] = array
@@ -318,11 +320,13 @@ class Actor:
         with torch.no_grad():  # an actor has no target network
             error, _ = td_errors(self.q_network, self.q_network, Batch(*map(torch.from_numpy, columns)))
         priority = priorities(error, self.args.prioritized_replay_alpha)
-        self.shards[shard].add(images, first, priority, where - first[:, None], action[:count], reward, discount)
+        added = self.shards[shard].add(
+            images, first, priority, where - first[:, None], action[:count], reward, discount
+        )
         oldest = min([*self.stack, *(i for numbers, *_ in self.steps[count:] for i in numbers)])  # still needed
         self.images, self.stack = self.images[oldest:], [i - oldest for i in self.stack]
         self.steps = [([i - oldest for i in numbers], *rest) for numbers, *rest in self.steps[count:]]
-        return games
+        return games, added
 
 
 def n_step_returns(reward, done, end, n_step, gamma):
@@ -365,7 +369,7 @@ def priorities(error, alpha):
     return (error.detach().abs().double().cpu().numpy() + 1e-6) ** alpha
 
 
-def shares(summaries, n):
+def draw_counts(summaries, n):
     """How many of n transitions to draw from each shard (num_shards,), as if one buffer held all their transitions: one
     is drawn in each of n equal parts of the sum of all priorities (Schaul, B.2.1)."""
     ends = np.cumsum([summary.priority_sum for summary in summaries])
@@ -394,11 +398,11 @@ if __name__ == "__main__":
     q_network = QNetwork(int(envs.single_action_space.n)).to(run.device)
     target_network, actor_network = copy.deepcopy(q_network), copy.deepcopy(q_network).cpu()  # the actors' copy
     optimizer = torch.optim.RMSprop(q_network.parameters(), args.learning_rate, 0.95, 1.5e-7, centered=True)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(apex_loss, q_network, optimizer, args.max_grad_norm)
     parts = {"q_network": q_network, "target_network": target_network, "actor_network": actor_network}
-    # each in a process of its own: calls of their methods return promises at once, for whose results run.first and
-    # run.answers wait. With --synchronous they are plain objects of this process, and methods return the results
+    # shards and actors live in processes of Ray: their methods return futures ("promises"), for which run.first and
+    # run.answers wait. With --synchronous they are plain objects, and methods return the results
     shards = run.place(FrameShard, [(capacity,)] * args.num_replay_shards, here=args.synchronous)
     inputs = [(args, i / max(1, num_actors - 1), shards, envs if args.synchronous else None) for i in range(num_actors)]
     actors = run.place(Actor, inputs, here=args.synchronous)
@@ -414,42 +418,46 @@ if __name__ == "__main__":
     # ---- what is under way, so that nobody waits: two rollouts of each actor, two batches in advance
     rollouts_ahead, batches_ahead = (1, 0) if args.synchronous else (2, 2)
     to_ask = [*range(num_actors)] * rollouts_ahead  # actors that a rollout will be asked of
-    pending_rollouts = []  # of each: (actor, promise of the episodes that end in it)
+    pending_rollouts = []  # of each: (actor, promise of what `rollout` returns)
     pending_batches = []  # of each: [(shard, promise of its sample), ...]
+    updated = []  # promises that shards have updated priorities
     weights = run.share([parameter.detach().numpy() for parameter in actor_network.parameters()])
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * args.num_steps  # at the end of this iteration
 
-        # ---- 1. act: the first rollout that is there, of any actor; an actor that has died is asked again
-        episodes = None
-        while episodes is None:
+        # ---- 1. act: the first rollout there; its actor is asked again in the next iteration, a dead actor at once
+        rollout = None
+        while rollout is None:
             for k, i in enumerate(to_ask):  # the shards take turns
                 pending_rollouts.append((i, actors[i].rollout(weights, (iteration + k) % len(shards))))
-            first, episodes = run.first([promise for _, promise in pending_rollouts])
+            first, rollout = run.first([promise for _, promise in pending_rollouts])
             to_ask = [pending_rollouts.pop(first)[0]]
+        episodes, added = rollout
         for rewards in episodes:  # one that has ended, of one environment: (steps, 1)
             reward, done = np.array(rewards)[:, None], np.zeros((len(rewards), 1), bool)
             done[-1] = True
             run.episodes(global_step, reward, done)
 
-        # ---- 2. store: the actors have asked the shards to; a shard that has died begins again without transitions
+        # ---- 2. store: the actor has asked a shard to; a shard that has died begins again without transitions
+        run.answers([added, *updated])  # an exception in a shard ends the run here; a dead shard answers None
+        updated = []
         known = run.answers([shard.summary() for shard in shards])
         summaries = [ShardSummary(0, 0.0, np.inf) if summary is None else summary for summary in known]
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
         inserted = sum(summary.inserted for summary in summaries)
-        # an actor keeps fewer than n_step steps back; more are missing where a shard has died or the run is resumed
+        # each actor holds back fewer than n_step steps; where even more are missing (a shard has died, or the run is
+        # resumed), learning waits
         enough = inserted >= max(1, args.learning_starts - args.n_step * num_actors)
         for env_step in range(global_step - args.num_steps + 1, global_step + 1):
             if not (enough and env_step > args.learning_starts and env_step % args.train_frequency == 0):
                 continue
             while len(pending_batches) <= batches_ahead:
-                count = shares(summaries, args.batch_size)  # how many transitions each shard is asked for
+                count = draw_counts(summaries, args.batch_size)  # how many transitions each shard is asked for
                 pending_batches.append([(i, shards[i].sample(count[i])) for i in np.flatnonzero(count)])
             indices, promises = zip(*pending_batches.pop(0), strict=True)
-            answers = run.answers(promises)
-            samples = {i: Sample(*answer) for i, answer in zip(indices, answers, strict=True) if answer is not None}
-            samples = {i: sample for i, sample in samples.items() if len(sample.priority)}
+            samples = dict(zip(indices, run.answers(promises), strict=True))
+            samples = {i: sample for i, sample in samples.items() if sample is not None and len(sample.priority)}
             for i, sample in samples.items():
                 summaries[i] = sample.summary
             if not samples:  # the shards that were asked have died: there is nothing to learn from yet
@@ -457,15 +465,15 @@ if __name__ == "__main__":
             columns = map(np.concatenate, zip(*(sample.columns for sample in samples.values()), strict=True))
             batch = Batch(*(torch.from_numpy(column).to(run.device) for column in columns))
             priority = np.concatenate([sample.priority for sample in samples.values()])
-            # importance weights, divided by the largest, that of the smallest priority (Schaul, 3.4); clip: what is
-            # known of the other shards is a little old
+            # importance weights, divided by the largest, that of the smallest priority (Schaul, 3.4); what is known of
+            # shards that gave nothing to this batch is a little old
             least_priority = min(summary.least_priority for summary in summaries)
-            weight = (priority / least_priority).clip(1) ** -args.prioritized_replay_beta
+            weight = (priority / least_priority) ** -args.prioritized_replay_beta
             metrics, error = gradient_step(target_network, batch, torch.tensor(weight).float().to(run.device))
             new_priority = priorities(error, args.prioritized_replay_alpha)
             run.learned(metrics)
             for i, sample in samples.items():
-                shards[i].update(sample.number, new_priority[: len(sample.number)])
+                updated.append(shards[i].update(sample.number, new_priority[: len(sample.number)]))
                 new_priority = new_priority[len(sample.number) :]
             if env_step // args.train_frequency % args.broadcast_frequency == 0:  # for the rollouts asked from now on
                 actor_network.load_state_dict(q_network.state_dict())

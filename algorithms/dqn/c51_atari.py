@@ -32,7 +32,7 @@ gym.register_envs(ale_py)
 
 @dataclass
 class Args(RunArgs):
-    env_kind = "atari"  # games of Atari, Gymnasium's
+    env_kind = "atari"  # --env-id is one of Gymnasium's Atari games
     env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
     num_envs: int = 1  # environments stepped in parallel
@@ -97,7 +97,7 @@ class PressFire(gym.Wrapper):
 def make_env(env_id, **kwargs):
     """One whole game, for training and for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
     env = gym.make(env_id, obs_type="grayscale", frameskip=1, max_num_frames_per_episode=0, **kwargs)
-    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # the larger of the last two images: objects flicker
+    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # pixelwise maximum of the last two frames: objects flicker
     env = ResizeObservation(PressFire(env), (84, 84))
     return TimeLimit(FrameStackObservation(env, 4), 27_000)
 
@@ -130,26 +130,27 @@ class FrameReplay:
             "back": np.zeros(capacity, np.int32),
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
-        self.state = {"age": np.zeros(num_envs, np.int64)}  # rows since each game's newest one, itself included
+        # what a checkpoint holds with the arrays; age: rows since each game's newest one, itself included
+        self.state = {"age": np.zeros(num_envs, np.int64)}
 
-    def begin(self, games, image):
-        """Insert the first images (n, 84, 84) of new games in the environments `games` (n,)."""
-        self._insert(games, image, -1, 0, 0, 0)
+    def begin(self, env_index, image):
+        """Insert the first images (n, 84, 84) of new games in the environments of these indices (n,)."""
+        self._insert(env_index, image, -1, 0, 0, 0)
 
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
-        games = np.arange(len(image))
+        env_index = np.arange(len(image))
         # back: the rows since the game's newest one, and those of this call before the new one
-        self._insert(games, image, action, reward, done, self.state["age"] + games)
+        self._insert(env_index, image, action, reward, done, self.state["age"] + env_index)
 
-    def _insert(self, games, *columns):
+    def _insert(self, env_index, *columns):
         """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
-        index = (self.inserted + np.arange(len(games))) % self.capacity
+        index = (self.inserted + np.arange(len(env_index))) % self.capacity
         for array, values in zip(self.arrays.values(), columns, strict=True):
             array[index] = values
-        self.inserted += len(games)
-        self.state["age"] += len(games)
-        self.state["age"][games] = len(games) - np.arange(len(games))
+        self.inserted += len(env_index)
+        self.state["age"] += len(env_index)
+        self.state["age"][env_index] = len(env_index) - np.arange(len(env_index))
 
     def history(self, number):
         """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,
@@ -174,7 +175,7 @@ class FrameReplay:
 
 
 class Scaled(nn.Module):
-    """Bytes to numbers from 0 to 1; channels last in memory: faster in convolutions. Bytes move faster than floats."""
+    """Bytes to numbers from 0 to 1, on the device: bytes are copied there faster. Channels last: fast convolutions."""
 
     def forward(self, x):
         return x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
@@ -245,7 +246,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
     # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
@@ -267,7 +268,7 @@ if __name__ == "__main__":
     q_network = QNetwork(num_actions, atoms).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate, eps=0.01 / args.batch_size)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(c51_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions), with the current weights
     replay, lives = FrameReplay(args.buffer_size, args.num_envs), np.zeros(args.num_envs, np.int64)

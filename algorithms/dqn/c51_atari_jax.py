@@ -30,7 +30,7 @@ from solorl import EnvPoolVectorEnv, RunArgs, Runs, conv2d, parse
 
 @dataclass
 class Args(RunArgs):
-    env_kind = "envpool-atari"  # games of Atari, EnvPool's
+    env_kind = "envpool-atari"  # --env-id is one of EnvPool's Atari games
     env_id: str = "Pong-v5"  # id of the game in EnvPool
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
@@ -330,7 +330,7 @@ if __name__ == "__main__":
     greedy = partial(act, atoms=atoms)
     games = ("env_state", "obs", "lives", "new_game")  # begin again when resumed: EnvPool cannot save them
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=games)
-    # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
+    # train(training, iterations): a range of them in one compiled call; its report: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=max(1, 64 // batch_steps))
 
     for iterations in run.loop(start, num_iterations, batch_steps):

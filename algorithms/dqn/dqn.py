@@ -50,7 +50,7 @@ class Batch(NamedTuple):
     obs: torch.Tensor  # (batch_size, obs_dim)
     action: torch.Tensor  # (batch_size,)
     reward: torch.Tensor  # (batch_size,)
-    done: torch.Tensor  # (batch_size,), 0 at a time limit: that is not the end of the task
+    done: torch.Tensor  # (batch_size,), terminated: 0 at a time limit, which is not the end of the task
     next_obs: torch.Tensor  # (batch_size, obs_dim)
 
 
@@ -128,7 +128,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="discrete")
     # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
@@ -143,8 +143,9 @@ if __name__ == "__main__":
 
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
+    # the paper: RMSProp, and errors clipped to [-1, 1]
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(td_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
     replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)

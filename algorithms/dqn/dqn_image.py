@@ -56,7 +56,7 @@ class Batch(NamedTuple):
     obs: torch.Tensor  # (batch_size, *obs_shape), bytes
     action: torch.Tensor  # (batch_size,)
     reward: torch.Tensor  # (batch_size,)
-    done: torch.Tensor  # (batch_size,), 0 at a time limit: that is not the end of the task
+    done: torch.Tensor  # (batch_size,), terminated: 0 at a time limit, which is not the end of the task
     next_obs: torch.Tensor  # (batch_size, *obs_shape), bytes
 
 
@@ -164,7 +164,7 @@ class ImageReplay:
 
 
 class Scaled(nn.Module):
-    """Bytes to numbers from 0 to 1; channels last in memory: faster in convolutions. Bytes move faster than floats."""
+    """Bytes to numbers from 0 to 1, on the device: bytes are copied there faster. Channels last: fast convolutions."""
 
     def forward(self, x):
         return x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
@@ -223,7 +223,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     run.require(not args.size or find_spec("cv2"), "--size needs OpenCV: pip install 'solorl[atari]', or take --size 0")
     make_env = partial(image_env, size=args.size, grey=args.grey, num_frames=args.num_frames)
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
     run.require(
@@ -256,7 +256,7 @@ if __name__ == "__main__":
     q_network = QNetwork(obs_shape, num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(td_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, *obs_shape) -> NumPy (batch, num_actions), with the current weights
     channels = obs_shape[0] // args.num_frames  # of one image

@@ -60,7 +60,7 @@ class Batch(NamedTuple):
     obs: jax.Array  # (batch_size, obs_dim)
     action: jax.Array  # (batch_size,)
     reward: jax.Array  # (batch_size,)
-    done: jax.Array  # (batch_size,), 0 at a time limit: that is not the end of the task
+    done: jax.Array  # (batch_size,), terminated: 0 at a time limit, which is not the end of the task
     next_obs: jax.Array  # (batch_size, obs_dim)
 
 
@@ -216,7 +216,7 @@ if __name__ == "__main__":
     optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
     setup = Setup(args, envs, optimizer, num_iterations)
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
-    # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
+    # train(training, iterations): a range of them in one compiled call; its report: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=max(1, 1000 // batch_steps))
 
     for iterations in run.loop(start, num_iterations, batch_steps):

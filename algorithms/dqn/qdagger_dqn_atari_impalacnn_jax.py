@@ -31,7 +31,7 @@ from solorl import EnvPoolVectorEnv, RunArgs, Runs, conv2d, parse
 
 @dataclass
 class Args(RunArgs):
-    env_kind = "envpool-atari"  # games of Atari, EnvPool's
+    env_kind = "envpool-atari"  # --env-id is one of EnvPool's Atari games
     env_id: str = "Pong-v5"  # id of the game in EnvPool
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     teacher: str = ""  # run folder of the teacher, or hf://USER/NAME of one on the Hugging Face hub
@@ -446,7 +446,7 @@ if __name__ == "__main__":
     chunk = max(1, 64 // batch_steps)  # iterations in one call of `train`, together 64 steps
 
     # ---- teach: the teacher plays and fills its replay buffer
-    # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
+    # train(training, iterations): a range of them in one compiled call; its report: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: teach(training, setup), chunk)
     for iterations in run.loop(start, teach_iterations, batch_steps, last=False):
         global_step = iterations.stop * batch_steps  # environment steps after these iterations

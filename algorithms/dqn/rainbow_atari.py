@@ -34,7 +34,7 @@ gym.register_envs(ale_py)
 
 @dataclass
 class Args(RunArgs):
-    env_kind = "atari"  # games of Atari, Gymnasium's
+    env_kind = "atari"  # --env-id is one of Gymnasium's Atari games
     env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
     num_envs: int = 1  # environments stepped in parallel
@@ -61,7 +61,7 @@ class Batch(NamedTuple):
     obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
     action: torch.Tensor  # (batch_size,)
     reward: torch.Tensor  # (batch_size,), the discounted sum of the steps
-    done: torch.Tensor  # (batch_size,), of the last step; 0 at a time limit: that is not the end of the task
+    done: torch.Tensor  # (batch_size,), of the last step: game over or life lost; 0 at a time limit
     next_obs: torch.Tensor  # (batch_size, 4, 84, 84), bytes
 
 
@@ -99,7 +99,7 @@ class PressFire(gym.Wrapper):
 def make_env(env_id, **kwargs):
     """One whole game, for training and for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
     env = gym.make(env_id, obs_type="grayscale", frameskip=1, max_num_frames_per_episode=0, **kwargs)
-    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # the larger of the last two images: objects flicker
+    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # pixelwise maximum of the last two frames: objects flicker
     env = ResizeObservation(PressFire(env), (84, 84))
     return TimeLimit(FrameStackObservation(env, 4), 27_000)
 
@@ -132,26 +132,27 @@ class FrameReplay:
             "back": np.zeros(capacity, np.int32),
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
-        self.state = {"age": np.zeros(num_envs, np.int64)}  # rows since each game's newest one, itself included
+        # what a checkpoint holds with the arrays; age: rows since each game's newest one, itself included
+        self.state = {"age": np.zeros(num_envs, np.int64)}
 
-    def begin(self, games, image):
-        """Insert the first images (n, 84, 84) of new games in the environments `games` (n,)."""
-        self._insert(games, image, -1, 0, 0, 0)
+    def begin(self, env_index, image):
+        """Insert the first images (n, 84, 84) of new games in the environments of these indices (n,)."""
+        self._insert(env_index, image, -1, 0, 0, 0)
 
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
-        games = np.arange(len(image))
+        env_index = np.arange(len(image))
         # back: the rows since the game's newest one, and those of this call before the new one
-        self._insert(games, image, action, reward, done, self.state["age"] + games)
+        self._insert(env_index, image, action, reward, done, self.state["age"] + env_index)
 
-    def _insert(self, games, *columns):
+    def _insert(self, env_index, *columns):
         """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
-        index = (self.inserted + np.arange(len(games))) % self.capacity
+        index = (self.inserted + np.arange(len(env_index))) % self.capacity
         for array, values in zip(self.arrays.values(), columns, strict=True):
             array[index] = values
-        self.inserted += len(games)
-        self.state["age"] += len(games)
-        self.state["age"][games] = len(games) - np.arange(len(games))
+        self.inserted += len(env_index)
+        self.state["age"] += len(env_index)
+        self.state["age"][env_index] = len(env_index) - np.arange(len(env_index))
 
     def history(self, number):
         """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,
@@ -220,14 +221,14 @@ class PrioritizedReplay(FrameReplay):
         self.largest = np.ones(1)  # priority so far
         # what a checkpoint holds with the arrays, `age` included; all of it is changed in place
         tree = {"sum": self.tree.sum, "least": self.tree.least}
-        self.state = {**self.state, "ahead": self.next_offset, "largest": self.largest, **tree}
+        self.state = {**self.state, "next_offset": self.next_offset, "largest": self.largest, **tree}
 
-    def begin(self, games, image):
+    def begin(self, env_index, image):
         """As in FrameReplay. The games before these are over, so their last transitions are complete: at a time limit,
         too."""
-        self._complete(self.inserted - self.state["age"][games], True)
-        self._make_room(len(games))
-        super().begin(games, image)
+        self._complete(self.inserted - self.state["age"][env_index], True)
+        self._make_room(len(env_index))
+        super().begin(env_index, image)
 
     def add(self, image, action, reward, done):
         """As in FrameReplay."""
@@ -252,19 +253,19 @@ class PrioritizedReplay(FrameReplay):
         """Give the transitions that are complete now the largest priority so far (Schaul, Alg. 1). `newest` (n,): the
         numbers of the newest rows of n games. In a game where `ends` is true transitions of 1 to n_step steps are
         complete, in others the one of n_step steps, that is, from n_step - 1 rows before the newest to it."""
-        # [k]: of the row k before the newest, from which a transition has k + 1 steps
-        numbers, complete = [newest], np.broadcast_to(ends, (self.n_step, len(newest))).astype(bool)
-        for _ in range(self.n_step - 1):
-            numbers.append(numbers[-1] - self.arrays["back"][numbers[-1] % self.capacity])
-        complete[-1] = True
-        number = np.stack(numbers)[complete]
+        ends = np.broadcast_to(ends, len(newest)).astype(bool)
+        number, complete = newest, []  # number: the first row of the transitions of `steps` steps up to the newest row
+        for steps in range(1, self.n_step + 1):
+            complete.append(number if steps == self.n_step else number[ends])
+            number = number - self.arrays["back"][number % self.capacity]
+        number = np.concatenate(complete)
         new = self.history(number)[1] & (self.tree.sum[self.tree.size + number % self.capacity] == 0)
         self.tree.set(number[new] % self.capacity, self.largest)
 
     def sample(self, batch_size, gamma, beta, device):
-        """A Batch drawn by priority; the discounts (batch_size,) of the values of its next_obs; its importance weights
-        (batch_size,), (N P(i))^-beta divided by the largest of all transitions in the buffer (Schaul, 3.4); and the
-        indices (batch_size,) of its transitions."""
+        """A Batch drawn by priority, in place of FrameReplay's uniform draw; the discounts (batch_size,) of the values
+        of its next_obs; its importance weights (batch_size,), (N P(i))^-beta divided by the largest of all transitions
+        in the buffer (Schaul, 3.4); and the indices (batch_size,) of its transitions."""
         index = last_index = self.tree.draw(batch_size)  # of the first and of the last step
         reward, discount = self.arrays["reward"][index], np.full(batch_size, gamma, np.float32)
         for _ in range(self.n_step - 1):
@@ -289,7 +290,7 @@ class PrioritizedReplay(FrameReplay):
 
 
 class Scaled(nn.Module):
-    """Bytes to numbers from 0 to 1; channels last in memory: faster in convolutions. Bytes move faster than floats."""
+    """Bytes to numbers from 0 to 1, on the device: bytes are copied there faster. Channels last: fast convolutions."""
 
     def forward(self, x):
         return x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
@@ -307,7 +308,8 @@ class NoisyLinear(nn.Module):
 
     def __init__(self, fan_in, fan_out):
         super().__init__()
-        # the means as torch draws them, uniformly within 1 / sqrt(fan_in), which is the paper's way, too
+        # the means as torch draws them, uniformly within 1 / sqrt(fan_in), which is the paper's way, too; sigma scales
+        # the noise of each weight and bias: a layer of the same shape, so that forward applies both in the same way
         self.mean, self.sigma = nn.Linear(fan_in, fan_out), nn.Linear(fan_in, fan_out)
         for p in self.sigma.parameters():
             nn.init.constant_(p, 0.5 * fan_in**-0.5)
@@ -391,7 +393,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # episodes are reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
     # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
@@ -403,17 +405,17 @@ if __name__ == "__main__":
         args.target_network_frequency >= batch_steps,
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
     )
-    # n_step + 5 steps of every environment hold a whole transition, of n_step + 4 images; a step that ends a game adds
-    # two rows, the second for the first image of the next game
-    least = 2 * (args.n_step + 5) * args.num_envs
-    run.require(args.buffer_size >= least, f"--buffer-size must be at least {least} with --n-step {args.n_step}")
+    # a transition has n_step + 4 images, and the next write takes the place of one more; times 2, because a step that
+    # ends a game adds two rows, the second for the first image of the next game
+    min_rows = 2 * (args.n_step + 5) * args.num_envs
+    run.require(args.buffer_size >= min_rows, f"--buffer-size must be at least {min_rows} with --n-step {args.n_step}")
     num_actions = int(envs.single_action_space.n)
 
     atoms = torch.linspace(args.v_min, args.v_max, args.n_atoms)
     q_network = QNetwork(num_actions, atoms).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate, eps=1.5e-4)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(rainbow_loss, q_network, optimizer)
     replay, lives = PrioritizedReplay(args.buffer_size, args.num_envs, args.n_step), np.zeros(args.num_envs, np.int64)
     # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
@@ -426,6 +428,7 @@ if __name__ == "__main__":
     action, reward, over = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape, bool)
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
+    # run.restarted: environments whose games a resume could not continue; none in a new run
     lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
     if replay.inserted == 0:
         replay.begin(np.arange(args.num_envs), obs[:, 0])
@@ -454,7 +457,8 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, over)
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
-        enough = replay.inserted >= max(args.learning_starts, least)  # a resume without --save-replay empties it
+        # min_rows hold a complete transition; a resume without --save-replay empties the buffer
+        enough = replay.inserted >= max(args.learning_starts, min_rows)
         beta = 1 - (1 - args.prioritized_replay_beta) * (1 - (iteration + 1) / num_iterations)  # rises to 1
         for env_step in range(global_step - batch_steps + 1, global_step + 1):
             if enough and env_step > args.learning_starts and env_step % args.train_frequency == 0:

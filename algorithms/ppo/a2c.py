@@ -77,7 +77,7 @@ class Agent(nn.Module):
     def forward(self, obs):  # (batch, obs_dim) -> logits (batch, num_actions), values (batch,)
         return self.actor(obs), self.critic(obs).squeeze(-1)
 
-    def evaluate(self, obs, action):  # (batch, *obs_shape), (batch,) -> log-probabilities, entropies, values: (batch,)
+    def evaluate_actions(self, obs, action):  # (batch, *obs_shape), (batch,) -> logprobs, entropies, values: (batch,)
         logits, value = self(obs)
         logprobs = logits.log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -114,7 +114,7 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 
 def a2c_loss(agent, batch, args):
     """The loss of policy, value and entropy (section 4 of the paper), and the metrics."""
-    logprob, entropy, value = agent.evaluate(batch.obs, batch.action)
+    logprob, entropy, value = agent.evaluate_actions(batch.obs, batch.action)
     assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
     objective = (logprob * batch.advantage).mean()
     value_loss = 0.5 * ((value - batch.returns) ** 2).mean()
@@ -127,7 +127,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # an episode that ends is reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     num_iterations = args.total_timesteps // batch_size
@@ -138,7 +138,7 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.RMSprop(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(a2c_loss, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # NumPy (batch, obs_dim) -> NumPy logits (batch, num_actions), values (batch,)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds

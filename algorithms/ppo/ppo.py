@@ -83,7 +83,7 @@ class Agent(nn.Module):
     def forward(self, obs):  # (batch, obs_dim) -> logits (batch, num_actions), values (batch,)
         return self.actor(obs), self.critic(obs).squeeze(-1)
 
-    def evaluate(self, obs, action):  # (batch, *obs_shape), (batch,) -> log-probabilities, entropies, values: (batch,)
+    def evaluate_actions(self, obs, action):  # (batch, *obs_shape), (batch,) -> logprobs, entropies, values: (batch,)
         logits, value = self(obs)
         logprobs = logits.log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -120,7 +120,7 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 
 def ppo_loss(agent, batch, args):
     """The negative of Eq. 9, and the metrics."""
-    logprob, entropy, value = agent.evaluate(batch.obs, batch.action)
+    logprob, entropy, value = agent.evaluate_actions(batch.obs, batch.action)
     assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
 
     # L^CLIP, Eq. 7
@@ -156,7 +156,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # an episode that ends is reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
@@ -172,7 +172,7 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # NumPy (batch, obs_dim) -> NumPy logits (batch, num_actions), values (batch,)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
@@ -209,7 +209,7 @@ if __name__ == "__main__":
         rollout = (obs, action, logprob, value, advantage, advantage + value)
         rollout = Batch(*(torch.as_tensor(x, device=run.device).flatten(0, 1) for x in rollout))
 
-        # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+        # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
             kl = []
             for index in torch.randperm(batch_size, device=run.device).split(minibatch_size):

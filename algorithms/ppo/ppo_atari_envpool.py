@@ -26,7 +26,7 @@ from solorl import EnvPoolVectorEnv, Run, RunArgs, parse
 
 @dataclass
 class Args(RunArgs):
-    env_kind = "envpool-atari"  # games of Atari, EnvPool's
+    env_kind = "envpool-atari"  # --env-id is one of EnvPool's Atari games
     env_id: str = "Pong-v5"  # id of the game in EnvPool
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
     num_envs: int = 8  # environments stepped in parallel
@@ -64,7 +64,7 @@ def make_envs(env_id, num_envs, **kwargs):
 
 
 class Scaled(nn.Module):
-    """Bytes to numbers from 0 to 1; channels last in memory: faster in convolutions. Bytes move faster than floats."""
+    """Bytes to numbers from 0 to 1, on the device: bytes are copied there faster. Channels last: fast convolutions."""
 
     def forward(self, x):
         return x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
@@ -98,7 +98,7 @@ class Agent(nn.Module):
         features = self.network(obs)
         return self.actor(features), self.critic(features).squeeze(-1)
 
-    def evaluate(self, obs, action):  # (batch, *obs_shape), (batch,) -> log-probabilities, entropies, values: (batch,)
+    def evaluate_actions(self, obs, action):  # (batch, *obs_shape), (batch,) -> logprobs, entropies, values: (batch,)
         logits, value = self(obs)
         logprobs = logits.log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -134,7 +134,7 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 
 def ppo_loss(agent, batch, args):
     """The negative of Eq. 9, and the metrics."""
-    logprob, entropy, value = agent.evaluate(batch.obs, batch.action)
+    logprob, entropy, value = agent.evaluate_actions(batch.obs, batch.action)
     assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
 
     # L^CLIP, Eq. 7
@@ -186,7 +186,7 @@ if __name__ == "__main__":
 
     agent = Agent(num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # NumPy (batch, 4, 84, 84) -> NumPy logits (batch, num_actions), values (batch,)
     lives = np.zeros(args.num_envs, np.int64)
@@ -229,7 +229,7 @@ if __name__ == "__main__":
         rollout = (obs, action, logprob, value, advantage, advantage + value)
         rollout = Batch(*(torch.as_tensor(x, device=run.device).flatten(0, 1) for x in rollout))
 
-        # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+        # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
             kl = []
             for index in torch.randperm(batch_size, device=run.device).split(minibatch_size):

@@ -32,7 +32,7 @@ gym.register_envs(ale_py)
 
 @dataclass
 class Args(RunArgs):
-    env_kind = "atari"  # games of Atari, Gymnasium's
+    env_kind = "atari"  # --env-id is one of Gymnasium's Atari games
     env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
     num_envs: int = 8  # environments stepped in parallel
@@ -100,13 +100,13 @@ class PressFire(gym.Wrapper):
 def make_env(env_id, **kwargs):
     """One whole game, for training and for evaluation: observations are grey images, (1, 84, 84) bytes."""
     env = gym.make(env_id, obs_type="grayscale", frameskip=1, max_num_frames_per_episode=0, **kwargs)
-    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # the larger of the last two images: objects flicker
+    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # pixelwise maximum of the last two frames: objects flicker
     env = ResizeObservation(PressFire(env), (84, 84))
     return TimeLimit(FrameStackObservation(env, 1), 27_000)
 
 
 class Scaled(nn.Module):
-    """Bytes to numbers from 0 to 1; channels last in memory: faster in convolutions. Bytes move faster than floats."""
+    """Bytes to numbers from 0 to 1, on the device: bytes are copied there faster. Channels last: fast convolutions."""
 
     def forward(self, x):
         return x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
@@ -156,7 +156,7 @@ class Agent(nn.Module):
         output = torch.stack(outputs)
         return self.actor(output), self.critic(output).squeeze(-1), torch.stack([hidden, cell])
 
-    def evaluate(self, obs, state, first, action):  # -> log-probabilities, entropies, values: all (steps, envs)
+    def evaluate_actions(self, obs, state, first, action):  # -> logprobs, entropies, values: all (steps, envs)
         logits, value, _ = self(obs, state, first)
         logprobs = logits.log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -200,7 +200,7 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 
 def ppo_lstm_loss(agent, batch, args):
     """The negative of Eq. 9, and the metrics; the LSTM runs again from the state stored before the rollout."""
-    logprob, entropy, value = agent.evaluate(batch.obs, batch.state, batch.first, batch.action)
+    logprob, entropy, value = agent.evaluate_actions(batch.obs, batch.state, batch.first, batch.action)
     assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
 
     # L^CLIP, Eq. 7
@@ -236,7 +236,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # an episode that ends is reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
@@ -253,7 +253,7 @@ if __name__ == "__main__":
 
     agent = Agent(num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_lstm_loss, agent, optimizer, args.max_grad_norm)
     state = torch.zeros(2, args.num_envs, 128, device=run.device)  # hidden and cell state of each environment
     next_first, lives = np.ones(args.num_envs, bool), np.zeros(args.num_envs, np.int64)
@@ -301,7 +301,7 @@ if __name__ == "__main__":
         rollout = (obs, first, state_before, action, logprob, value, advantage, advantage + value)
         rollout = Batch(*(torch.as_tensor(x, device=run.device) for x in rollout))
 
-        # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+        # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
             kl = []
             for index in torch.randperm(args.num_envs, device=run.device).split(minibatch_envs):

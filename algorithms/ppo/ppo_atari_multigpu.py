@@ -32,7 +32,7 @@ gym.register_envs(ale_py)
 
 @dataclass
 class Args(RunArgs):
-    env_kind = "atari"  # games of Atari, Gymnasium's
+    env_kind = "atari"  # --env-id is one of Gymnasium's Atari games
     env_id: str = "ALE/Pong-v5"  # Gymnasium id of the game; PongNoFrameskip-v4 has no sticky actions
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
     num_envs: int = 8  # environments stepped in parallel, by all ranks together
@@ -98,13 +98,13 @@ class PressFire(gym.Wrapper):
 def make_env(env_id, **kwargs):
     """One whole game, for training and for evaluation: observations are the last 4 grey images, (4, 84, 84) bytes."""
     env = gym.make(env_id, obs_type="grayscale", frameskip=1, max_num_frames_per_episode=0, **kwargs)
-    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # the larger of the last two images: objects flicker
+    env = MaxAndSkipObservation(RandomNoops(env), skip=4)  # pixelwise maximum of the last two frames: objects flicker
     env = ResizeObservation(PressFire(env), (84, 84))
     return TimeLimit(FrameStackObservation(env, 4), 27_000)
 
 
 class Scaled(nn.Module):
-    """Bytes to numbers from 0 to 1; channels last in memory: faster in convolutions. Bytes move faster than floats."""
+    """Bytes to numbers from 0 to 1, on the device: bytes are copied there faster. Channels last: fast convolutions."""
 
     def forward(self, x):
         return x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
@@ -138,7 +138,7 @@ class Agent(nn.Module):
         features = self.network(obs)
         return self.actor(features), self.critic(features).squeeze(-1)
 
-    def evaluate(self, obs, action):  # (batch, *obs_shape), (batch,) -> log-probabilities, entropies, values: (batch,)
+    def evaluate_actions(self, obs, action):  # (batch, *obs_shape), (batch,) -> logprobs, entropies, values: (batch,)
         logits, value = self(obs)
         logprobs = logits.log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -175,7 +175,7 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 
 def ppo_loss_of_share(agent, batch, args):
     """The negative of Eq. 9, and the metrics. The advantages are normalised already, with those of the other ranks."""
-    logprob, entropy, value = agent.evaluate(batch.obs, batch.action)
+    logprob, entropy, value = agent.evaluate_actions(batch.obs, batch.action)
     assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
 
     # L^CLIP, Eq. 7
@@ -225,13 +225,13 @@ if __name__ == "__main__":
     )
     local_envs = args.num_envs // run.world_size
     mine = slice(run.rank * local_envs, (run.rank + 1) * local_envs)  # the environments of this rank
-    envs = run.vector_env(make_env, args.env_id, local_envs)  # an episode that ends is reset in the same step
+    envs = run.vector_env(make_env, args.env_id, local_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
 
     agent = Agent(num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     # It averages gradients and metrics over the ranks, then clips.
     gradient_step = run.gradient_step(ppo_loss_of_share, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # NumPy (batch, 4, 84, 84) -> NumPy logits (batch, num_actions), values (batch,)
@@ -276,7 +276,7 @@ if __name__ == "__main__":
         rollout = run.gather([torch.as_tensor(x, device=run.device) for x in rollout], dim=1)  # of all ranks
         rollout = Batch(*(x.flatten(0, 1) for x in rollout))
 
-        # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+        # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
             kl = []
             for index in torch.randperm(batch_size, device=run.device).split(minibatch_size):

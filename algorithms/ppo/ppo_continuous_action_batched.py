@@ -129,7 +129,7 @@ class Agent(nn.Module):
     def forward(self, obs):  # (batch, obs_dim) -> means (batch, action_dim), values (batch,)
         return self.actor(obs), self.critic(obs).squeeze(-1)
 
-    def evaluate(self, obs, action):  # two (batch, width) -> log-probabilities, entropies, values, all (batch,)
+    def evaluate_actions(self, obs, action):  # two (batch, width) -> log-probabilities, entropies, values, all (batch,)
         mean, value = self(obs)
         noise = (action - mean) / self.log_std.exp()
         logprobs = -0.5 * noise**2 - self.log_std - 0.5 * math.log(2 * math.pi)
@@ -179,7 +179,7 @@ def tensor_gae(reward, value, done, final_value, next_value, gamma, lam):
 
 def ppo_loss(agent, batch, args):
     """The negative of Eq. 9, and the metrics."""
-    logprob, entropy, value = agent.evaluate(batch.obs, batch.action)
+    logprob, entropy, value = agent.evaluate_actions(batch.obs, batch.action)
     assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
 
     # L^CLIP, Eq. 7
@@ -215,7 +215,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = make_envs(args.env_id, args.num_envs, run.device)  # an episode that ends is reset in the same step
+    envs = make_envs(args.env_id, args.num_envs, run.device)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="continuous")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
@@ -237,7 +237,7 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, action_dim, args.std_init).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     normalize = agent.obs_normalizer
     so_far = torch.zeros(args.num_envs, device=run.device)  # discounted rewards of the running episodes
@@ -281,7 +281,7 @@ if __name__ == "__main__":
         advantage = tensor_gae(scaled_reward, value, done, final_value, next_value, args.gamma, args.gae_lambda)
         rollout = Batch(*(x.flatten(0, 1) for x in (obs, action, logprob, value, advantage, advantage + value)))
 
-        # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+        # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
             kl = []
             for index in torch.randperm(batch_size, device=run.device).split(minibatch_size):

@@ -140,7 +140,7 @@ class Agent(nn.Module):
         features = torch.cat(features, 1)
         return self.actor(features), self.critic(features).squeeze(-1)
 
-    def evaluate(self, obs, action):  # entries, (batch,) -> log-probabilities, entropies, values: (batch,)
+    def evaluate_actions(self, obs, action):  # entries, (batch,) -> log-probabilities, entropies, values: same
         logits, value = self(obs)
         logprobs = logits.log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -181,7 +181,7 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 
 def ppo_loss(agent, batch, args):
     """The negative of Eq. 9, and the metrics."""
-    logprob, entropy, value = agent.evaluate(batch.obs, batch.action)
+    logprob, entropy, value = agent.evaluate_actions(batch.obs, batch.action)
     assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
 
     # L^CLIP, Eq. 7
@@ -217,7 +217,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # an episode that ends is reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="dict", action="discrete")
     spaces, num_actions = envs.single_observation_space.spaces, int(envs.single_action_space.n)
     for name, space in spaces.items():
@@ -239,7 +239,7 @@ if __name__ == "__main__":
 
     agent = Agent(spaces, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
@@ -281,7 +281,7 @@ if __name__ == "__main__":
         entries = {name: torch.as_tensor(x, device=run.device).flatten(0, 1) for name, x in obs.items()}
         rollout = Batch(entries, *(torch.as_tensor(x, device=run.device).flatten(0, 1) for x in rollout))
 
-        # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+        # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
             kl = []
             for index in torch.randperm(batch_size, device=run.device).split(minibatch_size):

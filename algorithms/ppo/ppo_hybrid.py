@@ -112,7 +112,7 @@ class Agent(nn.Module):
         out = self.actor(obs)
         return out[:, : self.num_actions], out[:, self.num_actions :], self.critic(obs).squeeze(-1)
 
-    def evaluate(self, obs, action):
+    def evaluate_actions(self, obs, action):
         """Log-probabilities, entropies and values, (batch,) each. The parts are independent given the observation:
         log pi(d, c | s) = log pi(d | s) + log pi(c | s), and the entropy is the sum of theirs. obs (batch, obs_dim),
         action: discrete (batch,), continuous (batch, action_dim)."""
@@ -166,7 +166,7 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 
 def ppo_loss(agent, batch, args):
     """The negative of Eq. 9, and the metrics."""
-    logprob, entropy, value = agent.evaluate(batch.obs, batch.action)
+    logprob, entropy, value = agent.evaluate_actions(batch.obs, batch.action)
     assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
 
     # L^CLIP, Eq. 7
@@ -202,7 +202,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # an episode that ends is reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="tuple")
     run.require(
         is_hybrid(envs.single_action_space),
@@ -225,7 +225,7 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, num_actions, action_dim, args.std_init).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # NumPy (batch, obs_dim) -> NumPy logits, means, values, as in `forward`
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
@@ -266,7 +266,7 @@ if __name__ == "__main__":
         rollout = (obs, discrete, continuous, logprob, value, advantage, advantage + value)
         rollout = Batch(*(torch.as_tensor(x, device=run.device).flatten(0, 1) for x in rollout))
 
-        # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+        # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
             kl = []
             for index in torch.randperm(batch_size, device=run.device).split(minibatch_size):

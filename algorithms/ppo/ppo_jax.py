@@ -9,7 +9,7 @@ Run       solo train ppo_jax --env-id CartPole-v1 --num-seeds 4
 Spaces    vector -> discrete
 Differs   root of its family
 Twin      ppo.py
-Not for   continuous actions: ppo_continuous_action_jax.py; Atari games: ppo_atari_envpool_jax.py; other images
+Not for   continuous actions: ppo_continuous_action_jax.py; Atari games: ppo_atari_envpool_jax.py; images: ppo_image.py
 Details   docs/algorithms/ppo_jax.md
 """
 
@@ -113,13 +113,13 @@ def value_of(params, obs):  # (batch, obs_dim) -> (batch,)
     return tanh_mlp(params["critic"], obs).squeeze(1)
 
 
-def evaluate(params, obs, action):  # (batch, obs_dim), (batch,) -> log-probabilities, entropies, values, all (batch,)
+def evaluate_actions(params, obs, action):  # (batch, obs_dim), (batch,) -> logprobs, entropies, values: (batch,)
     logprobs = jax.nn.log_softmax(tanh_mlp(params["actor"], obs))
     entropy = -(jnp.exp(logprobs) * logprobs).sum(1)
     return jnp.take_along_axis(logprobs, action[:, None], 1).squeeze(1), entropy, value_of(params, obs)
 
 
-def act(params, obs):  # (batch, *obs_shape) -> (batch,): the most likely actions
+def act(params, obs):  # (batch, *obs_shape), as Gymnasium has them -> (batch,): the most likely actions
     return tanh_mlp(params["actor"], obs.reshape(len(obs), -1)).argmax(1)
 
 
@@ -149,7 +149,7 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 
 def ppo_loss(params, batch, args):
     """The negative of Eq. 9, and the metrics."""
-    logprob, entropy, value = evaluate(params, batch.obs, batch.action)
+    logprob, entropy, value = evaluate_actions(params, batch.obs, batch.action)
     assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
 
     # L^CLIP, Eq. 7
@@ -206,6 +206,7 @@ def train_iteration(training, setup):
     def env_step(carry, drawn):
         (env_state, obs), (step_key, gumbel) = carry, drawn
         action, logprob = sample_categorical(tanh_mlp(params["actor"], obs), gumbel)
+        # step: obs (where an episode ends, the next one's), reward, terminated, truncated, final_obs
         env_state, step = envs.step(step_key, env_state, action)
         return (env_state, step.obs), (obs, action, logprob, value_of(params, obs), step)
 
@@ -225,7 +226,7 @@ def train_iteration(training, setup):
     rollout = Batch(obs, action, logprob, value, advantage, advantage + value)
     rollout = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
 
-    # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+    # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
     # not a schedule of optax, which would count gradient steps: --target-kl leaves some of them out
     learning_rate = args.learning_rate * ((1 - training.iteration / num_iterations) if args.anneal_lr else 1)
     optimizer = flat_adam(learning_rate, args.max_grad_norm)
@@ -238,14 +239,14 @@ def train_iteration(training, setup):
         return (optax.apply_updates(params, updates), optimizer_state), metrics
 
     def epoch(carry, key):
-        learner, below_target = carry
+        learner, running = carry
         index = jax.random.permutation(key, batch_size).reshape(args.num_minibatches, -1)
         new_learner, metrics = jax.lax.scan(gradient_step, learner, index)
         if args.target_kl is None:
-            return (new_learner, below_target), (metrics, below_target)
-        # a scan computes all epochs: the result of one that comes after the stop is thrown away
-        learner = jax.tree.map(lambda new, old: jnp.where(below_target, new, old), new_learner, learner)
-        return (learner, below_target & (metrics["losses/approx_kl"].mean() <= args.target_kl)), (metrics, below_target)
+            return (new_learner, running), (metrics, running)
+        # a scan computes all epochs: once `running` is False, the results of further ones are thrown away
+        learner = jax.tree.map(lambda new, old: jnp.where(running, new, old), new_learner, learner)
+        return (learner, running & (metrics["losses/approx_kl"].mean() <= args.target_kl)), (metrics, running)
 
     carry = ((params, training.optimizer_state), jnp.array(True))
     keys = jax.random.split(learn_key, args.update_epochs)
@@ -278,9 +279,9 @@ if __name__ == "__main__":
     )
 
     setup = Setup(args, envs, num_iterations)
-    # model: the fields that `act` needs; envs: those that begin again where EnvPool cannot be saved
+    # model: the fields that `act` needs; envs: those that a resume resets where EnvPool cannot be saved
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
-    # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
+    # train(training, iterations): a range of them in one compiled call; its report: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=16)
 
     for iterations in run.loop(start, num_iterations, batch_size):
@@ -288,7 +289,7 @@ if __name__ == "__main__":
         training, (reward, done, sums, count, charts) = train(training, iterations)
         run.episodes(global_step, reward, done)
         run.learned(sums, count)
-        run.log(global_step, {name: values[:, -1] for name, values in charts.items()})
+        run.log(global_step, {name: values[:, -1] for name, values in charts.items()})  # of the last iteration
         run.evaluate(global_step, act, make_env)
         run.save(global_step, training)
     run.close(act, make_env)

@@ -101,7 +101,7 @@ class Agent(nn.Module):
         output = torch.stack(outputs)
         return self.actor(output), self.critic(output).squeeze(-1), torch.stack([hidden, cell])
 
-    def evaluate(self, obs, state, first, mask, action):  # -> log-probabilities, entropies, values: all (steps, envs)
+    def evaluate_actions(self, obs, state, first, mask, action):  # -> logprobs, entropies, values: all (steps, envs)
         logits, value, _ = self(obs, state, first)
         logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)  # probability 0, and finite, as its gradient
         logprobs = logits.log_softmax(-1)
@@ -151,7 +151,7 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 
 def ppo_lstm_masked_loss(agent, batch, args):
     """The negative of Eq. 9, and the metrics; the LSTM runs again from the state stored before the rollout."""
-    logprob, entropy, value = agent.evaluate(batch.obs, batch.state, batch.first, batch.mask, batch.action)
+    logprob, entropy, value = agent.evaluate_actions(batch.obs, batch.state, batch.first, batch.mask, batch.action)
     assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
 
     # L^CLIP, Eq. 7
@@ -187,7 +187,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # an episode that ends is reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
@@ -206,7 +206,7 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_lstm_masked_loss, agent, optimizer, args.max_grad_norm)
     state = torch.zeros(2, args.num_envs, 64, device=run.device)  # hidden and cell state of each environment
     next_first = np.ones(args.num_envs, bool)
@@ -252,7 +252,7 @@ if __name__ == "__main__":
         rollout = (obs, first, state_before, mask, action, logprob, value, advantage, advantage + value)
         rollout = Batch(*(torch.as_tensor(x, device=run.device) for x in rollout))
 
-        # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+        # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
             kl = []
             for index in torch.randperm(args.num_envs, device=run.device).split(minibatch_envs):

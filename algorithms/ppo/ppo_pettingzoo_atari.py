@@ -33,7 +33,7 @@ from solorl import PettingZooEnvs, Run, RunArgs, parse
 
 @dataclass
 class Args(RunArgs):
-    env_kind = "pettingzoo-atari"  # games of Atari of several agents, PettingZoo's
+    env_kind = "pettingzoo-atari"  # --env-id is one of PettingZoo's Atari games of several agents
     env_id: str = "atari/pong_v3"  # id of the game in PettingZoo
     max_steps: int = 2_500  # steps of 4 frames after which a game is cut, in training and evaluation
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
@@ -116,7 +116,7 @@ def players_env(env_id, max_steps, **kwargs):
 class Centred(nn.Module):
     """Bytes to numbers, each image less its own mean. Most of a screen is background, the same in all states; without
     this it dominates the gradients, and most units become inactive while rewards are still mostly noise.
-    Channels last in memory: faster in convolutions. Bytes move faster than floats."""
+    On the device: bytes are copied there faster. Channels last: faster convolutions."""
 
     def forward(self, x):
         x = x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
@@ -152,7 +152,7 @@ class Agent(nn.Module):
         features = self.network(obs)
         return self.actor(features), self.critic(features).squeeze(-1)
 
-    def evaluate(self, obs, action):  # (batch, *obs_shape), (batch,) -> log-probabilities, entropies, values: (batch,)
+    def evaluate_actions(self, obs, action):  # (batch, *obs_shape), (batch,) -> logprobs, entropies, values: (batch,)
         logits, value = self(obs)
         logprobs = logits.log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -189,7 +189,7 @@ def gae(reward, value, done, final_value, next_value, gamma, lam):
 
 def ppo_loss(agent, batch, args):
     """The negative of Eq. 9, and the metrics."""
-    logprob, entropy, value = agent.evaluate(batch.obs, batch.action)
+    logprob, entropy, value = agent.evaluate_actions(batch.obs, batch.action)
     assert logprob.shape == entropy.shape == value.shape == batch.advantage.shape
 
     # L^CLIP, Eq. 7
@@ -243,7 +243,7 @@ if __name__ == "__main__":
 
     agent = Agent(obs_shape[0], int(envs.agent_action_space.n)).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (agent, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # NumPy (batch, *obs_shape) -> NumPy logits (batch, num_actions), values (batch,)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
@@ -281,7 +281,7 @@ if __name__ == "__main__":
         rollout = (obs, action, logprob, value, advantage, advantage + value)
         rollout = Batch(*(torch.as_tensor(x[alive], device=run.device) for x in rollout))  # of those who played
 
-        # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+        # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
             kl = []
             for index in torch.randperm(len(rollout.action), device=run.device).tensor_split(args.num_minibatches):

@@ -112,7 +112,7 @@ class Agent(nn.Module):
     def forward(self, obs):  # (batch, obs_dim) -> logits (batch, num_actions), values (batch, 2)
         return self.actor(obs), self.critic(obs)
 
-    def evaluate(self, obs, action):  # (batch, obs_dim), (batch,) -> log-probabilities, entropies, values (batch, 2)
+    def evaluate_actions(self, obs, action):  # (batch, obs_dim), (batch,) -> logprobs, entropies, values (batch, 2)
         logits, value = self(obs)
         logprobs = logits.log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -166,7 +166,7 @@ def squared_error(predicted, features):
 
 def rnd_loss(modules, batch, chosen, args):
     """The negative of Eq. 9 plus the error of the predictor where chosen (batch_size,) is 1, and the metrics."""
-    logprob, entropy, value = modules["agent"].evaluate(batch.obs, batch.action)
+    logprob, entropy, value = modules["agent"].evaluate_actions(batch.obs, batch.action)
     assert logprob.shape == entropy.shape == batch.advantage.shape and value.shape == batch.returns.shape
 
     # L^CLIP, Eq. 7
@@ -200,7 +200,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # an episode that ends is reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
@@ -222,7 +222,7 @@ if __name__ == "__main__":
     obs_normalizer, return_normalizer = RunningMeanStd(obs_dim).to(run.device), RunningMeanStd().to(run.device)
     modules = nn.ModuleDict({"agent": agent, "predictor": predictor})
     optimizer = torch.optim.Adam(modules.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (modules, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (modules, *inputs); returns all but the loss
     gradient_step = run.gradient_step(rnd_loss, modules, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # NumPy (batch, obs_dim) -> NumPy logits (batch, num_actions), values (batch, 2)
     so_far = np.zeros(args.num_envs, np.float32)  # discounted intrinsic rewards until now, over all episodes
@@ -305,7 +305,7 @@ if __name__ == "__main__":
         )
         rollout = Batch(*rollout, new, features)
 
-        # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+        # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
             kl = []
             for index in torch.randperm(batch_size, device=run.device).split(minibatch_size):

@@ -26,7 +26,7 @@ from solorl import EnvPoolVectorEnv, Run, RunArgs, parse
 
 @dataclass
 class Args(RunArgs):
-    env_kind = "envpool-atari"  # games of Atari, EnvPool's
+    env_kind = "envpool-atari"  # --env-id is one of EnvPool's Atari games
     env_id: str = "MontezumaRevenge-v5"  # id of the game in EnvPool
     total_timesteps: int = 500_000_000  # environment steps of 4 frames, summed over environments
     num_envs: int = 128  # environments stepped in parallel
@@ -70,7 +70,7 @@ def sticky_envs(env_id, num_envs, **kwargs):
 
 
 class Scaled(nn.Module):
-    """Bytes to numbers from 0 to 1; channels last in memory: faster in convolutions. Bytes move faster than floats."""
+    """Bytes to numbers from 0 to 1, on the device: bytes are copied there faster. Channels last: fast convolutions."""
 
     def forward(self, x):
         return x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
@@ -140,7 +140,7 @@ class Agent(nn.Module):
         features = self.network(obs)
         return self.actor(features), self.critic(features)
 
-    def evaluate(self, obs, action):  # (batch, *obs_shape), (batch,) -> log-probabilities, entropies, values (batch, 2)
+    def evaluate_actions(self, obs, action):  # (batch, *obs_shape), (batch,) -> logprobs, entropies, values (batch, 2)
         logits, value = self(obs)
         logprobs = logits.log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -193,7 +193,7 @@ def squared_error(predicted, features):
 
 def rnd_loss(modules, batch, chosen, args):
     """The negative of Eq. 9 plus the error of the predictor where chosen (batch_size,) is 1, and the metrics."""
-    logprob, entropy, value = modules["agent"].evaluate(batch.obs, batch.action)
+    logprob, entropy, value = modules["agent"].evaluate_actions(batch.obs, batch.action)
     assert logprob.shape == entropy.shape == batch.advantage.shape and value.shape == batch.returns.shape
 
     # L^CLIP, Eq. 7
@@ -227,7 +227,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = sticky_envs(args.env_id, args.num_envs)  # a game that ends is reset in the same step
+    envs = sticky_envs(args.env_id, args.num_envs)  # where a game ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
@@ -249,7 +249,7 @@ if __name__ == "__main__":
     predictor = frame_cnn(obs_normalizer, 3).to(run.device)
     modules = nn.ModuleDict({"agent": agent, "predictor": predictor})
     optimizer = torch.optim.Adam(modules.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (modules, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (modules, *inputs); returns all but the loss
     gradient_step = run.gradient_step(rnd_loss, modules, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # NumPy (batch, 4, 84, 84) -> NumPy logits (batch, num_actions), values (batch, 2)
     so_far = np.zeros(args.num_envs, np.float32)  # discounted intrinsic rewards until now, over all games
@@ -326,7 +326,7 @@ if __name__ == "__main__":
         rollout = (torch.as_tensor(x, device=run.device) for x in (obs, action, logprob, advantage, returns))
         rollout = Batch(*(x.flatten(0, 1) for x in rollout), new, features)
 
-        # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+        # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
             kl = []
             for index in torch.randperm(batch_size, device=run.device).split(minibatch_size):

@@ -140,13 +140,13 @@ def init_params(key, obs_dim, num_actions):
     }
 
 
-def evaluate(params, obs, action):  # (batch, obs_dim), (batch,) -> log-probabilities, entropies, values (batch, 2)
+def evaluate_actions(params, obs, action):  # (batch, obs_dim), (batch,) -> logprobs, entropies, values (batch, 2)
     logprobs = jax.nn.log_softmax(tanh_mlp(params["actor"], obs))
     entropy = -(jnp.exp(logprobs) * logprobs).sum(1)
     return jnp.take_along_axis(logprobs, action[:, None], 1).squeeze(1), entropy, tanh_mlp(params["critic"], obs)
 
 
-def act(params, obs):  # (batch, *obs_shape) -> (batch,): the most likely actions
+def act(params, obs):  # (batch, *obs_shape), as Gymnasium has them -> (batch,): the most likely actions
     return tanh_mlp(params["actor"], obs.reshape(len(obs), -1)).argmax(1)
 
 
@@ -196,7 +196,7 @@ def squared_error(predicted, features):
 
 def rnd_loss(params, batch, chosen, args):
     """The negative of Eq. 9 plus the error of the predictor where chosen (batch_size,) is 1, and the metrics."""
-    logprob, entropy, value = evaluate(params, batch.obs, batch.action)
+    logprob, entropy, value = evaluate_actions(params, batch.obs, batch.action)
     assert logprob.shape == entropy.shape == batch.advantage.shape and value.shape == batch.returns.shape
 
     # L^CLIP, Eq. 7
@@ -268,6 +268,7 @@ def train_iteration(training, setup):
     def env_step(carry, drawn):
         (env_state, obs), (step_key, gumbel) = carry, drawn
         action, logprob = sample_categorical(tanh_mlp(params["actor"], obs), gumbel)
+        # step: obs (where an episode ends, the next one's), reward, terminated, truncated, final_obs
         env_state, step = envs.step(step_key, env_state, action)
         return (env_state, step.obs), (obs, action, logprob, tanh_mlp(params["critic"], obs), step)
 
@@ -302,7 +303,7 @@ def train_iteration(training, setup):
     rollout = (x.reshape(batch_size, *x.shape[2:]) for x in (obs, action, logprob, advantage, returns))
     rollout = Batch(*rollout, reached, features)
 
-    # ---- 3. learn: "optimise surrogate L with K epochs and minibatch size M <= NT"
+    # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
     # not a schedule of optax, which would count gradient steps: --target-kl leaves some of them out
     learning_rate = args.learning_rate * ((1 - training.iteration / num_iterations) if args.anneal_lr else 1)
     optimizer = flat_adam(learning_rate, args.max_grad_norm)
@@ -315,14 +316,14 @@ def train_iteration(training, setup):
         return (optax.apply_updates(params, updates), optimizer_state), metrics
 
     def epoch(carry, drawn):
-        (learner, below_target), (key, chosen) = carry, drawn
+        (learner, running), (key, chosen) = carry, drawn
         index = jax.random.permutation(key, batch_size).reshape(args.num_minibatches, -1)
         new_learner, metrics = jax.lax.scan(gradient_step, learner, (index, chosen.reshape(index.shape)))
         if args.target_kl is None:
-            return (new_learner, below_target), (metrics, below_target)
-        # a scan computes all epochs: the result of one that comes after the stop is thrown away
-        learner = jax.tree.map(lambda new, old: jnp.where(below_target, new, old), new_learner, learner)
-        return (learner, below_target & (metrics["losses/approx_kl"].mean() <= args.target_kl)), (metrics, below_target)
+            return (new_learner, running), (metrics, running)
+        # a scan computes all epochs: once `running` is False, the results of further ones are thrown away
+        learner = jax.tree.map(lambda new, old: jnp.where(running, new, old), new_learner, learner)
+        return (learner, running & (metrics["losses/approx_kl"].mean() <= args.target_kl)), (metrics, running)
 
     carry = ((params, training.optimizer_state), jnp.array(True))
     chosen = jax.random.uniform(chosen_key, (args.update_epochs, batch_size)) < args.update_proportion
@@ -357,11 +358,11 @@ if __name__ == "__main__":
     )
 
     setup = Setup(args, envs, num_iterations)
-    # model: the fields that `act` needs; envs: those that begin again where EnvPool cannot be saved
+    # model: the fields that `act` needs; envs: those that a resume resets where EnvPool cannot be saved
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
 
     # ---- warm-up: the statistics of observations begin with those of random actions
-    # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
+    # train(training, iterations): a range of them in one compiled call; its report: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: warm_up(training, setup), chunk=16)
     for iterations in run.loop(start, args.warmup_rollouts, batch_size, last=False):
         global_step = iterations.stop * batch_size
@@ -377,7 +378,7 @@ if __name__ == "__main__":
         training, (reward, done, sums, count, charts) = train(training, iterations)
         run.episodes(global_step, reward, done)
         run.learned(sums, count)
-        run.log(global_step, {name: values[:, -1] for name, values in charts.items()})
+        run.log(global_step, {name: values[:, -1] for name, values in charts.items()})  # of the last iteration
         run.evaluate(global_step, act, make_env)
         run.save(global_step, training)
     run.close(act, make_env)

@@ -115,7 +115,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # an episode that ends is reset in the same step
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
@@ -131,7 +131,7 @@ if __name__ == "__main__":
 
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
     q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
     # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed

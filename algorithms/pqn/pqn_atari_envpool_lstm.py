@@ -28,7 +28,7 @@ from solorl import EnvPoolVectorEnv, Run, RunArgs, parse
 
 @dataclass
 class Args(RunArgs):
-    env_kind = "envpool-atari"  # games of Atari, EnvPool's
+    env_kind = "envpool-atari"  # --env-id is one of EnvPool's Atari games
     env_id: str = "Pong-v5"  # id of the game in EnvPool
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over environments
     num_envs: int = 8  # environments stepped in parallel
@@ -62,7 +62,7 @@ def make_envs(env_id, num_envs, **kwargs):
 
 
 class Scaled(nn.Module):
-    """Bytes to numbers from 0 to 1; channels last in memory: faster in convolutions. Bytes move faster than floats."""
+    """Bytes to numbers from 0 to 1, on the device: bytes are copied there faster. Channels last: fast convolutions."""
 
     def forward(self, x):
         return x.contiguous(memory_format=torch.channels_last).to(torch.float32) / 255
@@ -181,7 +181,7 @@ if __name__ == "__main__":
 
     q_network = QNetwork(num_actions).to(run.device)
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): a step of the optimiser down the gradient of the loss of (q_network, *inputs)
+    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(q_lambda_lstm_loss, q_network, optimizer, args.max_grad_norm)
     state = torch.zeros(2, args.num_envs, 128, device=run.device)  # hidden and cell state of each environment
     next_first, lives = np.ones(args.num_envs, bool), np.zeros(args.num_envs, np.int64)

@@ -10,7 +10,7 @@ Spaces    vector -> discrete
 Differs   from ppo_jax.py: one network, with layer normalisation, gives the values of all actions; an action is random
           with probability epsilon, else greedy; returns of Q(lambda) instead of advantages; RAdam
 Twin      pqn.py
-Not for   continuous actions: ppo_continuous_action_jax.py; Atari games: pqn_atari_envpool.py; other images
+Not for   continuous actions: ppo_continuous_action_jax.py; Atari games: pqn_atari_envpool.py; images: ppo_image.py
 Details   docs/algorithms/pqn_jax.md
 """
 
@@ -231,7 +231,7 @@ if __name__ == "__main__":
 
     setup = Setup(args, envs, num_iterations)
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
-    # training, report = train(training, iterations); the report is NumPy, (num_seeds, len(iterations), ...) each
+    # train(training, iterations): a range of them in one compiled call; its report: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=16)
 
     for iterations in run.loop(start, num_iterations, batch_size):

@@ -26,7 +26,7 @@ def test_it_is_ppo_with_one_step_on_a_rollout():
     args = A2C["Args"]()
     loss, metrics = A2C["a2c_loss"](agent, batch, args)
     with torch.no_grad():
-        logprob, _, value = agent.evaluate(batch.obs, batch.action)
+        logprob, _, value = agent.evaluate_actions(batch.obs, batch.action)
     whole = PPO["Batch"](batch.obs, batch.action, logprob, value, batch.advantage, batch.returns)
     settings = PPO["Args"](norm_adv=False, vf_coef=args.vf_coef, ent_coef=args.ent_coef)
     ppo, same = PPO["ppo_loss"](agent, whole, settings)

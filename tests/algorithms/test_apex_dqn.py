@@ -62,7 +62,7 @@ def complete_returns(reward, done, end, n_step):
     return found
 
 
-# ---------------------------------------------------------------------- returns, shares
+# ---------------------------------------------------------------------- returns, draws
 @pytest.mark.parametrize("n_step", [1, 2, 3, 5])
 def test_returns_against_brute_force(n_step):
     """Random ends by termination and time limits; those that are complete are the first ones."""
@@ -88,7 +88,7 @@ def test_shards_are_drawn_from_as_one_buffer():
     np.random.seed(0)
     sums = np.array([0.0, 3.0, 0.5, 0.0, 6.5, 0.0])
     summaries = [APEX["apex_dqn"]["ShardSummary"](1, priority_sum, 1.0) for priority_sum in sums]
-    counts = np.array([APEX["apex_dqn"]["shares"](summaries, 33) for _ in range(4000)])
+    counts = np.array([APEX["apex_dqn"]["draw_counts"](summaries, 33) for _ in range(4000)])
     assert (counts.sum(1) == 33).all() and (counts[:, sums == 0] == 0).all()
     assert np.abs(counts - 33 * sums / 10).max() < 2
     np.testing.assert_allclose(counts.mean(0), 33 * sums / 10, atol=0.05)
@@ -156,7 +156,7 @@ def played(name, seed, capacity=4000, steps=40):
     weights = [p.detach().numpy() + rng.normal(size=p.shape) / 20 for p in actor.q_network.parameters()]
     episodes = []
     for _ in range(1 + int(rng.integers(steps // 2, steps)) // args.num_steps):
-        episodes += actor.rollout(weights, 0)
+        episodes += actor.rollout(weights, 0)[0]
         assert len(actor.steps) < args.n_step
     return actor, story, shard, episodes
 
@@ -588,6 +588,20 @@ def test_what_is_killed_is_replaced_and_the_training_goes_on(which, tmp_path, be
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0 and "Traceback" not in out.read_text()
     assert still_running(family) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["add", "update"])
+def test_what_fails_in_a_shard_ends_the_run(method, tmp_path):
+    """Although neither an actor nor the learner needs an answer of these methods."""
+    pytest.importorskip("ray")
+    setup, main = Path(script("apex_dqn")).read_text().split("if __name__")
+    fails = f"def fails(*inputs):\n    raise ValueError('in {method}')\n\n\nReplayShard.{method} = fails\n\n\n"
+    (tmp_path / "fails.py").write_text(setup + fails + "if __name__" + main)
+    words = [sys.executable, tmp_path / "fails.py", "--total-timesteps", 5000, "--learning-starts", 200]
+    words += ["--eval-every", 0, "--eval-episodes", 1, "--runs-dir", tmp_path / "runs"]
+    ended = subprocess.run([*map(str, words)], env=environment(), capture_output=True, text=True, timeout=240)
+    assert ended.returncode not in (0, 2) and f"ValueError: in {method}" in ended.stderr
 
 
 @pytest.mark.slow

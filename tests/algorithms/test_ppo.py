@@ -50,7 +50,7 @@ def test_loss_by_hand():
     agent = PPO["Agent"](3, 4)
     torch.nn.init.normal_(agent.actor[-1].weight)
     obs, action = torch.randn(10, 3), torch.randint(0, 4, (10,))
-    old_logprob = agent.evaluate(obs, action)[0].detach() + 0.2 * torch.randn(10)
+    old_logprob = agent.evaluate_actions(obs, action)[0].detach() + 0.2 * torch.randn(10)
     old_value, advantage, returns = torch.randn(3, 10)
     for norm_adv in (True, False):
         for clip_vloss in (True, False):
@@ -86,7 +86,7 @@ def test_gradient_of_the_clipped_objective_vanishes_outside_the_clip():
     """Where the ratio has left [1 - eps, 1 + eps] in the advantage's direction, the policy gets no gradient."""
     agent = PPO["Agent"](3, 4)
     obs, action = torch.randn(6, 3), torch.randint(0, 4, (6,))
-    logprob = agent.evaluate(obs, action)[0].detach() - 1  # ratio e
+    logprob = agent.evaluate_actions(obs, action)[0].detach() - 1  # ratio e
     args = PPO["Args"](norm_adv=False, ent_coef=0.0)
     batch = PPO["Batch"](obs, action, logprob, torch.zeros(6), torch.ones(6), torch.zeros(6))
     loss, _ = PPO["ppo_loss"](agent, batch, args)

@@ -219,7 +219,7 @@ def test_loss_and_act_are_those_of_the_network(name):
     action, (old_value, advantage, returns) = torch.randint(0, 4, (6,)), torch.randn(3, 6)
     with torch.no_grad():
         logits, v = (x.double().numpy() for x in agent(obs))
-        old_logprob = agent.evaluate(obs, action)[0] + 0.2 * torch.randn(6)
+        old_logprob = agent.evaluate_actions(obs, action)[0] + 0.2 * torch.randn(6)
     assert agent.act(obs.numpy()).tolist() == logits.argmax(1).tolist() and len(set(logits.argmax(1))) > 1
     args = file["Args"](norm_adv=False, clip_vloss=False)
     batch = file["Batch"](obs, action, old_logprob, old_value, advantage, returns)

@@ -101,7 +101,7 @@ def test_loss_by_hand(agent):
     action = torch.randint(0, 3, (4, 3))
     with torch.no_grad():
         logits, v, _ = (x.double().numpy() for x in agent(obs, state, first))
-        old_logprob = agent.evaluate(obs, state, first, action)[0] + 0.2 * torch.randn(4, 3)
+        old_logprob = agent.evaluate_actions(obs, state, first, action)[0] + 0.2 * torch.randn(4, 3)
     old_value, advantage, returns = torch.randn(3, 4, 3)
     args = LSTM["Args"](clip_coef=0.1, vf_coef=0.7, ent_coef=0.3)
     batch = LSTM["Batch"](obs, first, state, action, old_logprob, old_value, advantage, returns)
@@ -213,7 +213,7 @@ def test_the_first_ratio_of_an_iteration_is_one(train, monkeypatch):
 
     def note(self, batch, args):
         with torch.no_grad():
-            logprob = self.module.evaluate(batch.obs, batch.state, batch.first, batch.action)[0]
+            logprob = self.module.evaluate_actions(batch.obs, batch.state, batch.first, batch.action)[0]
         found.append((logprob - batch.logprob).exp().sub(1).abs().max().item())
         return step(self, batch, args)
 

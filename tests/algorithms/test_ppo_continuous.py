@@ -74,7 +74,7 @@ def test_policy_is_a_gaussian():
     mean = torch.as_tensor(agent.act(obs.numpy()))
     obs = agent.obs_normalizer(obs)
     gaussian = torch.distributions.Normal(mean, agent.log_std.exp())
-    logprob, entropy, value = agent.evaluate(obs, action)
+    logprob, entropy, value = agent.evaluate_actions(obs, action)
     torch.testing.assert_close(logprob, gaussian.log_prob(action).sum(1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(entropy, gaussian.entropy().sum(1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(value, agent.critic(obs)[:, 0])
@@ -96,7 +96,7 @@ def test_moving_the_action_is_moving_the_mean_the_other_way():
     obs, action, move = torch.randn(10, 3), torch.randn(10, 2), torch.rand(10, 2)
     mean = agent.actor(obs)
     moved = torch.distributions.Normal(mean + move, agent.log_std.exp()).log_prob(action).sum(1)
-    torch.testing.assert_close(agent.evaluate(obs, action - move)[0], moved, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(agent.evaluate_actions(obs, action - move)[0], moved, rtol=1e-5, atol=1e-5)
 
 
 # ---------------------------------------------------------------------- the real script's variables

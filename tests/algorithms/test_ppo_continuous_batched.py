@@ -46,7 +46,7 @@ def test_samples_have_the_log_probabilities_that_learning_gives_them():
     agent = PPO["Agent"](2, 3, 0.7)
     obs = torch.randn(1, 2).expand(20_000, 2)
     action, logprob, value = agent.sample(obs)
-    again = agent.evaluate(obs, action)
+    again = agent.evaluate_actions(obs, action)
     torch.testing.assert_close(logprob, again[0].detach(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(value, again[2].detach())
     torch.testing.assert_close(action.mean(0), agent(obs[:1])[0][0].detach(), atol=0.02, rtol=0)

@@ -99,7 +99,7 @@ def test_actions_and_their_log_probabilities_are_those_of_the_torch_twin(monkeyp
     np.testing.assert_allclose(logprob, want_logprob, rtol=1e-5, atol=1e-5)
     bias_only = [{"weight": jnp.zeros((2, 2)), "bias": jnp.float32(mean[0])}]
     params = {"actor": bias_only, "critic": [{"weight": jnp.zeros((2, 1)), "bias": jnp.zeros(1)}], "log_std": log_std}
-    learned = JAX["evaluate"](params, jnp.zeros((1, 2)), action[:1])[0]
+    learned = JAX["evaluate_actions"](params, jnp.zeros((1, 2)), action[:1])[0]
     np.testing.assert_allclose(logprob[:1], learned, rtol=1e-4, atol=1e-5)
 
 

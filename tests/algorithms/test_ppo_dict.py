@@ -97,7 +97,7 @@ def test_act_gives_the_most_likely_actions_of_a_dict_of_arrays(agent):
 
 def test_evaluate_is_the_distribution_of_torch(agent):
     obs, action = {name: torch.as_tensor(x) for name, x in samples(MIXED, 30).items()}, torch.randint(0, 3, (30,))
-    logprob, entropy, value = agent.evaluate(obs, action)
+    logprob, entropy, value = agent.evaluate_actions(obs, action)
     logits, same = agent(obs)
     expected = torch.distributions.Categorical(logits=logits)
     torch.testing.assert_close(logprob, expected.log_prob(action))

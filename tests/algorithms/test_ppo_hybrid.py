@@ -34,7 +34,7 @@ def distributions(agent, obs):
 
 def test_log_probabilities_and_entropies_are_sums_over_the_two_distributions(agent):
     obs, action = torch.randn(50, 4), (torch.randint(0, 3, (50,)), torch.randn(50, 2))
-    logprob, entropy, value = agent.evaluate(obs, action)
+    logprob, entropy, value = agent.evaluate_actions(obs, action)
     first, second = distributions(agent, obs)
     torch.testing.assert_close(logprob, first.log_prob(action[0]) + second.log_prob(action[1]))
     torch.testing.assert_close(entropy, first.entropy() + second.entropy())
@@ -47,7 +47,8 @@ def test_the_density_of_all_actions_is_one(agent):
     axis = torch.linspace(-12, 12, 121)
     grid = torch.cartesian_prod(axis, axis)
     obs = torch.randn(1, 4).expand(len(grid), 4)
-    total = sum(agent.evaluate(obs, (torch.full((len(grid),), i), grid))[0].exp().sum() for i in range(3)) * 0.2**2
+    logprob = [agent.evaluate_actions(obs, (torch.full((len(grid),), i), grid))[0] for i in range(3)]
+    total = sum(each.exp().sum() for each in logprob) * 0.2**2
     assert total.item() == pytest.approx(1, abs=1e-3)
 
 

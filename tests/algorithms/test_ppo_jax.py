@@ -95,7 +95,7 @@ def test_one_update_is_that_of_the_torch_twin():
 def test_act_is_the_most_likely_action():
     params, agent = twins()
     obs = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
-    logprobs = [JAX["evaluate"](params, obs, np.full(100, a))[0] for a in range(4)]
+    logprobs = [JAX["evaluate_actions"](params, obs, np.full(100, a))[0] for a in range(4)]
     np.testing.assert_allclose(np.exp(logprobs).sum(0), 1, rtol=1e-5)
     got = JAX["act"](params, obs)
     assert (got == np.argmax(logprobs, 0)).all() and (got == agent.act(obs)).all() and len(set(got.tolist())) > 1
@@ -198,7 +198,7 @@ def test_actions_are_samples_of_the_policy():
     actor = [*training.params["actor"][:-1], training.params["actor"][-1] | {"bias": jnp.array([0.0, 1.0])}]
     training = training._replace(params=training.params | {"actor": actor})
     _, (reward, *_) = jax.jit(lambda training: JAX["train_iteration"](training, setup))(training)
-    p = float(jnp.exp(JAX["evaluate"](training.params, jnp.ones((1, 1)), jnp.ones(1, int))[0][0]))
+    p = float(jnp.exp(JAX["evaluate_actions"](training.params, jnp.ones((1, 1)), jnp.ones(1, int))[0][0]))
     assert 0.6 < p < 0.85
     np.testing.assert_allclose(reward.mean(0), p, atol=4 * (p * (1 - p) / 4096) ** 0.5)
     both = float((reward[:, 0] * reward[:, 1]).mean())  # the environments draw independently

@@ -175,7 +175,7 @@ def test_the_first_ratio_of_an_iteration_is_one(name, train, monkeypatch):
     def note(self, batch, args):
         given = [x for key, x in batch._asdict().items() if key in ("obs", "mask", "action")]
         with torch.no_grad():
-            logprob = self.module.evaluate(given[0], batch.state, batch.first, *given[1:])[0]
+            logprob = self.module.evaluate_actions(given[0], batch.state, batch.first, *given[1:])[0]
         found.append((logprob - batch.logprob).exp().sub(1).abs().max().item())
         return step(self, batch, args)
 
@@ -221,7 +221,7 @@ def test_the_probability_of_masked_actions_is_exactly_zero():
     with torch.no_grad():
         logits = agent(obs, state, first)[0]
         for action in range(3):
-            logprob = agent.evaluate(obs, state, first, mask, torch.full((50, 4), action))[0]
+            logprob = agent.evaluate_actions(obs, state, first, mask, torch.full((50, 4), action))[0]
             assert (logprob.exp()[~mask[..., action]] == 0).all() and logprob.isfinite().all()
     logits, mask = logits.flatten(0, 1).numpy(), mask.flatten(0, 1).numpy()
     assert not mask[np.arange(200), logits.argmax(1)].all()

@@ -67,7 +67,7 @@ def test_probability_and_entropy_are_those_of_the_allowed_actions():
     p = np.exp(logits - logits.max(1, keepdims=True, where=mask.numpy(), initial=-np.inf)) * mask.numpy()
     p /= p.sum(1, keepdims=True)
     for action in range(4):
-        logprob, entropy, _ = agent.evaluate(obs, mask, torch.full((200,), action))
+        logprob, entropy, _ = agent.evaluate_actions(obs, mask, torch.full((200,), action))
         np.testing.assert_allclose(logprob.exp().detach(), p[:, action], atol=1e-5)
         assert (logprob.exp()[~mask[:, action]] == 0).all() and logprob.isfinite().all()
     np.testing.assert_allclose(entropy.detach(), -(p * np.log(np.where(p > 0, p, 1))).sum(1), atol=1e-4)
@@ -102,7 +102,7 @@ def test_the_first_ratio_of_an_iteration_is_one(train, monkeypatch):
 
     def note(self, batch, args):
         with torch.no_grad():
-            logprob = self.module.evaluate(batch.obs, batch.mask, batch.action)[0]
+            logprob = self.module.evaluate_actions(batch.obs, batch.mask, batch.action)[0]
         found.append((logprob - batch.logprob).abs().max().item())
         return step(self, batch, args)
 

@@ -35,7 +35,7 @@ def joint(agent, obs, actions):
 def test_the_joint_distribution_is_that_of_all_actions_one_by_one(masked):
     agent, obs, actions = agent_of(), torch.tensor([[0.3, -1.0, 2.0]]), VALID if masked else ACTIONS
     mask = torch.as_tensor(MASK if masked else np.ones(9, bool)).expand(len(actions), 9)
-    logprob, entropy, value = agent.evaluate(obs.expand(len(actions), 3), mask, torch.tensor(actions))
+    logprob, entropy, value = agent.evaluate_actions(obs.expand(len(actions), 3), mask, torch.tensor(actions))
     p = joint(agent, obs, actions)
     assert logprob.shape == entropy.shape == value.shape == (len(actions),)
     torch.testing.assert_close(logprob.double(), p.log(), atol=1e-5, rtol=1e-5)

@@ -197,7 +197,7 @@ def test_learning_finds_the_probabilities_and_values_of_acting(window, train, mo
 
     def note(self, batch, args):
         with torch.no_grad():
-            logprob, _, value = self.module.evaluate(batch.obs, batch.state, batch.first, batch.action)
+            logprob, _, value = self.module.evaluate_actions(batch.obs, batch.state, batch.first, batch.action)
         found.append(max((x - y).abs().max().item() for x, y in ((logprob, batch.logprob), (value, batch.value))))
         return step(self, batch, args)
 

@@ -371,7 +371,7 @@ def test_resumed_with_its_replay_equals_uninterrupted(train):
             assert torch.equal(x, y)
     mine, other = v["replay"], whole["replay"]
     assert mine.inserted == other.inserted > 50
-    assert set(mine.state) == {"age", "ahead", "largest", "sum", "least"}
+    assert set(mine.state) == {"age", "next_offset", "largest", "sum", "least"}
     for name in ("arrays", "state"):
         for key, array in getattr(mine, name).items():
             assert np.array_equal(array, getattr(other, name)[key]), key
