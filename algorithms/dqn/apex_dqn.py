@@ -303,10 +303,8 @@ if __name__ == "__main__":
     num_actors = 1 if args.synchronous else args.num_actors
     capacity = args.buffer_size // args.num_replay_shards
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than {args.num_steps}, one rollout")
-    run.require(
-        args.target_network_frequency >= args.num_steps,
-        f"--target-network-frequency must be at least {args.num_steps}, the steps of one rollout",
-    )
+    target = args.target_network_frequency
+    run.require(target >= args.num_steps, f"--target-network-frequency must be at least {args.num_steps}, one rollout")
     least = (args.num_steps + args.n_step) * args.num_replay_shards  # the transitions of a rollout in each shard
     run.require(args.buffer_size >= least, f"--buffer-size must be at least {least}, a rollout in each shard")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
@@ -356,7 +354,7 @@ if __name__ == "__main__":
 
         # ---- 2. store: the actor has asked a shard to; a shard that has died begins again without transitions
         run.answers([added, *updated])  # an exception in a shard ends the run here; a dead shard answers None
-        updated = []
+        updated.clear()
         known = run.answers([shard.summary() for shard in shards])
         summaries = [ShardSummary(0, 0.0, np.inf) if summary is None else summary for summary in known]
 
@@ -372,8 +370,8 @@ if __name__ == "__main__":
                 count = draw_counts(summaries, args.batch_size)  # how many transitions each shard is asked for
                 pending_batches.append([(i, shards[i].sample(count[i])) for i in np.flatnonzero(count)])
             indices, promises = zip(*pending_batches.pop(0), strict=True)
-            samples = dict(zip(indices, run.answers(promises), strict=True))
-            samples = {i: sample for i, sample in samples.items() if sample is not None and len(sample.priority)}
+            answers = run.answers(promises)
+            samples = {i: x for i, x in zip(indices, answers, strict=True) if x is not None and len(x.priority)}
             for i, sample in samples.items():
                 summaries[i] = sample.summary
             if not samples:  # the shards that were asked have died: there is nothing to learn from yet

@@ -40,7 +40,7 @@ EXEMPT = {
     "q_values": "in JAX: the network of a DQN",
     "logits_of": "in JAX: the network of a C51",
     "act": "in JAX: the policy in evaluation",
-    "evaluate": "in JAX: log-probabilities for a kind of actions",
+    "evaluate_actions": "in JAX: log-probabilities for a kind of actions",
 }
 BY_SPACES = ("make_env", "make_envs")  # equal among the files of a family with equal Spaces
 MAX_CODE_ROOT, MAX_CODE, MAX_CODE_LONG = 180, 240, 320

@@ -596,7 +596,7 @@ def test_what_fails_in_a_shard_ends_the_run(method, tmp_path):
     """Although neither an actor nor the learner needs an answer of these methods."""
     pytest.importorskip("ray")
     setup, main = Path(script("apex_dqn")).read_text().split("if __name__")
-    fails = f"def fails(*inputs):\n    raise ValueError('in {method}')\n\n\nReplayShard.{method} = fails\n\n\n"
+    fails = f"def fails(self, *inputs):\n    raise ValueError('in {method}')\n\n\nReplayShard.{method} = fails\n\n\n"
     (tmp_path / "fails.py").write_text(setup + fails + "if __name__" + main)
     words = [sys.executable, tmp_path / "fails.py", "--total-timesteps", 5000, "--learning-starts", 200]
     words += ["--eval-every", 0, "--eval-episodes", 1, "--runs-dir", tmp_path / "runs"]

@@ -387,7 +387,7 @@ def test_without_learning_starts_it_learns_once_a_transition_is_whole(train):
     """With rows for a transition of 3 steps in one environment, 16, after 15 steps: first at step 16."""
     v = train("rainbow_atari", *SMALL, "--learning-starts", "0", "--total-timesteps", "24")
     (step,) = {int(state["step"]) for state in v["optimizer"].state.values()}
-    assert step == 3 and v["least"] == 16  # at steps 16, 20 and 24
+    assert step == 3 and v["min_rows"] == 16  # at steps 16, 20 and 24
 
 
 def test_the_smallest_sizes_work(train):
