@@ -1,6 +1,6 @@
 """Makes the generated parts of all pages from the data: tables and curves of results, tables of speed, the headline
-table of README, the table of algorithms, sizes and core-hours on the pages of the families, the curve of each algorithm
-file, and the report.
+table of README, the table of algorithms, sizes and core-hours on the pages of the families, the family tree and what a
+training gives and costs on that of the actor-critics, the curve of each algorithm file, and the report.
 
 python docs/results.py
 """
@@ -13,10 +13,11 @@ import subprocess
 import sys
 from functools import lru_cache
 from pathlib import Path
+from statistics import mean, median
 
 from solorl.catalog import budget
 from solorl.catalog.header import scripts
-from solorl.cli.listing import times
+from solorl.cli.listing import cores, times
 from solorl.results import comparison as cmp
 from solorl.results import figures, text
 from solorl.results.read import read_all
@@ -24,6 +25,7 @@ from solorl.terminal import duration
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, SPEED, ALGORITHMS = "docs/results.md", "docs/speed.md", "algorithms/README.md"
+FAMILY = "algorithms/actor_critic/README.md"
 PPO, DQN, ACTOR_CRITIC, PQN = LOGS = [f"docs/results/{family}.md" for family in ("ppo", "dqn", "actor_critic", "pqn")]
 CLASSIC, CONTINUOUS, OFF_POLICY_RUNS, JAX = (
     f"benchmark/results/{name}" for name in ("classic", "ppo_continuous", "actor_critic", "jax")
@@ -86,6 +88,7 @@ SPEEDS = [
     (DQN, "speed", "dqn_speed", "dqn"),
     (ACTOR_CRITIC, "speed", "actor_critic_speed", "actor_critic"),
     (ACTOR_CRITIC, "jax-speed", "jax_speed", "jax_actor_critic"),
+    (ACTOR_CRITIC, "modern-speed", "modern_speed", "modern"),
 ]
 
 # Page with results of a family -> the folders of its runs in benchmark/results
@@ -106,6 +109,11 @@ HEADLINE = [
     ("HalfCheetah-v5", "ppo_continuous_action_jax tuned", "jax"),
 ]
 
+# Where the page of the actor-critics compares its files: environment and steps, of runs in benchmark/results/modern.
+COMPARED = ("Hopper-v5", 100_000)
+
+NOT_YET = "Not measured yet."
+
 REPORT = ["report", CLASSIC, "--out", "benchmark/reports/classic", "--title", "PPO, here and in Stable-Baselines3"]
 
 
@@ -115,9 +123,10 @@ def words(page, marker, report):
 
 
 def speed(module, data):
-    """The Markdown table that a benchmark makes of its data."""
+    """The Markdown table that a benchmark makes of its data; a sentence where it has not been run."""
     sys.path.insert(0, str(ROOT / "benchmark"))
-    return importlib.import_module(module).table(ROOT / f"benchmark/results/speed/{data}.json")
+    path = ROOT / f"benchmark/results/speed/{data}.json"
+    return importlib.import_module(module).table(path) if path.exists() else NOT_YET
 
 
 def headline():
@@ -173,7 +182,7 @@ def algorithms():
             "| file | what it is | observations → actions | from | paper |",
         ]
         lines.append("|---|---|---|---|---|")
-        for script in sorted(files, key=lambda script: page.index(f"[`{script.path.name}`]")):
+        for script in in_order(files):
             what = re.split(r"[,;] (?:discrete|continuous|vector|image|in JAX)", script.title.rstrip("."))[0]
             what += ", in JAX" if script.framework == "jax" else ""
             paper = re.sub(r"^(.*?),? (https?://[^\s;]+).*", r"[\1](\2)", script.paper)
@@ -183,6 +192,56 @@ def algorithms():
             lines.append(f"| [`{script.name}`]({family}/{script.name}.py) | {what} | {spaces} | {parent} | {paper} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def in_order(files):
+    """Scripts of one family in the order of the table on its page."""
+    page = (files[0].path.parent / "README.md").read_text()
+    return sorted(files, key=lambda script: page.index(f"[`{script.path.name}`]"))
+
+
+def tree(files):
+    """Files, each below the one that it comes from (of two parents the first), with the number of lines, added and
+    removed, in which it differs; a block of text."""
+    below = {}
+    for script in files:
+        below.setdefault(Path(script.parent).stem if script.parent else "", []).append(script)
+
+    def branches(name, indent):
+        children = below.get(name, [])
+        for script in children:
+            last = script is children[-1]
+            second = "".join(f" (and from {Path(each).stem})" for each in script.parents[1:])
+            yield f"{indent}{'└─' if last else '├─'} {budget.measure(script)[0]} ─ {script.name}{second}"
+            yield from branches(script.name, indent + ("   " if last else "│  "))
+
+    names = {script.name for script in files}
+    roots = [script.name for script in below.get("", [])] + [name for name in below if name and name not in names]
+    return "\n".join(["```text", *(line for root in roots for line in (root, *branches(root, ""))), "```"])
+
+
+def returns_and_costs(runs):
+    """What a training of COMPARED gives and costs: a row for each script, best return first. A core-hour is one of the
+    wall time of a run, for each core that it had."""
+    env_id, steps = COMPARED
+    found = {}
+    for run in runs:
+        if (run.env_id, run.global_step, run.variant) == (env_id, steps, ""):
+            found.setdefault(run.script, []).append(run)
+    if not found:
+        return NOT_YET
+
+    head = ["file", f"return after {steps:,} steps", "seeds", "steps/s", "core-hours", "return per core-hour"]
+    lines = [f"| {' | '.join(head)} |", "|---|---:|---:|---:|---:|---:|"]
+    scores = {name: [run.eval["mean"][-1] for run in each] for name, each in found.items()}
+    for name in sorted(found, key=lambda name: -mean(scores[name])):
+        value, span = mean(scores[name]), (min(scores[name]), max(scores[name]))
+        hours = median(run.wall_time * cores(run) for run in found[name]) / 3600
+        cells = [f"[`{name}`](../../docs/algorithms/{name}.md)"]
+        cells += [text.estimate(cmp.Estimate(value, None, span if len(scores[name]) > 1 else None))]
+        cells += [str(len(scores[name])), f"{steps / hours / 3600:,.0f}", f"{hours:.2f}", f"{value / hours:,.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def runs_of(log):
@@ -247,10 +306,16 @@ def curves():
     return found
 
 
+@lru_cache
 def blocks():
     """(page, marker) -> text, of all parts that are not made by `solo report`."""
     made = {(page, marker): speed(module, data) for page, marker, module, data in SPEEDS}
     made |= {(log, "measured"): measured(log) for log in LOGS} | {(DQN, "qdagger"): qdagger()}
+    runs, _ = read_all([ROOT / "benchmark/results/modern"])
+    files = [script for script in scripts() if script.family == "actor_critic"]
+    names = {script.name for script in files}
+    ours = [run for run in runs if run.script in names]
+    made |= {(FAMILY, "tree"): tree(in_order(files)), (FAMILY, "costs"): returns_and_costs(ours)}
     return {("README.md", "headline"): headline(), (ALGORITHMS, "algorithms"): algorithms(), **made}
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tokenize
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, documented_keys, environment, section
@@ -18,6 +19,7 @@ from solorl import scripts
 from solorl.catalog import header as catalog
 from solorl.catalog import rules
 from solorl.results import figures
+from solorl.results.result import Result
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN_PAGES = sorted((ROOT / "docs/algorithms").glob("*.md"))  # of the algorithm files
@@ -251,6 +253,55 @@ def test_sizes_and_times_on_the_pages_of_families_are_measured():
         assert RESULTS["with_sizes"](page, script) == page, f"{script.path.name}: run python docs/results.py"
         for other in script.not_for.values():
             assert Path(other).stem in scripts.script_paths(), f"{script.path.name} names {other}"
+
+
+def test_the_tree_has_every_file_below_the_one_it_comes_from():
+    """With the number of lines in the table of the family."""
+    page = (ROOT / "algorithms/actor_critic/README.md").read_text()
+    lines = re.search(r"<!-- tree -->\n```text\n(.*?)\n```", page, flags=re.S)[1].splitlines()
+    found, path, branch = {}, [], r"([ │]*)(?:[├└]─ (\d+) ─ )?(\w+)(?: \(and from (\w+)\))?"
+    for line in lines:
+        indent, number, name, second = re.fullmatch(branch, line).groups()
+        path = [*path[: len(indent) // 3 + bool(number)], name]
+        parents = [f"`{each}.py`" for each in (*path[-2:-1], second) if each]
+        found[name] = f"{number} of {' and '.join(parents)}" if number else "–"
+    rows = re.findall(r"^\| \[`(\w+)\.py`\].*\| ([^|]*) \| [^|]* \|$", page, flags=re.M)
+    assert found == {name: re.sub("^relatives:.*", "–", cell) for name, cell in rows} and len(lines) == len(rows)
+
+
+def test_a_tree_has_files_of_two_parents_and_parents_of_other_families(monkeypatch):
+    monkeypatch.setattr(RESULTS["budget"], "measure", lambda script: (script.size, ""))
+    files = [("b", ["a.py"], 7), ("a", [], 0), ("c", ["b.py", "e.py"], 5), ("d", ["b.py"], 6), ("f", ["g.py"], 9)]
+    parts = [
+        SimpleNamespace(name=name, parent=next(iter(parents), None), parents=parents, size=size)
+        for name, parents, size in files
+    ]
+    lines = ["a", "└─ 7 ─ b", "   ├─ 5 ─ c (and from e)", "   └─ 6 ─ d", "g", "└─ 9 ─ f"]
+    assert RESULTS["tree"](parts) == "\n".join(["```text", *lines, "```"])
+
+
+def test_returns_and_costs_are_those_of_the_runs():
+    """The last evaluation, mean and range over seeds; core-hours are the median of the wall times, times the cores of
+    a run. Other environments, budgets and variants do not count."""
+    two = {"cores": 2}
+
+    def run(name, seed, score, hours, env_id="Hopper-v5", **more):
+        more = {"global_step": 100_000, "machine": two} | more
+        return Result(env_id, name, seed, wall_time=3600 * hours, eval={"mean": [7.0, score]}, **more)
+
+    runs = [run("a", 1, 900.0, 1), run("a", 2, 1100.0, 2), run("b", 1, 2000.0, 1, together=4)]  # b: 2 cores for 4
+    others = [run("a", 3, 9e4, 1, "Ant-v5"), run("a", 4, 9e4, 1, variant="x"), run("b", 5, 9e4, 1, global_step=50_000)]
+    rows = [
+        "| [`b`](../../docs/algorithms/b.md) | 2,000 | 1 | 56 | 0.50 | 4,000 |",
+        "| [`a`](../../docs/algorithms/a.md) | 1,000 (900 to 1,100) | 2 | 19 | 1.50 | 667 |",
+    ]
+    assert RESULTS["returns_and_costs"]([*others, *runs]).splitlines()[2:] == rows
+    assert RESULTS["returns_and_costs"](others) == RESULTS["NOT_YET"]
+
+
+def test_a_benchmark_that_was_not_run_says_so():
+    assert RESULTS["speed"]("contrib_speed", "no_such_file") == "Not measured yet."
+    assert RESULTS["speed"]("contrib_speed", "contrib").startswith("| ")
 
 
 def defined(path):

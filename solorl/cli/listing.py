@@ -62,11 +62,16 @@ def default_budget(script: Script) -> tuple[str, int]:
     return str(found.get("env_id", "")), int(found.get("total_timesteps", 0))  # type: ignore[arg-type]
 
 
-def core_seconds(result: Any) -> float:
-    """Seconds of one core that a run took per environment step: its process had one core or more for all its runs."""
+def cores(result: Any) -> float:
+    """The cores that a run had: those of its process, one or more, over the runs that it trained at once."""
     threads = result.args.get("threads") or 1
-    cores = min(result.machine.get("cores") or threads, threads * result.together)
-    return cores / (result.sps * result.together) if result.sps else 0.0
+    most: float = min(result.machine.get("cores") or threads, threads * result.together)
+    return most / result.together
+
+
+def core_seconds(result: Any) -> float:
+    """Seconds of one core that a run took per environment step."""
+    return cores(result) / result.sps if result.sps else 0.0
 
 
 def times(found: Sequence[Script]) -> list[Sequence[str]]:

@@ -1,5 +1,6 @@
 """Results: collected from run folders, read back, and read from what other libraries write."""
 
+import ast
 import copy
 import gzip
 import importlib
@@ -11,11 +12,13 @@ import time
 import pytest
 from conftest import ROOT, rows
 
+from solorl.catalog.header import parse_source
 from solorl.results import comparison
 from solorl.results import page as report_page
 from solorl.results import result as results
 from solorl.results.read import collect, read_all
 from solorl.results.result import ResultError, read, thinned
+from solorl.studies.plan import args_fields
 
 MACHINE = {"system": "Linux-6.1.0-secret-host-x86_64", "cpu": "a CPU", "cores": 2, "device": "cpu"}
 
@@ -650,3 +653,39 @@ def test_speed_benchmarks_write_where_they_were_measured(tmp_path, monkeypatch):
     assert about["rounds"] == [{"a": 1.0}] and about["cpu"] and about["cores"] == os.cpu_count()
     assert about["python"].startswith("3.") and about["date"] == time.strftime("%Y-%m-%d")
     assert about["git"] is None or set(about["git"]) == {"commit", "dirty"}
+
+
+def test_modern_speed_compares_with_the_faster_setting_of_a_library(tmp_path, monkeypatch):
+    """The ratio is to the best of SBX in the same round; sb3-contrib has one setting."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmark"))
+    modern = importlib.import_module("modern_speed")
+    droq = [
+        {"SBX": 10.0, "SBX, one thread": 20.0, "SoloRL": 30.0, "SoloRL compiled": 40.0},
+        {"SBX": 40.0, "SBX, one thread": 20.0, "SoloRL": 100.0, "SoloRL compiled": 40.0},
+    ]
+    rounds = {"tqc": [{"sb3-contrib": 10.0, "SoloRL": 12.0, "SoloRL compiled": 15.0}], "droq": droq}
+    importlib.import_module("speed").write(tmp_path / "modern.json", rounds=rounds)
+    lines = modern.table(tmp_path / "modern.json").splitlines()
+    assert "| SoloRL | 65 | 30 to 100 | 2.00 |" in lines and "| SBX | 25 | 10 to 40 | 0.75 |" in lines
+    assert "| SoloRL | 12 | 12 to 12 | 1.20 |" in lines and lines[-1].startswith("2 rounds in turn")
+    for name, of_case in rounds.items():
+        assert list(of_case[0]) == modern.contestants(modern.CASES[name])
+
+
+def test_modern_speed_gives_the_libraries_the_settings_of_our_files(monkeypatch):
+    """The defaults of the file that decide how much work a step is."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmark"))
+    for name, case in importlib.import_module("modern_speed").CASES.items():
+        fields = args_fields(parse_source(ROOT / "algorithms" / case.script))
+        ours = {each: ast.literal_eval(field.value) for each, field in fields.items() if field.value}
+        theirs, policy = case.settings, case.settings["policy_kwargs"]
+        assert ours["batch_size"] == 256 and ours["utd_ratio"] == theirs.get("gradient_steps", 1), name
+        if name.startswith(("crossq", "droq")):  # the others: as many updates of the actor as of the critics
+            assert ours["policy_frequency"] == theirs["policy_delay"], name
+        if name.startswith("tqc"):
+            assert ours["num_dropped"] == theirs["top_quantiles_to_drop_per_net"], name
+            assert (ours["num_critics"], ours["num_quantiles"]) == (policy["n_critics"], policy["n_quantiles"]), name
+        if name == "droq":
+            assert ours["dropout"] == policy["dropout_rate"] and policy["layer_norm"]
+        width = ours.get("width") or ours.get("critic_width") or 256
+        assert policy["net_arch"] in ([width, width], {"pi": [128], "qf": [width, width]}), name
