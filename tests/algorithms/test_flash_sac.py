@@ -217,7 +217,7 @@ def test_actor_loss_by_hand():
     mean, raw = np.split(by_hand(actor.net, both, train=True)[:16], 2, axis=1)
     log_std = -10 + 12 * 0.5 * (1 + np.tanh(raw))
     u = mean + np.exp(log_std) * noise().numpy()
-    logprob = -0.5 * noise().numpy() ** 2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - np.tanh(u) ** 2)
+    logprob = -0.5 * noise().numpy() ** 2 - log_std - 0.5 * np.log(2 * np.pi) - 2 * (np.log(2) - np.logaddexp(u, -u))
     x = np.concatenate([batch.obs.numpy(), np.tanh(u)], 1)
     q = np.array([softmax(by_hand(net, x, train=False)) @ ATOMS.numpy() for net in critic.nets])
     expected = (0.3 * logprob.sum(1) - q.min(0)).mean()
@@ -317,7 +317,7 @@ def test_rewards_are_scaled_by_all_returns_so_far(train, monkeypatch):
     got = [row["charts/reward_scale"] for row in rows(v["run"].dir, "charts/reward_scale")]
     np.testing.assert_allclose(got, scales, rtol=1e-4)
     raw = v["replay"].arrays["reward"][:60]
-    assert set(raw) == {100 * k + s for k in range(9) for s in range(1, 4 + k % 2)} - {804, 803}
+    assert set(raw) == {100 * k + s for k in range(9) for s in range(1, 4 + k % 2)} - {803}
     assert len(seen) == 20
     for rewards, scale in zip(seen, scales[10:], strict=True):
         assert np.abs(rewards[:, None] * scale - raw[None]).min(1).max() < 0.01
@@ -349,12 +349,12 @@ def seen_noise(monkeypatch):
 def test_noise_is_repeated_for_a_number_of_steps_from_a_zeta_distribution(train, seen_noise):
     """n of 1 to 16 with a probability in proportion to n^-2, also over the ends of episodes; each environment has its
     own noise."""
-    flags = "--total-timesteps 8000 --num-envs 2 --utd-ratio 0 --log-every 0".split()
+    flags = "--total-timesteps 4000 --num-envs 2 --utd-ratio 0 --log-every 0".split()
     train("flash_sac", *DIARY, *flags)
     lengths = [len(list(group)) for _, group in groupby(x.flatten().tolist() for x in seen_noise)][:-1]
     probabilities = np.arange(1, 17) ** -2.0 / sum(n**-2.0 for n in range(1, 17))
     counts = np.bincount(lengths, minlength=17)[1:]
-    assert len(counts) == 16 and len(lengths) > 1500
+    assert len(counts) == 16 and len(lengths) > 800
     error = 4 * np.sqrt(probabilities / len(lengths))
     assert (np.abs(counts / len(lengths) - probabilities) < error).all()
     noise = torch.stack(seen_noise).flatten(1)  # (steps, 2 environments of 2 actions)
