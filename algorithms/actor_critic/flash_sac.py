@@ -39,17 +39,17 @@ class Args(RunArgs):
     actor_width: int = 128  # units of a residual block of the actor
     critic_width: int = 256  # units of a residual block of the critics
     n_atoms: int = 101  # number of atoms of the return distribution
-    max_value: float = 5.0  # largest atom, and largest return of scaled rewards; the smallest atom is minus that
-    max_repeat: int = 16  # environment steps for which the same exploration noise is kept at most
+    max_value: float = 5.0  # largest atom, minus the smallest one; rewards are scaled so that no return is larger
+    max_repeat: int = 16  # most environment steps for which the same exploration noise is kept
     utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
     learning_rate: float = 3e-4  # learning rate of Adam for actor, critics and temperature at the start
-    final_learning_rate: float = 1.5e-4  # the same at the end, along half a cosine wave
+    final_learning_rate: float = 1.5e-4  # learning rate at the end, reached along half a cosine wave
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.01  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
     policy_frequency: int = 2  # critic updates per actor update (delayed updates)
     target_network_frequency: int = 1  # gradient steps between target network updates
     alpha: float = 0.01  # temperature, the coefficient of the entropy, at the start; for good with --no-autotune
-    autotune: bool = True  # learn the temperature for the entropy of a Gaussian with target_std
+    autotune: bool = True  # learn the temperature for the entropy of a Gaussian of standard deviation target_std
     target_std: float = 0.15  # standard deviation of the Gaussian whose entropy is the target (actions in [-1, 1])
 
 

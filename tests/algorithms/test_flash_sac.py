@@ -210,7 +210,7 @@ def test_critics_are_normalised_by_both_transitions_in_one_batch():
 
 
 def test_actor_loss_by_hand():
-    """The actor is normalised by s and s', of which s counts; the smaller mean of the critics, whose statistics rest."""
+    """The actor is normalised by s and s', of which s counts; the critics, of which the smaller counts, do not."""
     actor, critic, _ = networks()
     batch, before, old = batch_of_floats(), buffers(critic), buffers(actor)
     both = torch.cat([batch.obs, batch.next_obs])
