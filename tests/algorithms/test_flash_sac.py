@@ -33,7 +33,7 @@ def networks():
             elif isinstance(layer, torch.nn.RMSNorm):
                 torch.nn.init.normal_(layer.weight)
             elif isinstance(layer, torch.nn.Linear) and layer.bias is not None:
-                torch.nn.init.normal_(layer.bias)
+                torch.nn.init.normal_(layer.bias, std=0.1)
     return actor, critic, target_critic
 
 
@@ -376,7 +376,7 @@ def test_actions_have_the_repeated_noise(train, seen_noise):
 def test_resumed_with_its_replay_equals_uninterrupted(train, seen_noise):
     """The last checkpoint thrown away, the run continues from the one before, in the middle of a repetition."""
     flags = "--total-timesteps 300 --num-envs 2 --learning-starts 100 --buffer-size 200 --save-replay --utd-ratio 0.25"
-    flags += " --save-every 200 --log-every 100 --eval-every 150 --seed 1"
+    flags += " --save-every 200 --log-every 100 --eval-every 150 --seed 7"
     whole = train("flash_sac", "--env-id", "Pendulum-v1", *SMALL, *NARROW, *flags.split())
     expected, run_dir, noise = comparable(whole["run"].dir), whole["run"].dir, torch.stack(seen_noise[-51:])
     assert torch.equal(noise[0], noise[1]) and not torch.equal(noise[0], noise[-1])  # the resumed steps are the last 50
