@@ -49,8 +49,8 @@ class Args(RunArgs):
     policy_frequency: int = 2  # critic updates per actor update (delayed updates)
     target_network_frequency: int = 1  # gradient steps between target network updates
     alpha: float = 0.01  # temperature, the coefficient of the entropy, at the start; for good with --no-autotune
-    autotune: bool = True  # learn the temperature for the entropy of a Gaussian of standard deviation target_std
-    target_std: float = 0.15  # standard deviation of the Gaussian whose entropy is the target (actions in [-1, 1])
+    autotune: bool = True  # learn the temperature for the entropy of a Gaussian with target_std (actions in [-1, 1])
+    target_std: float = 0.15  # standard deviation of the Gaussian, in each dimension, whose entropy is the target
 
 
 class Batch(NamedTuple):
