@@ -73,6 +73,7 @@ FLAGS = {
     "droq": "--env-id Pendulum-v1 --total-timesteps 303 --learning-starts 300",
     "crossq": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
     "simba_sac": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300",
+    "flash_sac": "--env-id Pendulum-v1 --total-timesteps 340 --learning-starts 300 --batch-size 64",
     "sac_nstep": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
     "td7": "--env-id Pendulum-v1 --total-timesteps 420 --learning-starts 380",
     "sac_lstm": "--total-timesteps 800 --learning-starts 400",
@@ -139,7 +140,7 @@ SLOW = (
     "sac_continuous_action_jax", "dqn_atari_jax", "pqn_jax",
     # in torch, variants of which another file and tests of their own have nearly all lines
     "double_dqn", "dueling_dqn", "ez_greedy_dqn", "ppo_lstm_masked", "rpo_continuous_action", "redq", "droq",
-    "simba_sac", "sac_nstep", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari",
+    "simba_sac", "flash_sac", "sac_nstep", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari",
     "ppo_atari_multigpu", "sac_atari",
     "ppo_lstm_jax", "ppo_rnd_jax", "crossq_jax", "tqc_jax",
 )  # fmt: skip
