@@ -8,16 +8,17 @@ import typing
 from argparse import ArgumentError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from solorl import memory
 from solorl.args.command_line import check_ranges, given_arguments
 from solorl.checkpoints.safety import refuse_links
-from solorl.envs.ids import check_env_id_of
+from solorl.envs.ids import check_env_id_of, reward_threshold
 from solorl.errors import UsageError, did_you_mean, quit_with
 from solorl.terminal import warn
 
 ONCE = ("resume", "resume_changed", "trust_script")  # what is said holds for this command, whatever a run folder says
+Auto = Literal["auto"]  # `parse` puts a number in its place
 # Types of fields -> those of their values in JSON.
 KINDS: dict[Any, tuple[type, ...]] = {kind: (kind,) for kind in (int, bool, str, type(None))} | {float: (int, float)}
 
@@ -46,8 +47,10 @@ class RunArgs:
     save_model: bool = True  # write model.safetensors (best evaluation) and model_last.safetensors
     eval_every: int = 25_000  # environment steps between evaluations; 0: only at the end
     eval_episodes: int = 20  # episodes of one evaluation, on environments and seeds of their own
-    target_return: float | None = None  # end at this mean evaluation return, confirmed on fresh seeds; may be negative
+    eval_more: bool = False  # as many episodes again where an evaluation is the best so far or reaches the target
+    target_return: float | Auto | None = None  # evaluation return to end at (auto: the environment's); may be negative
     capture_video: bool = False  # film one greedy episode with every evaluation
+    plot: bool = False  # draw curve.png in the run folder with every evaluation, as `solo plot` does
     track: bool = False  # also log to Weights & Biases (pip install 'solorl[wandb]')
     wandb_project_name: str = "solorl"  # project at Weights & Biases
     wandb_entity: str | None = None  # team at Weights & Biases
@@ -73,6 +76,8 @@ def parse(args_type: type[A]) -> A:
             check_env_id_of(script_path(), args.env_id, args.env_kind, typed=not folder or "env_id" in given)
         if "/" in given.get("exp_name", ""):
             raise UsageError(f"--exp-name is part of a folder's name, so it must have no slash, got '{args.exp_name}'")
+        if args.target_return == "auto":
+            args.target_return = reward_threshold(str(getattr(args, "env_id", "the environment")))
         check_ranges(args)
         if folder:
             check_unchanged(args, saved)
@@ -100,7 +105,7 @@ def saved_arguments(folder: Path, args_type: type[A]) -> A:
         raise UsageError(f"{file} is malformed: args must be an object and changes a list")
     if script != script_path().name:
         raise UsageError(f"{folder} is a run of {script}, not of {script_path().name}")
-    hints = typing.get_type_hints(args_type)
+    hints = typing.get_type_hints(args_type) | {"target_return": float | None}
     known = {field.name: field for field in dataclasses.fields(args_type) if field.name in {*saved} - {*ONCE}}
     for name, field in known.items():
         if not _is_of(saved[name], hints[name]) and repr(saved[name]) != repr(field.default):

@@ -75,17 +75,21 @@ def given_arguments(args_type: type, argv: list[str]) -> dict[str, typing.Any]:
 
 
 def value_of(flag: str, hint: typing.Any, text: str) -> typing.Any:
-    """The value of type `hint` that a text stands for; ArgumentError where it stands for none."""
+    """The value of type `hint` that a text stands for; ArgumentError where it stands for none. The words of a `Literal`
+    in a union may stand in place of a number."""
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if text == "None" and type(None) in kinds:
         return None
+    words = [word for each in kinds if typing.get_origin(each) is typing.Literal for word in typing.get_args(each)]
+    if text in words:
+        return text
     kind = kinds[0]
     if kind not in (int, float, str):
         raise argparse.ArgumentError(None, f"{flag} is of type {hint}, which only the file itself can set")
     try:
         return whole_number(text) if kind is int else kind(text)
     except ValueError:
-        name = {int: "an integer such as 8, 500k, 2M or 1e6", float: "a number"}[kind]
+        name = " or ".join([{int: "an integer such as 8, 500k, 2M or 1e6", float: "a number"}[kind], *words])
         raise argparse.ArgumentError(None, f"{flag} must be {name}, got {text!r:.80}") from None
 
 

@@ -30,6 +30,7 @@ VERBS = {
     "work": ("solorl.cli.work", "do one task of a study, for schedulers:  solo work PLAN TASK"),
     "tune": ("solorl.cli.tune", "search hyper-parameters:  solo tune ppo --env-ids CartPole-v1 --space FILE.toml"),
     "report": ("solorl.cli.report", "tables, curves and verdicts from runs:  solo report runs/"),
+    "plot": ("solorl.cli.plot", "a picture of trainings, also while they run:  solo plot RUN_DIR"),
     "check": ("solorl.cli.check", "check algorithm files against the rules of the project"),
     "completion": ("solorl.cli.completion", 'completion of your shell:  eval "$(solo completion bash)"'),
 }

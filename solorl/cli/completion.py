@@ -105,7 +105,7 @@ def _statuses(start: str) -> list[str]:
 # What may follow a verb and a flag: beginning of the word -> words. Where nothing fits, a shell shows files.
 AFTER_VERB: dict[str, Callable[[str], list[str]]] = {
     **dict.fromkeys(("train", "copy", "diff", "check", "bench", "tune"), algorithms),
-    **dict.fromkeys(("play", "push", "export", "report"), folders),
+    **dict.fromkeys(("play", "push", "export", "report", "plot"), folders),
     "runs": lambda start: ["delete", *folders(start)],
     "completion": lambda start: list(SHELLS),
 }

@@ -276,3 +276,13 @@ def is_batched(env_id: str) -> bool:
 
     entry = gym.registry[env_id.rpartition(":")[2]].vector_entry_point
     return entry is not None and not str(entry).startswith("gymnasium.")
+
+
+def reward_threshold(env_id: str) -> float:
+    """The mean return from which on an environment counts as solved; UsageError where its spec does not say it."""
+    import gymnasium as gym
+
+    spec = gym.registry.get(env_id.rpartition(":")[2])
+    if spec is None or spec.reward_threshold is None:
+        raise UsageError(f"{env_id} has no reward threshold for --target-return auto; give a number")
+    return float(spec.reward_threshold)

@@ -26,7 +26,7 @@ ALPHA = 0.05  # a difference on one environment counts below this p-value
 ENOUGH = 4  # runs from which on a bootstrap interval is shown; of fewer it is little more than their range
 IGNORED = (
     "seed", "num_seeds", "device", "cuda", "threads", "torch_threads", "save_every", "save_model", "save_replay",
-    "capture_video", "track", "wandb_project_name", "upload_model", "hf_entity",
+    "capture_video", "plot", "track", "wandb_project_name", "upload_model", "hf_entity",
 )  # fmt: skip
 
 
@@ -88,7 +88,9 @@ class Curve:
     x: st.Array  # (p,) environment steps, or seconds
     y: st.Array  # (p,)
     band: st.Array  # (p, 2)
-    kind: str = "interval"  # what the band is: the bootstrap interval; the "range" of too few runs; "": there is none
+    # what the band is: the bootstrap interval; the "range" of too few runs; of one run the standard "deviation" of
+    # the episodes of an evaluation; "": there is none
+    kind: str = "interval"
     seeds: dict[str, st.Array] = field(default_factory=dict)  # name of the run -> (p,)
 
 
@@ -355,15 +357,54 @@ def curves(comparison: Comparison, metric: str, axis: str) -> dict[tuple[str, st
         lines = {seed: line for seed, line in lines.items() if len(line[0])}
         if not lines:
             continue
+        end = None
         if axis == "time":
             latest = latest_start(lines.values())
             lines = {seed: line for seed, line in lines.items() if line[0][0] <= latest}
-        xs, ys = [x for x, _ in lines.values()], [y for _, y in lines.values()]
-        grid = st.common_grid(xs, end=most(x[-1] for x in xs) if axis == "time" else None)
-        if not len(grid):
-            continue
-        values = st.on_grid(grid, xs, ys)
-        found[env, method] = banded(grid, [values], dict(zip(lines, values, strict=True)))
+            end = most(x[-1] for x, _ in lines.values())
+        if (curve := over_runs(lines, end)) is not None:
+            found[env, method] = curve
+    return found
+
+
+def over_runs(lines: Mapping[str, tuple[st.Array, st.Array]], end: float | None = None) -> Curve | None:
+    """The curve of the lines of runs, at the positions that `common_grid` finds; None where these are none."""
+    xs, ys = [x for x, _ in lines.values()], [y for _, y in lines.values()]
+    grid = st.common_grid(xs, end=end)
+    if not len(grid):
+        return None
+    values = st.on_grid(grid, xs, ys)
+    return banded(grid, [values], dict(zip(lines, values, strict=True)))
+
+
+def trainings(results: Sequence[Result]) -> dict[tuple[str, str], dict[str, Curve]]:
+    """Environment and method -> what is to be seen of the trainings: "training" (returns), "length" (of these
+    episodes), "evaluation", and "loss" and "value" of the critic, each over all seeds; of one run as they are."""
+    groups: dict[tuple[str, str], dict[str, dict[str, Curve]]] = {}
+    for result in results:
+        for kind, curve in _training(result).items():
+            groups.setdefault((result.env_id, result.name), {}).setdefault(kind, {})[str(result.seed)] = curve
+    found: dict[tuple[str, str], dict[str, Curve]] = {}
+    for key, kinds in groups.items():
+        for kind, of_seeds in kinds.items():
+            lines = {seed: (curve.x, curve.y) for seed, curve in of_seeds.items()}
+            one = next(iter(of_seeds.values())) if len(of_seeds) == 1 else over_runs(lines)
+            if one is not None:
+                found.setdefault(key, {})[kind] = one
+    return found
+
+
+def _training(result: Result) -> dict[str, Curve]:
+    """The curves of one run."""
+    tables = {"training": (result.train, "return"), "length": (result.train, "length")}
+    tables |= {"evaluation": (result.eval, "mean"), **{kind: (of, "mean") for kind, of in result.critic.items()}}
+    found = {}
+    for kind, (columns, name) in tables.items():
+        if columns.get(AXES["steps"]):
+            x, y = (np.asarray(columns[each], np.float64) for each in (AXES["steps"], name))
+            spread = np.asarray(columns["std"], np.float64) if kind == "evaluation" else np.zeros(len(x))
+            band = np.stack([y - spread, y + spread], axis=-1)
+            found[kind] = Curve(x, y, band, "deviation" if kind == "evaluation" else "")
     return found
 
 

@@ -1,4 +1,5 @@
-"""The figures of a report as PNG and SVG: learning curves by steps and by time, and performance profiles.
+"""The figures of a report as PNG and SVG: learning curves by steps and by time, and performance profiles; and pictures
+of trainings.
 
 Colours are those of Okabe and Ito, which people with a colour vision deficiency tell apart, too; from the eighth method
 on they repeat with dashed lines.
@@ -25,8 +26,21 @@ AXIS_LABELS = {"steps": "environment steps", "time": "time of training"}
 BANDS = f"\nbands: range of the runs where there are fewer than {cmp.ENOUGH}, else 95 % interval"
 PANEL = (3.9, 2.9)  # inches
 SINGLE = (6.0, 3.6)  # one alone
+TRAINING = (6.8, 6.4)  # of a training
 NAME = (0.075, 0.7)  # inches that a name takes in the legend: each character, and the line before it
 COLUMNS = 3  # panels side by side
+# What a picture of a training shows -> its words in the legend, its number in COLOURS if there is one method, its look.
+SHOWN: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "length": ("episode length", 6, {}),
+    "training": ("training episodes", 1, {"linestyle": ":", "linewidth": 1.2}),
+    "evaluation": ("greedy evaluation", 0, {}),
+    "loss": ("critic loss", 4, {}),
+    "value": ("mean Q", 2, {}),
+}
+PANELS = (  # the lines and their axis, the area and its axis on the right
+    (("training", "evaluation"), "episodic return", "length", "episode length (agent steps)"),
+    (("value",), "mean Q", "loss", "critic loss"),
+)
 
 
 def write_figures(comparison: cmp.Comparison, folder: Path) -> list[Path]:
@@ -98,16 +112,14 @@ def draw_curves(
     for place, (env, lines) in zip(axes, panels, strict=True):
         unit, name = time_unit(max(curve.x[-1] for curve in lines.values())) if axis == "time" else (1, "")
         for method, curve in lines.items():
-            _draw(place, curve, comparison.methods.index(method), unit)
+            _draw(place, curve, style(comparison.methods.index(method)), unit)
         place.set_title(env, fontsize=10, parse_math=False)
-        place.xaxis.set_major_formatter(step_label if axis == "steps" else f"{{x:g}} {name}")
-        place.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        place.set_xlim(left=0)
+        _number(place, step_label if axis == "steps" else f"{{x:g}} {name}")
     kinds = {curve.kind for _, lines in panels for curve in lines.values()}
     bands = BANDS if "range" in kinds else ""
     figure.supxlabel(AXIS_LABELS[axis] + bands, fontsize=10)
     figure.supylabel("return of the greedy policy" if comparison.metric == "eval" else "training return", fontsize=10)
-    _legend(figure, comparison, {name for _, lines in panels for name in lines})
+    _legend(figure, comparison.methods, {name for _, lines in panels for name in lines})
     return figure
 
 
@@ -115,10 +127,70 @@ def draw_profiles(comparison: cmp.Comparison, profiles: Mapping[str, cmp.Curve])
     """The fraction of runs above each normalised score, with pointwise intervals."""
     figure, (place, *_) = _grid(1)
     for method, curve in profiles.items():
-        _draw(place, curve, comparison.methods.index(method))
+        _draw(place, curve, style(comparison.methods.index(method)))
     place.set(xlabel="normalised score s", ylabel="fraction of runs with a score above s", ylim=(-0.02, 1.02))
-    _legend(figure, comparison, profiles)
+    _legend(figure, comparison.methods, profiles)
     return figure
+
+
+def write_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cmp.Curve]], path: Path) -> None:
+    """Draw what `trainings` of comparison.py found into `path`, a PNG or SVG. Raises OSError."""
+    _write(draw_trainings(trainings), path, (path.suffix[1:],))
+
+
+def draw_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cmp.Curve]]) -> Figure:
+    """For each environment two panels: returns with the length of episodes, and what the critic learns. A colour is a
+    method, or, where there is only one, what is shown."""
+    envs, methods = (list(dict.fromkeys(names)) for names in zip(*trainings, strict=True))
+    figure = Figure(figsize=(TRAINING[0] * len(envs), TRAINING[1]), dpi=130, layout="constrained")
+    for env, places in zip(envs, figure.subplots(2, len(envs), squeeze=False, sharex="col").T, strict=True):
+        curves = {method: trainings[env, method] for method in methods if (env, method) in trainings}
+        for place, panel in zip(places, PANELS, strict=True):
+            _panel(place, curves, methods, *panel)
+        legend = places[0].get_legend()
+        legend.set_title(env if len(methods) > 1 else f"{env}: {methods[0]}")
+        legend.get_title().set_parse_math(False)
+    kinds = {curve.kind for curves in trainings.values() for curve in curves.values()}
+    figure.supxlabel(AXIS_LABELS["steps"] + (BANDS if kinds & {"range", "interval"} else ""), fontsize=10)
+    if len(methods) > 1:
+        _legend(figure, methods, methods)
+    return figure
+
+
+def _panel(
+    place: Any, curves: Mapping[str, Mapping[str, cmp.Curve]], methods: Sequence[str], lines: Sequence[str],
+    left: str, area: str, right: str,
+) -> None:  # fmt: skip
+    """The lines of each method on the left axis, an area on the right one, and a legend above."""
+    filled: dict[str, Any] = {"alpha": 0.2 if len(methods) == 1 else 0.1, "linewidth": 0}
+    second = place.twinx()
+    handles: dict[str, Any] = {}
+    for kind in (area, *lines):
+        words, number, look = SHOWN[kind]
+        for method in (name for name in curves if kind in curves[name]):
+            curve = curves[method][kind]
+            own = style(methods.index(method) if len(methods) > 1 else number) | look
+            colour = own["color"] if len(methods) == 1 else COLOURS[-1]
+            if kind == area:
+                second.fill_between(curve.x, 0, curve.y, color=own["color"], **filled)
+                handles[words] = matplotlib.patches.Patch(color=colour, **filled)
+            else:
+                _draw(place, curve, own)
+                name = words + (" ± standard deviation" if curve.kind == "deviation" else "")
+                handles[name] = matplotlib.lines.Line2D([], [], **{**own, "color": colour})
+    for axes, name in ((place, left), (second, right)):
+        _plain(axes)
+        axes.set_ylabel(name, fontsize=10)
+        axes.yaxis.set_visible(axes.has_data())
+    second.grid(visible=False)
+    second.set_ylim(bottom=0)
+    place.set_zorder(second.get_zorder() + 1)  # the lines are above the area
+    place.patch.set_visible(False)
+    _number(place, step_label)
+    place.legend(
+        list(handles.values()), list(handles), loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False,
+        fontsize=9, title_fontsize=10, alignment="left",
+    )  # fmt: skip
 
 
 def _grid(panels: int) -> tuple[Figure, Sequence[Any]]:
@@ -131,23 +203,35 @@ def _grid(panels: int) -> tuple[Figure, Sequence[Any]]:
     for place in axes[panels:]:
         place.remove()
     for place in axes[:panels]:
-        place.spines[["top", "right"]].set_visible(False)
-        place.grid(alpha=0.25, linewidth=0.6)
-        place.tick_params(labelsize=9)
+        _plain(place)
     return figure, list(axes[:panels])
 
 
-def _draw(place: Any, curve: cmp.Curve, number: int, unit: float = 1) -> None:
+def _plain(place: Any) -> None:
+    """The frame of a panel."""
+    place.spines[["top", "right"]].set_visible(False)
+    place.grid(alpha=0.25, linewidth=0.6)
+    place.tick_params(labelsize=9)
+
+
+def _number(place: Any, form: Any) -> None:
+    """The numbers below a panel, from 0 on."""
+    place.xaxis.set_major_formatter(form)
+    place.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    place.set_xlim(left=0)
+
+
+def _draw(place: Any, curve: cmp.Curve, look: Mapping[str, Any], unit: float = 1) -> None:
     """A curve and its band, positions divided by `unit`."""
-    look, x = style(number), curve.x / unit
+    x = curve.x / unit
     place.fill_between(x, curve.band[:, 0], curve.band[:, 1], color=look["color"], alpha=0.18, linewidth=0)
-    place.plot(x, curve.y, linewidth=1.6, marker="o" if len(curve.x) == 1 else "", **look)
+    place.plot(x, curve.y, **{"linewidth": 1.6, "marker": "o" if len(curve.x) == 1 else "", **look})
 
 
-def _legend(figure: Figure, comparison: cmp.Comparison, shown: Collection[str]) -> None:
-    numbers = [number for number, method in enumerate(comparison.methods) if method in shown]
+def _legend(figure: Figure, methods: Sequence[str], shown: Collection[str]) -> None:
+    numbers = [number for number, method in enumerate(methods) if method in shown]
     lines = [matplotlib.lines.Line2D([], [], linewidth=2, **style(number)) for number in numbers]
-    methods = [comparison.methods[number] for number in numbers]
+    methods = [methods[number] for number in numbers]
     width = NAME[0] * max(map(len, methods)) + NAME[1]
     columns = min(len(methods), 5, max(1, int(figure.get_figwidth() / width)))
     legend = figure.legend(lines, methods, loc="outside upper center", ncols=columns, frameon=False, fontsize=10)

@@ -23,12 +23,13 @@ def collect(run_dir: Path, folder: Path, variant: str = "") -> Path:
     return write(replace(result, variant=variant), folder)
 
 
-def read_all(paths: Iterable[Path], whole: bool = False) -> tuple[list[Result], list[str]]:
+def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = False) -> tuple[list[Result], list[str]]:
     """Everything found in result files, run folders, TensorBoard folders, and folders of these at any depth.
 
     Returns the results, ordered as found and `named`, and a sentence for each file that could not be read or was left
     out. Of two runs of one method with the same environment and seed the one started last counts. Finds nothing
-    silently: a path that does not exist or holds no result is a sentence, too.
+    silently: a path that does not exist or holds no result is a sentence, too. Runs that have not come to their end
+    are left out unless `unfinished` ones are wanted.
     """
     found: dict[str, Callable[[], Result]] = {}
     problems = []
@@ -39,7 +40,7 @@ def read_all(paths: Iterable[Path], whole: bool = False) -> tuple[list[Result], 
             problems.append(f"{path} holds no result" if path.exists() else f"there is no {path}")
         for source in sources:
             found[str(source.resolve())] = partial(read_folder if source.is_dir() else read, source)
-    results, more = gathered(found.values(), whole)
+    results, more = gathered(found.values(), whole, unfinished)
     return results, [plain(problem) for problem in problems] + more
 
 

@@ -32,9 +32,15 @@ LOCAL = ("runs_dir", "resume", "resume_changed", "wandb_entity")  # arguments th
 SAME = {"env_id", "seed", "num_seeds"}  # arguments in which the runs of one method may differ
 BUDGET = {"total_timesteps", "target_return"}  # how long a run trains: of a method on one environment the same
 NOT_OWN = (SAME | {item.name for item in fields(RunArgs)} | {"torch_threads"}) - BUDGET  # and what no script adds
-NOT_STORED = ("source", "method")
+# What a critic learns -> the metrics that say it, of which a run has the first one that it logs.
+CRITIC = {
+    "loss": ("losses/qf_loss", "losses/td_loss", "losses/value_loss"),
+    "value": ("losses/q_values", "losses/qf_values", "losses/qf1_values"),
+}
+NOT_STORED = ("source", "method", "critic")
 EVAL_COLUMNS = ("global_step", "wall_time", "mean", "std", "length")
 TRAIN_COLUMNS = ("global_step", "wall_time", "return", "length", "episodes")
+CRITIC_COLUMNS = ("global_step", "wall_time", "mean", "rows")
 
 Columns = dict[str, list[float]]
 
@@ -67,6 +73,7 @@ class Result:
     sps: float | None = None  # median environment steps per second
     together: int = 1  # runs trained at once by one process: the time is that of all, the speed that of this one
     parents: list[str] = field(default_factory=list)  # scripts that the script says it comes from, the nearest first
+    critic: dict[str, Columns] = field(default_factory=dict)  # CRITIC in bins of equal step width; not stored
     source: str = ""  # where it was read from; not stored
     method: str = ""  # what `named` calls its method; not stored
 
@@ -227,14 +234,16 @@ KINDS: dict[str, Callable[[Any], bool]] = {  # what the fields of a result must 
 }
 
 
-def gathered(readers: Iterable[Callable[[], Result]], whole: bool = False) -> tuple[list[Result], list[str]]:
+def gathered(
+    readers: Iterable[Callable[[], Result]], whole: bool = False, unfinished: bool = False
+) -> tuple[list[Result], list[str]]:
     """The results that functions return or fail to return with ResultError, and the sentences of `read_all`."""
     results: list[Result] = []
     problems: list[str] = []
     for read_one in readers:
         try:
             result = _printable(read_one())
-            if result.status != "finished":
+            if result.status != "finished" and not unfinished:
                 raise ResultError(f"{result.source} is left out: the run is not finished ({result.status[:99]})")
             results.append(result)
         except ResultError as error:
@@ -422,12 +431,20 @@ def _result(run_dir: Path, config: dict[str, Any], status: dict[str, Any], rows:
         wall_time=float(status.get("wall_time") or 0.0),
         eval=evaluations(_select(rows, "eval/episodic_return", "eval/episodic_return_std", "eval/episodic_length")),
         train=thinned(episodes, total),
+        critic=_critic(rows, total),
         last_100_episodes=last_mean([row[2] for row in episodes]),
         sps=middle(rates),
         together=_together(run_dir),
         parents=_parents(run_dir / Path(config["script"]).name),
         source=str(run_dir),
     )
+
+
+def _critic(rows: Sequence[dict[str, Any]], total: int) -> dict[str, Columns]:
+    """What a run has logged of its critic."""
+    logged = {name for row in rows for name in row}
+    names = {kind: next((name for name in known if name in logged), "") for kind, known in CRITIC.items()}
+    return {kind: thinned(_select(rows, name), total, CRITIC_COLUMNS) for kind, name in names.items() if name}
 
 
 def _parents(script: Path) -> list[str]:
@@ -501,21 +518,22 @@ def evaluations(rows: Sequence[Sequence[float]]) -> Columns:
     return {name: [row[i] for row in by_step.values()] for i, name in enumerate(EVAL_COLUMNS)}
 
 
-def thinned(episodes: Sequence[Sequence[float]], total: int) -> Columns:
+def thinned(episodes: Sequence[Sequence[float]], total: int, names: Sequence[str] = TRAIN_COLUMNS) -> Columns:
     """At most BINS rows of equal step width of episodes (global_step, wall_time, return, length), ordered by step.
 
     A bin's step is its right edge, its time that of its last episode, its return and length are means over its
-    episodes; bins without an episode are left out.
+    episodes; bins without an episode are left out. With other `names`, the last one for the number of rows in a bin,
+    of other rows.
     """
     width = max(1, math.ceil(total / BINS))
     bins: dict[int, list[Sequence[float]]] = {}
     for row in episodes:
         bins.setdefault(math.ceil(max(1, row[0]) / width) * width, []).append(row)
-    columns: Columns = {name: [] for name in TRAIN_COLUMNS}
+    columns: Columns = {name: [] for name in names}
     for edge, rows in bins.items():
-        means = [sum(row[i] for row in rows) / len(rows) for i in (2, 3)]
+        means = [sum(column) / len(rows) for column in list(zip(*rows, strict=True))[2:]]
         values = (min(edge, max(total, int(rows[-1][0]))), rows[-1][1], *means, len(rows))
-        for name, value in zip(TRAIN_COLUMNS, values, strict=True):
+        for name, value in zip(names, values, strict=True):
             columns[name].append(value)
     return columns
 

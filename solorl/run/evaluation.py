@@ -37,7 +37,8 @@ from solorl.terminal import warn
 Policy = Callable[..., Any]
 OPPONENTS = {"random", "older"}
 SCORE = "eval/episodic_return"
-DRAWN = ("global_step", "charts/episodic_return", "eval/episodic_return", "eval/episodic_return_std")
+EPISODES = "eval/episodes"
+DRAWN = ("global_step", "charts/episodic_return", SCORE, "eval/episodic_return_std", EPISODES)
 MAX_STEPS = 100_000  # an episode without a time limit is cut here
 
 
@@ -296,6 +297,7 @@ class Evaluator:
         self.args = args
         self.best = -math.inf  # mean return
         self.last = (-1, 0.0, 0.0)  # step (-1: none yet), mean return and its standard deviation
+        self.episodes = args.eval_episodes  # of the last one
         self.improved = False  # whether the last one is better than all before it
         self._confirmations = 0
         self._envs: list[Any] = []
@@ -313,6 +315,11 @@ class Evaluator:
         that against the first, and return its row of metrics. Raises Diverged where the mean return is not finite."""
         others = opponents or {"": None}
         played = {name: self.play(EVALUATE, 0, policy, make_env, other) for name, other in others.items()}
+        mean = float(next(iter(played.values()))[0][SCORE].mean())
+        if self.args.eval_more and (mean > self.best or self.reaches(mean)):
+            for name, other in others.items():
+                more = self.play(EVALUATE, self.args.eval_episodes, policy, make_env, other)
+                played[name] = _together(played[name], more)
         scores, lengths = next(iter(played.values()))
         scores |= {f"{SCORE}_vs_{name}": score[SCORE] for name, (score, _) in played.items() if name}
         score = scores.pop(SCORE)
@@ -321,10 +328,12 @@ class Evaluator:
             raise Diverged(SCORE, mean)
         self.last, self.improved = (step, mean, std), mean > self.best
         self.best = max(self.best, mean)
+        self.episodes = len(lengths)
         return {
             SCORE: mean,
             "eval/episodic_return_std": std,
             "eval/episodic_length": float(lengths.mean()),
+            **({EPISODES: self.episodes} if self.args.eval_more else {}),
             **{name: float(value.mean()) for name, value in scores.items()},
         }
 
@@ -333,9 +342,13 @@ class Evaluator:
         """Mean return of the last evaluation; None before the first."""
         return self.last[1] if self.last[0] >= 0 else None
 
+    def reaches(self, mean: float) -> bool:
+        """Whether a mean return is as high as `--target-return` asks."""
+        return self.args.target_return is not None and mean >= self.args.target_return
+
     def confirm(self, policy: Policy, make_env: Callable[..., Any], opponent: Any = None) -> float | None:
         """Where the last evaluation has reached `--target-return`: the mean score on seeds never used before."""
-        if self.args.target_return is None or self.last[1] < self.args.target_return:
+        if not self.reaches(self.last[1]):
             return None
         first = self._confirmations * self.args.eval_episodes
         self._confirmations += 1
@@ -348,11 +361,19 @@ class Evaluator:
 
     def counters(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
-        return {"best": self.best, "last_eval": list(self.last), "confirmations": self._confirmations}
+        found = {"best": self.best, "last_eval": list(self.last), "confirmations": self._confirmations}
+        return found | {"last_eval_episodes": self.episodes}
 
     def resume(self, saved: Mapping[str, Any]) -> None:
         """Continue from these counters."""
         self.best, self.last, self._confirmations = saved["best"], tuple(saved["last_eval"]), saved["confirmations"]
+        self.episodes = saved.get("last_eval_episodes", self.args.eval_episodes)
+
+
+def _together(some: tuple[Any, Any], more: tuple[Any, Any]) -> tuple[Any, Any]:
+    """What `play_scores` has returned twice, as of one call with all episodes."""
+    scores = {name: np.concatenate([score, more[0][name]]) for name, score in some[0].items()}
+    return scores, np.concatenate([some[1], more[1]])
 
 
 def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
@@ -369,9 +390,9 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
             rows.append({name: float(row[name]) for name in DRAWN if name in row or name == "global_step"})
     train = [(row["global_step"], row["charts/episodic_return"]) for row in rows if "charts/episodic_return" in row]
     test = [
-        (row["global_step"], row["eval/episodic_return"], row.get("eval/episodic_return_std", 0.0))
+        (row["global_step"], row[SCORE], row.get("eval/episodic_return_std", 0.0), row.get(EPISODES, 0.0))
         for row in rows
-        if "eval/episodic_return" in row
+        if SCORE in row
     ]
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
     axes = figure.subplots()
@@ -382,8 +403,9 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
         axes.plot(step, value, ".", color="#b8b8b8", markersize=2, label="training episodes")
         axes.plot(step[window - 1 :], mean, color="#7a7a7a", label=f"mean of {window} episodes")
     if test:
-        step, value, spread = np.array(test, float).T
-        error = spread / _degrees(metrics.parent) ** 0.5  # the band lies within the episodes' returns
+        step, value, spread, episodes = np.array(test, float).T
+        degrees = np.where(episodes > 1, episodes - 1, _degrees(metrics.parent))
+        error = spread / degrees**0.5  # the band lies within the episodes' returns
         width = 0 if len(step) > 1 else 8  # a single evaluation has a bar
         axes.fill_between(step, value - error, value + error, color="#1f6feb", alpha=0.15, linewidth=width)
         axes.plot(step, value, "o-", color="#1f6feb", markersize=3, label="greedy evaluation, standard error")

@@ -1,9 +1,10 @@
-"""`--upload-model`: what it needs, and handing a finished run to `solo push`."""
+"""`--upload-model`: what it needs, and handing a finished run to `solo push`; other verbs called from a training."""
 
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,22 @@ def repo_name(args: Mapping[str, Any], algorithm: str) -> str:
 
 
 def upload(run_dir: Path, script: Path, args: RunArgs) -> tuple[bool, str]:
-    """Push the run folder, in a process of its own, so that nothing there can harm this one. Returns whether that has
-    succeeded, and the address of the commit or the reason why not."""
+    """Push the run folder. Returns whether that has succeeded, and the address of the commit or the reason why not."""
     name = repo_name(vars(args), script.stem)
     repo = f"{args.hf_entity}/{name}" if args.hf_entity else name
-    words = [sys.executable, "-m", "solorl.cli", "push", str(run_dir), repo]
+    return solo("push", str(run_dir), repo)
+
+
+def require_matplotlib(what: str) -> None:
+    """UsageError where `what` cannot draw, as where SoloRL was installed without what it depends on."""
+    if find_spec("matplotlib") is None:
+        raise UsageError(f"{what} needs matplotlib, which is not installed: pip install matplotlib")
+
+
+def solo(*words: str) -> tuple[bool, str]:
+    """Call `solo`, in a process of its own, so that nothing there can harm this one. Returns whether that has
+    succeeded, and the last line that it said."""
+    words = (sys.executable, "-m", "solorl.cli", *words)
     done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     return done.returncode == 0, said[-1].removeprefix("error: ") if said else f"exit code {done.returncode}"

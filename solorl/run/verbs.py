@@ -45,7 +45,7 @@ from solorl.run.saving import Checkpoints
 from solorl.run.summary import how_to_go_on, summary
 from solorl.run.teacher import Teacher
 from solorl.run.trackers import Safe, check_wandb, trackers_of
-from solorl.run.upload import check_upload, upload
+from solorl.run.upload import check_upload, require_matplotlib, solo, upload
 from solorl.scripts import use_instead
 from solorl.terminal import Progress, paint, say, warn, wiped
 
@@ -77,6 +77,8 @@ class Run:
                 check_wandb()
             if args.upload_model and not self.play:
                 check_upload(args)
+            if args.plot and not self.play:
+                require_matplotlib("--plot")
         seed_all(args)
         self.ranks = Ranks(self.rank, self.world_size)
         self.processes = Processes(self._say)
@@ -552,7 +554,7 @@ class Run:
         self.require(before in (None, now), f"run.evaluate has the opponents {before}, run.close has {now}")
 
     def _evaluate(self, policy: Policy, make_env: Callable[..., Any]) -> None:
-        evaluator, target = self.evaluator, self.args.target_return
+        evaluator = self.evaluator
         with self.meter.paused(), self._ending_where_diverged(), in_one_sentence(), undisturbed():
             self._check_finite()
             names = self.opponents or ()
@@ -564,18 +566,27 @@ class Run:
             self.meter.add_row(self.step, row)
             self._write_rows(row)
             _, mean, std = evaluator.last
-            score = f"evaluation {mean:.1f} ± {std:.1f} over {self.args.eval_episodes} episodes"
+            score = f"evaluation {mean:.1f} ± {std:.1f} over {evaluator.episodes} episodes"
             self._say(paint(f"step {self.step:>10,}  {score}", "cyan"))
             if evaluator.improved and self.args.save_model:
                 self._save_model("model.safetensors")
-            if (again := evaluator.confirm(policy, make_env, opponent)) is not None and target is not None:
-                self.ending = "target" if again >= target else self.ending
-                line = f"target {target:g} reached; on fresh seeds {again:.1f}: "
-                done, colour = ("done", "green") if again >= target else ("continuing", "cyan")
+            if (again := evaluator.confirm(policy, make_env, opponent)) is not None:
+                reached = evaluator.reaches(again)
+                self.ending = "target" if reached else self.ending
+                line = f"target {self.args.target_return:g} reached; on fresh seeds {again:.1f}: "
+                done, colour = ("done", "green") if reached else ("continuing", "cyan")
                 self._say(paint(line + done, colour))
             if self.args.capture_video:
                 seed, env_id = env_seed(self.args.seed, EVALUATE, 0), evaluator.args.env_id
                 film_to(self.folder, f"step_{self.step}.mp4", seed, policy, make_env, env_id, opponent)
+            if self.args.plot:
+                self._plot()
+
+    def _plot(self) -> None:
+        """Draw curve.png; where that fails, one warning says so."""
+        done, said = solo("plot", str(self.dir), "--out", str(self.dir / "curve.png"))
+        if not done:
+            warn(f"no curve.png: {said}")
 
     def _checkpoint(self, of_ranks: Sequence[Any]) -> None:
         self._check_finite()
@@ -636,7 +647,7 @@ class Run:
         self._finish("stopped" if self.ending == "stop" else "finished")
         self._draw()
         _, mean, std = self.evaluator.last
-        score = f"{mean:.1f} ± {std:.1f} over {self.args.eval_episodes} episodes, best {self.evaluator.best:.1f}"
+        score = f"{mean:.1f} ± {std:.1f} over {self.evaluator.episodes} episodes, best {self.evaluator.best:.1f}"
         for line in summary(self.dir, self.step, self.meter.wall_time(), score, self.args.save_model):
             self._say(line)
         self._require_saved()

@@ -81,7 +81,7 @@ def results(facts: Facts) -> dict[str, Any]:
         "mean_reward": facts.final[SCORE],
         "std_reward": facts.final[STD],
         "is_deterministic": True,
-        "n_eval_episodes": facts.args.get("eval_episodes"),
+        "n_eval_episodes": facts.final.get("eval/episodes", facts.args.get("eval_episodes")),
         "global_step": facts.final["global_step"],
     }
 
@@ -142,7 +142,7 @@ def _header(source: str) -> tuple[str, str]:
 
 def _scores(facts: Facts, files: Sequence[str]) -> str:
     """What the models in the repository have scored."""
-    episodes = facts.args.get("eval_episodes", "?")
+    episodes = results(facts)["n_eval_episodes"] or "?"
     what = f"over {episodes} greedy episodes, on seeds that the training did not use"
     lines = [f"Last evaluation, at step {facts.final['global_step']:,.0f}: mean return **{facts.mean_reward}** {what}."]
     if "model_last.safetensors" in files:

@@ -214,7 +214,7 @@ def test_help_shows_the_range_as_it_stands():
     text = " ".join(help_text(args_of("dqn")).split())
     assert "--gamma discount factor, from 0 to 1 [0.99]" in text
     assert "--learning-starts environment steps before the first gradient step; 0: learn at once [10000]" in text
-    assert "confirmed on fresh seeds; may be negative --capture-video" in text
+    assert "(auto: the environment's); may be negative --capture-video" in text
 
 
 # ---------------------------------------------------------------------- flags
@@ -240,6 +240,8 @@ def test_help_shows_the_range_as_it_stands():
         ("--env-id=a=b_c", "env_id", "a=b_c"),
         ("--exp-name=", "exp_name", ""),
         ("--exp-name=--seed", "exp_name", "--seed"),
+        ("--target-return auto", "target_return", "auto"),
+        ("--target-return=auto", "target_return", "auto"),
         *((f"--target-return{sign}{text}", "target_return", float(text))
           for text in ("-200", "-.5", "-1e3", "-1.5e-3", "7", "+7") for sign in " ="),
     ],

@@ -53,6 +53,9 @@ CASES = {
     "--device cuda": "--device cuda was asked for, but torch sees no CUDA device; --device cpu runs everywhere",
     "--device tpu9": "--device tpu9 is unknown; allowed are auto, cpu, cuda, cuda:N and mps",
     "--device mps": "--device mps was asked for, but torch sees no MPS device",
+    "--target-return often": "--target-return must be a number or auto, got 'often'",
+    "--env-id probes:ActionCounts-v0 --target-return auto": "probes:ActionCounts-v0 has no reward threshold for "
+    "--target-return auto; give a number",
     "--resume nowhere": "there is no run folder nowhere",
 }
 

@@ -43,6 +43,8 @@ def test_flags_are_those_of_the_script_or_of_the_verb(place):
         assert words(["train", name, "--resume-"]) == ["--resume-changed"]
         assert words(["train", name, "--no-learning"]) == []
     assert words(["train", "dqn_jax", "--num-s"]) == ["--num-seeds"]
+    assert words(["train", "dqn", "--plo"]) == ["--plot"] and words(["train", "dqn", "--eval-m"]) == ["--eval-more"]
+    assert words(["plot", "--"]) == ["--help", "--out"]
     assert words(["train", "nothing", "--"]) == []
     assert words(["list", "--"]) == [
         "--actions",
@@ -64,12 +66,13 @@ def test_each_verb_offers_its_flags(verb):
 
 
 def test_run_folders(place):
-    for before in (["train", "ppo", "--resume"], ["play"], ["runs", "delete"], ["report"]):
+    for before in (["train", "ppo", "--resume"], ["play"], ["runs", "delete"], ["report"], ["plot"]):
         assert [word for word in words([*before, ""]) if word != "delete"] == [
             "runs/CartPole-v1__ppo__1",
             "runs/bench/",
         ]
     assert words(["play", "runs/b"]) == ["runs/bench/"]
+    assert words(["plot", "runs/CartPole-v1__ppo__1", "runs/b"]) == ["runs/bench/"]  # several may follow
     assert words(["play", "runs/bench/"]) == ["runs/bench/Acrobot-v1__dqn__2"]
     assert words(["play", f"{place}/runs/C"]) == [f"{place}/runs/CartPole-v1__ppo__1"]
     assert words(["play", "./ru"]) == ["./runs/"] and words(["play", "runs/[C"]) == []

@@ -312,7 +312,9 @@ def test_a_target_is_for_the_first_team():
     def make_env(env_id):
         return Game(Raid(), TEAMS)
 
-    evaluator = Evaluator(SimpleNamespace(env_id="Raid-v0", seed=1, eval_episodes=2, target_return=-math.inf))
+    evaluator = Evaluator(
+        SimpleNamespace(env_id="Raid-v0", seed=1, eval_episodes=2, eval_more=False, target_return=-math.inf)
+    )
     row = evaluator.evaluate(0, policy, make_env)
     assert evaluator.last[1] == row["eval/episodic_return"] == row["eval/episodic_return_red"]
     wanted, _ = play_episodes([make_env("") for _ in range(2)], policy, [env_seed(1, CONFIRM, i) for i in range(2)])

@@ -122,3 +122,11 @@ def test_one_evaluation_has_a_readable_axis(drawn, step):
     assert low == 0 and step < high <= max(2, 1.1 * step)
     labels = [text.get_text() for text in axes.get_xticklabels()]
     assert len(set(labels)) == len(labels) and max(map(len, labels)) <= 6
+
+
+def test_the_band_knows_the_episodes_of_its_row(drawn, tmp_path):
+    """With `--eval-more` some evaluations have twice as many."""
+    (tmp_path / "config.json").write_text(json.dumps({"args": {"eval_episodes": 5}}))
+    axes = drawn(evaluation_row(10, 50.0, 6.0) | {"eval/episodes": 10}, evaluation_row(20, 50.0, 6.0))
+    points = axes.collections[0].get_paths()[0].vertices
+    assert [points[points[:, 0] == step, 1].max() for step in (10, 20)] == [52.0, 53.0]

@@ -12,7 +12,7 @@ from conftest import refused, rows, script
 
 from solorl import Run
 from solorl.args.arguments import RunArgs
-from solorl.compute.device import CONFIRM, TRAIN, env_seed
+from solorl.compute.device import CONFIRM, EVALUATE, TRAIN, env_seed
 from solorl.compute.ranks import Ranks
 from solorl.errors import UsageError
 from solorl.run.evaluation import Evaluator
@@ -179,7 +179,7 @@ def test_an_evaluator_knows_its_best_and_confirms_on_fresh_seeds(monkeypatch):
         def step(self, action):
             return np.zeros(1, np.float32), float(action), True, False, {}
 
-    args = SimpleNamespace(seed=1, env_id="Counting", eval_episodes=3, target_return=1.0)
+    args = SimpleNamespace(seed=1, env_id="Counting", eval_episodes=3, eval_more=False, target_return=1.0)
     evaluator, make_env = Evaluator(args), lambda env_id: Counting()
     good, bad = (lambda obs: np.ones(len(obs), int)), (lambda obs: np.zeros(len(obs), int))
     assert evaluator.score is None and evaluator.confirm(good, make_env) is None
@@ -197,6 +197,91 @@ def test_an_evaluator_knows_its_best_and_confirms_on_fresh_seeds(monkeypatch):
     with pytest.raises(Diverged, match="eval/episodic_return is nan"):
         monkeypatch.setattr(Counting, "step", lambda self, action: (np.zeros(1), np.nan, True, False, {}))
         evaluator.evaluate(7, good, make_env)
+
+
+class Scored(gym.Env):
+    """Every episode is one step, whose reward is the action times a number that the seed decides."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(100)
+    worth: dict[int, float] = {}  # noqa: RUF012
+    seeds: list[int] = []  # noqa: RUF012
+
+    def reset(self, *, seed=None, options=None):
+        self.seeds.append(seed)
+        self.now = self.worth[seed]
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(action) * self.now, True, False, {}
+
+
+@pytest.fixture
+def more(monkeypatch):
+    """`more(action)` evaluates with `--eval-more` two episodes worth 1 and 3, then perhaps two worth 0 and 2."""
+    monkeypatch.setattr(Scored, "worth", {env_seed(1, EVALUATE, i): worth for i, worth in enumerate((1, 3, 0, 2))})
+    monkeypatch.setattr(Scored, "seeds", [])
+
+    def evaluate(action, target=None, keep=False):
+        if not keep:
+            args = SimpleNamespace(seed=1, env_id="Scored", eval_episodes=2, eval_more=True, target_return=target)
+            evaluate.evaluator = Evaluator(args)
+        Scored.seeds.clear()
+        return evaluate.evaluator.evaluate(5, lambda obs: np.full(len(obs), action), lambda env_id: Scored())
+
+    return evaluate
+
+
+def test_the_best_evaluation_so_far_gets_as_many_episodes_again(more):
+    assert more(2) == {
+        "eval/episodic_return": 3.0, "eval/episodic_return_std": 5**0.5, "eval/episodic_length": 1.0,
+        "eval/episodes": 4,
+    }  # fmt: skip
+    assert list(Scored.seeds) == [env_seed(1, EVALUATE, i) for i in range(4)]
+    row = more(1, keep=True)  # 2 is not better than 3
+    assert (row["eval/episodic_return"], row["eval/episodes"], len(Scored.seeds)) == (2.0, 2, 2)
+    assert not more.evaluator.improved and more.evaluator.best == 3.0
+
+
+def test_an_evaluation_that_is_best_only_by_half_does_not_count(more):
+    more(3)
+    assert more.evaluator.best == 4.5
+    more.evaluator.best = 5.0
+    row = more(3, keep=True)  # the first half has a mean of 6, all have one of 4.5
+    assert row["eval/episodes"] == 4 and not more.evaluator.improved and more.evaluator.best == 5.0
+
+
+def test_a_target_is_reached_by_all_episodes_only(more):
+    """Also where an earlier evaluation was better, but was not confirmed."""
+    more(2, target=4.0)
+    assert more.evaluator.last[1] == 3.0 and more.evaluator.confirm(None, None) is None
+    more.evaluator.best = 9.0
+    assert more(2, target=4.0, keep=True)["eval/episodes"] == 4 and more.evaluator.confirm(None, None) is None
+
+
+def test_the_number_of_episodes_is_resumed(more):
+    more(2)
+    saved = more.evaluator.counters()
+    again = Evaluator(more.evaluator.args)
+    again.resume(saved)
+    assert (again.episodes, again.best, again.last) == (4, 3.0, more.evaluator.last)
+    del saved["last_eval_episodes"]  # a checkpoint from before there was such a number
+    again.resume(saved)
+    assert again.episodes == 2
+
+
+def test_more_episodes_count_against_each_opponent(more, monkeypatch):
+    """All names have all episodes."""
+    evaluator = Evaluator(SimpleNamespace(seed=1, env_id="x", eval_episodes=2, eval_more=True, target_return=None))
+    calls = []
+
+    def play(stream, first, policy, make_env, opponent=None):
+        calls.append((first, opponent))
+        return {"eval/episodic_return": np.array([first, first + 1.0])}, np.array([1.0, 3.0])
+
+    monkeypatch.setattr(evaluator, "play", play)
+    row = evaluator.evaluate(1, None, None, {"random": "random", "older": "friend"})
+    assert calls == [(0, "random"), (0, "friend"), (2, "random"), (2, "friend")]
+    assert row["eval/episodic_return"] == row["eval/episodic_return_vs_older"] == 1.5 and row["eval/episodes"] == 4
 
 
 # ---------------------------------------------------------------------- ranks; more in test_multigpu.py

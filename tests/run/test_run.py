@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, documented_keys, environment, refused, rows, run, script
+from conftest import comparable, documented_keys, drop_last_checkpoint, environment, refused, rows, run, script
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -22,6 +23,7 @@ from solorl import Run, RunArgs
 from solorl.checkpoints import checkpoint as state
 from solorl.compute import device
 from solorl.errors import UsageError
+from solorl.results import figures
 from solorl.run import evaluation, trackers
 from solorl.run.meter import Meter
 from solorl.run.summary import how_to_go_on
@@ -45,9 +47,11 @@ def assert_equal_weights(a, b):
         pytest.param("--eval-every 64 --capture-video", marks=pytest.mark.slow),
         "--eval-every 0 --save-every 0 --no-save-model",
         "--track --eval-every 200",
+        "--eval-every 64 --eval-more --plot",
     ],
 )
 def test_plumbing_is_inert(train, flags, monkeypatch):
+    monkeypatch.setattr("solorl.run.verbs.solo", lambda *words: (True, ""))  # drawing takes a second
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     plain = train("ppo", *TINY, "--eval-every", "0", "--save-every", "0")
@@ -313,6 +317,64 @@ def test_a_target_missed_on_fresh_seeds_does_not_end_the_run(train, monkeypatch)
     monkeypatch.setattr(evaluation.Evaluator, "play", worse)
     v = train("ppo", *TINY, "--target-return", "9", "--eval-every", "64")
     assert v["run"].step == 640 and train.out.count("on fresh seeds 0.0: continuing") >= 1
+
+
+def test_a_target_of_the_environment(train):
+    """`auto` is CartPole's threshold; the run folder has the number, which is that of a resumed run, too."""
+    run_dir = train("ppo", *TINY, "--target-return", "auto")["run"].dir
+    assert json.loads((run_dir / "config.json").read_text())["args"]["target_return"] == 475.0
+    assert train("ppo", "--resume", run_dir)["args"].target_return == 475.0
+
+
+def test_evaluations_with_more_episodes_are_resumed_exactly(train):
+    """The last checkpoint thrown away, the run continues from the one before: best score and episodes."""
+    flags = "--eval-every 64 --eval-more --save-every 256 --learning-rate 0.01".split()
+    run_dir = train("ppo", *TINY, *flags)["run"].dir
+    expected, model = comparable(run_dir), load_file(run_dir / "model.safetensors")
+    assert {row["eval/episodes"] for row in rows(run_dir, "eval/episodic_return")} == {2, 4}
+    assert re.search(r"evaluation \S+ ± \S+ over 4 episodes", train.out)
+    drop_last_checkpoint(run_dir)
+    train("ppo", "--resume", run_dir)
+    assert comparable(run_dir) == expected
+    again = load_file(run_dir / "model.safetensors")
+    assert all(np.array_equal(model[name], again[name]) for name in model)
+
+
+# ---------------------------------------------------------------------- the picture while it runs
+def test_plot_draws_the_picture_again_with_every_evaluation(train, solo, monkeypatch):
+    """Each time with all evaluations so far; the folder is that of a run which has not ended."""
+    drawn = []
+
+    def draw(*words):
+        with monkeypatch.context() as patch:
+            patch.setattr(figures, "_write", lambda figure, path, kinds: drawn.append((figure, path, kinds)))
+            assert solo(*words)[0] == 0
+        return True, ""
+
+    monkeypatch.setattr("solorl.run.verbs.solo", draw)
+    run_dir = train("ppo", *TINY, "--plot", "--eval-every", "256")["run"].dir
+    assert [(path, kinds) for _, path, kinds in drawn] == [(run_dir / "curve.png", ("png",))] * 3
+    evaluations = [line for figure, *_ in drawn for line in figure.axes[0].lines[-1:]]
+    assert [line.get_xdata().tolist() for line in evaluations] == [[256], [256, 512], [256, 512, 640]]
+    wanted = [row["eval/episodic_return"] for row in rows(run_dir, "eval/episodic_return")]
+    assert evaluations[-1].get_ydata().tolist() == wanted
+    train("ppo", *TINY)
+    assert len(drawn) == 3  # off by default
+
+
+def test_plot_leaves_a_picture_and_a_failure_one_warning(train, monkeypatch):
+    run_dir = train("ppo", *TINY, "--plot", "--eval-every", "0")["run"].dir
+    assert (run_dir / "curve.png").read_bytes().startswith(b"\x89PNG") and "warning" not in train.out
+    monkeypatch.setattr("solorl.run.upload.sys.executable", "/bin/false")
+    run_dir = train("ppo", *TINY, "--plot", "--eval-every", "0")["run"].dir
+    assert "warning: no curve.png: exit code 1" in train.out and not (run_dir / "curve.png").exists()
+
+
+def test_plot_without_matplotlib_is_one_sentence_before_the_training(train, tmp_path, monkeypatch):
+    monkeypatch.setattr("solorl.run.upload.find_spec", lambda name: None)
+    train("ppo", *TINY, "--plot", code=2)
+    assert train.out == "error: --plot needs matplotlib, which is not installed: pip install matplotlib\n"
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_file_named_stop_ends_the_run_cleanly(tmp_path):

@@ -136,6 +136,17 @@ def test_the_metadata_of_the_card(pushed, run_dir, here):
     assert (results["n_eval_episodes"], results["global_step"]) == (2, 512)
 
 
+def test_the_card_counts_the_episodes_of_the_evaluation():
+    """With `--eval-more` these can be more than `--eval-episodes`."""
+    from solorl.share import card
+
+    row = {"eval/episodic_return": 1.0, "eval/episodic_return_std": 0.0, "global_step": 5}
+    for more, count in (({}, 20), ({"eval/episodes": 40}, 40)):
+        facts = card.Facts("ppo.py", {"eval_episodes": 20}, {}, "finished", [row | more], {})
+        assert card.results(facts)["n_eval_episodes"] == count
+        assert f"over {count} greedy episodes" in card._scores(facts, [])
+
+
 def test_the_text_of_the_card(pushed, run_dir):
     """The rows of the table are those of the run, and what it says of the best model is what that file says."""
     from safetensors import safe_open

@@ -1,0 +1,42 @@
+"""`solo plot`: one picture of trainings, also while they run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from solorl.cli import Parser
+from solorl.cli.report import PATHS_HELP
+from solorl.errors import UsageError
+from solorl.files import shown
+from solorl.run.upload import require_matplotlib
+
+
+def parser() -> Parser:
+    """The command line of `solo plot`."""
+    p = Parser("plot", "Draw trainings: returns and the length of episodes above, what the critic learns below.")
+    p.add_argument("paths", metavar="PATH", nargs="+", type=Path, help=PATHS_HELP.partition("\n")[0])
+    p.add_argument("--out", metavar="FILE", type=Path, default=Path("curve.png"), help="PNG or SVG (curve.png)")
+    return p
+
+
+def main(argv: Sequence[str]) -> int:
+    """Draw trainings; UsageError where there is nothing to draw."""
+    args = parser().parse(argv)
+    if args.out.suffix not in (".png", ".svg"):
+        raise UsageError(f"solo plot: --out must end in .png or .svg, not {args.out}")
+    require_matplotlib("solo plot")
+    from solorl.results import comparison as cmp  # here, because it loads NumPy
+    from solorl.results import figures
+    from solorl.results.read import read_all
+
+    results, problems = read_all(args.paths, unfinished=True)
+    trainings = cmp.trainings(results)
+    if not trainings:
+        raise UsageError(f"nothing to draw: {'; '.join(problems[:3]) or 'no episode has ended yet'}")
+    for problem in problems:
+        print(f"note: {problem}")
+    try:
+        figures.write_trainings(trainings, args.out)
+    except OSError as error:
+        raise UsageError(f"{args.out} cannot be written: {error.strerror}") from None
+    print(f"picture {shown(args.out)}")
+    return 0
