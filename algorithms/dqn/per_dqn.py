@@ -119,8 +119,8 @@ class SumTree:
 
 
 class PERReplay(Replay):
-    """A Replay whose transitions are drawn by priority (Schaul, Alg. 1). Each has the leaf of its index; its priority is
-    the p^alpha of Schaul's Eq. 1: the probability of being drawn, up to a common factor."""
+    """A Replay whose transitions are drawn by priority (Schaul, Alg. 1). The leaf of an index has the priority of the
+    transition there, the p^alpha of Schaul's Eq. 1: the probability of being drawn, up to a common factor."""
 
     def __init__(self, capacity, obs_dim, action_space):
         super().__init__(capacity, obs_dim, action_space)

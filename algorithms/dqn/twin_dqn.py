@@ -4,8 +4,8 @@
 # ///
 """Twin DQN (ElegantRL's DoubleDQN): the target is the smaller of two heads' values; discrete, vector observations.
 
-Paper     Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477 ("Eq. 10" of the target, there for actor-critic); loop:
-          Alg. 1 of Mnih et al. 2015, https://www.nature.com/articles/nature14236
+Paper     Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477 (Section 4.2, clipped double Q-learning for actor-critic);
+          loop: Alg. 1 of Mnih et al. 2015, https://www.nature.com/articles/nature14236
 Run       solo train twin_dqn --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from dqn.py: two heads learn one target, at each action the smaller of their values, then the largest of these
@@ -119,7 +119,7 @@ def softmax_sample(q):
 
 
 def twin_td_loss(q_network, target_network, batch, gamma):
-    """Mean squared errors of both heads with the one target of Eq. 10, added; and the metrics."""
+    """Mean squared errors of both heads with one target, that of clipped double Q-learning, added; and the metrics."""
     with torch.no_grad():
         next_q = torch.min(*target_network.both(batch.next_obs))  # at each action the smaller of two values
         target = batch.reward + gamma * (1 - batch.done) * next_q.amax(1)
