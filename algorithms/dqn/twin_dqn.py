@@ -4,7 +4,7 @@
 # ///
 """Twin DQN (ElegantRL's DoubleDQN): the target is the smaller of two heads' values; discrete, vector observations.
 
-Paper     Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477 (Section 4.2, clipped double Q-learning for actor-critic);
+Paper     Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477 (Section 4.2, clipped double Q-learning with an actor);
           loop: Alg. 1 of Mnih et al. 2015, https://www.nature.com/articles/nature14236
 Run       solo train twin_dqn --env-id CartPole-v1
 Spaces    vector -> discrete
