@@ -98,7 +98,7 @@ def test_priorities_are_powers_of_the_errors():
 
 
 def test_a_rare_reward_is_drawn_more_often_than_the_others():
-    """One of 200 transitions has a reward; the values begin near 0 and learn. Drawn uniformly it would come 10 times."""
+    """One of 200 transitions has a reward; the values begin at 0 and learn. Drawn uniformly it would come 10 times."""
     torch.manual_seed(0)
     np.random.seed(0)
     replay, net = filled(200, 256), network("per_dqn", 1, 2)
@@ -148,7 +148,7 @@ def test_with_equal_weights_the_loss_is_that_of_dqn():
 
 # ---------------------------------------------------------------------- the loop
 def test_the_loop_gives_priorities_and_weights_and_raises_beta(train, monkeypatch):
-    """After the last step its transitions have the priorities of its errors; beta ends at 1; the page names the keys."""
+    """After the last step its transitions have the priorities of its errors; beta ends at 1; the page has the keys."""
     seen = []
 
     def note(self, target_network, batch, weight, gamma):

@@ -12,15 +12,18 @@ BOTH = ["twin_dqn", "twin_d3qn"]
 TWIN = definitions("twin_dqn")
 
 
+def values_of(head, x):
+    """The values of one head, dueling or not."""
+    if not hasattr(head, "value"):
+        return reference(head, x)
+    value, advantage = reference(head.value, x), reference(head.advantage, x)
+    return np.array([[v + a - sum(row) / len(row) for a in row] for v, row in zip(value[:, 0], advantage, strict=True)])
+
+
 def heads(net, obs):
     """The values of both heads, in NumPy and double precision, layer by layer."""
     x = np.maximum(reference(net.torso, obs.double().numpy()), 0)
-    if not hasattr(net.head1, "value"):
-        return reference(net.head1, x), reference(net.head2, x)
-    return [
-        np.array([[v + a - sum(row) / len(row) for a in row] for v, row in zip(value[:, 0], advantage, strict=True)])
-        for value, advantage in ((reference(head.value, x), reference(head.advantage, x)) for head in (net.head1, net.head2))
-    ]
+    return values_of(net.head1, x), values_of(net.head2, x)
 
 
 # ---------------------------------------------------------------------- the target
