@@ -51,6 +51,9 @@ FLAGS = {
     "double_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "dueling_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "d3qn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
+    "per_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
+    "twin_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
+    "twin_d3qn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "ez_greedy_dqn": "--env-id MountainCar-v0 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari": f"{CATCH} --buffer-size 1000",
     "dqn_image": "--size 36 --grey --total-timesteps 400 --learning-starts 200 --buffer-size 1000 --batch-size 8",
@@ -142,6 +145,8 @@ SLOW = (
     "double_dqn", "dueling_dqn", "ez_greedy_dqn", "ppo_lstm_masked", "rpo_continuous_action", "redq", "droq",
     "simba_sac", "flash_sac", "sac_nstep", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari",
     "ppo_atari_multigpu", "sac_atari",
+    "simba_sac", "sac_nstep", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari",
+    "ppo_atari_multigpu", "sac_atari", "twin_d3qn",
     "ppo_lstm_jax", "ppo_rnd_jax", "crossq_jax", "tqc_jax",
 )  # fmt: skip
 
