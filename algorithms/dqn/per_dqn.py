@@ -126,8 +126,8 @@ class PERReplay(Replay):
         super().__init__(capacity, obs_dim, action_space)
         self.tree = tree = SumTree(capacity)
         self.largest = np.ones(1)  # priority so far
-        # what a checkpoint holds with the arrays, changed in place; `leaves`, a view of `sum`, has the length capacity, so
-        # that a checkpoint of another capacity is refused
+        # what a checkpoint holds with the arrays, changed in place; `leaves`, a view of `sum`, has the length capacity,
+        # so that a checkpoint of another capacity is refused
         leaves = tree.sum[tree.size :][:capacity]
         self.state = {"leaves": leaves, "sum": tree.sum, "least": tree.least, "largest": self.largest}
 
