@@ -1,5 +1,5 @@
-"""InterAC: spectral norm, exploration, its network and losses by hand, its hard copies. What it shares with InterSAC and
-what all files from ElegantRL have in common is tested in test_inter_sac.py."""
+"""InterAC: spectral norm, exploration, its network and losses by hand, its hard copies. What it shares with InterSAC,
+and what all files from ElegantRL have in common, is tested in test_inter_sac.py."""
 
 import copy
 
