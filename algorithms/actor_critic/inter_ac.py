@@ -39,7 +39,7 @@ class Args(RunArgs):
     batch_size: int = 256  # transitions per gradient step
     growing_batch: bool = True  # let the batch grow with the filled part of the buffer, up to twice its size
     utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
-    width: int = 256  # units of a layer, a multiple of 4
+    width: int = 128  # units of a layer, a multiple of 4
     learning_rate: float = 3e-4  # learning rate of Adam
     reward_scale: float = 0.25  # factor of rewards: lambda is made for losses of the critics of about 1
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -162,7 +162,7 @@ class Agent(nn.Module):
 def explored(action, noise, uniform):  # 3 x (num_envs, action_dim) -> (num_envs, action_dim)
     """Actions with noise; a number that has left [-1, 1] is replaced by a uniform one."""
     action = action + noise
-    return np.where(np.abs(action) > 1, uniform, action)
+    return np.where(np.abs(action) > 1, uniform, action).astype(np.float32)
 
 
 class Reliability(nn.Module):
@@ -220,7 +220,6 @@ def inter_ac_loss(agent, target_agent, lam, batch, noise, reward_scale, gamma, a
         metrics["losses/actor_loss"] = actor_loss = inter_ac_actor_loss(agent, batch.obs)
         loss = loss + 0.5 * lam * actor_loss
     return loss, metrics
-
 
 
 def grown(batch_size, inserted, capacity):
@@ -288,8 +287,7 @@ if __name__ == "__main__":
         updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
         for update in range(updates_before, updates_after):
-            inserted = replay.inserted if args.growing_batch else 0
-            batch_size = grown(args.batch_size, inserted, args.buffer_size)
+            batch_size = grown(args.batch_size, replay.inserted * args.growing_batch, args.buffer_size)
             batch = replay.sample(batch_size, run.device)
             noise = args.policy_noise * torch.randn(batch_size, action_dim, device=run.device)
 

@@ -39,7 +39,7 @@ class Args(RunArgs):
     batch_size: int = 256  # transitions per gradient step
     growing_batch: bool = True  # let the batch grow with the filled part of the buffer, up to twice its size
     utd_ratio: float = 1.0  # gradient steps per environment step (update-to-data ratio)
-    width: int = 256  # units of a layer, a multiple of 4
+    width: int = 128  # units of a layer, a multiple of 4
     dense: bool = True  # trunk with paths around its layers (DenseNet); off: as many layers and weights without them
     learning_rate: float = 3e-4  # learning rate of Adam
     alpha_lr: float = 1e-3  # learning rate of the temperature's Adam
@@ -134,8 +134,7 @@ class DenseNet(nn.Module):
 
 def plain_trunk(width):
     """As many layers, weights and outputs as a DenseNet, without the paths around the layers."""
-    first, second = nn.Linear(width, width // 2), nn.Linear(width // 2, width * 9 // 4)
-    return nn.Sequential(first, nn.ReLU(), second, nn.Hardswish())
+    return nn.Sequential(nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, width * 9 // 4), nn.Hardswish())
 
 
 class Agent(nn.Module):
@@ -238,8 +237,7 @@ def inter_actor_loss(agent, alpha, obs, action, logprob):
     """Eq. 9 with the smaller value of both critics, whose weights are constants here: the derivative is that by the
     action alone."""
     constants = {name: x.detach() for name, x in agent.named_parameters()}
-    q1, q2 = torch.func.functional_call(agent, constants, (obs, action))
-    return (alpha * logprob - torch.min(q1, q2)).mean()
+    return (alpha * logprob - torch.min(*torch.func.functional_call(agent, constants, (obs, action)))).mean()
 
 
 def inter_sac_loss(agent, target_agent, anchor, lam, alpha, batch, noise, reward_scale, gamma, actor_turn):
@@ -253,9 +251,7 @@ def inter_sac_loss(agent, target_agent, anchor, lam, alpha, batch, noise, reward
         metrics["losses/actor_loss"] = actor_loss = inter_actor_loss(agent, alpha, batch.obs, action, logprob)
         loss = loss + lam * actor_loss
     if anchor is not None:
-        with torch.no_grad():
-            anchor_mean, anchor_log_std = anchor.policy(batch.obs)
-        metrics["losses/anchor_loss"] = distance = anchor_loss(mean, log_std, anchor_mean, anchor_log_std)
+        metrics["losses/anchor_loss"] = distance = anchor_loss(mean, log_std, *anchor.policy(batch.obs))
         loss = loss + (1 - lam) * distance
     return loss, metrics, entropy
 
@@ -343,8 +339,7 @@ if __name__ == "__main__":
         updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
         for update in range(updates_before, updates_after):
-            inserted = replay.inserted if args.growing_batch else 0
-            batch_size = grown(args.batch_size, inserted, args.buffer_size)
+            batch_size = grown(args.batch_size, replay.inserted * args.growing_batch, args.buffer_size)
             batch, alpha = replay.sample(batch_size, run.device), temperature().detach()
             noise = torch.randn(2, batch_size, action_dim, device=run.device)
 

@@ -313,8 +313,7 @@ if __name__ == "__main__":
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
         for update in range(updates_before, updates_after):
             # "update the Q-function parameters" (Algorithm 1)
-            inserted = replay.inserted if args.growing_batch else 0
-            batch_size = grown(args.batch_size, inserted, args.buffer_size)
+            batch_size = grown(args.batch_size, replay.inserted * args.growing_batch, args.buffer_size)
             batch, alpha = replay.sample(batch_size, run.device), temperature().detach()
             noise = torch.randn(batch_size, action_dim, device=run.device)
             metrics = critic_step(target_critic, target_actor, alpha, batch, noise, args.reward_scale, args.gamma)

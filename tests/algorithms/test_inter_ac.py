@@ -2,6 +2,7 @@
 and what all files from ElegantRL have in common, is tested in test_inter_sac.py."""
 
 import copy
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -28,7 +29,9 @@ def hidden(net, x):
 
 
 def policy(agent, obs):
-    return np.tanh(linear(hidden(agent.action, dense_net(agent.trunk, two_layers(agent.encode_obs, obs))), agent.action[2]))
+    return np.tanh(
+        linear(hidden(agent.action, dense_net(agent.trunk, two_layers(agent.encode_obs, obs))), agent.action[2])
+    )
 
 
 def value(agent, obs, action):
@@ -125,7 +128,7 @@ def targets(train, monkeypatch, *flags):
 def test_targets_are_hard_copies_unless_lambda_is_small(train, monkeypatch):
     """After updates 16 and 32, of the environment steps 36 and 52; never where losses are large."""
     after = targets(train, monkeypatch, "--target-network-frequency", "16", "--reward-scale", "0.001")
-    for step, ((_, before), (agent, target)) in enumerate(zip(after, after[1:], strict=False), 2):
+    for step, ((_, before), (agent, target)) in enumerate(pairwise(after), 2):
         assert torch.equal(target, agent if step in (36, 52) else before)
     after = targets(train, monkeypatch, "--target-network-frequency", "16", "--reward-scale", "1000")
     assert torch.equal(after[0][1], after[-1][1]) and not torch.equal(after[0][0], after[-1][0])

@@ -34,9 +34,12 @@ def test_critic_loss_by_hand():
     """Scaled rewards; the smaller value of the target critics for an action of the target actor; Huber losses."""
     critic, target_critic = double("Critic", 0, 3, 2, 16), double("Critic", 1, 3, 2, 16)
     target_actor, batch = double("Actor", 2, 3, 2, 16), random_batch()
-    torch.nn.init.normal_(target_critic.net[-1].weight)
     batch = batch._replace(reward=8 * batch.reward)  # errors on both sides of 1
     noise = torch.randn(16, 2, dtype=torch.float64)
+    with torch.no_grad():  # each of the two is the smaller one somewhere
+        target_critic.net[-1].weight.normal_()
+        q = torch.stack(target_critic(batch.next_obs, target_actor(batch.next_obs, noise)[0]), 1)
+        target_critic.net[-1].bias -= q.mean(0)
     inputs = (target_critic, target_actor, torch.tensor(0.3), batch, noise, 0.5, 0.9)
     loss, metrics = MOD["mod_critic_loss"](critic, *inputs)
     own = type(batch)(*numpy_of(*batch))
@@ -57,14 +60,16 @@ def test_the_critics_are_five_quarters_as_wide(train):
     assert v["actor"].net[0].out_features == 16 and v["critic"].net[0].out_features == 20
 
 
-@pytest.mark.parametrize(("flags", "steps"), [(["--reward-scale", "100"], 20), (["--reward-scale", "0"], 28), (["--no-reliable-lambda"], 40)])
-def test_the_actor_learns_as_often_as_lambda_says(flags, steps, train):
-    """Rewards of hundreds make lambda 0: every second update; losses near 0 leave it above a half; without it all."""
-    v = train("mod_sac", *DIARY, *flags)
+@pytest.mark.parametrize(
+    ("flags", "least", "most"),
+    [("--reward-scale 100", 20, 21), ("--reward-scale 0.001", 23, 38), ("--no-reliable-lambda", 40, 40)],
+)
+def test_the_actor_learns_as_often_as_lambda_says(flags, least, most, train):
+    """Of 40 updates: huge rewards make lambda 0; with small ones it stays around a half; without it all."""
+    v = train("mod_sac", *DIARY, *flags.split())
     assert steps_of(v["critic_optimizer"]) == 40
     actor_steps = steps_of(v["actor_optimizer"])
-    assert actor_steps == steps_of(v["alpha_optimizer"])
-    assert actor_steps == pytest.approx(steps, abs=1)
+    assert actor_steps == steps_of(v["alpha_optimizer"]) and least <= actor_steps <= most
 
 
 def test_the_target_actor_follows_only_in_the_turns_of_the_actor(train):
