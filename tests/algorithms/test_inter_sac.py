@@ -247,9 +247,11 @@ def test_the_anchor_goes_lambda_of_the_way_now_and_then(train, monkeypatch):
 
 
 def test_the_anchor_stays_while_lambda_is_small(train, monkeypatch):
-    _, _, after = watched(train, monkeypatch, "--anchor-frequency", "5", "--reward-scale", "1000")
-    assert after[-1][2] < 0.1 and after[30][2] < 0.1
-    assert torch.equal(after[30][1], after[-1][1]) and not torch.equal(after[30][0], after[-1][0])
+    """Losses rise: at the environment steps 30 and 40 lambda is above 0.1, at 50 and 60 below."""
+    _, _, after = watched(train, monkeypatch, "--anchor-frequency", "10", "--reward-scale", "0.02")
+    anchors, lams = [after[step - 1][1] for step in (29, 30, 40, 50, 60)], [after[step - 1][2] for step in (40, 50, 60)]
+    assert lams[0] > 0.1 > lams[1] > lams[2] > 0.001
+    assert [torch.equal(*pair) for pair in pairwise(anchors)] == [False, False, True, True]
 
 
 def test_each_part_has_its_flag(train, monkeypatch):
