@@ -78,6 +78,10 @@ FLAGS = {
     "simba_sac": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300",
     "flash_sac": "--env-id Pendulum-v1 --total-timesteps 340 --learning-starts 300 --batch-size 64",
     "sac_nstep": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
+    "inter_sac": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300",
+    "mod_sac": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300",
+    "basic_ac": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
+    "inter_ac": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300",
     "td7": "--env-id Pendulum-v1 --total-timesteps 420 --learning-starts 380",
     "sac_lstm": "--total-timesteps 800 --learning-starts 400",
     "qr_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
@@ -144,6 +148,7 @@ SLOW = (
     # in torch, variants of which another file and tests of their own have nearly all lines
     "double_dqn", "dueling_dqn", "ez_greedy_dqn", "ppo_lstm_masked", "rpo_continuous_action", "redq", "droq",
     "simba_sac", "flash_sac", "sac_nstep", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari",
+    "simba_sac", "sac_nstep", "mod_sac", "basic_ac", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari",
     "ppo_atari_multigpu", "sac_atari",
     "simba_sac", "sac_nstep", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari",
     "ppo_atari_multigpu", "sac_atari", "twin_d3qn",

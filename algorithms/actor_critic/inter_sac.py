@@ -1,0 +1,366 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["solorl[mujoco]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# ///
+"""InterSAC: SAC with actor and critics in one network, continuous actions, vector observations.
+
+Paper     ElegantRL 2020, https://github.com/AI4Finance-Foundation/ElegantRL (AgentInterSAC; there is no paper)
+          SAC: Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905 ("Eq. n" below)
+Run       solo train inter_sac --env-id Hopper-v5
+Spaces    vector -> continuous
+Differs   from sac_continuous_action.py: one network and one loss; a moving average of the critics' loss sets how much
+          and how often the actor learns; an anchor holds the policy; the batch grows with the buffer
+Not for   discrete actions: sac_discrete.py
+Details   docs/algorithms/inter_sac.md
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from solorl import Run, RunArgs, parse
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "Hopper-v5"  # Gymnasium id of the environment
+    total_timesteps: int = 1_000_000  # environment steps, summed over environments
+    num_envs: int = 1  # environments stepped in parallel
+    learning_starts: int = 5_000  # environment steps of random actions before the first gradient step; 0: none
+    buffer_size: int = 1_000_000  # transitions in the replay buffer
+    batch_size: int = 256  # transitions per gradient step
+    growing_batch: bool = True  # let the batch grow with the filled part of the buffer, up to twice its size
+    utd_ratio: float = 1.0  # critic updates per environment step (update-to-data ratio)
+    width: int = 128  # units of a layer, a multiple of 4
+    dense: bool = True  # trunk with paths around its layers (DenseNet); off: as many layers and weights without them
+    learning_rate: float = 3e-4  # learning rate of Adam
+    alpha_lr: float = 1e-3  # learning rate of the temperature's Adam
+    reward_scale: float = 0.25  # factor of rewards: lambda is made for losses of the critics of about 1
+    gamma: float = 0.99  # discount factor, from 0 to 1
+    tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
+    reliable_lambda: bool = True  # weigh the actor's loss and its updates by lambda; off: lambda is 1
+    anchor: bool = True  # hold the policy at an older one, with weight 1 - lambda
+    anchor_frequency: int = 1024  # gradient steps between updates of the anchor
+    alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
+    autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
+
+
+class Batch(NamedTuple):
+    """Transitions."""
+
+    obs: torch.Tensor  # (batch_size, obs_dim)
+    action: torch.Tensor  # (batch_size, action_dim), in [-1, 1]
+    reward: torch.Tensor  # (batch_size,)
+    done: torch.Tensor  # (batch_size,), terminated: 0 at a time limit, which is not the end of the task
+    next_obs: torch.Tensor  # (batch_size, obs_dim)
+
+
+class ScaleAction(gym.ActionWrapper):
+    """The agent's actions lie in [-1, 1]; the environment gets them in its own finite bounds."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, env.action_space.shape, np.float32)
+
+    def action(self, action):
+        space = self.env.action_space
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        share = (action + 1.0) / 2
+        scaled = (low * (1 - share) + high * share).astype(space.dtype)
+        return np.clip(scaled, space.low, space.high)  # rounding can overstep the bounds
+
+
+def make_env(env_id, **kwargs):
+    """One environment, for training and for evaluation; actions in [-1, 1] if continuous and bounded."""
+    env = gym.make(env_id, **kwargs)
+    space = env.action_space
+    continuous = isinstance(space, gym.spaces.Box) and space.dtype.kind == "f"
+    return ScaleAction(env) if continuous and np.isfinite([space.low, space.high]).all() else env
+
+
+class Replay:
+    """The last `capacity` transitions, in host memory: an array for each field of Batch, in their order."""
+
+    def __init__(self, capacity, obs_dim, action_space):
+        self.arrays = {
+            "obs": np.zeros((capacity, obs_dim), np.float32),
+            "action": np.zeros((capacity, *action_space.shape), action_space.dtype),
+            "reward": np.zeros(capacity, np.float32),
+            "done": np.zeros(capacity, np.float32),
+            "next_obs": np.zeros((capacity, obs_dim), np.float32),
+        }
+        self.capacity, self.inserted = capacity, 0  # `inserted`: transitions ever inserted
+
+    def add(self, batch):
+        """Write transitions over the oldest: a Batch of NumPy arrays, (num_envs, ...) or (num_steps, num_envs, ...)."""
+        index = (self.inserted + np.arange(batch.reward.size)) % self.capacity
+        for array, rows in zip(self.arrays.values(), batch, strict=True):
+            array[index] = rows.reshape(len(index), *array.shape[1:])
+        self.inserted += len(index)
+
+    def sample(self, batch_size, device):
+        """A Batch of transitions drawn uniformly with replacement."""
+        index = np.random.randint(min(self.inserted, self.capacity), size=batch_size)
+        return Batch(*(torch.from_numpy(array[index]).to(device) for array in self.arrays.values()))
+
+
+def mlp(*sizes):
+    """Linear layers with ReLU between them."""
+    layers = [layer for fan_in, fan_out in pairwise(sizes) for layer in (nn.Linear(fan_in, fan_out), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+class DenseNet(nn.Module):
+    """Two layers with a path around each: every layer sees also what the layer before it saw."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width // 2), nn.Linear(width * 3 // 2, width * 3 // 4)
+        for linear in (self.first, self.second):
+            nn.init.orthogonal_(linear.weight)
+
+    def forward(self, x):  # (batch, width) -> (batch, 9 / 4 * width)
+        x = torch.cat([x, self.first(x).relu()], 1)
+        return torch.cat([x, F.hardswish(self.second(x))], 1)
+
+
+def plain_trunk(width):
+    """As many layers, weights and outputs as a DenseNet, without the paths around the layers."""
+    return nn.Sequential(nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, width * 9 // 4), nn.Hardswish())
+
+
+class Agent(nn.Module):
+    """A Gaussian policy and two critics in one network: encoders, a trunk that all share, and a head for each output.
+    The trunk sees the code of an observation for the policy, the sum of both codes for the critics."""
+
+    def __init__(self, obs_dim, action_dim, width, dense):
+        super().__init__()
+        self.encode_obs, self.encode_action = mlp(obs_dim, width, width), mlp(action_dim, width, width)
+        self.trunk = DenseNet(width) if dense else plain_trunk(width)
+        self.mean, self.log_std = (mlp(width * 9 // 4, width, action_dim) for _ in range(2))
+        self.q1, self.q2 = (mlp(width * 9 // 4, width, 1) for _ in range(2))
+
+    def policy(self, obs):  # (batch, obs_dim) -> (batch, action_dim), (batch, action_dim)
+        """Mean and logarithm of the standard deviation, before tanh."""
+        x = self.trunk(self.encode_obs(obs))
+        return self.mean(x), 3.5 * self.log_std(x).tanh() - 1.5  # in [-5, 2]; ElegantRL clips it
+
+    def forward(self, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (batch,), (batch,)
+        """Two estimates of the value of an action."""
+        x = self.trunk(self.encode_obs(obs) + self.encode_action(action))
+        return self.q1(x).squeeze(1), self.q2(x).squeeze(1)
+
+    @torch.no_grad()
+    def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch, action_dim)
+        """The actions of the mean; with standard normal noise (batch, action_dim), samples of the policy."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.q1[0].weight.device).flatten(1)
+        noise = torch.as_tensor(noise, dtype=torch.float32, device=obs.device)
+        return squashed(*self.policy(obs), noise)[0].cpu().numpy()
+
+
+class Temperature(nn.Module):
+    """alpha, the coefficient of the entropy."""
+
+    def __init__(self, alpha):
+        super().__init__()
+        self.log_alpha = nn.Parameter(torch.tensor(max(alpha, 1e-30)).log())  # 0 has no logarithm
+
+    def forward(self):
+        return self.log_alpha.exp()
+
+
+class Reliability(nn.Module):
+    """lambda, how far the critics can be relied on: from 0 (large losses) to 1; and when it is the actor's turn."""
+
+    def __init__(self, start):
+        super().__init__()
+        self.register_buffer("mean_loss", torch.tensor(-math.log(start)).sqrt())  # so that lambda is `start` at first
+        self.register_buffer("due", torch.zeros(()))  # updates of the actor that are due, a fraction of one
+
+    def forward(self):  # -> ()
+        return (-(self.mean_loss**2)).exp()
+
+    def update(self, loss):
+        """Count the loss of the critics, the mean of both, in the moving average."""
+        self.mean_loss.lerp_(loss, 0.005)
+
+    def actor_turn(self):
+        """Whether the actor learns in this update: in n of them n / (2 - lambda) times, evenly spread."""
+        self.due += 1 / (2 - self())
+        turn = self.due.floor()
+        self.due -= turn
+        return bool(turn)
+
+
+def squashed(mean, log_std, noise):  # 3 x (batch, action_dim) -> (batch, action_dim), (batch,)
+    """Actions in [-1, 1] for standard normal noise, and their log-probabilities (appendix C)."""
+    x = mean + log_std.exp() * noise
+    logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
+    logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), exact for every x
+    return x.tanh(), logprob.sum(1)
+
+
+def inter_critic_loss(agent, target_agent, alpha, batch, noise, reward_scale, gamma):
+    """The Huber losses of both critics, added, and the metrics. The target has the smaller value of the two target
+    critics (section 6) for an action of the target policy."""
+    with torch.no_grad():
+        next_action, next_logprob = squashed(*target_agent.policy(batch.next_obs), noise)
+        next_value = torch.min(*target_agent(batch.next_obs, next_action)) - alpha * next_logprob  # Eq. 3
+        target = reward_scale * batch.reward + gamma * (1 - batch.done) * next_value
+    q1, q2 = agent(batch.obs, batch.action)
+    assert q1.shape == q2.shape == target.shape == batch.reward.shape
+    loss1, loss2 = F.smooth_l1_loss(q1, target), F.smooth_l1_loss(q2, target)
+    metrics = {
+        "losses/qf1_values": q1.mean(),
+        "losses/qf2_values": q2.mean(),
+        "losses/qf1_loss": loss1,
+        "losses/qf2_loss": loss2,
+        "losses/qf_loss": (loss1 + loss2) / 2,  # half of what is minimised
+    }
+    return loss1 + loss2, metrics
+
+
+def anchor_loss(mean, log_std, anchor_mean, anchor_log_std):
+    """How far a policy is from the anchor's: Huber losses of squashed means and logarithms of standard deviations."""
+    return F.smooth_l1_loss(mean.tanh(), anchor_mean.tanh()) + F.smooth_l1_loss(log_std, anchor_log_std)
+
+
+def inter_actor_loss(agent, alpha, obs, action, logprob):
+    """Eq. 9 with the smaller value of both critics, whose weights are constants here: the derivative is that by the
+    action alone."""
+    constants = {name: x.detach() for name, x in agent.named_parameters()}
+    return (alpha * logprob - torch.min(*torch.func.functional_call(agent, constants, (obs, action)))).mean()
+
+
+def inter_sac_loss(agent, target_agent, anchor, lam, alpha, batch, noise, reward_scale, gamma, actor_turn):
+    """critics + lam * actor + (1 - lam) * anchor, the metrics, and the entropy of the policy. The actor's part is there
+    in its turn only. `noise`: (2, batch_size, action_dim), for the next actions and for those of the policy now."""
+    loss, metrics = inter_critic_loss(agent, target_agent, alpha, batch, noise[0], reward_scale, gamma)
+    mean, log_std = agent.policy(batch.obs)
+    action, logprob = squashed(mean, log_std, noise[1])
+    metrics["losses/entropy"] = entropy = -logprob.mean()
+    if actor_turn:
+        metrics["losses/actor_loss"] = actor_loss = inter_actor_loss(agent, alpha, batch.obs, action, logprob)
+        loss = loss + lam * actor_loss
+    if anchor is not None:
+        metrics["losses/anchor_loss"] = distance = anchor_loss(mean, log_std, *anchor.policy(batch.obs))
+        loss = loss + (1 - lam) * distance
+    return loss, metrics, entropy
+
+
+def alpha_loss(temperature, entropy, target_entropy):
+    """Eq. 18, and the metrics."""
+    loss = temperature() * (entropy - target_entropy)
+    return loss, {"losses/alpha_loss": loss}
+
+
+def soft_update(target, online, tau):
+    """Polyak averaging: target <- (1 - tau) * target + tau * online."""
+    with torch.no_grad():
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
+
+
+def grown(batch_size, inserted, capacity):
+    """The batch size for a buffer that is filled in part: twice as large for a full one as for an empty one."""
+    return int(batch_size * (1 + min(inserted / capacity, 1)))
+
+
+if __name__ == "__main__":
+    # ---- setup
+    args = parse(Args)
+    run = Run(args)  # seeds Python, NumPy and torch
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
+    run.require_spaces(envs, obs="vector", action="continuous")
+    space = envs.single_action_space
+    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
+    num_iterations = args.total_timesteps // args.num_envs
+    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
+    # no gradient steps before the buffer holds a whole batch; it never holds more than this
+    most = min(args.buffer_size, num_iterations * args.num_envs)
+    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
+    obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
+    run.require(args.width % 4 == 0, f"--width {args.width} must be a multiple of 4")
+
+    agent = Agent(obs_dim, action_dim, args.width, args.dense).to(run.device)
+    target_agent, anchor_agent = copy.deepcopy(agent), copy.deepcopy(agent)
+    temperature = Temperature(1.0 if args.autotune else args.alpha).to(run.device)
+    reliability = Reliability(0.5 if args.reliable_lambda else 1.0).to(run.device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
+    alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.alpha_lr)
+    # agent_step(*inputs): an optimiser step on the loss of (agent, *inputs), returns all but it; the other likewise
+    agent_step = run.gradient_step(inter_sac_loss, agent, optimizer)
+    alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
+    replay = Replay(args.buffer_size, obs_dim, space)
+    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
+    start = run.resume(
+        agent=agent,
+        target_agent=target_agent,
+        anchor_agent=anchor_agent,
+        temperature=temperature,
+        reliability=reliability,
+        optimizer=optimizer,
+        alpha_optimizer=alpha_optimizer,
+        replay=replay,
+        envs=envs,
+    )
+
+    obs = run.reset(envs)  # (num_envs, *obs_shape)
+    for iteration in run.loop(start, num_iterations):
+        global_step = (iteration + 1) * args.num_envs  # at the end of this iteration
+
+        # ---- 1. act: one step in every environment
+        if global_step <= args.learning_starts:
+            action = envs.action_space.sample()
+        else:
+            action = agent.act(obs, torch.randn(args.num_envs, action_dim))
+        current_obs, reward, terminated, truncated, infos = envs.step(action)  # current_obs: for the next action
+        run.episodes(global_step, reward, terminated | truncated)
+
+        # ---- 2. store: a time limit is not the end of the task
+        next_obs = current_obs.copy()
+        for i in np.flatnonzero(terminated | truncated):  # current_obs is the next episode's
+            next_obs[i] = infos["final_obs"][i]
+        replay.add(Batch(obs, action, reward, terminated, next_obs))
+        obs = current_obs
+
+        # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
+        # numbers of the updates due by the end of the previous iteration and of this one; those due while the buffer
+        # holds too little are skipped: learning_starts < batch_size, or a resume without --save-replay
+        enough = replay.inserted >= max(args.batch_size, args.learning_starts)
+        updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
+        updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
+        for update in range(updates_before, updates_after):
+            batch_size = grown(args.batch_size, replay.inserted * args.growing_batch, args.buffer_size)
+            batch, alpha = replay.sample(batch_size, run.device), temperature().detach()
+            noise = torch.randn(2, batch_size, action_dim, device=run.device)
+
+            # one step for the critics, for the actor in its turn, and for the distance from the anchor
+            inputs = (target_agent, anchor_agent if args.anchor else None, reliability(), alpha, batch, noise)
+            metrics, entropy = agent_step(*inputs, args.reward_scale, args.gamma, reliability.actor_turn())
+            run.learned(metrics)
+            if args.reliable_lambda:
+                reliability.update(metrics["losses/qf_loss"])
+            if args.autotune:  # "adjust temperature", by the entropy of the policy before the step
+                run.learned(alpha_step(entropy, -action_dim))
+
+            # "update target network weights"; the anchor goes lambda of the way, and stays while lambda is small
+            soft_update(target_agent, agent, args.tau)
+            if (update + 1) % args.anchor_frequency == 0 and reliability() > 0.1:
+                soft_update(anchor_agent, agent, reliability())
+
+        # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
+        run.log(global_step, {"losses/alpha": temperature().detach(), "losses/reliable_lambda": reliability()})
+        run.evaluate(global_step, agent.act, make_env)
+        run.save(global_step)
+
+    envs.close()
+    run.close(agent.act, make_env)
