@@ -308,13 +308,19 @@ class Evaluator:
         seeds = [env_seed(self.args.seed, stream, first + i) for i in range(count)]
         return play_scores(self._envs, policy, seeds, opponent)
 
-    def evaluate(self, step: int, policy: Policy, make_env: Any, opponents: Any = None) -> dict[str, float]:
+    def evaluate(
+        self, step: int, policy: Policy, make_env: Any, opponents: Any = None, played: Any = None
+    ) -> dict[str, float]:
         """Play, against each of the opponents (name -> "random" or a policy) if there are any, note the score, which is
-        that against the first, and return its row of metrics. Raises Diverged where the mean return is not finite."""
+        that against the first, and return its row of metrics. `played`: returns and lengths, where they are known.
+        Raises Diverged where the mean return is not finite."""
         others = opponents or {"": None}
-        played = {name: self.play(EVALUATE, 0, policy, make_env, other) for name, other in others.items()}
-        scores, lengths = next(iter(played.values()))
-        scores |= {f"{SCORE}_vs_{name}": score[SCORE] for name, (score, _) in played.items() if name}
+        if played is None:
+            found = {name: self.play(EVALUATE, 0, policy, make_env, other) for name, other in others.items()}
+        else:
+            found = {"": ({SCORE: played[0]}, played[1])}
+        scores, lengths = next(iter(found.values()))
+        scores |= {f"{SCORE}_vs_{name}": score[SCORE] for name, (score, _) in found.items() if name}
         score = scores.pop(SCORE)
         mean, std = float(score.mean()), float(score.std())
         if not math.isfinite(mean):
