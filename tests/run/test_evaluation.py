@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from solorl.run.evaluation import draw_learning_curve, film, play_episodes
+from solorl.run.evaluation import Evaluator, draw_learning_curve, film, play_episodes
+from solorl.run.meter import Diverged
 
 
 class Recall(gym.Env):
@@ -122,3 +123,13 @@ def test_one_evaluation_has_a_readable_axis(drawn, step):
     assert low == 0 and step < high <= max(2, 1.1 * step)
     labels = [text.get_text() for text in axes.get_xticklabels()]
     assert len(set(labels)) == len(labels) and max(map(len, labels)) <= 6
+
+
+def test_episodes_that_another_process_has_played_are_an_evaluation():
+    """By their returns and lengths; nothing is played here."""
+    evaluator = Evaluator(None)
+    row = evaluator.evaluate(7, None, None, played=(np.array([1.0, 3.0]), np.array([4, 8])))
+    assert row == {"eval/episodic_return": 2.0, "eval/episodic_return_std": 1.0, "eval/episodic_length": 6.0}
+    assert evaluator.last == (7, 2.0, 1.0) and evaluator.improved and evaluator.best == 2.0
+    with pytest.raises(Diverged):
+        evaluator.evaluate(8, None, None, played=(np.array([1.0, np.nan]), np.array([4, 8])))
