@@ -186,10 +186,9 @@ def set_weights(network, weights):
 class Explorer:
     """Plays `num_envs` environments; `envs` are those of this process, with --synchronous."""
 
-    def __init__(self, args, num_envs, envs=None):
+    def __init__(self, args, num_envs, obs_dim, action_dim, envs=None):
         self.args, self.num_envs, self.envs = args, num_envs, envs or vector_envs(args.env_id, num_envs)
-        space = self.envs.single_action_space
-        self.actor = Actor(int(np.prod(self.envs.single_observation_space.shape)), space.shape[0])
+        self.actor = Actor(obs_dim, action_dim)
         self.rewards = [[] for _ in range(num_envs)]  # of each environment: all of the episode so far
         if envs is None:
             torch.seed()  # a new process would have the same random numbers as the others
@@ -228,19 +227,17 @@ class Explorer:
 
 
 class Evaluator:
-    """Plays greedy episodes, with the seeds of `run.evaluate`."""
+    """Plays greedy episodes."""
 
-    def __init__(self, args):
-        self.envs, self.seed = vector_envs(args.env_id, args.eval_episodes), (4 * args.seed + 1) * 2**30
-        space = self.envs.single_action_space
-        self.actor = Actor(int(np.prod(self.envs.single_observation_space.shape)), space.shape[0])
+    def __init__(self, env_id, obs_dim, action_dim):
+        self.env_id, self.envs, self.actor = env_id, None, Actor(obs_dim, action_dim)
 
-    def play(self, weights):
-        """One episode in each environment with these weights of the actor: returns (n,) and lengths (n,)."""
+    def play(self, weights, seeds):
+        """An episode for each of the seeds (n,) with these weights of the actor: returns (n,) and lengths (n,)."""
         set_weights(self.actor, weights)
-        n = self.envs.num_envs
-        returns, lengths, running = np.zeros(n), np.zeros(n, int), np.ones(n, bool)
-        obs, _ = self.envs.reset(seed=self.seed)  # environment i: seed + i
+        self.envs = self.envs or vector_envs(self.env_id, len(seeds))
+        obs, _ = self.envs.reset(seed=seeds)
+        returns, lengths, running = np.zeros(len(seeds)), np.zeros(len(seeds), int), np.ones(len(seeds), bool)
         while running.any():
             obs, reward, terminated, truncated, _ = self.envs.step(self.actor.act(obs))
             returns += running * reward
@@ -324,9 +321,10 @@ if __name__ == "__main__":
     evaluated = copy.deepcopy(actor).cpu()  # the actor as it is evaluated
     # each in a process of its own: calls of their methods return promises at once, of which run.first waits for one.
     # With --synchronous the explorer is a plain object of this process, whose method returns the result
-    inputs = [(args, own_envs, envs if args.synchronous else None)] * num_explorers
-    explorers = run.place(Explorer, inputs, here=args.synchronous)
-    evaluators = [] if args.synchronous else run.place(Evaluator, [(args,)])
+    inputs = (args, own_envs, obs_dim, action_dim, envs if args.synchronous else None)
+    explorers = run.place(Explorer, [inputs] * num_explorers, here=args.synchronous)
+    num_evaluators = 0 if args.synchronous else 1
+    evaluators = run.place(Evaluator, [(args.env_id, obs_dim, action_dim)] * num_evaluators, here=args.synchronous)
     placed = {"envs": envs, "explorer": explorers[0]} if args.synchronous else {}
     # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
     start = run.resume(
@@ -347,20 +345,21 @@ if __name__ == "__main__":
             explorers[0].rewards[i] = []
 
     pending = {}  # what is under way: number of an explorer, or "evaluator" -> promise of its answer
-    due, played = False, None  # whether an evaluation is due; the answer of the evaluator
+    played = None  # the answer of the evaluator: returns and lengths
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * steps  # at the end of this iteration
 
         # ---- 1. explore: the first rollout that is there, of any explorer; one that has died is asked again
-        weights = run.share(get_weights(actor)) if global_step - steps >= args.learning_starts else None
-        rollout = None
+        weights, rollout = None, None  # without weights: random actions
+        if global_step - steps >= args.learning_starts:
+            weights = run.share(get_weights(actor))
         while rollout is None:
             pending |= {i: explorers[i].rollout(weights) for i in range(num_explorers) if i not in pending}
             first, answer = run.first([*pending.values()])
             who = [*pending][first]
             del pending[who]
             if who == "evaluator":
-                played, due = answer, answer is None
+                played = answer  # None where it has died: this evaluation is left out
             else:
                 rollout = answer
         if not args.synchronous:  # it plays while the learner learns
@@ -413,9 +412,9 @@ if __name__ == "__main__":
             played = None
         elif "evaluator" not in pending:
             evaluated.load_state_dict(actor.state_dict())
-            due |= run.evaluation_is_due(global_step)
-            if due:  # first in `pending`: where several answers are there, it is taken first
-                pending, due = {"evaluator": evaluators[0].play(get_weights(evaluated))} | pending, False
+            seeds = run.evaluation_seeds(global_step)  # none where no evaluation is due
+            if seeds:  # first in `pending`: where several answers are there, it is taken first
+                pending = {"evaluator": evaluators[0].play(get_weights(evaluated), seeds)} | pending
         run.save(global_step)
 
     envs.close()

@@ -133,9 +133,9 @@ class Run:
     def evaluate(self, global_step, policy, make_env, opponents=(), played=None):
         """Nothing: `close` evaluates."""
 
-    def evaluation_is_due(self, global_step):
-        """Never: `close` evaluates."""
-        return False
+    def evaluation_seeds(self, global_step):
+        """None: `close` evaluates."""
+        return []
 
     def save(self, global_step, **parts):
         """Take what `close` is to save."""

@@ -305,8 +305,11 @@ class Evaluator:
         count = self.args.eval_episodes
         if not self._envs:
             self._envs = open_games(make_env, self.args.env_id, count)
-        seeds = [env_seed(self.args.seed, stream, first + i) for i in range(count)]
-        return play_scores(self._envs, policy, seeds, opponent)
+        return play_scores(self._envs, policy, self.seeds(stream, first), opponent)
+
+    def seeds(self, stream: int, first: int) -> list[int]:
+        """Those from number `first` of a stream on, one for each episode."""
+        return [env_seed(self.args.seed, stream, first + i) for i in range(self.args.eval_episodes)]
 
     def evaluate(
         self, step: int, policy: Policy, make_env: Any, opponents: Any = None, played: Any = None

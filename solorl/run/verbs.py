@@ -4,7 +4,7 @@
     save, close
     teacher: the trained policy of another run
     place, share, first, answers: objects in other processes, for scripts that play and learn side by side;
-        evaluation_is_due, where one of them evaluates
+        evaluation_seeds, where one of them evaluates
 
 No verb changes what is learned. This module knows no algorithm, no network and no loss. The rest is done by parts
 that work without a run: `folder`, `meter`, `checkpoints`, `evaluator`. They raise; only the verbs end a run.
@@ -270,7 +270,7 @@ class Run:
         `eval/episodic_return_vs_OPPONENT`.
 
         Where a placed object plays while the training continues, `played` is its answer: the returns (n,) and lengths
-        (n,) of episodes of the policy. It is counted at once, and nothing is played here; see `evaluation_is_due`.
+        (n,) of episodes of the policy. It is counted at once, and nothing is played here; see `evaluation_seeds`.
         """
         self._reach(global_step)
         self._choose(opponents)
@@ -278,9 +278,10 @@ class Run:
         if self.rank == 0 and (due or (self.is_last and not self.signal)):
             self._evaluate(policy, make_env, played)
 
-    def evaluation_is_due(self, global_step: int) -> bool:
-        """Whether `--eval-every` steps have passed: time to ask a placed object for an evaluation."""
-        return self.meter.is_due("evaluate", self.args.eval_every, global_step)
+    def evaluation_seeds(self, global_step: int) -> list[int]:
+        """The seeds of the episodes that `evaluate` would play at this step; none where no evaluation is due."""
+        due = self.meter.is_due("evaluate", self.args.eval_every, global_step)
+        return self.evaluator.seeds(EVALUATE, 0) if due else []
 
     def save(self, global_step: int, **parts: Any) -> None:
         """Write a checkpoint every `--save-every` steps and where the loop ends. `parts`: see `resume`; those left
