@@ -1,6 +1,6 @@
 """SAC in processes: what the learner stores, how often it learns, how old the weights are that explorers play, and what
-the evaluator's answers become. `Later` has the processes' objects in this process, whose answers come in any order; slow
-tests have those of Ray."""
+the evaluator's answers become. `Later` has the objects in this process, and their answers come in any order; slow tests
+have the processes of Ray."""
 
 import copy
 import itertools
@@ -75,7 +75,20 @@ class Aim(gym.Env):
         return self.obs, -float((action[0] - 0.5) ** 2), True, False, {}
 
 
-for cls in (Journal, Aim):
+class Dice(Aim):
+    """Episodes of 1 to 8 steps."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = self.np_random.integers(1, 9)
+        return self.obs, {}
+
+    def step(self, action):
+        self.left -= 1
+        return self.obs, -float((action[0] - self.obs[0]) ** 2), self.left == 0, False, {}
+
+
+for cls in (Journal, Aim, Dice):
     gym.register(f"{cls.__name__}-v0", cls, disable_env_checker=True)
 
 
@@ -102,7 +115,7 @@ class Later(Processes):
 
     def first(self, promises):
         index = int(self.rng.integers(len(promises)))
-        return index, promises[index]()
+        return index, promises[index]() if callable(promises[index]) else promises[index]  # with --synchronous
 
 
 class Deputy:
@@ -124,9 +137,9 @@ class Deputy:
         self.processes.asked.append((self, given))
         return lambda: self.ask("rollout", [given])
 
-    def play(self, given):
+    def play(self, given, seeds):
         given = copy.deepcopy(given)
-        return lambda: self.ask("play", [given])
+        return lambda: self.ask("play", [given, seeds])
 
 
 def variables():
@@ -233,7 +246,7 @@ def test_two_explorers_have_random_numbers_of_their_own():
     actions = []
     for _ in range(2):
         torch.manual_seed(0)
-        explorer = SAC["Explorer"](args, 2)
+        explorer = SAC["Explorer"](args, 2, 3, 2)
         actions.append(explorer.rollout(SAC["get_weights"](explorer.actor))[0].action)
     assert (actions[0] != actions[1]).all()
 
@@ -272,9 +285,7 @@ def test_updates_are_those_for_the_steps_that_have_arrived(flags, utd_ratio, num
 
 
 @pytest.mark.parametrize("num_explorers", [1, 2])
-def test_explorers_get_the_newest_weights_and_play_them_at_most_one_broadcast_later(
-    num_explorers, train, later, monkeypatch
-):
+def test_explorers_get_the_newest_weights(num_explorers, train, later, monkeypatch):
     """Each rollout is asked for with the actor's weights of that moment; and with one explorer, when its rollout
     arrives, at most one update of the weights came after. One rollout is always under way."""
     arrived, first = [], Later.first
@@ -325,20 +336,18 @@ def aim(*flags):
 
 def test_the_evaluator_gives_the_score_that_the_run_would_give():
     """For the same weights, on the same seeds; episodes of different lengths are counted once."""
-    args = SimpleNamespace(env_id="Hopper-v5", eval_episodes=5, seed=3, target_return=None)
-    torch.manual_seed(1)
-    evaluator = SAC["Evaluator"](args)
-    actor = copy.deepcopy(evaluator.actor)
-    returns, lengths = evaluator.play(SAC["get_weights"](actor))
-    there = Evaluator(args)
+    there = Evaluator(SimpleNamespace(env_id="Dice-v0", eval_episodes=5, seed=3))
+    evaluator, actor = SAC["Evaluator"]("Dice-v0", 1, 1), SAC["Actor"](1, 1)
+    for _ in range(2):
+        returns, lengths = evaluator.play(SAC["get_weights"](actor), there.seeds(1, 0))
     scores, wanted = there.play(1, 0, actor.act, SAC["make_env"])
     np.testing.assert_allclose(returns, scores["eval/episodic_return"], rtol=1e-4)
     assert lengths.tolist() == wanted.tolist() and len(set(wanted)) > 1
 
 
 def test_an_answer_of_the_evaluator_is_an_evaluation_of_the_weights_that_it_has_played(train, later, monkeypatch):
-    """Its score is in the metrics, and the best one's weights are in the model, though the learner has others by then;
-    the last evaluation is of the last weights."""
+    """Its score is in the metrics, and the best one's weights are in the model, although the learner has others by
+    then; the last evaluation is of the last weights."""
     answers, ask, save = [], Deputy.ask, solorl.Run._save_model
 
     def note(self, method, inputs):
@@ -357,24 +366,24 @@ def test_an_answer_of_the_evaluator_is_an_evaluation_of_the_weights_that_it_has_
     monkeypatch.setattr("solorl.Run._save_model", saved)
     v = train(*aim())
     scores = [row["eval/episodic_return"] for row in rows(v["run"].dir, "eval/episodic_return")]
-    assert len(answers) > 4 and scores[:-1] == pytest.approx([score for score, _ in answers])
+    handed = [score for score, _ in answers[: len(scores) - 1]]  # not one that comes in the last iteration
+    assert len(scores) > 4 and scores[:-1] == pytest.approx(handed) and len(answers) <= len(scores)
     names = [name for name, _ in v["evaluated"].named_parameters()]
     of_answers = dict(answers)
     for score, model in models[:-2]:
         for name, array in zip(names, of_answers[score], strict=True):
             assert np.array_equal(model[f"evaluated.{name}"], array)
-    others = [
-        any((model[f"evaluated.{name}"] != model[f"actor.{name}"]).any() for name in names) for _, model in models
-    ]
+    others = [(model[f"evaluated.{names[0]}"] != model[f"actor.{names[0]}"]).any() for _, model in models]
     assert any(others) and not others[-1]
     assert torch.equal(weights(v["evaluated"]), weights(v["actor"]))
 
 
-def test_a_dead_evaluator_is_asked_again(train, later):
+def test_a_dead_evaluator_is_replaced(train, later):
+    """The evaluations that are lost are left out."""
     later(Evaluator={1, 3})
     v = train(*aim())
     objects = [x for x in v["run"].processes.objects if hasattr(x, "play")]
-    assert len(objects) == 3 and len(rows(v["run"].dir, "eval/episodic_return")) > 3
+    assert len(objects) == 3 and len(rows(v["run"].dir, "eval/episodic_return")) > 2
 
 
 def test_target_return_ends_the_run_with_the_weights_that_have_reached_it(train, later):
@@ -391,13 +400,13 @@ def test_eval_every_0_asks_no_evaluator(train, later):
 # ---------------------------------------------------------------------- the run
 def test_a_resumed_run_is_the_uninterrupted_one(train, tmp_path):
     """With --synchronous and --save-replay, bit for bit, where it stopped within episodes."""
-    flags = ["--save-replay", "--save-every", 20, "--eval-every", 20, "--num-envs", 2, *HERE, "--log-every", 1]
-    whole = train("sac_parallel", "--env-id", "probes_offpolicy:Diary-v0", *SMALL, *flags)
+    flags = ["--save-replay", "--save-every", 220, "--eval-every", 220, "--num-envs", 2, *HERE, "--log-every", 1]
+    whole = train("sac_parallel", "--env-id", "Pendulum-v1", *SMALL, *flags, "--total-timesteps", 660)
     run_dir = tmp_path / "copy"
     shutil.copytree(whole["run"].dir, run_dir)
     drop_last_checkpoint(run_dir)
     v = train("sac_parallel", "--resume", run_dir)
-    assert v["start"] == 4 and comparable(run_dir) == comparable(whole["run"].dir)
+    assert v["start"] == 44 and comparable(run_dir) == comparable(whole["run"].dir)
     for part in ("actor", "critic", "target_critic", "temperature", "evaluated"):
         assert torch.equal(weights(v[part]), weights(whole[part]))
     assert v["explorers"][0].rewards == whole["explorers"][0].rewards != [[], []]
@@ -434,7 +443,7 @@ def test_plumbing_is_inert(train):
         ("--num-explorers 0", "--num-explorers is 0, but must be at least 1"),
         (
             "--env-id CartPole-v1 --num-explorers 3",
-            "CartPole-v1 has discrete actions, but sac_parallel.py takes continuous",
+            "CartPole-v1 has discrete actions, but sac_parallel.py",
         ),
         ("--env-id probes_offpolicy:Boundless-v0", "probes_offpolicy:Boundless-v0 has actions without finite bounds"),
     ],
