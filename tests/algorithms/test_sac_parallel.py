@@ -512,7 +512,7 @@ def test_what_is_killed_is_replaced_and_the_training_continues(which, tmp_path, 
 def test_what_fails_in_a_process_ends_the_run(cls, method, tmp_path):
     pytest.importorskip("ray")
     setup, main = Path(script("sac_parallel")).read_text().split("if __name__")
-    fails = f"def fails(*inputs):\n    raise ValueError('in {method}')\n\n\n{cls}.{method} = fails\n\n\n"
+    fails = f"def fails(self, *inputs):\n    raise ValueError('in {method}')\n\n\n{cls}.{method} = fails\n\n\n"
     (tmp_path / "fails.py").write_text(setup + fails + "if __name__" + main)
     words = [sys.executable, tmp_path / "fails.py", "--env-id", "Pendulum-v1", "--total-timesteps", 5000]
     words += ["--learning-starts", 200, "--eval-every", 400, "--eval-episodes", 1, "--runs-dir", tmp_path / "runs"]
