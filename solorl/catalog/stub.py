@@ -130,8 +130,12 @@ class Run:
             numbers = [f"{name} {float(x):.4g}" for name, x in self.last.items()]
             print(f"step {global_step:,}", mean, *numbers, sep="  ")
 
-    def evaluate(self, global_step, policy, make_env, opponents=()):
+    def evaluate(self, global_step, policy, make_env, opponents=(), played=None):
         """Nothing: `close` evaluates."""
+
+    def evaluation_seeds(self, global_step):
+        """None: `close` evaluates."""
+        return []
 
     def save(self, global_step, **parts):
         """Take what `close` is to save."""

@@ -307,21 +307,30 @@ class Evaluator:
         count = self.args.eval_episodes
         if not self._envs:
             self._envs = open_games(make_env, self.args.env_id, count)
-        seeds = [env_seed(self.args.seed, stream, first + i) for i in range(count)]
-        return play_scores(self._envs, policy, seeds, opponent)
+        return play_scores(self._envs, policy, self.seeds(stream, first), opponent)
 
-    def evaluate(self, step: int, policy: Policy, make_env: Any, opponents: Any = None) -> dict[str, float]:
+    def seeds(self, stream: int, first: int) -> list[int]:
+        """Those from number `first` of a stream on, one for each episode."""
+        return [env_seed(self.args.seed, stream, first + i) for i in range(self.args.eval_episodes)]
+
+    def evaluate(
+        self, step: int, policy: Policy, make_env: Any, opponents: Any = None, played: Any = None
+    ) -> dict[str, float]:
         """Play, against each of the opponents (name -> "random" or a policy) if there are any, note the score, which is
-        that against the first, and return its row of metrics. Raises Diverged where the mean return is not finite."""
+        that against the first, and return its row of metrics. `played`: returns and lengths, where they are known.
+        Raises Diverged where the mean return is not finite."""
         others = opponents or {"": None}
-        played = {name: self.play(EVALUATE, 0, policy, make_env, other) for name, other in others.items()}
-        mean = float(next(iter(played.values()))[0][SCORE].mean())
+        if played is None:
+            found = {name: self.play(EVALUATE, 0, policy, make_env, other) for name, other in others.items()}
+        else:
+            found = {"": ({SCORE: played[0]}, played[1])}
+        mean = float(next(iter(found.values()))[0][SCORE].mean())
         if self.args.eval_more and (mean > self.best or self.reaches(mean)):
             for name, other in others.items():
                 more = self.play(EVALUATE, self.args.eval_episodes, policy, make_env, other)
-                played[name] = _together(played[name], more)
-        scores, lengths = next(iter(played.values()))
-        scores |= {f"{SCORE}_vs_{name}": score[SCORE] for name, (score, _) in played.items() if name}
+                found[name] = _together(found[name], more)
+        scores, lengths = next(iter(found.values()))
+        scores |= {f"{SCORE}_vs_{name}": score[SCORE] for name, (score, _) in found.items() if name}
         score = scores.pop(SCORE)
         mean, std = float(score.mean()), float(score.std())
         if not math.isfinite(mean):

@@ -3,7 +3,8 @@
     require, vector_env, compile, fast, gradient_step, resume, reset, loop, episodes, gather, learned, log, evaluate,
     save, close
     teacher: the trained policy of another run
-    place, share, first, answers: objects in other processes, for scripts that play and learn side by side
+    place, share, first, answers: objects in other processes, for scripts that play and learn side by side;
+        evaluation_seeds, where one of them evaluates
 
 No verb changes what is learned. This module knows no algorithm, no network and no loss. The rest is done by parts
 that work without a run: `folder`, `meter`, `checkpoints`, `evaluator`. They raise; only the verbs end a run.
@@ -253,7 +254,12 @@ class Run:
             self._line.show(self.step, total, self.meter.recent_return, self.evaluator.score, self.meter.sps)
 
     def evaluate(
-        self, global_step: int, policy: Policy, make_env: Callable[..., Any], opponents: Sequence[str] = ()
+        self,
+        global_step: int,
+        policy: Policy,
+        make_env: Callable[..., Any],
+        opponents: Sequence[str] = (),
+        played: Any = None,
     ) -> None:
         """Every `--eval-every` steps and in the last iteration: play the policy on environments and seeds of its own.
 
@@ -264,12 +270,20 @@ class Run:
         `Checkpoints.remember`), the policy plays the seat of each team in turn, the opponent all others. The score is
         then the mean over the seats of the team's return against the first opponent; that against each is in
         `eval/episodic_return_vs_OPPONENT`.
+
+        Where a placed object plays while the training continues, `played` is its answer: the returns (n,) and lengths
+        (n,) of episodes of the policy. It is counted at once, and nothing is played here; see `evaluation_seeds`.
         """
         self._reach(global_step)
         self._choose(opponents)
-        due = self.meter.is_due("evaluate", self.args.eval_every, global_step)
+        due = played is not None or self.meter.is_due("evaluate", self.args.eval_every, global_step)
         if self.rank == 0 and (due or (self.is_last and not self.signal)):
-            self._evaluate(policy, make_env)
+            self._evaluate(policy, make_env, played)
+
+    def evaluation_seeds(self, global_step: int) -> list[int]:
+        """The seeds of the episodes that `evaluate` would play at this step; none where no evaluation is due."""
+        due = self.meter.is_due("evaluate", self.args.eval_every, global_step)
+        return self.evaluator.seeds(EVALUATE, 0) if due else []
 
     def save(self, global_step: int, **parts: Any) -> None:
         """Write a checkpoint every `--save-every` steps and where the loop ends. `parts`: see `resume`; those left
@@ -553,7 +567,7 @@ class Run:
         before, self.opponents = self.opponents, now
         self.require(before in (None, now), f"run.evaluate has the opponents {before}, run.close has {now}")
 
-    def _evaluate(self, policy: Policy, make_env: Callable[..., Any]) -> None:
+    def _evaluate(self, policy: Policy, make_env: Callable[..., Any], played: Any = None) -> None:
         evaluator = self.evaluator
         with self.meter.paused(), self._ending_where_diverged(), in_one_sentence(), undisturbed():
             self._check_finite()
@@ -562,7 +576,7 @@ class Run:
                 self.checkpoints.remember(self.step)
             others = {name: self.checkpoints.older(policy) if name == "older" else name for name in names}
             opponent = next(iter(others.values()), None)
-            row = evaluator.evaluate(self.step, policy, make_env, others)
+            row = evaluator.evaluate(self.step, policy, make_env, others, played)
             self.meter.add_row(self.step, row)
             self._write_rows(row)
             _, mean, std = evaluator.last

@@ -1,6 +1,7 @@
 """Playing policies: those with memory are handed what they remember, and told where an episode begins. The picture."""
 
 import json
+from types import SimpleNamespace
 
 import gymnasium as gym
 import imageio.v3 as iio
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from solorl.run.evaluation import draw_learning_curve, film, play_episodes
+from solorl.run.evaluation import Evaluator, draw_learning_curve, film, play_episodes
+from solorl.run.meter import Diverged
 
 
 class Recall(gym.Env):
@@ -130,3 +132,13 @@ def test_the_band_knows_the_episodes_of_its_row(drawn, tmp_path):
     axes = drawn(evaluation_row(10, 50.0, 6.0) | {"eval/episodes": 10}, evaluation_row(20, 50.0, 6.0))
     points = axes.collections[0].get_paths()[0].vertices
     assert [points[points[:, 0] == step, 1].max() for step in (10, 20)] == [52.0, 53.0]
+
+
+def test_episodes_that_another_process_has_played_are_an_evaluation():
+    """By their returns and lengths; nothing is played here."""
+    evaluator = Evaluator(SimpleNamespace(eval_more=False, target_return=None, eval_episodes=2))
+    row = evaluator.evaluate(7, None, None, played=(np.array([1.0, 3.0]), np.array([4, 8])))
+    assert row == {"eval/episodic_return": 2.0, "eval/episodic_return_std": 1.0, "eval/episodic_length": 6.0}
+    assert evaluator.last == (7, 2.0, 1.0) and evaluator.improved and evaluator.best == 2.0
+    with pytest.raises(Diverged):
+        evaluator.evaluate(8, None, None, played=(np.array([1.0, np.nan]), np.array([4, 8])))
