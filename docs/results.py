@@ -89,6 +89,7 @@ SPEEDS = [
     (ACTOR_CRITIC, "speed", "actor_critic_speed", "actor_critic"),
     (ACTOR_CRITIC, "jax-speed", "jax_speed", "jax_actor_critic"),
     (ACTOR_CRITIC, "modern-speed", "modern_speed", "modern"),
+    (ACTOR_CRITIC, "parallel-speed", "parallel_speed", "parallel"),
 ]
 
 # Page with results of a family -> the folders of its runs in benchmark/results
