@@ -11,6 +11,7 @@ one thing, the action of the last frame, which a sticky action repeats; `_last_a
 """
 
 import copy
+import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -189,13 +190,15 @@ def _copied(obs: Any) -> Any:
 
 
 def _columns(actions: Sequence[Any]) -> Any:
-    """Actions one after the other as an array (steps, *action_shape); see `Recorder.replay`."""
+    """Actions one after the other as an array (steps, *action_shape), or as a list of such arrays where their type
+    changes: a step with float64 may end otherwise than one with float32. See `Recorder.replay`."""
     first = actions[0] if actions else None
     if isinstance(first, tuple):
         return tuple(_columns([action[i] for action in actions]) for i in range(len(first)))
     if isinstance(first, Mapping):
         return {name: _columns([action[name] for action in actions]) for name in first}
-    return np.array(actions)
+    parts = [np.array(list(part)) for _, part in itertools.groupby(actions, lambda action: np.asarray(action).dtype)]
+    return parts if len(parts) > 1 else np.array(actions)
 
 
 def _rows(columns: Any) -> Iterable[Any]:
@@ -204,7 +207,7 @@ def _rows(columns: Any) -> Iterable[Any]:
         return zip(*map(_rows, columns), strict=True)
     if isinstance(columns, Mapping):
         return [dict(zip(columns, row, strict=True)) for row in zip(*map(_rows, columns.values()), strict=True)]
-    return columns
+    return itertools.chain(*columns) if isinstance(columns, list) else columns
 
 
 def is_vector_env(part: Any) -> bool:
