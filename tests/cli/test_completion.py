@@ -31,7 +31,7 @@ def test_verbs_and_algorithms(place):
     assert words([""]) == words([]) == list(VERBS) and words(["co"]) == ["copy", "completion"]
     for verb in ("train", "copy", "diff", "check", "bench", "tune"):
         assert set(scripts.script_paths()) <= set(words([verb, ""])), verb
-        assert words([verb, "m"]) == ["mine/", "my_ppo.py"]
+        assert words([verb, "mi"]) == ["mine/"] and words([verb, "my"]) == ["my_ppo.py"]
     assert words(["new", "x", "--from", "ppo_n"]) == ["ppo_normalized"]
     assert words(["train", "ppo", ""]) == [] and words(["nonsense", ""]) == []
 
