@@ -73,6 +73,7 @@ TABLES = [
     (ACTOR_CRITIC, "results", f"{OFF_POLICY_RUNS} {JAX} {PENDULUM} {OFF_POLICY} {OFF_POLICY_JAX}"),
     (ACTOR_CRITIC, "long", f"{OFF_POLICY_RUNS} {JAX} --env-ids {LONG} --methods {OFF_POLICY} {OFF_POLICY_JAX}"),
     (ACTOR_CRITIC, "discrete", f"{OFF_POLICY_RUNS} --methods sac_discrete"),
+    (ACTOR_CRITIC, "modern", "benchmark/results/modern --env-ids Pendulum-v1 Hopper-v5"),
 ]
 
 # page, its markers, module in benchmark, its data in benchmark/results/speed
@@ -94,9 +95,9 @@ SPEEDS = [
 
 # Page with results of a family -> the folders of its runs in benchmark/results
 RUNS = {
-    PPO: ["classic", "jax", "mountaincar", "ppo_continuous", "minatar", "minatar_looks", "atari"],
-    DQN: ["dqn", "jax", "minatar"],
-    ACTOR_CRITIC: ["actor_critic", "jax"],
+    PPO: ["classic", "jax", "mountaincar", "ppo_continuous", "minatar", "minatar_looks", "atari", "modern"],
+    DQN: ["dqn", "jax", "minatar", "modern"],
+    ACTOR_CRITIC: ["actor_critic", "jax", "modern"],
     PQN: ["pqn", "minatar", "atari"],
 }
 
