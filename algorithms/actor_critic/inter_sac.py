@@ -204,7 +204,7 @@ def squashed(mean, log_std, noise):  # 3 x (batch, action_dim) -> (batch, action
     """Actions in [-1, 1] for standard normal noise, and their log-probabilities (appendix C)."""
     x = mean + log_std.exp() * noise
     logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
-    logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), exact for every x
+    logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), numerically stable
     return x.tanh(), logprob.sum(1)
 
 
@@ -284,7 +284,7 @@ if __name__ == "__main__":
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # no gradient steps before the buffer holds a whole batch; it never holds more than this
+    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
     most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
@@ -296,7 +296,7 @@ if __name__ == "__main__":
     reliability = Reliability(0.5 if args.reliable_lambda else 1.0).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.alpha_lr)
-    # agent_step(*inputs): an optimiser step on the loss of (agent, *inputs), returns all but it; the other likewise
+    # agent_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns all but the loss; the other too
     agent_step = run.gradient_step(inter_sac_loss, agent, optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
@@ -333,8 +333,8 @@ if __name__ == "__main__":
         obs = current_obs
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
-        # numbers of the updates due by the end of the previous iteration and of this one; those due while the buffer
-        # holds too little are skipped: learning_starts < batch_size, or a resume without --save-replay
+        # critic updates due in total by the end of the previous iteration, and of this one; while the buffer holds too
+        # little (learning_starts < batch_size, or a resume without --save-replay) none are made, nor made up for later
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before

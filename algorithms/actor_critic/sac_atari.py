@@ -47,7 +47,7 @@ class Args(RunArgs):
     q_lr: float = 3e-4  # learning rate of the critics' Adam and of the temperature
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 1.0  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 1  # critic updates per round of as many actor updates
+    policy_frequency: int = 1  # critic updates followed by as many actor updates in a row
     target_network_frequency: int = 2_000  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature (else alpha): the entropy approaches the target entropy
@@ -113,7 +113,7 @@ class FrameReplay:
         index  number  image        action  done  back
           0       6    game B, 1st    -1      0     0    begins game B: no step led to this image
           1       7    game B, 2nd     3      0     1
-          2       8    game B, 3rd     0      0     1    the newest row: age 1
+          2       8    game B, 3rd     0      0     1    the newest row
           3       3    game A, 4th     2      0     1    the next write, of number 9, goes here
           4       4    game A, 5th     2      0     1
           5       5    game A, 6th     1      1     1    game A ends
@@ -142,7 +142,7 @@ class FrameReplay:
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
         env_index = np.arange(len(image))
-        # back: the rows since the game's newest one, and those of this call before the new one
+        # back: rows since the game's newest one, plus the rows of this call that come before the new one
         self._insert(env_index, image, action, reward, done, self.state["age"] + env_index)
 
     def _insert(self, env_index, *columns):
@@ -292,7 +292,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="image", action="discrete")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # no gradient steps before the buffer holds a whole batch; it never holds more than this
+    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
     most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     run.require(
@@ -308,7 +308,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr, eps=1e-4)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr, eps=1e-4)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr, eps=1e-4)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs), returns all but it; others likewise
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns all but the loss; others too
     critic_step = run.gradient_step(discrete_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(discrete_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -358,8 +358,8 @@ if __name__ == "__main__":
         replay.begin(np.flatnonzero(over), obs[over, -1])
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
-        # numbers of the updates due by the end of the previous iteration and of this one; those due while the buffer
-        # holds too little are skipped: learning_starts < batch_size, or a resume without --save-replay
+        # critic updates due in total by the end of the previous iteration, and of this one; while the buffer holds too
+        # little (learning_starts < batch_size, or a resume without --save-replay) none are made, nor made up for later
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before

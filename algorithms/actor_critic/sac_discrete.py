@@ -41,7 +41,7 @@ class Args(RunArgs):
     q_lr: float = 3e-4  # learning rate of the critics' Adam and of the temperature
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 1  # critic updates per round of as many actor updates
+    policy_frequency: int = 1  # critic updates followed by as many actor updates in a row
     target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature (else alpha): the entropy approaches the target entropy
@@ -187,7 +187,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # no gradient steps before the buffer holds a whole batch; it never holds more than this
+    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
     most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
@@ -199,7 +199,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs), returns all but it; others likewise
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns all but the loss; others too
     critic_step = run.gradient_step(discrete_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(discrete_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -237,8 +237,8 @@ if __name__ == "__main__":
         obs = current_obs
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
-        # numbers of the updates due by the end of the previous iteration and of this one; those due while the buffer
-        # holds too little are skipped: learning_starts < batch_size, or a resume without --save-replay
+        # critic updates due in total by the end of the previous iteration, and of this one; while the buffer holds too
+        # little (learning_starts < batch_size, or a resume without --save-replay) none are made, nor made up for later
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before

@@ -45,7 +45,7 @@ class Args(RunArgs):
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # critic updates per round of as many actor updates (the paper: 1)
+    policy_frequency: int = 2  # critic updates followed by as many actor updates in a row (the paper: 1)
     target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
@@ -167,7 +167,7 @@ class Actor(nn.Module):
         log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; not in the paper, whose authors clip it
         x = mean + log_std.exp() * noise
         logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
-        logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), exact for every x
+        logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), numerically stable
         return x.tanh(), logprob.sum(-1)
 
     @torch.no_grad()
@@ -291,7 +291,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs), returns all but it; others likewise
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns all but the loss; others too
     critic_step = run.gradient_step(sac_lstm_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(sac_lstm_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -335,9 +335,9 @@ if __name__ == "__main__":
         obs, first[:] = current_obs, terminated | truncated
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
-        # numbers of the updates due by the end of the previous iteration and of this one; those due while the buffer
-        # holds too little are skipped: learning_starts < a sequence of each environment, or a resume without
-        # --save-replay
+        # critic updates due in total by the end of the previous iteration, and of this one; while the buffer holds too
+        # little (learning_starts < a sequence of each environment, or a resume without --save-replay) none are made,
+        # nor made up for later
         enough = replay.inserted >= max(args.sequence_length * args.num_envs, args.learning_starts)
         updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before

@@ -47,7 +47,7 @@ class Args(RunArgs):
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # critic updates per round of as many actor updates (the paper: 1)
+    policy_frequency: int = 2  # critic updates followed by as many actor updates in a row (the paper: 1)
     target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
@@ -138,7 +138,7 @@ class Actor(nn.Module):
         log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; not in the paper, whose authors clip it
         x = mean + log_std.exp() * noise
         logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
-        logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), exact for every x
+        logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), numerically stable
         return x.tanh(), logprob.sum(1)
 
     @torch.no_grad()
@@ -302,7 +302,7 @@ if __name__ == "__main__":
     steps = args.num_steps * own_envs  # environment steps of a rollout
     num_iterations = args.total_timesteps // steps  # a rollout of one explorer each
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than {steps}, one rollout")
-    # no gradient steps before the buffer holds a whole batch; it never holds more than this
+    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
     most = min(args.buffer_size, num_iterations * steps)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
@@ -313,13 +313,13 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs), returns all but it; others likewise
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns all but the loss; others too
     critic_step = run.gradient_step(sac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
     evaluated = copy.deepcopy(actor).cpu()  # the actor as it is evaluated
-    # each in a process of its own: calls of their methods return promises at once, of which run.first waits for one.
+    # each in a process of Ray: calls of their methods return futures at once, of which run.first waits for one.
     # With --synchronous the explorer is a plain object of this process, whose method returns the result
     inputs = (args, own_envs, obs_dim, action_dim, envs if args.synchronous else None)
     explorers = run.place(Explorer, [inputs] * num_explorers, here=args.synchronous)
@@ -344,7 +344,7 @@ if __name__ == "__main__":
         for i in run.restarted:  # its episode is gone
             explorers[0].rewards[i] = []
 
-    pending = {}  # what is under way: number of an explorer, or "evaluator" -> promise of its answer
+    pending = {}  # what is under way: number of an explorer, or "evaluator" -> future of its answer
     played = None  # the answer of the evaluator: returns and lengths
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * steps  # at the end of this iteration
@@ -374,8 +374,8 @@ if __name__ == "__main__":
             run.episodes(global_step, reward, done)
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
-        # numbers of the updates due by the end of the previous iteration and of this one; those due while the buffer
-        # holds too little are skipped: learning_starts < batch_size, or a resume without --save-replay
+        # critic updates due in total by the end of the previous iteration, and of this one; while the buffer holds too
+        # little (learning_starts < batch_size, or a resume without --save-replay) none are made, nor made up for later
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         updates_before = int(args.utd_ratio * max(0, global_step - steps - args.learning_starts))
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before

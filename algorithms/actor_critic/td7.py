@@ -261,7 +261,7 @@ if __name__ == "__main__":
     run.require(args.num_envs == 1, "--num-envs must be 1: td7.py assesses policies by whole episodes, one by one")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # no gradient steps before the buffer holds a whole batch; it never holds more than this
+    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
     most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
@@ -275,7 +275,7 @@ if __name__ == "__main__":
     encoder_optimizer = torch.optim.Adam(encoder.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(agent.critics.parameters(), lr=args.learning_rate)
     actor_optimizer = torch.optim.Adam(agent.actor.parameters(), lr=args.learning_rate)
-    # critic_step(*inputs): an optimiser step on the loss of (agent, *inputs), returns all but it; others likewise
+    # critic_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns all but the loss; others too
     encoder_step = run.gradient_step(td7_encoder_loss, encoder, encoder_optimizer)
     critic_step = run.gradient_step(td7_critic_loss, agent, critic_optimizer)
     actor_step = run.gradient_step(td7_actor_loss, agent, actor_optimizer)

@@ -46,7 +46,7 @@ class Args(RunArgs):
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # critic updates per round of as many actor updates (the paper: 1)
+    policy_frequency: int = 2  # critic updates followed by as many actor updates in a row (the paper: 1)
     target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
@@ -156,7 +156,7 @@ def sample_action(actor, obs, noise):  # (batch, obs_dim), (batch, action_dim) -
     log_std = 3.5 * jnp.tanh(log_std) - 1.5  # in [-5, 2]; not in the paper, whose authors clip it
     x = mean + jnp.exp(log_std) * noise
     logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
-    logprob = logprob - 2 * (math.log(2) - x - jax.nn.softplus(-2 * x))  # log(1 - tanh(x)^2), exact for every x
+    logprob = logprob - 2 * (math.log(2) - x - jax.nn.softplus(-2 * x))  # log(1 - tanh(x)^2), numerically stable
     return jnp.tanh(x), logprob.sum(1)
 
 
@@ -336,7 +336,7 @@ if __name__ == "__main__":
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     num_iterations = args.total_timesteps // args.num_envs
     run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # no gradient steps before the buffer holds a whole batch; it never holds more than this
+    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
     most = min(args.buffer_size, num_iterations * args.num_envs)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     run.require(
@@ -346,7 +346,7 @@ if __name__ == "__main__":
 
     setup = Setup(args, envs, optax.adam(args.policy_lr), optax.adam(args.q_lr), optax.adam(args.q_lr))
     training, start = run.resume(lambda key: begin(key, setup), model="learner.actor", envs=("env_state", "obs"))
-    # train(training, iterations): a range of them in one compiled call; its report: NumPy (num_seeds, iterations, ...)
+    # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=max(1, 500 // args.num_envs))
 
     for iterations in run.loop(start, num_iterations, args.num_envs):

@@ -191,8 +191,8 @@ class FrameShard:
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
         self.tree = tree = SumTree(capacity)
-        # what a checkpoint holds with the arrays; `leaves`, a view of `sum`, has the length capacity, so that a
-        # checkpoint of another capacity is refused
+        # what a checkpoint holds with the rows, which alone would fit any capacity; `leaves`, a view of `sum`, has the
+        # length capacity, so that a checkpoint of another one is refused
         self.state = {"leaves": tree.sum[tree.size :][:capacity], "sum": tree.sum, "least": tree.least}
 
     def summary(self):
@@ -224,7 +224,8 @@ class FrameShard:
     def update(self, number, priority):
         """Give the transitions of these rows (n,) their priorities (n,), except those overwritten meanwhile."""
         index = number % self.capacity
-        # numbers from before a restart: too high (left out), or a new transition's (wrong until it is drawn)
+        # numbers drawn before this shard restarted are too high and left out, or give a new transition a wrong priority
+        # until it is drawn
         kept = (number >= self.inserted - self.capacity) & (number < self.inserted)
         kept &= self.tree.sum[self.tree.size + index] > 0
         self.tree.set(index[kept], priority[kept])
@@ -288,7 +289,7 @@ class Actor:
 
     def rollout(self, weights, shard):
         """Take num_steps steps with these weights, and add to a shard the transitions whose returns are complete.
-        Returns the raw rewards of each game that has ended, and the promise that the shard has added them."""
+        Returns the raw rewards of each game that has ended, and the future of the shard's `add`."""
         games = []
         for parameter, array in zip(self.q_network.parameters(), weights, strict=True):
             parameter.data.numpy()[...] = array
@@ -398,8 +399,8 @@ if __name__ == "__main__":
     # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(apex_loss, q_network, optimizer, args.max_grad_norm)
     parts = {"q_network": q_network, "target_network": target_network, "actor_network": actor_network}
-    # shards and actors live in processes of Ray: their methods return futures ("promises"), for which run.first and
-    # run.answers wait. With --synchronous they are plain objects, and methods return the results
+    # shards and actors live in processes of Ray: their methods return futures, for which run.first and run.answers
+    # wait. With --synchronous they are plain objects, and methods return the results
     shards = run.place(FrameShard, [(capacity,)] * args.num_replay_shards, here=args.synchronous)
     inputs = [(args, i / max(1, num_actors - 1), shards, envs if args.synchronous else None) for i in range(num_actors)]
     actors = run.place(Actor, inputs, here=args.synchronous)
@@ -415,19 +416,19 @@ if __name__ == "__main__":
     # ---- what is under way, so that nobody waits: two rollouts of each actor, two batches in advance
     rollouts_ahead, batches_ahead = (1, 0) if args.synchronous else (2, 2)
     to_ask = [*range(num_actors)] * rollouts_ahead  # actors that a rollout will be asked of
-    pending_rollouts = []  # of each: (actor, promise of what `rollout` returns)
-    pending_batches = []  # of each: [(shard, promise of its sample), ...]
-    updated = []  # promises that shards have updated priorities
+    pending_rollouts = []  # of each: (actor, future of what `rollout` returns)
+    pending_batches = []  # of each: [(shard, future of its sample), ...]
+    updated = []  # futures of the shards' `update`
     weights = run.share([parameter.detach().numpy() for parameter in actor_network.parameters()])
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * args.num_steps  # at the end of this iteration
 
-        # ---- 1. act: the first rollout there; its actor is asked again in the next iteration, a dead actor at once
+        # ---- 1. act: take the first rollout to finish; ask its actor again in the next iteration, a dead one at once
         rollout = None
         while rollout is None:
             for k, i in enumerate(to_ask):  # the shards take turns
                 pending_rollouts.append((i, actors[i].rollout(weights, (iteration + k) % len(shards))))
-            first, rollout = run.first([promise for _, promise in pending_rollouts])
+            first, rollout = run.first([future for _, future in pending_rollouts])
             to_ask = [pending_rollouts.pop(first)[0]]
         episodes, added = rollout
         for rewards in episodes:  # one that has ended, of one environment: (steps, 1)
@@ -435,7 +436,7 @@ if __name__ == "__main__":
             done[-1] = True
             run.episodes(global_step, reward, done)
 
-        # ---- 2. store: the actor has asked a shard to; a shard that has died begins again without transitions
+        # ---- 2. store: the actor has sent them to a shard; a shard that has died begins again without transitions
         run.answers([added, *updated])  # an exception in a shard ends the run here; a dead shard answers None
         updated.clear()
         known = run.answers([shard.summary() for shard in shards])
@@ -452,8 +453,8 @@ if __name__ == "__main__":
             while len(pending_batches) <= batches_ahead:
                 count = draw_counts(summaries, args.batch_size)  # how many transitions each shard is asked for
                 pending_batches.append([(i, shards[i].sample(count[i])) for i in np.flatnonzero(count)])
-            indices, promises = zip(*pending_batches.pop(0), strict=True)
-            answers = run.answers(promises)
+            indices, futures = zip(*pending_batches.pop(0), strict=True)
+            answers = run.answers(futures)
             samples = {i: x for i, x in zip(indices, answers, strict=True) if x is not None and len(x.priority)}
             for i, sample in samples.items():
                 summaries[i] = sample.summary

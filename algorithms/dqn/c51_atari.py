@@ -111,7 +111,7 @@ class FrameReplay:
         index  number  image        action  done  back
           0       6    game B, 1st    -1      0     0    begins game B: no step led to this image
           1       7    game B, 2nd     3      0     1
-          2       8    game B, 3rd     0      0     1    the newest row: age 1
+          2       8    game B, 3rd     0      0     1    the newest row
           3       3    game A, 4th     2      0     1    the next write, of number 9, goes here
           4       4    game A, 5th     2      0     1
           5       5    game A, 6th     1      1     1    game A ends
@@ -140,7 +140,7 @@ class FrameReplay:
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
         env_index = np.arange(len(image))
-        # back: the rows since the game's newest one, and those of this call before the new one
+        # back: rows since the game's newest one, plus the rows of this call that come before the new one
         self._insert(env_index, image, action, reward, done, self.state["age"] + env_index)
 
     def _insert(self, env_index, *columns):

@@ -330,7 +330,7 @@ if __name__ == "__main__":
     greedy = partial(act, atoms=atoms)
     games = ("env_state", "obs", "lives", "new_game")  # begin again when resumed: EnvPool cannot save them
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=games)
-    # train(training, iterations): a range of them in one compiled call; its report: NumPy (num_seeds, iterations, ...)
+    # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=max(1, 64 // batch_steps))
 
     for iterations in run.loop(start, num_iterations, batch_steps):

@@ -101,7 +101,7 @@ class ImageReplay:
         index  number  image           action  done  back
           0       5    episode B, 1st    -1      0     0    begins episode B: no step led to this image
           1       6    episode B, 2nd     3      0     1
-          2       7    episode B, 3rd     0      0     1    the newest row: age 1
+          2       7    episode B, 3rd     0      0     1    the newest row
           3       3    episode A, 4th     2      0     1    the next write, of number 8, goes here
           4       4    episode A, 5th     1      1     1    episode A ends
 

@@ -125,7 +125,7 @@ class PERReplay(Replay):
     def __init__(self, capacity, obs_dim, action_space):
         super().__init__(capacity, obs_dim, action_space)
         self.tree = tree = SumTree(capacity)
-        self.largest = np.ones(1)  # priority so far
+        self.largest = np.ones(1)  # largest priority so far
         # what a checkpoint holds with the arrays, changed in place; `leaves`, a view of `sum`, has the length capacity,
         # so that a checkpoint of another capacity is refused
         leaves = tree.sum[tree.size :][:capacity]

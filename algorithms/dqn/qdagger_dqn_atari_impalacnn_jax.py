@@ -446,7 +446,7 @@ if __name__ == "__main__":
     chunk = max(1, 64 // batch_steps)  # iterations in one call of `train`, together 64 steps
 
     # ---- teach: the teacher plays and fills its replay buffer
-    # train(training, iterations): a range of them in one compiled call; its report: NumPy (num_seeds, iterations, ...)
+    # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: teach(training, setup), chunk)
     for iterations in run.loop(start, teach_iterations, batch_steps, last=False):
         global_step = iterations.stop * batch_steps  # environment steps after these iterations

@@ -113,7 +113,7 @@ class FrameReplay:
         index  number  image        action  done  back
           0       6    game B, 1st    -1      0     0    begins game B: no step led to this image
           1       7    game B, 2nd     3      0     1
-          2       8    game B, 3rd     0      0     1    the newest row: age 1
+          2       8    game B, 3rd     0      0     1    the newest row
           3       3    game A, 4th     2      0     1    the next write, of number 9, goes here
           4       4    game A, 5th     2      0     1
           5       5    game A, 6th     1      1     1    game A ends
@@ -142,7 +142,7 @@ class FrameReplay:
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
         env_index = np.arange(len(image))
-        # back: the rows since the game's newest one, and those of this call before the new one
+        # back: rows since the game's newest one, plus the rows of this call that come before the new one
         self._insert(env_index, image, action, reward, done, self.state["age"] + env_index)
 
     def _insert(self, env_index, *columns):
@@ -218,7 +218,7 @@ class PrioritizedReplay(FrameReplay):
         super().__init__(capacity, num_envs)
         self.n_step, self.tree = n_step, SumTree(capacity)
         self.next_offset = np.zeros(capacity, np.int32)  # rows to the next one of its game; 0: there is none (yet)
-        self.largest = np.ones(1)  # priority so far
+        self.largest = np.ones(1)  # largest priority so far
         # what a checkpoint holds with the arrays, `age` included; all of it is changed in place
         tree = {"sum": self.tree.sum, "least": self.tree.least}
         self.state = {**self.state, "next_offset": self.next_offset, "largest": self.largest, **tree}
@@ -252,7 +252,7 @@ class PrioritizedReplay(FrameReplay):
     def _complete(self, newest, ends):
         """Give the transitions that are complete now the largest priority so far (Schaul, Alg. 1). `newest` (n,): the
         numbers of the newest rows of n games. In a game where `ends` is true transitions of 1 to n_step steps are
-        complete, in others the one of n_step steps, that is, from n_step - 1 rows before the newest to it."""
+        complete, in others only the one of n_step steps, whose first row is n_step - 1 steps before the newest."""
         ends = np.broadcast_to(ends, len(newest)).astype(bool)
         number, complete = newest, []  # number: the first row of the transitions of `steps` steps up to the newest row
         for steps in range(1, self.n_step + 1):
@@ -273,7 +273,7 @@ class PrioritizedReplay(FrameReplay):
             last_index = (last_index + offset) % self.capacity
             reward += np.where(offset > 0, discount * self.arrays["reward"][last_index], 0)
             discount = np.where(offset > 0, gamma * discount, discount)
-        # `history` takes indices like numbers, modulo the capacity; a drawn row is known to be whole
+        # indices serve as numbers here: `history` works modulo the capacity; its second answer is not needed
         stacks = np.hstack([self.history(index)[0][:, :4], self.history(last_index)[0][:, 1:]])
         image = torch.from_numpy(self.arrays["image"][stacks]).to(device)  # (batch_size, 8, 84, 84)
         # the largest weight is that of the smallest priority

@@ -299,9 +299,9 @@ if __name__ == "__main__":
     )
 
     setup = Setup(args, envs, num_iterations)
-    # model: the fields that `act` needs; envs: those that a resume resets where EnvPool cannot be saved
+    # model: the fields that `act` needs; envs: those that a resume starts anew where EnvPool cannot be saved
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs", "lives"))
-    # train(training, iterations): a range of them in one compiled call; its report: NumPy (num_seeds, iterations, ...)
+    # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=1)
 
     for iterations in run.loop(start, num_iterations, batch_size):

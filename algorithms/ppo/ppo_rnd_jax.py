@@ -358,11 +358,11 @@ if __name__ == "__main__":
     )
 
     setup = Setup(args, envs, num_iterations)
-    # model: the fields that `act` needs; envs: those that a resume resets where EnvPool cannot be saved
+    # model: the fields that `act` needs; envs: those that a resume starts anew where EnvPool cannot be saved
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
 
     # ---- warm-up: the statistics of observations begin with those of random actions
-    # train(training, iterations): a range of them in one compiled call; its report: NumPy (num_seeds, iterations, ...)
+    # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: warm_up(training, setup), chunk=16)
     for iterations in run.loop(start, args.warmup_rollouts, batch_size, last=False):
         global_step = iterations.stop * batch_size
