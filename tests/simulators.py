@@ -1,4 +1,4 @@
-"""Simulators that step batches of tensors: `simulators:Aim-v0` and its like, as ids of environments."""
+"""Simulators that step batches of tensors: `simulators:TensorAim-v0` and its like, as ids of environments."""
 
 import gymnasium as gym
 import torch
@@ -64,6 +64,6 @@ class ArrayAim(Aim):
         return super().reset(seed=seed)[0].numpy(), {}
 
 
-gym.register("Aim-v0", vector_entry_point="simulators:Aim")
+gym.register("TensorAim-v0", vector_entry_point="simulators:Aim")
 gym.register("SavedAim-v0", vector_entry_point="simulators:SavedAim")
 gym.register("ArrayAim-v0", vector_entry_point="simulators:ArrayAim")

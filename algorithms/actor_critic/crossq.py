@@ -252,7 +252,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr, betas=(0.5, 0.999))
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr, betas=(0.5, 0.999))
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns all but the loss; others too
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs). All return all but the loss
     critic_step = run.gradient_step(crossq_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(crossq_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)

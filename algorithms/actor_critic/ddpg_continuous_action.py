@@ -178,7 +178,7 @@ if __name__ == "__main__":
     target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns all but the loss; others too
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs). All return all but the loss
     critic_step = run.gradient_step(ddpg_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(ddpg_actor_loss, actor, actor_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)

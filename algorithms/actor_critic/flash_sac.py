@@ -350,7 +350,7 @@ if __name__ == "__main__":
     temperature = Temperature(args.alpha).to(run.device)
     optimizers = [torch.optim.Adam(x.parameters(), lr=args.learning_rate) for x in (actor, critic, temperature)]
     actor_optimizer, critic_optimizer, alpha_optimizer = optimizers
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns all but the loss; others too
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs). All return all but the loss
     critic_step = run.gradient_step(flash_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(flash_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)

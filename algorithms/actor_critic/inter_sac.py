@@ -296,7 +296,7 @@ if __name__ == "__main__":
     reliability = Reliability(0.5 if args.reliable_lambda else 1.0).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.alpha_lr)
-    # agent_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns all but the loss; the other too
+    # agent_step(*inputs): an optimiser step on the loss of (agent, *inputs). Both return all but the loss
     agent_step = run.gradient_step(inter_sac_loss, agent, optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)

@@ -275,7 +275,7 @@ if __name__ == "__main__":
     encoder_optimizer = torch.optim.Adam(encoder.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(agent.critics.parameters(), lr=args.learning_rate)
     actor_optimizer = torch.optim.Adam(agent.actor.parameters(), lr=args.learning_rate)
-    # critic_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns all but the loss; others too
+    # critic_step(*inputs): an optimiser step on the loss of (agent, *inputs). All return all but the loss
     encoder_step = run.gradient_step(td7_encoder_loss, encoder, encoder_optimizer)
     critic_step = run.gradient_step(td7_critic_loss, agent, critic_optimizer)
     actor_step = run.gradient_step(td7_actor_loss, agent, actor_optimizer)

@@ -40,7 +40,7 @@ class Args(RunArgs):
     total_timesteps: int = 10_000_000  # environment steps of 4 frames, summed over actors
     num_actors: int = 2  # processes that play, one game at a time each
     num_replay_shards: int = 1  # processes that hold the replay buffer, in equal parts
-    synchronous: bool = False  # one actor, and all in this process, in a fixed order: reproducible, resumed exactly
+    synchronous: bool = False  # one actor, all in this process: reproducible; with --save-replay resumed exactly
     num_steps: int = 50  # environment steps that an actor takes before it hands them over
     broadcast_frequency: int = 10  # gradient steps between two broadcasts of the Q-network's weights to the actors
     buffer_size: int = 1_000_000  # images in the replay buffer, of 7 kB each, in all shards together
@@ -109,7 +109,7 @@ def make_env(env_id, **kwargs):
 
 
 def vector_env(env_id):
-    """A vector environment of one, for an actor; its observations are copies, which no later step changes."""
+    """A vector environment of one, for an actor; observations are copied, so that a reset cannot change final_obs."""
     # None: the observation space stays as it is
     copies = [lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)]
     return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -191,8 +191,8 @@ class FrameShard:
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
         self.tree = tree = SumTree(capacity)
-        # what a checkpoint holds with the rows, which alone would fit any capacity; `leaves`, a view of `sum`, has the
-        # length capacity, so that a checkpoint of another one is refused
+        # what a checkpoint holds with the rows. Saved rows fit any capacity, and the length of `sum` is a power of
+        # 2; by `leaves`, a view of it of the length capacity, a checkpoint of another capacity is refused
         self.state = {"leaves": tree.sum[tree.size :][:capacity], "sum": tree.sum, "least": tree.least}
 
     def summary(self):
@@ -224,8 +224,7 @@ class FrameShard:
     def update(self, number, priority):
         """Give the transitions of these rows (n,) their priorities (n,), except those overwritten meanwhile."""
         index = number % self.capacity
-        # numbers drawn before this shard restarted are too high and left out, or give a new transition a wrong priority
-        # until it is drawn
+        # after a restart old numbers are too high and left out, or set a wrong priority until the transition is drawn
         kept = (number >= self.inserted - self.capacity) & (number < self.inserted)
         kept &= self.tree.sum[self.tree.size + index] > 0
         self.tree.set(index[kept], priority[kept])
@@ -436,7 +435,7 @@ if __name__ == "__main__":
             done[-1] = True
             run.episodes(global_step, reward, done)
 
-        # ---- 2. store: the actor has sent them to a shard; a shard that has died begins again without transitions
+        # ---- 2. store: the actor has sent the transitions to a shard; one that has died begins again without any
         run.answers([added, *updated])  # an exception in a shard ends the run here; a dead shard answers None
         updated.clear()
         known = run.answers([shard.summary() for shard in shards])

@@ -4,7 +4,7 @@
 # ///
 """Rainbow on Atari: DQN with six improvements; discrete actions, images.
 
-Paper     Hessel et al. 2018, https://arxiv.org/abs/1710.02298; of its parts "Schaul": Schaul et al. 2016,
+Paper     Hessel et al. 2018, https://arxiv.org/abs/1710.02298; papers of its parts: "Schaul": Schaul et al. 2016,
           https://arxiv.org/abs/1511.05952, and "Fortunato": Fortunato et al. 2018, https://arxiv.org/abs/1706.10295;
           "Eq. 7" of the target: Bellemare, Dabney, Munos 2017, https://arxiv.org/abs/1707.06887
 Run       solo train rainbow_atari --env-id ALE/Pong-v5
@@ -259,6 +259,7 @@ class PrioritizedReplay(FrameReplay):
             complete.append(number if steps == self.n_step else number[ends])
             number = number - self.arrays["back"][number % self.capacity]
         number = np.concatenate(complete)
+        # priority 0: not complete before; at a lost life some were already, and keep their priorities
         new = self.history(number)[1] & (self.tree.sum[self.tree.size + number % self.capacity] == 0)
         self.tree.set(number[new] % self.capacity, self.largest)
 
@@ -457,7 +458,7 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, over)
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
-        # min_rows hold a complete transition; a resume without --save-replay empties the buffer
+        # among min_rows rows at least one transition is complete; a resume without --save-replay empties the buffer
         enough = replay.inserted >= max(args.learning_starts, min_rows)
         beta = 1 - (1 - args.prioritized_replay_beta) * (1 - (iteration + 1) / num_iterations)  # rises to 1
         for env_step in range(global_step - batch_steps + 1, global_step + 1):

@@ -299,7 +299,7 @@ if __name__ == "__main__":
     )
 
     setup = Setup(args, envs, num_iterations)
-    # model: the fields that `act` needs; envs: those that a resume starts anew where EnvPool cannot be saved
+    # model: the fields that `act` needs; envs: those that a resume restarts where EnvPool cannot be saved
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs", "lives"))
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=1)

@@ -344,7 +344,7 @@ if __name__ == "__main__":
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
 
     setup = Setup(args, envs, num_iterations)
-    # model: the fields that `act` needs; envs: those that a resume starts anew where EnvPool cannot be saved
+    # model: the fields that `act` needs; envs: those that a resume restarts where EnvPool cannot be saved
     training, start = run.resume(lambda key: begin(key, setup), model="agent", envs=("env_state", "obs", "so_far"))
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=16)

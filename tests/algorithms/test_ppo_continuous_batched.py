@@ -117,7 +117,17 @@ def test_resumed_equals_uninterrupted(train, tmp_path):
 
 
 def test_without_a_state_the_running_episodes_restart_and_the_run_says_so(train):
-    flags = [*SMALL, "--env-id", "simulators:Aim-v0", "--num-steps", 2, "--total-timesteps", 24, "--save-every", 12]
+    flags = [
+        *SMALL,
+        "--env-id",
+        "simulators:TensorAim-v0",
+        "--num-steps",
+        2,
+        "--total-timesteps",
+        24,
+        "--save-every",
+        12,
+    ]
     run_dir = train("ppo_continuous_action_batched", *flags)["run"].dir
     drop_last_checkpoint(run_dir)
     v = train("ppo_continuous_action_batched", "--resume", run_dir)
