@@ -198,7 +198,7 @@ def _columns(actions: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         return {name: _columns([action[name] for action in actions]) for name in first}
     parts = [np.array(list(part)) for _, part in itertools.groupby(actions, lambda action: np.asarray(action).dtype)]
-    return parts if len(parts) > 1 else np.array(actions)
+    return parts if len(parts) > 1 else parts[0] if parts else np.array([])
 
 
 def _rows(columns: Any) -> Iterable[Any]:

@@ -364,7 +364,7 @@ def test_noise_is_repeated_for_a_number_of_steps_from_a_zeta_distribution(train,
 
 
 def test_actions_have_the_repeated_noise(train, seen_noise):
-    """The action stored is that of the actor for the noise of its step; one length of all is no repetition."""
+    """The action stored is that of the actor for the noise of its step; with lengths of 1 no noise is repeated."""
     v = train("flash_sac", *DIARY, "--utd-ratio", "0", "--max-repeat", "1")
     arrays = v["replay"].arrays
     expected = v["actor"].act(arrays["obs"][20:60], torch.cat(seen_noise))
