@@ -96,8 +96,8 @@ SPEEDS = [
 # Page with results of a family -> the folders of its runs in benchmark/results
 RUNS = {
     PPO: ["classic", "jax", "mountaincar", "ppo_continuous", "minatar", "minatar_looks", "atari", "modern"],
-    DQN: ["dqn", "jax", "minatar", "modern"],
-    ACTOR_CRITIC: ["actor_critic", "jax", "modern"],
+    DQN: ["dqn", "jax", "minatar", "modern", "dqn_variants"],
+    ACTOR_CRITIC: ["actor_critic", "jax", "modern", "elegantrl"],
     PQN: ["pqn", "minatar", "atari"],
 }
 
