@@ -306,6 +306,12 @@ def test_arguments_of_a_game_are_those_that_make_env_gives():
     assert five.single_observation_space == gym.make("team/simple_spread_v3", N=5).observation_space
 
 
+def test_arguments_that_only_the_original_has_are_refused(capfd):
+    with pytest.raises(SystemExit) as end:
+        open_games(lambda env_id: gym.make(env_id, local_ratio=0.1), "team/simple_spread_v3", 2)
+    assert end.value.code == 2 and "does not take local_ratio; it takes N, continuous_actions" in capfd.readouterr().err
+
+
 def test_evaluation_plays_games_without_their_original():
     """The best plan of the two-step game; what an evaluation sees has masks and all agents."""
 

@@ -72,11 +72,11 @@ class ParallelGame:
         return self.central
 
     def _observations(self, told: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        obs, self.central, mask = (None if x is None else np.array(x)[0] for x in told)
-        seen, infos = {}, {}
+        obs, central, mask = told
+        obs, self.central, seen, infos = np.array(obs)[0], np.array(central)[0], {}, {}
         for k, name in enumerate(self.possible_agents):
             seen[name] = obs[k, : self.game.obs_dims[k]]
-            infos[name] = {} if mask is None else {"action_mask": mask[k, : self.game.action_dims[k]]}
+            infos[name] = {} if mask is None else {"action_mask": np.array(mask)[0, k, : self.game.action_dims[k]]}
         return seen, infos
 
     def close(self) -> None:

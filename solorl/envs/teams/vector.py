@@ -1,5 +1,6 @@
 """Games `team/NAME` in one compiled call a step, with the interface of `PettingZooEnvs`: NumPy in and out."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -11,7 +12,9 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from solorl.envs.pettingzoo import PettingZooEnvs
+from solorl.envs.teams import function_of
 from solorl.envs.teams.game import JaxTeams
+from solorl.errors import quit_with
 
 
 @cache  # compiled once for all that step as many games
@@ -130,4 +133,7 @@ def open_games(make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
     if game.spec is None or not game.spec.id.startswith("team/") or game.spec.additional_wrappers:
         return PettingZooEnvs([lambda: make_env(env_id)] * num_envs)
     kwargs = {key: value for key, value in game.spec.kwargs.items() if key not in ("name", "pad")}
+    known = inspect.signature(function_of(game.spec.kwargs["name"])).parameters
+    if foreign := sorted(kwargs.keys() - {*known, "teams"}):
+        quit_with(f"{env_id} does not take {', '.join(foreign)}; it takes {', '.join([*known, 'teams'])}")
     return TeamEnvs(game.spec.id, num_envs, **kwargs)
