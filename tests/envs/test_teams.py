@@ -36,7 +36,7 @@ def both(name, num_envs=4):
 
 
 def close(ours, wanted):
-    """Equal arrays, shapes and types, but for single precision; of dicts of them those that `wanted` has."""
+    """Equal arrays (within single precision), shapes and types; of dicts of them those that `wanted` has."""
     if isinstance(wanted, dict):
         for key in (key for key in wanted if key[0] != "_"):
             close(ours[key], wanted[key])
