@@ -1,5 +1,6 @@
 """Games `team/NAME` in one compiled call a step, with the interface of `PettingZooEnvs`: NumPy in and out."""
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -55,10 +56,8 @@ class TeamEnvs(gym.vector.VectorEnv):
             self.teams = JaxTeams(env_id, num_envs, teams, **kwargs).teams
         self.agent_observation_space, self.agent_action_space = envs.agent_observation_space, envs.agent_action_space
         self.agent_obs_dims, self.agent_action_dims = envs.agent_obs_dims, envs.agent_action_dims
-        self.single_observation_space, self.single_action_space = (
-            envs.single_observation_space,
-            envs.single_action_space,
-        )
+        self.single_observation_space = envs.single_observation_space
+        self.single_action_space = copy.deepcopy(envs.single_action_space)  # with a generator of its own
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._key: Any = None  # until the first reset
