@@ -249,9 +249,9 @@ if __name__ == "__main__":
         for step in range(args.num_steps):
             obs[step], alive[step] = with_agent_id(torch.as_tensor(next_obs).flatten(2)), envs.alive
             mask[step] = True if envs.action_mask is None else envs.action_mask
-            rows = obs[step].reshape(-1, obs_dim)
-            logits = allowed_logits(actor(rows), mask[step].reshape(-1, num_actions))
-            drawn = (*sample_categorical(logits), critic(rows))
+            logits = actor(obs[step].reshape(-1, obs_dim))
+            logits = allowed_logits(logits, mask[step].reshape(-1, num_actions))
+            drawn = (*sample_categorical(logits), critic(obs[step].reshape(-1, obs_dim)))
             action[step], logprob[step], value[step] = (x.reshape(shape[1:]) for x in drawn)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, alive[step] & truncated & ~terminated
