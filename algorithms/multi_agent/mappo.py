@@ -39,6 +39,7 @@ class Args(RunArgs):
     update_epochs: int = 10  # epochs per rollout
     learning_rate: float = 7e-4  # learning rate of Adam
     anneal_lr: bool = True  # anneal the learning rate linearly towards 0
+    norm_rate: float = 0.1  # least weight of a rollout in the statistics of the returns, from 0 to 1
     max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.99  # discount factor, from 0 to 1
     gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1
@@ -109,11 +110,11 @@ class Critic(nn.Module):
         return self.mean + self.std() * self.net(state).squeeze(-1)
 
     @torch.no_grad()
-    def count_returns(self, returns):
+    def count_returns(self, returns, rate):
         """Take returns (n,) into the statistics, and change the last layer so that no value changes."""
         last, mean, std = self.net[-1], self.mean.clone(), self.std()
-        self.count += len(returns)
-        weight, delta = len(returns) / self.count, returns.mean() - mean
+        self.count += 1
+        weight, delta = (1 / self.count).clamp(min=rate), returns.mean() - mean
         self.var += weight * (returns.var(correction=0) - self.var + (1 - weight) * delta**2)
         self.mean += weight * delta
         last.weight *= std / self.std()
@@ -278,7 +279,7 @@ if __name__ == "__main__":
         advantage = gae(credited, value, done, final_value, next_value, args.gamma, args.gae_lambda)
         rollout = (obs, state, mask, action, logprob, value, advantage, advantage + value)
         rollout = Batch(*(torch.as_tensor(x[alive], device=run.device) for x in rollout))  # of those who played
-        agent.critic.count_returns(rollout.returns)
+        agent.critic.count_returns(rollout.returns, args.norm_rate)
 
         # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):
