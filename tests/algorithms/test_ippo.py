@@ -11,7 +11,9 @@ from solorl.envs.pettingzoo import PettingZooEnvs
 
 IPPO = definitions("ippo")
 RAID = "team_probes:Raid-v0"  # 4 agents with masks, some leave early, one by a limit of its own
-SMALL = "--num-envs 3 --num-steps 16 --update-epochs 2 --total-timesteps 96 --eval-episodes 1".split()
+SMALL = (
+    "--num-envs 3 --num-steps 16 --num-minibatches 1 --update-epochs 2 --total-timesteps 96 --eval-episodes 1".split()
+)
 ONCE = ["--env-id", RAID, *SMALL, "--total-timesteps", "48"]
 BOTH = pytest.mark.parametrize("name", ["ippo", "mappo"])
 
@@ -121,7 +123,7 @@ def test_the_advantage_of_each_agent_is_that_of_its_own_time_in_the_game(name, c
     reward = v["reward"]
     if common:
         reward = np.stack([np.stack([game.sum() for game in step]) for step in reward])[..., None].repeat(4, -1)
-    want, alive = later_advantages(v, reward, 0.99, 0.95), v["alive"]
+    want, alive = later_advantages(v, reward, v["args"].gamma, 0.95), v["alive"]
     np.testing.assert_allclose(v["advantage"][alive], want[alive], rtol=1e-4, atol=1e-4)
     done = v["done"].astype(bool)
     early = done & ~done.all(-1, keepdims=True) & alive
@@ -223,7 +225,7 @@ def test_value_normalisation_keeps_outputs(name):
 
 def test_the_value_loss_is_that_of_normalised_values():
     """By hand, each row by itself: the larger of the errors of the value and of the clipped value, in deviations."""
-    agent, args = make_agent().double(), IPPO["Args"](clip_coef=0.3)
+    agent, args = make_agent().double(), IPPO["Args"](clip_coef=0.3, clip_vloss=True)
     agent.critic.count_returns(torch.tensor([10.0, 30.0, 50.0]).double(), 0.1)
     rng = np.random.default_rng(0)
     obs, mask, action = torch.randn(40, 5).double(), torch.as_tensor(masks(40, 4)), torch.zeros(40, dtype=torch.long)

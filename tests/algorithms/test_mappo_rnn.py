@@ -104,7 +104,7 @@ def test_values_and_limits_remember_the_game(played):
 
 def test_the_advantage_of_each_agent_is_that_of_its_own_time_in_the_game(train):
     v = train("mappo_rnn", *ONCE, "--learning-rate", "0", "--no-common-reward")
-    want, alive = later_advantages(v, v["reward"], 0.99, 0.95), v["alive"]
+    want, alive = later_advantages(v, v["reward"], v["args"].gamma, 0.95), v["alive"]
     np.testing.assert_allclose(v["advantage"][alive], want[alive], rtol=1e-4, atol=1e-4)
     assert not alive.all()
 
