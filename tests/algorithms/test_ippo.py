@@ -252,7 +252,8 @@ def test_statistics_follow_the_rollouts_and_are_saved(train):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GradientStep, "__call__", note)
-        v = train("ippo", "--env-id", RAID, *SMALL, "--update-epochs", "1", "--total-timesteps", "144")
+        flags = ["--update-epochs", "1", "--total-timesteps", "144", "--norm-rate", "0.8"]
+        v = train("ippo", "--env-id", RAID, *SMALL, *flags)
     mean, var = brute_statistics(seen, v["args"].norm_rate)
     found = {name: x.item() for name, x in v["agent"].critic.named_buffers()}
     assert len(seen) == 3 == found["count"]

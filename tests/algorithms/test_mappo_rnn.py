@@ -109,6 +109,19 @@ def test_the_advantage_of_each_agent_is_that_of_its_own_time_in_the_game(train):
     assert not alive.all()
 
 
+def test_the_loss_has_the_memory_of_acting(train, batches):
+    """Of a rollout that begins in the middle of games: the GRUs give the values and probabilities of acting again."""
+    v = train("mappo_rnn", *ONCE, "--learning-rate", "0", "--update-epochs", "1", "--total-timesteps", "96")
+    batch = batches[-1]
+    with torch.no_grad():
+        inputs = (batch.obs, batch.state, batch.first, batch.memory, batch.mask, batch.action)
+        logprob, _, value = v["agent"].evaluate_actions(*inputs)
+    alive = batch.alive
+    np.testing.assert_allclose(value[alive], batch.value[alive], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(logprob[alive], batch.logprob[alive], atol=1e-5)
+    assert len(batches) == 2 and not batch.first[0].all() and batch.memory.abs().max() > 0
+
+
 def test_minibatches_are_whole_rollouts_of_some_games(train, batches):
     """Each game once in an epoch, with its own memory."""
     flags = ["--num-envs", "4", "--num-minibatches", "2", "--update-epochs", "1", "--total-timesteps", "64"]
