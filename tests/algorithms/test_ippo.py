@@ -1,5 +1,6 @@
 """ippo.py, and what mappo.py has in common with it: credit, masks, agents that leave, values in units of returns."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -7,7 +8,9 @@ from conftest import comparable, definitions, drop_last_checkpoint, rows
 from raid import LIMIT
 
 from solorl.compute.speed import GradientStep
+from solorl.envs.ids import check_env_id
 from solorl.envs.pettingzoo import PettingZooEnvs
+from solorl.run.verbs import Run
 
 IPPO = definitions("ippo")
 RAID = "team_probes:Raid-v0"  # 4 agents with masks, some leave early, one by a limit of its own
@@ -282,6 +285,22 @@ def test_resumed_equals_uninterrupted(name, env_id, train):
         assert torch.equal(x, v["agent"].state_dict()[key]), key
     for key in ("obs", "action", "reward", "done", "alive", "mask"):
         assert np.array_equal(v[key], whole[key]), key
+
+
+def test_opening_games_moves_no_random_number_of_the_training():
+    """As some modules do where they are imported for the first time."""
+
+    def make_env(env_id):
+        np.random.random(), torch.rand(1)
+        return gym.make(env_id)
+
+    np.random.seed(1), torch.manual_seed(1)
+    want = np.random.random(), torch.rand(1)
+    np.random.seed(1), torch.manual_seed(1)
+    for env_id in ("team/two_step", "mpe/simple_spread_v3"):
+        check_env_id(env_id)
+        Run.multi_agent_env(None, make_env, env_id, 2)
+    assert (np.random.random(), torch.rand(1)) == want
 
 
 def test_returns_of_each_agent_are_logged(train):
