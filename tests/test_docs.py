@@ -79,7 +79,7 @@ def test_every_command_works(page, folder):
         if command in ELSEWHERE or command.startswith("pip install") or "--teacher" in command:  # test_qdagger.py
             continue
         if re.match(r"(solo train|python (algorithms/|my_))", command):
-            command += " " + " ".join([*SHORT, *FEW * ("minatar" in command)])
+            command += " " + " ".join([*SHORT, *FEW * bool(re.search("minatar|ippo|mappo", command))])
         done = shell(command, folder)
         assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout}\n{done.stderr}"
 

@@ -85,6 +85,9 @@ FLAGS = {
     "td7": "--env-id Pendulum-v1 --total-timesteps 420 --learning-starts 380",
     "sac_lstm": "--total-timesteps 800 --learning-starts 400",
     "sac_parallel": "--env-id Pendulum-v1 --synchronous --total-timesteps 500 --learning-starts 200",
+    "ippo": "--env-id team/simple_speaker_listener_v4 --num-envs 8 --total-timesteps 1024",
+    "mappo": "--env-id team/two_step --num-envs 8 --total-timesteps 1024",
+    "mappo_rnn": "--env-id team/two_step --num-envs 8 --total-timesteps 1024 --update-epochs 2",
     "qr_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "a2c": "--env-id CartPole-v1 --total-timesteps 1600",
     "sac_atari": "--env-id pixel_probe:Catch-v0 --total-timesteps 200 --learning-starts 180 --batch-size 4 "

@@ -149,13 +149,14 @@ class Run:
         """`num_envs` games of several agents `make_env(env_id)` side by side, which reset in the same step: games
         `team/NAME` in one compiled call (see `TeamEnvs`), unless `make_env` wraps them; all others one after the other
         (see `PettingZooEnvs`, whose arrays both have)."""
-        from solorl.envs.pettingzoo import PettingZooEnvs
+        with undisturbed():  # some modules draw random numbers where they are imported for the first time
+            from solorl.envs.pettingzoo import PettingZooEnvs
 
-        if env_id.startswith("team/"):
-            from solorl.envs.teams.vector import open_games
+            if env_id.startswith("team/"):
+                from solorl.envs.teams.vector import open_games
 
-            return open_games(make_env, env_id, num_envs)
-        return PettingZooEnvs([lambda: make_env(env_id)] * num_envs)
+                return open_games(make_env, env_id, num_envs)
+            return PettingZooEnvs([lambda: make_env(env_id)] * num_envs)
 
     def teacher(self, address: str, envs: Any, part: str, trust_script: bool = False) -> Any:
         """The trained policy of another run as `solorl.load` gives it, on the device of this run; `address` is a run
