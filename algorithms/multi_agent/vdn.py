@@ -133,14 +133,15 @@ class AgentNetwork(nn.Module):
 
         obs (steps, batch, num_agents, obs_dim), last_action (steps, batch, num_agents, num_actions), one-hot, 0 where
         there was none, hidden (batch, num_agents, 64)
-        -> values (steps, batch, num_agents, num_actions), hidden after the last step
+        -> values (steps, batch, num_agents, num_actions), hidden (steps, batch, num_agents, 64) after each step
         """
-        inputs, outputs, shape = with_agent_id(torch.cat([obs, last_action], -1)), [], hidden.shape
+        inputs, outputs, batch = with_agent_id(torch.cat([obs, last_action], -1)), [], hidden.shape[:2]
         hidden = hidden.flatten(0, 1)
         for x in self.encoder(inputs).flatten(1, 2):
             hidden = self.memory(x, hidden)
             outputs.append(hidden)
-        return self.head(torch.stack(outputs)).unflatten(1, shape[:2]), hidden.view(shape)
+        hidden = torch.stack(outputs).unflatten(1, batch)
+        return self.head(hidden), hidden
 
 
 class SumMixer(nn.Module):
@@ -178,7 +179,7 @@ class QNetwork(nn.Module):
         values, hidden = self.agents(obs[None], state[None, ..., 64:], state[..., :64])
         mask = True if action_mask is None else action_mask
         action = greedy(values[0], torch.as_tensor(mask, device=device))
-        return action.cpu().numpy(), torch.cat([hidden, F.one_hot(action, self.num_actions)], -1)
+        return action.cpu().numpy(), torch.cat([hidden[0], F.one_hot(action, self.num_actions)], -1)
 
 
 def greedy(values, mask):
