@@ -33,11 +33,10 @@ class Args(RunArgs):
     env_id: str = "team/simple_spread_v3"  # id of the game
     total_timesteps: int = 500_000  # environment steps, summed over environments
     num_envs: int = 8  # environments stepped in parallel
-    max_steps: int = 25  # steps of a piece of the replay buffer: longer episodes are stored in pieces, and learning
-    # begins each piece with an empty memory
-    buffer_size: int = 5_000  # episodes, or pieces of them, in the replay buffer
-    batch_size: int = 32  # episodes, or pieces of them, per gradient step
-    train_frequency: int = 1  # episodes, or pieces of them, that are stored per gradient step
+    max_steps: int = 25  # most steps stored in one piece: a longer episode is cut, and the memory begins empty in each
+    buffer_size: int = 5_000  # pieces in the replay buffer: an episode, or a part of a longer one
+    batch_size: int = 32  # pieces per gradient step
+    train_frequency: int = 1  # pieces stored per gradient step
     learning_rate: float = 5e-4  # learning rate of Adam
     max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.99  # discount factor, from 0 to 1
@@ -49,15 +48,15 @@ class Args(RunArgs):
 
 
 class Batch(NamedTuple):
-    """Pieces of episodes: num_steps steps and the moment after them. Where an episode is shorter, nobody is alive."""
+    """Pieces of episodes: max_steps steps and the moment after them. Where an episode is shorter, nobody is alive."""
 
-    obs: torch.Tensor  # (num_steps + 1, batch_size, num_agents, obs_dim)
-    state: torch.Tensor  # (num_steps + 1, batch_size, state_dim), the central state
-    mask: torch.Tensor  # (num_steps + 1, batch_size, num_agents, num_actions), True for actions that are allowed
-    action: torch.Tensor  # (num_steps, batch_size, num_agents)
-    reward: torch.Tensor  # (num_steps, batch_size), the sum over the agents
-    alive: torch.Tensor  # (num_steps, batch_size, num_agents), 1 where an agent acts, 0 where it has left
-    terminated: torch.Tensor  # (num_steps, batch_size, num_agents), 0 at a time limit: that is not the end of the task
+    obs: torch.Tensor  # (max_steps + 1, batch_size, num_agents, obs_dim)
+    state: torch.Tensor  # (max_steps + 1, batch_size, state_dim), the central state
+    mask: torch.Tensor  # (max_steps + 1, batch_size, num_agents, num_actions), True for actions that are allowed
+    action: torch.Tensor  # (max_steps, batch_size, num_agents)
+    reward: torch.Tensor  # (max_steps, batch_size), the sum over the agents
+    alive: torch.Tensor  # (max_steps, batch_size, num_agents), 1 where an agent acts, 0 where it has left
+    terminated: torch.Tensor  # (max_steps, batch_size, num_agents), 0 at a time limit: that is not the end of the task
 
 
 def make_env(env_id, **kwargs):
@@ -71,7 +70,9 @@ def empty_pieces(count, max_steps, num_agents, obs_dim, state_dim, num_actions):
     return {
         "obs": np.zeros((*moments, num_agents, obs_dim), np.float32),
         "state": np.zeros((*moments, state_dim), np.float32),
-        "mask": np.zeros((*moments, num_agents, num_actions), bool),
+        "mask": np.ones(
+            (*moments, num_agents, num_actions), bool
+        ),  # some are allowed, also where nothing is stored
         "action": np.zeros((*steps, num_agents), np.int64),
         "reward": np.zeros(steps, np.float32),
         "alive": np.zeros((*steps, num_agents), np.float32),
@@ -175,7 +176,7 @@ class QNetwork(nn.Module):
         self.agents = AgentNetwork(num_agents, obs_dim, num_actions)
         self.mixer = MonotonicMixer(num_agents, state_dim)
 
-    def forward(self, batch):  # Batch -> (num_steps + 1, batch_size, num_agents, num_actions)
+    def forward(self, batch):  # Batch -> (max_steps + 1, batch_size, num_agents, num_actions)
         action = F.one_hot(batch.action, self.num_actions).float()
         last_action = torch.cat([torch.zeros_like(action[:1]), action])
         hidden = torch.zeros(*batch.obs.shape[1:3], 64, device=batch.obs.device)
@@ -219,8 +220,8 @@ def team_td_loss(q_network, target_network, batch, gamma):
         next_action = greedy(values, batch.mask)[1:]  # chosen by one network, judged by the other
         next_alive = batch.alive * (1 - batch.terminated)
         next_value = next_alive * value_of(target_network(batch)[1:], next_action)
-        goes_on = next_alive.amax(-1)
-        target = batch.reward + gamma * goes_on * target_network.mixer(next_value, batch.state[1:])
+        next_q = target_network.mixer(next_value, batch.state[1:])
+        target = batch.reward + gamma * next_alive.amax(-1) * next_q
     weight = batch.alive.amax(-1)
     weight = weight / weight.sum()
     assert q.shape == target.shape == weight.shape == batch.reward.shape
@@ -258,18 +259,10 @@ if __name__ == "__main__":
     length, stored = np.zeros(args.num_envs, np.int64), np.zeros(1, np.int64)  # their steps; pieces ever stored
     memory = torch.zeros(args.num_envs, num_agents, 64 + num_actions, device=run.device)  # as `act` has its state
     first = np.ones(args.num_envs, bool)
+    running = {"length": length, "stored": stored, "memory": memory, "first": first, **pieces}
     # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
     start = run.resume(
-        q_network=q_network,
-        target_network=target_network,
-        optimizer=optimizer,
-        replay=replay,
-        envs=envs,
-        length=length,
-        stored=stored,
-        memory=memory,
-        first=first,
-        **pieces,
+        q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs, **running
     )
     first[run.restarted], length[run.restarted], pieces["alive"][run.restarted] = True, 0, 0.0
 

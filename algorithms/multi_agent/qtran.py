@@ -33,11 +33,10 @@ class Args(RunArgs):
     env_id: str = "team/simple_spread_v3"  # id of the game
     total_timesteps: int = 500_000  # environment steps, summed over environments
     num_envs: int = 8  # environments stepped in parallel
-    max_steps: int = 25  # steps of a piece of the replay buffer: longer episodes are stored in pieces, and learning
-    # begins each piece with an empty memory
-    buffer_size: int = 5_000  # episodes, or pieces of them, in the replay buffer
-    batch_size: int = 32  # episodes, or pieces of them, per gradient step
-    train_frequency: int = 1  # episodes, or pieces of them, that are stored per gradient step
+    max_steps: int = 25  # most steps stored in one piece: a longer episode is cut, and the memory begins empty in each
+    buffer_size: int = 5_000  # pieces in the replay buffer: an episode, or a part of a longer one
+    batch_size: int = 32  # pieces per gradient step
+    train_frequency: int = 1  # pieces stored per gradient step
     learning_rate: float = 5e-4  # learning rate of Adam
     max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
     alt: bool = False  # QTRAN-alt, whose second condition holds for the worst action of each agent; else QTRAN-base
@@ -52,15 +51,15 @@ class Args(RunArgs):
 
 
 class Batch(NamedTuple):
-    """Pieces of episodes: num_steps steps and the moment after them. Where an episode is shorter, nobody is alive."""
+    """Pieces of episodes: max_steps steps and the moment after them. Where an episode is shorter, nobody is alive."""
 
-    obs: torch.Tensor  # (num_steps + 1, batch_size, num_agents, obs_dim)
-    state: torch.Tensor  # (num_steps + 1, batch_size, state_dim), the central state
-    mask: torch.Tensor  # (num_steps + 1, batch_size, num_agents, num_actions), True for actions that are allowed
-    action: torch.Tensor  # (num_steps, batch_size, num_agents)
-    reward: torch.Tensor  # (num_steps, batch_size), the sum over the agents
-    alive: torch.Tensor  # (num_steps, batch_size, num_agents), 1 where an agent acts, 0 where it has left
-    terminated: torch.Tensor  # (num_steps, batch_size, num_agents), 0 at a time limit: that is not the end of the task
+    obs: torch.Tensor  # (max_steps + 1, batch_size, num_agents, obs_dim)
+    state: torch.Tensor  # (max_steps + 1, batch_size, state_dim), the central state
+    mask: torch.Tensor  # (max_steps + 1, batch_size, num_agents, num_actions), True for actions that are allowed
+    action: torch.Tensor  # (max_steps, batch_size, num_agents)
+    reward: torch.Tensor  # (max_steps, batch_size), the sum over the agents
+    alive: torch.Tensor  # (max_steps, batch_size, num_agents), 1 where an agent acts, 0 where it has left
+    terminated: torch.Tensor  # (max_steps, batch_size, num_agents), 0 at a time limit: that is not the end of the task
 
 
 def make_env(env_id, **kwargs):
@@ -74,7 +73,9 @@ def empty_pieces(count, max_steps, num_agents, obs_dim, state_dim, num_actions):
     return {
         "obs": np.zeros((*moments, num_agents, obs_dim), np.float32),
         "state": np.zeros((*moments, state_dim), np.float32),
-        "mask": np.zeros((*moments, num_agents, num_actions), bool),
+        "mask": np.ones(
+            (*moments, num_agents, num_actions), bool
+        ),  # some are allowed, also where nothing is stored
         "action": np.zeros((*steps, num_agents), np.int64),
         "reward": np.zeros(steps, np.float32),
         "alive": np.zeros((*steps, num_agents), np.float32),
@@ -192,7 +193,7 @@ class QNetwork(nn.Module):
         self.agents = AgentNetwork(num_agents, obs_dim, num_actions)
         self.joint = JointNetwork(state_dim, num_actions)
 
-    def forward(self, batch):  # Batch -> (num_steps + 1, batch_size, num_agents, num_actions), memories (..., 64)
+    def forward(self, batch):  # Batch -> (max_steps + 1, batch_size, num_agents, num_actions), memories (..., 64)
         action = F.one_hot(batch.action, self.num_actions).float()
         last_action = torch.cat([torch.zeros_like(action[:1]), action])
         hidden = torch.zeros(*batch.obs.shape[1:3], 64, device=batch.obs.device)
@@ -224,44 +225,46 @@ def value_of(values, action):
     return values.gather(-1, action[..., None]).squeeze(-1)
 
 
-def other_error(q_network, values, hidden, batch, baseline, alt):
-    """What Eq. 9 makes smaller at other joint actions, squared, (num_steps, batch_size): how far the sum is below Q_jt at
-    the joint action that was taken; with `alt` the smallest difference over the actions of an agent, mean over agents."""
-    own, args = batch.alive * value_of(values, batch.action), (hidden, batch.action, batch.alive, batch.state[:-1])
+def other_loss(q_network, values, hidden, batch, baseline, alt):
+    """L_nopt where the agents took other actions than the best, (max_steps, batch_size): the square of how far the sum
+    is below Q_jt - V_jt. With `alt` L_nopt-min: the square of the least difference over the actions of an agent, where
+    the others took theirs, mean over the agents."""
+    own, taken = batch.alive * value_of(values, batch.action), (hidden, batch.action, batch.alive, batch.state[:-1])
     if not alt:
         with torch.no_grad():
-            q = q_network.joint(*args)
+            q = q_network.joint(*taken)
         return (own.sum(-1) - q + baseline).clamp(max=0) ** 2
     with torch.no_grad():
-        q = q_network.joint.own_actions(*args)
-    total = (own.sum(-1, keepdim=True) - own)[..., None] + values  # of all actions of an agent
+        q = q_network.joint.own_actions(*taken)
+    total = (own.sum(-1, keepdim=True) - own)[..., None] + values
     error = (total - q + baseline[..., None, None]).masked_fill(~batch.mask[:-1], torch.inf).amin(-1)
     return (batch.alive * error**2).sum(-1) / batch.alive.sum(-1).clamp(min=1)
 
 
 def qtran_loss(q_network, target_network, batch, args):
-    """The sum of the three losses (Eq. 6), means over all steps of games, and the metrics.
+    """L_td + lambda_opt * L_opt + lambda_nopt * L_nopt, means over all steps of games, and the metrics. The last two
+    move the agents' values and V_jt, not Q_jt.
 
     Values of agents that have left are 0. At a time limit the target has the value of the final observation, for which
     the memory runs a step further.
     """
-    values, hidden = q_network(batch)
+    (values, hidden), state = q_network(batch), batch.state[:-1]
     best = greedy(values, batch.mask)
+    values, hidden, now = values[:-1], hidden[:-1], best[:-1]
     with torch.no_grad():
         next_alive = batch.alive * (1 - batch.terminated)
         next_hidden = target_network(batch)[1][1:]
-        goes_on = next_alive.amax(-1)
         next_q = target_network.joint(next_hidden, best[1:], next_alive, batch.state[1:])
-        target = batch.reward + args.gamma * goes_on * next_q
-        best_q = q_network.joint(hidden[:-1], best[:-1], batch.alive, batch.state[:-1])
-    q = q_network.joint(hidden[:-1], batch.action, batch.alive, batch.state[:-1])
-    baseline = q_network.joint.baseline(hidden[:-1], batch.alive, batch.state[:-1])
-    best_error = (batch.alive * value_of(values, best)[:-1]).sum(-1) - best_q + baseline
-    others = other_error(q_network, values[:-1], hidden[:-1], batch, baseline, args.alt)
+        target = batch.reward + args.gamma * next_alive.amax(-1) * next_q
+        best_q = q_network.joint(hidden, now, batch.alive, state)
+    q = q_network.joint(hidden, batch.action, batch.alive, state)
+    baseline = q_network.joint.baseline(hidden, batch.alive, state)
+    best_error = (batch.alive * value_of(values, now)).sum(-1) - best_q + baseline
+    errors = ((q - target) ** 2, best_error**2, other_loss(q_network, values, hidden, batch, baseline, args.alt))
     weight = batch.alive.amax(-1)
     weight = weight / weight.sum()
-    assert q.shape == target.shape == best_error.shape == others.shape == weight.shape == batch.reward.shape
-    td, opt, nopt = ((weight * loss).sum() for loss in ((q - target) ** 2, best_error**2, others))
+    assert all(error.shape == weight.shape == target.shape == batch.reward.shape for error in errors)
+    td, opt, nopt = ((weight * error).sum() for error in errors)
     metrics = {"losses/td_loss": td, "losses/opt_loss": opt, "losses/nopt_loss": nopt}
     return td + args.lambda_opt * opt + args.lambda_nopt * nopt, metrics | {"losses/q_values": (weight * q).sum()}
 
@@ -296,18 +299,10 @@ if __name__ == "__main__":
     length, stored = np.zeros(args.num_envs, np.int64), np.zeros(1, np.int64)  # their steps; pieces ever stored
     memory = torch.zeros(args.num_envs, num_agents, 64 + num_actions, device=run.device)  # as `act` has its state
     first = np.ones(args.num_envs, bool)
+    running = {"length": length, "stored": stored, "memory": memory, "first": first, **pieces}
     # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
     start = run.resume(
-        q_network=q_network,
-        target_network=target_network,
-        optimizer=optimizer,
-        replay=replay,
-        envs=envs,
-        length=length,
-        stored=stored,
-        memory=memory,
-        first=first,
-        **pieces,
+        q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs, **running
     )
     first[run.restarted], length[run.restarted], pieces["alive"][run.restarted] = True, 0, 0.0
 
