@@ -22,7 +22,7 @@ class Recall(ParallelEnv):
         self.possible_agents, self.render_mode = ["mute", "loud"], render_mode
 
     def observation_space(self, agent):
-        return gym.spaces.Box(-1, 1, (1, 2), np.float32)
+        return gym.spaces.Box(-1, 2, (1, 2), np.float32)
 
     def action_space(self, agent):
         return gym.spaces.Discrete(3)

@@ -292,7 +292,7 @@ if __name__ == "__main__":
         write(pieces, length, now)
         if (ends := np.flatnonzero(first)).size:  # `now` is the next game's
             final = (infos["final_info"].get(key) for key in ("state", "action_mask"))
-            final = [None if x is None else x[ends] for x in (infos["final_obs"], *final)]
+            final = [None if x is None else np.stack(x[ends]) for x in (infos["final_obs"], *final)]
             write(pieces, length, moment(*final, num_actions), ends)
         full = np.flatnonzero(first | (length == args.max_steps))
         replay.add(pieces, full)
