@@ -99,7 +99,7 @@ def table(v, first):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_in_the_two_step_game_qmix_finds_8_and_vdn_7(train, seed):
-    """By random actions only. The table of QMIX is the payoff; the best sum that VDN finds in state 2B is less than 7."""
+    """By random actions only. The table of QMIX is the payoff; no sum of values is."""
     v = train("qmix", *TWO_STEP.split(), "--seed", seed)
     assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] == 8
     np.testing.assert_allclose(table(v, 0), np.full((2, 2, 2), 7), atol=0.1)
