@@ -10,7 +10,7 @@ from test_vdn import AGENTS, GAMES, STATE, VDN, network, random_batch, stepwise,
 
 QMIX = definitions("qmix")
 TWO_STEP = "--env-id team/two_step --max-steps 2 --start-e 1 --end-e 1 --total-timesteps 6000 --buffer-size 500"
-TWO_STEP += " --train-frequency 2 --learning-rate 0.002 --target-network-frequency 100 --eval-every 0 --eval-episodes 1"
+TWO_STEP += " --train-frequency 5 --learning-rate 0.004 --target-network-frequency 50 --eval-every 0 --eval-episodes 1"
 
 
 def mixer(seed=0):

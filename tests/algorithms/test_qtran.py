@@ -10,7 +10,7 @@ from conftest import definitions, rows
 from test_vdn import ACTIONS, AGENTS, GAMES, STEPS, best_of, network, random_batch, stepwise, targets_of
 
 QTRAN = definitions("qtran")
-MATRIX = "--env-id team/qtran_matrix --max-steps 1 --start-e 1 --end-e 1 --total-timesteps 4000 --buffer-size 500"
+MATRIX = "--env-id team/qtran_matrix --max-steps 1 --start-e 1 --end-e 1 --total-timesteps 6000 --buffer-size 500"
 MATRIX += " --train-frequency 4 --learning-rate 0.002 --target-network-frequency 50 --eval-every 0 --eval-episodes 1"
 
 
