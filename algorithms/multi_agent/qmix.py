@@ -9,7 +9,7 @@ Run       solo train qmix --env-id team/simple_spread_v3
 Spaces    vector -> discrete, of each agent
 Differs   from vdn.py: in place of the sum a network mixes the agents' values, monotonic in each of them, with weights
           that depend on the central state
-Not for   one agent: dqn.py; a reward of each agent's own, continuous actions: maddpg.py
+Not for   one agent: dqn.py; continuous actions: maddpg.py; a reward of each agent's own: ippo.py
 Details   docs/algorithms/qmix.md
 """
 

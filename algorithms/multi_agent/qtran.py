@@ -9,7 +9,7 @@ Run       solo train qtran --env-id team/qtran_matrix --max-steps 1 --start-e 1 
 Spaces    vector -> discrete, of each agent
 Differs   from qmix.py: a network of its own has the value of a joint action, whatever it depends on; two more losses
           bring the sum of the agents' values to it at the best action, and not below it at others
-Not for   one agent: dqn.py; a reward of each agent's own, continuous actions: maddpg.py
+Not for   one agent: dqn.py; continuous actions: maddpg.py; a reward of each agent's own: ippo.py
 Details   docs/algorithms/qtran.md
 """
 

@@ -10,7 +10,7 @@ Run       solo train vdn --env-id team/simple_spread_v3
 Spaces    vector -> discrete, of each agent
 Differs   relatives dqn.py: the value of a joint action is the sum of the values of the agents' actions; all agents
           share one network with a memory; the replay buffer has whole episodes; double Q-learning; action masks
-Not for   one agent: dqn.py; a reward of each agent's own, continuous actions: maddpg.py
+Not for   one agent: dqn.py; continuous actions: maddpg.py; a reward of each agent's own: ippo.py
 Details   docs/algorithms/vdn.md
 """
 

@@ -224,6 +224,7 @@ def test_agents_choose_the_best_of_the_allowed_or_at_random(train, played, epsil
         same += (best == step["action"])[step["alive"]].tolist()
         first = (step["terminated"] | step["truncated"]).all(-1)
         assert np.take_along_axis(step["mask"], step["action"][..., None], -1).all()
+    torch.testing.assert_close(v["memory"], state)  # also what was done at random
     allowed = np.concatenate([step["mask"].sum(-1)[step["alive"]] for step in played])
     assert set(allowed) == {2, 3}
     wanted = 1 - epsilon * (1 - (1 / allowed).mean())
