@@ -261,7 +261,7 @@ def test_gradient_steps_and_copies_are_made_as_often_as_said(train, monkeypatch)
 @pytest.mark.parametrize("game", ["recall:RecallMaskedRaid-v0", "team/two_step"])
 def test_resumed_with_its_replay_equals_uninterrupted(train, game):
     """The last checkpoint thrown away, the run continues from the one before, in the middle of games."""
-    flags = "--total-timesteps 150 --save-replay --save-every 60 --log-every 30 --eval-every 75"
+    flags = "--total-timesteps 150 --save-replay --save-every 63 --log-every 30 --eval-every 75"
     whole = train("vdn", "--env-id", game, *SMALL, *flags.split(), "--target-network-frequency", "3")
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
     drop_last_checkpoint(run_dir)
