@@ -199,7 +199,7 @@ def test_resumed_equals_uninterrupted(train):
 @pytest.mark.slow
 def test_learns_what_must_be_remembered_by_all(train):
     """Both see the cue three steps before they must give it, and each may do what the other may not."""
-    flags = "--env-id recall:Recall-v0 --max-steps 4 --total-timesteps 40000 --actor-lr 0.005 --critic-lr 0.005"
-    flags += " --target-network-frequency 20 --eval-every 0 --eval-episodes 50"
+    flags = "--env-id recall:Recall-v0 --max-steps 4 --total-timesteps 20000 --actor-lr 0.005 --critic-lr 0.005"
+    flags += " --critic-steps 4 --target-network-frequency 20 --eval-every 0 --eval-episodes 50"
     v = train("coma", *flags.split())
     assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] == 1
