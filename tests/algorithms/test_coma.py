@@ -160,11 +160,14 @@ def test_updates_have_the_newest_pieces_once(train, played, monkeypatch):
     """Every piece is learned from in exactly one update, of 4 to 6 pieces; targets are copied every 3 critic steps."""
     from solorl.compute.speed import GradientStep
 
-    seen, call = [], GradientStep.__call__
+    seen, weights, call = [], [], GradientStep.__call__
 
     def note(self, *inputs):
         seen.append((type(self.module).__name__, copy.deepcopy(inputs)))
-        return call(self, *inputs)
+        metrics = call(self, *inputs)
+        if isinstance(inputs[1], torch.Tensor):  # the critic's
+            weights.append(self.module.net[0].weight.detach().clone())
+        return metrics
 
     monkeypatch.setattr(GradientStep, "__call__", note)
     flags = [*RAID, *SMALL, "--total-timesteps", "150", "--critic-steps", "2", "--target-network-frequency", "3"]
@@ -173,6 +176,8 @@ def test_updates_have_the_newest_pieces_once(train, played, monkeypatch):
     sizes = [inputs[1].alive.shape[1] for name, inputs in seen if name == "Actor"]
     stored = sum(sizes) + v["count"][0]
     assert set(sizes) <= {4, 5, 6} and len(sizes) > 4 and v["updates"][0] == 2 * len(sizes)
+    copied = [torch.equal(each, v["target_critic"].net[0].weight) for each in weights]
+    assert np.flatnonzero(copied).tolist() == [len(weights) // 3 * 3 - 1] and len(weights) % 3
     numbers = [inputs[1].obs[0].sum((1, 2)).tolist() for name, inputs in seen if name == "Actor"]
     assert len({number for each in numbers for number in each}) == sum(sizes)  # no piece twice
     steps = sum(inputs[1].alive.amax(-1).sum().item() for name, inputs in seen if name == "Actor")
@@ -184,7 +189,7 @@ def test_updates_have_the_newest_pieces_once(train, played, monkeypatch):
 def test_resumed_equals_uninterrupted(train):
     """The last checkpoint thrown away, the run continues from the one before, in the middle of games."""
     flags = "--total-timesteps 150 --save-every 63 --log-every 30 --eval-every 75 --critic-steps 2"
-    whole = train("coma", *RAID, *SMALL, *flags.split(), "--target-network-frequency", "3")
+    whole = train("coma", *RAID, *SMALL, *flags.split(), "--target-network-frequency", "5")
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
     drop_last_checkpoint(run_dir)
     v = train("coma", "--resume", run_dir)
