@@ -202,9 +202,9 @@ def test_resumed_equals_uninterrupted(train):
 
 
 @pytest.mark.slow
-def test_learns_what_must_be_remembered_by_all(train):
-    """Both see the cue three steps before they must give it, and each may do what the other may not."""
-    flags = "--env-id recall:Recall-v0 --max-steps 4 --total-timesteps 20000 --actor-lr 0.005 --critic-lr 0.005"
-    flags += " --critic-steps 4 --target-network-frequency 20 --eval-every 0 --eval-episodes 50"
+def test_in_the_two_step_game_it_does_not_choose_the_state_that_is_worse_with_random_actions(train):
+    """7 at least, where random actions have 4.75."""
+    flags = "--env-id team/two_step --max-steps 2 --total-timesteps 6000 --critic-steps 4 --actor-lr 0.005"
+    flags += " --critic-lr 0.005 --target-network-frequency 20 --eval-every 0 --eval-episodes 1"
     v = train("coma", *flags.split())
-    assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] == 1
+    assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] >= 7
