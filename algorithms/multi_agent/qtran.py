@@ -227,7 +227,7 @@ def value_of(values, action):
 
 def other_loss(q_network, values, hidden, batch, baseline, alt):
     """L_nopt where the agents took other actions than the best, (max_steps, batch_size): the square of how far the sum
-    is below Q_jt - V_jt. With `alt` L_nopt-min: the square of the least difference over the actions of an agent, where
+    is below Q_jt - V_jt. With `alt` L_nopt-min: the square of the smallest difference over the actions of an agent, where
     the others took theirs, mean over the agents."""
     own, taken = batch.alive * value_of(values, batch.action), (hidden, batch.action, batch.alive, batch.state[:-1])
     if not alt:

@@ -68,7 +68,7 @@ def losses_by_hand(net, target_net, batch, alt):
 
 @pytest.mark.parametrize("alt", [False, True])
 def test_the_losses_by_hand(alt):
-    """Agents that have left are in no sum; only actions that are allowed count in the least difference."""
+    """Agents that have left are in no sum; only actions that are allowed count in the smallest difference."""
     net, target_net, batch = network(QTRAN), network(QTRAN, seed=1), random_batch(QTRAN)
     loss, metrics = QTRAN["qtran_loss"](net, target_net, batch, arguments(alt, 0.7, 0.3))
     want = losses_by_hand(net, target_net, batch, alt)
