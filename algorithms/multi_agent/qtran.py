@@ -73,9 +73,7 @@ def empty_pieces(count, max_steps, num_agents, obs_dim, state_dim, num_actions):
     return {
         "obs": np.zeros((*moments, num_agents, obs_dim), np.float32),
         "state": np.zeros((*moments, state_dim), np.float32),
-        "mask": np.ones(
-            (*moments, num_agents, num_actions), bool
-        ),  # some are allowed, also where nothing is stored
+        "mask": np.ones((*moments, num_agents, num_actions), bool),  # some are allowed, also where nothing is stored
         "action": np.zeros((*steps, num_agents), np.int64),
         "reward": np.zeros(steps, np.float32),
         "alive": np.zeros((*steps, num_agents), np.float32),
@@ -227,8 +225,8 @@ def value_of(values, action):
 
 def other_loss(q_network, values, hidden, batch, baseline, alt):
     """L_nopt where the agents took other actions than the best, (max_steps, batch_size): the square of how far the sum
-    is below Q_jt - V_jt. With `alt` L_nopt-min: the square of the smallest difference over the actions of an agent, where
-    the others took theirs, mean over the agents."""
+    is below Q_jt - V_jt. With `alt` L_nopt-min: the square of the smallest difference over the actions of an agent,
+    where the others took theirs, mean over the agents."""
     own, taken = batch.alive * value_of(values, batch.action), (hidden, batch.action, batch.alive, batch.state[:-1])
     if not alt:
         with torch.no_grad():

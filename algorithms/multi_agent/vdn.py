@@ -70,9 +70,7 @@ def empty_pieces(count, max_steps, num_agents, obs_dim, state_dim, num_actions):
     return {
         "obs": np.zeros((*moments, num_agents, obs_dim), np.float32),
         "state": np.zeros((*moments, state_dim), np.float32),
-        "mask": np.ones(
-            (*moments, num_agents, num_actions), bool
-        ),  # some are allowed, also where nothing is stored
+        "mask": np.ones((*moments, num_agents, num_actions), bool),  # some are allowed, also where nothing is stored
         "action": np.zeros((*steps, num_agents), np.int64),
         "reward": np.zeros(steps, np.float32),
         "alive": np.zeros((*steps, num_agents), np.float32),
