@@ -55,6 +55,6 @@ class Recall(ParallelEnv):
         pass
 
 
-register("Recall-v0", Recall)
-register("RecallRaid-v0", Raid)
-register("RecallMaskedRaid-v0", partial(Raid, "masked"))
+for _name, _game in (("Recall", Recall), ("RecallRaid", Raid), ("RecallMaskedRaid", partial(Raid, "masked"))):
+    if f"{_name}-v0" not in gym.registry:
+        register(f"{_name}-v0", _game)
