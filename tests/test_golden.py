@@ -92,6 +92,13 @@ FLAGS = {
     "a2c": "--env-id CartPole-v1 --total-timesteps 1600",
     "sac_atari": "--env-id pixel_probe:Catch-v0 --total-timesteps 200 --learning-starts 180 --batch-size 4 "
     "--buffer-size 150",
+    **dict.fromkeys(
+        ("vdn", "qmix", "qtran"),
+        "--env-id recall:RecallMaskedRaid-v0 --num-envs 4 --max-steps 6 --total-timesteps 800 --batch-size 8 "
+        "--target-network-frequency 10",
+    ),
+    "coma": "--env-id recall:RecallMaskedRaid-v0 --num-envs 4 --max-steps 6 --total-timesteps 400 --batch-size 4 "
+    "--critic-steps 2 --target-network-frequency 10",
     "ppo_hybrid": "--env-id games/Tool-v0 --total-timesteps 1536",
     "ppo_dict": "--env-id games/TwoSenses-v0 --total-timesteps 1536",
     "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
