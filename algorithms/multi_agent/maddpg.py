@@ -25,12 +25,13 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from solorl import PettingZooEnvs, Run, RunArgs, parse
+from solorl import Run, RunArgs, parse
 
 
 @dataclass
 class Args(RunArgs):
-    env_id: str = "mpe/simple_spread_v3"  # id of the game
+    env_kind = "agents"  # --env-id is a game of several agents
+    env_id: str = "team/simple_spread_v3"  # id of the game
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
     num_envs: int = 8  # environments stepped in parallel
     learning_starts: int = 25_000  # environment steps of random actions before the first gradient step; 0: none
@@ -226,8 +227,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    # games side by side; where one ends, obs begins the next one
-    envs = PettingZooEnvs([lambda: make_env(args.env_id)] * args.num_envs)
+    envs = run.multi_agent_env(make_env, args.env_id, args.num_envs)  # where a game ends, obs begins the next one
     space = envs.agent_action_space
     discrete = isinstance(space, gym.spaces.Discrete)
     run.require_spaces(envs, obs="vector", action="discrete" if discrete else "continuous")
@@ -241,7 +241,7 @@ if __name__ == "__main__":
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     obs_dims, action_dims, num_agents = envs.agent_obs_dims, envs.agent_action_dims, envs.num_agents
     shape = (args.num_envs, num_agents, max(action_dims))
-    own = np.broadcast_to(np.arange(shape[2]) < np.array(action_dims)[:, None], shape)  # actions that are not padding
+    own = np.array([np.arange(shape[2]) < np.array(action_dims)[:, None]] * args.num_envs)  # not padding
 
     actor = Actor(obs_dims, action_dims, discrete).to(run.device)
     critic = Critic(obs_dims, action_dims, args.independent).to(run.device)
