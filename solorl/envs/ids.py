@@ -35,13 +35,15 @@ REGISTER = {
 }
 
 
-# Games of several agents: pattern of their ids -> packages that they need. `solorl.envs.pettingzoo` registers them; our
-# extra of that name brings the packages.
+# Games of several agents: pattern of their ids -> the module that registers them, and packages that they need, which
+# our extra `pettingzoo` brings, and `jax` that one.
 GAMES = {
-    "mpe/*": ("pettingzoo", "mpe2"),
-    "atari/*": ("pettingzoo", "multi_agent_ale_py", "ale_py"),  # the last one has the files of the games
-    "butterfly/*": ("pettingzoo",),
-    "sisl/*": ("pettingzoo",),
+    "mpe/*": ("solorl.envs.pettingzoo", "pettingzoo", "mpe2"),
+    "atari/*": ("solorl.envs.pettingzoo", "pettingzoo", "multi_agent_ale_py", "ale_py"),  # which has the games' files
+    "butterfly/*": ("solorl.envs.pettingzoo", "pettingzoo"),
+    "sisl/*": ("solorl.envs.pettingzoo", "pettingzoo"),
+    "team/simple_*": ("solorl.envs.teams", "pettingzoo", "mpe2", "jax"),
+    "team/*": ("solorl.envs.teams", "jax"),
 }
 
 
@@ -63,6 +65,8 @@ KINDS = {
     "envpool-atari": "games of Atari, EnvPool's",
     "envpool-procgen": "games of Procgen, EnvPool's",
     "pettingzoo-atari": "games of Atari of several agents, PettingZoo's",
+    "agents": "games of several agents",
+    "agents-jax": "games of several agents written in JAX, see `solorl.envs.teams`",
     "jax": "environments written in JAX, and those that EnvPool and Gymnasium have under the same id",
     "batched": "simulators that step batches of tensors, see `solorl.envs.batched`",
 }
@@ -96,12 +100,13 @@ def family_of(env_id: str) -> tuple[str, str] | None:
 
 
 def _register_games(env_id: str) -> None:
-    """Register PettingZoo's games if `env_id` is like one of them; UsageError where its package is not installed."""
-    for pattern, packages in GAMES.items():
+    """Register games of several agents if `env_id` is like one; UsageError where its package is not installed."""
+    for pattern, (module, *packages) in GAMES.items():
         if fnmatch(env_id, pattern):
-            if any(importlib.util.find_spec(name) is None for name in packages):
-                raise UsageError(needs_extra(env_id, "pettingzoo"))
-            importlib.import_module("solorl.envs.pettingzoo")
+            for name in packages:
+                if importlib.util.find_spec(name) is None:
+                    raise UsageError(needs_extra(env_id, name if name == "jax" else "pettingzoo"))
+            importlib.import_module(module)
 
 
 def _import_module_of(env_id: str, module: str, typed: bool) -> None:
@@ -161,7 +166,7 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
             package = NAMESPACES[space][1]
             sentence = f"{env_id} needs a package: pip install {package}" if package else needs_extra(env_id, "atari")
             raise UsageError(sentence) from error
-        more = ("solorl.envs.pettingzoo", "pettingzoo"), ("ale_py", "ale_py")
+        more = ("solorl.envs.pettingzoo", "pettingzoo"), ("solorl.envs.teams", "jax"), ("ale_py", "ale_py")
         for where, package in (*REGISTER.values(), *more):
             if importlib.util.find_spec(package):
                 with contextlib.suppress(ImportError):  # without jax
@@ -199,6 +204,16 @@ def check_env_id_of(script: Path, env_id: str, kind: str, typed: bool = True) ->
         check_env_id(env_id, typed)
     if kind == "batched" and not is_batched(env_id):
         raise UsageError(f"{env_id} does not step batches of tensors{use_instead(script, 'other environments')}")
+    games = has_agents(env_id)
+    if kind.startswith("agents") and not games and ":" not in env_id:
+        use = use_instead(script, "one agent")
+        raise UsageError(f"{env_id} has one agent, but {script.name} takes several{use}")
+    if kind == "agents-jax" and not fnmatch(env_id, "team/*"):
+        use = use_instead(script, "other games")
+        raise UsageError(f"{env_id} is not a game of several agents written in JAX, as team/simple_spread_v3 is{use}")
+    if kind == "jax" and games:
+        use = use_instead(script, "several agents")
+        raise UsageError(f"{env_id} has several agents, but {script.name} takes one{use}")
     several = fnmatch(env_id.rpartition(":")[2], "atari/*")
     if kind.endswith("atari") and several != (kind == "pettingzoo-atari") and (several or is_atari(env_id)):
         use = use_instead(script, "several agents" if several else "one agent")
@@ -268,6 +283,11 @@ def is_atari(env_id: str) -> bool:
     if name in gym.registry:
         return "game" in gym.registry[name].kwargs
     return family_of(name) is None and is_envpool_game(env_id)
+
+
+def has_agents(env_id: str) -> bool:
+    """Whether it is one of `GAMES`; games of other modules, which `PettingZooEnvs` takes, are not known before."""
+    return any(fnmatch(env_id, pattern) for pattern in GAMES)
 
 
 def is_batched(env_id: str) -> bool:

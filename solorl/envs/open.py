@@ -14,8 +14,8 @@ from solorl.errors import quit_with
 
 
 def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
-    """`num_envs` environments to be stepped inside a compiled loop: JaxEnvs, GymnaxEnvs or BraxEnvs if there are any of
-    this kind, else EnvPoolGames or EnvPoolEnvs, stepped by `num_threads`; one sentence and exit code 2 where there are
+    """`num_envs` environments to be stepped inside a compiled loop: JaxEnvs, JaxTeams, GymnaxEnvs or BraxEnvs if there
+    are any of this kind, else EnvPoolGames or EnvPoolEnvs, stepped by `num_threads`; one sentence and exit code 2 where there are
     none."""
     if env_id in DYNAMICS:
         return JaxEnvs(env_id, num_envs)
@@ -25,6 +25,10 @@ def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
         if env_id not in GAMES:
             quit_with(f"{env_id} is not written in JAX; of our games {' and '.join(GAMES)} are")
         return JaxEnvs(env_id, num_envs, GAMES[env_id])
+    if env_id.startswith("team/"):
+        from solorl.envs.teams.game import JaxTeams
+
+        return JaxTeams(env_id, num_envs)
     if family := family_of(env_id):
         return resolve_name(family[0])(env_id, num_envs)
     from solorl.envs.envpool_jax import EnvPoolEnvs, EnvPoolGames

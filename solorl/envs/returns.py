@@ -13,8 +13,9 @@ Teams = Mapping[str, Sequence[int]]  # name -> places of its agents, the most im
 
 
 def teams_of(env: Any) -> Teams | None:
-    """The teams of a `Game` or `PettingZooEnvs` (see solorl.envs.pettingzoo); None where there is one agent."""
-    env = env.unwrapped
+    """The teams of a `Game`, `PettingZooEnvs` or their like (see solorl.envs.pettingzoo); None where there is one
+    agent."""
+    env = getattr(env, "unwrapped", env)  # which environments inside a compiled loop do not have
     return env.teams if hasattr(env, "agent_action_space") else None
 
 

@@ -1,6 +1,6 @@
 """Everything a training script needs that is not the algorithm, behind a few verbs.
 
-    require, vector_env, compile, fast, gradient_step, resume, reset, loop, episodes, gather, learned, log, evaluate,
+    require, vector_env, multi_agent_env, compile, fast, gradient_step, resume, reset, loop, episodes, gather, learned, log, evaluate,
     save, close
     teacher: the trained policy of another run
     place, share, first, answers: objects in other processes, for scripts that play and learn side by side;
@@ -116,12 +116,12 @@ class Run:
 
         `obs` is "vector" (Box of numbers, of any shape except () and that of an image), "image" (Box of bytes with 3
         dimensions), "dict" or "tuple"; `action` is "discrete", "continuous", "multidiscrete" or "tuple". Where `envs`
-        are games of several agents (`PettingZooEnvs`), those of one agent are meant. The sentence names the script
+        are games of several agents (`multi_agent_env`), those of one agent are meant. The sentence names the script
         that fits, from the line `Not for` of the running script's header. One more environment, which is closed
         afterwards, shows mistakes in its own code.
         """
         env_id = getattr(self.args, "env_id", "the environment")
-        games = isinstance(envs, gym.vector.SyncVectorEnv) and teams_of(envs.envs[0])
+        games = teams_of(envs.envs[0] if isinstance(envs, gym.vector.SyncVectorEnv) else envs)
         if games and not teams_of(envs):
             use = use_instead(self.script, "several agents")
             quit_with(f"{env_id} has several agents, but {self.script.name} takes one{use}")
@@ -144,6 +144,18 @@ class Run:
     def vector_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> VectorEnvs:
         """`num_envs` environments `make_env(env_id)` side by side, which reset in the same step (see `VectorEnvs`)."""
         return VectorEnvs([lambda: make_env(env_id)] * num_envs)
+
+    def multi_agent_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
+        """`num_envs` games of several agents `make_env(env_id)` side by side, which reset in the same step: games
+        `team/NAME` in one compiled call (see `TeamEnvs`), unless `make_env` wraps them; all others one after the other
+        (see `PettingZooEnvs`, whose arrays both have)."""
+        from solorl.envs.pettingzoo import PettingZooEnvs
+
+        if env_id.startswith("team/"):
+            from solorl.envs.teams.vector import open_games
+
+            return open_games(make_env, env_id, num_envs)
+        return PettingZooEnvs([lambda: make_env(env_id)] * num_envs)
 
     def teacher(self, address: str, envs: Any, part: str, trust_script: bool = False) -> Any:
         """The trained policy of another run as `solorl.load` gives it, on the device of this run; `address` is a run
