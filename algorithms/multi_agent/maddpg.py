@@ -120,10 +120,10 @@ def mlp(*sizes):
     return nn.Sequential(*layers[:-1])
 
 
-def action_noise(shape, discrete, std):
-    """Noise on continuous actions; or Gumbel noise on logits, whose largest is then a sample of their softmax."""
+def action_noise(shape, discrete, std, device):
+    """Gaussian noise on continuous actions; Gumbel noise on logits, whose largest is then a sample of their softmax."""
     noise = np.random.gumbel(size=shape) if discrete else std * np.random.randn(*shape)
-    return noise.astype(np.float32)
+    return torch.as_tensor(noise, dtype=torch.float32, device=device)
 
 
 def straight_through(logits):
@@ -154,11 +154,11 @@ class Actor(nn.Module):
 
     @torch.no_grad()
     def act(self, obs, action_mask, noise=0.0):  # NumPy (batch, num_agents, *obs_shape) -> (batch, num_agents, ...)
-        """The policies' actions, as the games take them; `noise` is (batch, num_agents, action_dim)."""
+        """The policies' actions, as the games take them, with `noise` (batch, num_agents, action_dim)."""
         device = self.nets[0][0].weight.device
         output = self(torch.as_tensor(obs, dtype=torch.float32, device=device).flatten(2))
         mask = torch.ones_like(output) if action_mask is None else torch.as_tensor(action_mask, device=device)
-        action = self.action(output, mask.bool(), torch.as_tensor(noise, device=device))
+        action = self.action(output, mask.bool(), noise)
         return (action.argmax(2) if self.discrete else action).cpu().numpy()
 
 
@@ -188,11 +188,11 @@ def mean_of_alive(x, alive):
     return (x * alive).sum(0) / alive.sum(0).clamp(min=1)
 
 
-def maddpg_critic_loss(critic, target_critic, target_actor, batch, gamma):
-    """Eq. 6 of each agent, added, and the metrics, means over agents."""
+def maddpg_critic_loss(critic, target_critic, target_actor, batch, noise, gamma):
+    """Eq. 6 of each agent, added, and the metrics, means over agents. Discrete target actions are sampled."""
     with torch.no_grad():
         plays = batch.alive * (1 - batch.done)  # also after a time limit
-        next_action = target_actor.action(target_actor(batch.next_obs), batch.next_mask) * plays[..., None]
+        next_action = target_actor.action(target_actor(batch.next_obs), batch.next_mask, noise) * plays[..., None]
         next_value = target_critic(batch.next_obs, next_action)
         target = batch.reward + gamma * (1 - batch.done) * next_value  # y of Eq. 6
     q = critic(batch.obs, batch.action)
@@ -274,7 +274,7 @@ if __name__ == "__main__":
             action = np.random.uniform(-1, 1, shape).astype(np.float32)
             action = np.where(mask, action, -np.inf).argmax(2) if discrete else action
         else:
-            action = actor.act(obs, mask, action_noise(shape, discrete, args.exploration_noise))
+            action = actor.act(obs, mask, action_noise(shape, discrete, args.exploration_noise, run.device))
         current_obs, reward, terminated, truncated, infos = envs.step(action)  # current_obs: for the next action
         done = terminated | truncated
         run.episodes(global_step, reward, done, per_agent=True)
@@ -298,12 +298,13 @@ if __name__ == "__main__":
         for update in range(updates_before, updates_after):
             # "update critic by minimizing the loss" (Algorithm 1)
             batch = replay.sample(args.batch_size, run.device)
-            metrics = critic_step(target_critic, target_actor, batch, args.gamma)
+            noise = action_noise((args.batch_size, *shape[1:]), discrete, 0.0, run.device)
+            metrics = critic_step(target_critic, target_actor, batch, noise, args.gamma)
             run.learned(metrics)
 
             # "update actor using the sampled policy gradient", "update target network parameters"
             if update % args.policy_frequency == 0:
-                noise = torch.from_numpy(action_noise(batch.action.shape, discrete, 0.0)).to(run.device)
+                noise = action_noise((args.batch_size, *shape[1:]), discrete, 0.0, run.device)
                 metrics = actor_step(critic, batch, noise, args.output_penalty)
                 run.learned(metrics)
                 soft_update(target_actor, actor, args.tau)
