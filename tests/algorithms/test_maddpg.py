@@ -1,4 +1,4 @@
-"""maddpg.py, and what matd3.py has of it: formulas against loops over agents and rows, agents that leave, padding."""
+"""maddpg.py and matd3.py: formulas against loops over agents and rows, agents that leave, unequal spaces, loops."""
 
 import copy
 import math
@@ -12,7 +12,7 @@ from conftest import comparable, definitions, drop_last_checkpoint, rows
 from solorl.envs.pettingzoo import PettingZooEnvs
 
 MADDPG = definitions("maddpg")
-SCRIPTS = {"maddpg": MADDPG}
+SCRIPTS = {"maddpg": MADDPG, "matd3": definitions("matd3")}
 DIMS, ACTIONS = [2, 4, 3], [3, 2, 2]  # of three agents with unequal spaces
 SMALL = "--num-envs 2 --total-timesteps 60 --learning-starts 20 --batch-size 16 --buffer-size 100 --utd-ratio 0.5"
 SMALL = [*SMALL.split(), "--eval-episodes", "1", "--eval-every", "0"]
@@ -97,11 +97,11 @@ def test_straight_through_is_one_hot_with_the_gradient_of_the_softmax():
 def test_the_largest_of_logits_and_noise_is_a_sample_of_the_softmax():
     np.random.seed(0)
     logits = np.array([0.0, 1.0, -1.0, -np.inf], np.float32)
-    noise = MADDPG["action_noise"]((40_000, 4), True, 0.1)
-    found = np.bincount((logits + noise).argmax(1), minlength=4) / 40_000
+    noise = MADDPG["action_noise"]((40_000, 4), True, 0.1, "cpu")
+    found = np.bincount((logits + noise.numpy()).argmax(1), minlength=4) / 40_000
     np.testing.assert_allclose(found, np.exp(logits) / np.exp(logits).sum(), atol=0.01)
-    assert noise.dtype == np.float32 == MADDPG["action_noise"]((2, 3, 4), False, 0.1).dtype
-    assert MADDPG["action_noise"]((10_000,), False, 0.3).std() == pytest.approx(0.3, rel=0.05)
+    assert noise.dtype == torch.float32 == MADDPG["action_noise"]((2, 3, 4), False, 0.1, "cpu").dtype
+    assert MADDPG["action_noise"]((10_000,), False, 0.3, "cpu").std().item() == pytest.approx(0.3, rel=0.05)
 
 
 @pytest.mark.parametrize("discrete", [True, False])
@@ -129,7 +129,7 @@ def test_act_gives_what_the_games_take():
     with torch.no_grad():
         logits = actor(torch.as_tensor(obs, dtype=torch.float32)).numpy()
     np.testing.assert_array_equal(action, np.where(mask, logits, -np.inf).argmax(2))
-    sampled = np.array([actor.act(obs, mask, MADDPG["action_noise"]((5, 3, 3), True, 0)) for _ in range(30)])
+    sampled = np.array([actor.act(obs, mask, MADDPG["action_noise"]((5, 3, 3), True, 0, "cpu")) for _ in range(30)])
     assert (sampled != action).any() and (sampled[:, 2, 0] == 2).all() and (sampled[:, :, 1:] < 2).all()
     assert MADDPG["Actor"]([4], [3], True).act(obs[:, :1], None).shape == (5, 1)  # a game without masks
     continuous = MADDPG["Actor"](DIMS, ACTIONS, False).act(obs, None)
@@ -137,33 +137,50 @@ def test_act_gives_what_the_games_take():
 
 
 # ---------------------------------------------------------------------- losses
+def noise_for(own, discrete, std=0.0):
+    np.random.seed(2)
+    return own["action_noise"]((16, 3, 3), discrete, std, "cpu").double()
+
+
+def critics_of(critic):
+    """The lists of nets of a critic: one, or two."""
+    return list(critic.children())
+
+
 @pytest.mark.parametrize("independent", [False, True])
 @pytest.mark.parametrize("discrete", [True, False])
-def test_critic_losses_by_a_loop_over_agents_and_rows(discrete, independent):
-    actor, critic, target_actor, target_critic = nets(MADDPG, discrete, independent)
-    batch = random_batch(MADDPG, discrete)
-    loss, metrics = MADDPG["maddpg_critic_loss"](critic, target_critic, target_actor, batch, 0.9)
-    b, total = type(batch)(*(x.numpy() for x in batch)), 0.0
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_critic_losses_by_a_loop_over_agents_and_rows(name, discrete, independent):
+    own = SCRIPTS[name]
+    actor, critic, target_actor, target_critic = nets(own, discrete, independent)
+    batch, noise = random_batch(own, discrete), noise_for(own, discrete, 0.2)
+    loss, metrics = own[f"{name}_critic_loss"](critic, target_critic, target_actor, batch, noise, 0.9)
+    b, total, smaller = type(batch)(*(x.numpy() for x in batch)), 0.0, set()
     for k in range(3):
         errors = []
         for i in np.flatnonzero(b.alive[:, k]):
             next_action = np.zeros((3, 3))
             for j in range(3):
                 if b.alive[i, j] and not b.done[i, j]:  # who has left, or leaves now, takes none
-                    own = brute_action(target_actor, j, b.next_obs[i], b.next_mask[i], discrete)
-                    next_action[j, : len(own)] = own
-            next_value = numpy_mlp(target_critic.q[k], joint(critic, k, b.next_obs[i], next_action))[0]
-            y = b.reward[i, k] + 0.9 * (0.0 if b.done[i, k] else next_value)
-            errors.append((numpy_mlp(critic.q[k], joint(critic, k, b.obs[i], b.action[i]))[0] - y) ** 2)
-        total += np.mean(errors)
-    assert loss.item() == pytest.approx(total, rel=1e-9)
-    assert metrics["losses/qf1_loss"].item() == pytest.approx(total / 3, rel=1e-9)
+                    inputs = (target_actor, j, b.next_obs[i], b.next_mask[i], discrete, noise[i, j].numpy())
+                    next_action[j, : ACTIONS[j]] = brute_action(*inputs)
+            seen = joint(critic, k, b.next_obs[i], next_action)
+            values = [numpy_mlp(q[k], seen)[0] for q in critics_of(target_critic)]
+            smaller.add(int(np.argmin(values)))
+            y = b.reward[i, k] + 0.9 * (0.0 if b.done[i, k] else min(values))
+            seen = joint(critic, k, b.obs[i], b.action[i])
+            errors.append([(numpy_mlp(q[k], seen)[0] - y) ** 2 for q in critics_of(critic)])
+        total += np.mean(errors, 0)
+    assert len(smaller) == len(total) == (1 if name == "maddpg" else 2)
+    assert loss.item() == pytest.approx(total.sum(), rel=1e-9)
+    for i, one in enumerate(total):
+        assert metrics[f"losses/qf{i + 1}_loss"].item() == pytest.approx(one / 3, rel=1e-9)
     loss.backward()
     assert all(p.grad is None for net in (actor, target_actor, target_critic) for p in net.parameters())
     assert all(p.grad.isfinite().all() for p in critic.parameters())
 
 
-def one_actor_loss(own, k, actor, critic, batch, noise, discrete):
+def one_actor_loss(k, actor, critic, batch, noise, discrete):
     """The loss of agent k alone, rows one by one: its action is the policy's, those of others are in the batch."""
     losses = []
     for i in torch.nonzero(batch.alive[:, k]).flatten():
@@ -178,19 +195,20 @@ def one_actor_loss(own, k, actor, critic, batch, noise, discrete):
         seen = []
         for j in critic.seen[k]:
             seen += [batch.obs[i, j, : DIMS[j]], mine if j == k else batch.action[i, j, : ACTIONS[j]]]
-        losses.append(0.01 * out.square().sum() / 3 - critic.q[k](torch.cat(seen))[0])
+        losses.append(0.01 * out.square().sum() / 3 - critics_of(critic)[0][k](torch.cat(seen))[0])
     return torch.stack(losses).mean()
 
 
 @pytest.mark.parametrize("independent", [False, True])
 @pytest.mark.parametrize("discrete", [True, False])
-def test_each_policy_follows_its_own_critic_through_its_own_action(discrete, independent):
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_policy_follows_its_own_critic_through_its_own_action(name, discrete, independent):
     """Weight by weight the gradient of one agent alone, in which nothing is known of the others' policies."""
-    actor, critic, *_ = nets(MADDPG, discrete, independent)
-    batch = random_batch(MADDPG, discrete)
-    noise = torch.as_tensor(MADDPG["action_noise"]((16, 3, 3), discrete, 0.0)).double()
-    loss, metrics = MADDPG["maddpg_actor_loss"](actor, critic, batch, noise, 0.01)
-    losses = [one_actor_loss(MADDPG, k, actor, critic, batch, noise, discrete) for k in range(3)]
+    own = SCRIPTS[name]
+    actor, critic, *_ = nets(own, discrete, independent)
+    batch, noise = random_batch(own, discrete), noise_for(own, discrete)
+    loss, metrics = own[f"{name}_actor_loss"](actor, critic, batch, noise, 0.01)
+    losses = [one_actor_loss(k, actor, critic, batch, noise, discrete) for k in range(3)]
     assert loss.item() == pytest.approx(sum(losses).item(), rel=1e-9)
     assert metrics["losses/actor_loss"].item() == pytest.approx(sum(losses).item() / 3, rel=1e-9)
     got = torch.autograd.grad(loss, list(actor.parameters()))
@@ -203,7 +221,7 @@ def test_each_policy_follows_its_own_critic_through_its_own_action(discrete, ind
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_critic_sees_all_agents_and_an_independent_one_its_own(name):
     """Each entry of one agent, varied: the values of which agents change?"""
-    batch = random_batch(SCRIPTS[name], False)
+    batch = random_batch(SCRIPTS[name], False, 2)
     obs, action = batch.obs.nan_to_num(), batch.action.nan_to_num()
     for independent in (False, True):
         critic = nets(SCRIPTS[name], False, independent)[1]
@@ -228,11 +246,10 @@ def test_an_agent_that_never_plays_learns_nothing(name):
     actor, critic, target_actor, target_critic = nets(own, True)
     batch = random_batch(own, True)
     batch = batch._replace(alive=batch.alive * torch.tensor([1.0, 0.0, 1.0]))
-    noise = torch.as_tensor(own["action_noise"]((16, 3, 3), True, 0.0)).double()
-    critic_inputs = (target_critic, target_actor, batch, *((noise,) if name == "matd3" else ()), 0.9)
-    own[f"{name}_critic_loss"](critic, *critic_inputs)[0].backward()
+    noise = noise_for(own, True)
+    own[f"{name}_critic_loss"](critic, target_critic, target_actor, batch, noise, 0.9)[0].backward()
     own[f"{name}_actor_loss"](actor, critic, batch, noise, 0.01)[0].backward()
-    for net in actor.nets[1], *(q[1] for q in critic.children()):
+    for net in actor.nets[1], *(q[1] for q in critics_of(critic)):
         assert all(p.grad.abs().sum() == 0 for p in net.parameters())
     assert all(p.grad.abs().sum() > 0 for p in actor.nets[0].parameters())
 
@@ -304,15 +321,12 @@ def test_updates_are_those_of_the_ratio(name, train):
     assert counts == [20, 5]
 
 
-def test_agents_do_not_share_weights_and_all_of_them_learn(train):
+def test_agents_have_weights_of_their_own_and_all_of_them_learn(train):
     v, still = (train("maddpg", "--env-id", RAID, *SMALL, "--learning-rate", lr) for lr in ("0.001", "0"))
-    for part in ("actor", "critic"):
-        nets_of = (list(v[part].nets if part == "actor" else v[part].q), still[part])
-        before = list(still[part].nets if part == "actor" else still[part].q)
-        for k, net in enumerate(nets_of[0]):
-            assert all((x != y).any() for x, y in zip(net.parameters(), before[k].parameters(), strict=True))
-            others = [other for j, other in enumerate(nets_of[0]) if j != k]
-            assert all((net[0].weight != other[0].weight).any() for other in others)
+    for now, before in ((v["actor"].nets, still["actor"].nets), (v["critic"].q, still["critic"].q)):
+        for one, two in zip(now, before, strict=True):
+            assert all((x != y).any() for x, y in zip(one.parameters(), two.parameters(), strict=True))
+        assert len({one[0].weight.sum().item() for one in now}) == 4
 
 
 @pytest.mark.parametrize("env_id", [MASKED, CONTINUOUS])
@@ -345,11 +359,10 @@ def test_returns_of_each_agent_are_logged(train):
     assert any(keys <= set(row) for row in rows(v["run"].dir))
 
 
-@pytest.mark.parametrize("env_id", [TARGETS, CONTINUOUS])
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_learns_the_targets_of_all_agents(name, env_id, train):
-    flags = "--num-envs 8 --total-timesteps 4000 --learning-starts 500 --batch-size 128 --utd-ratio 0.2 --gamma 0.5"
-    flags += " --eval-every 0 --eval-episodes 20 --log-every 1000 --learning-rate 0.005"
+@pytest.mark.parametrize(("name", "env_id"), [("maddpg", TARGETS), ("matd3", CONTINUOUS)])
+def test_learns_the_targets_of_both_agents(name, env_id, train):
+    flags = "--num-envs 8 --total-timesteps 2400 --learning-starts 400 --batch-size 64 --utd-ratio 0.2 --gamma 0"
+    flags += " --eval-every 0 --eval-episodes 20 --log-every 1000 --learning-rate 0.01"
     v = train(name, "--env-id", env_id, *flags.split())
     score = rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"]
     assert score > (0.95 if env_id == TARGETS else 0.8) * targets.BEST
