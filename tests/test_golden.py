@@ -85,6 +85,8 @@ FLAGS = {
     "td7": "--env-id Pendulum-v1 --total-timesteps 420 --learning-starts 380",
     "sac_lstm": "--total-timesteps 800 --learning-starts 400",
     "sac_parallel": "--env-id Pendulum-v1 --synchronous --total-timesteps 500 --learning-starts 200",
+    "maddpg": "--num-envs 8 --total-timesteps 1000 --learning-starts 200 --batch-size 128 --utd-ratio 0.1",
+    "matd3": "--num-envs 8 --total-timesteps 1000 --learning-starts 200 --batch-size 128 --utd-ratio 0.1",
     "qr_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "a2c": "--env-id CartPole-v1 --total-timesteps 1600",
     "sac_atari": "--env-id pixel_probe:Catch-v0 --total-timesteps 200 --learning-starts 180 --batch-size 4 "
