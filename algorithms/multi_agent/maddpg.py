@@ -49,7 +49,7 @@ class Args(RunArgs):
 
 
 class Batch(NamedTuple):
-    """Transitions of games. A row of an agent that does not play is 0, and no loss counts it."""
+    """Transitions of games. Agents that have left see and do 0, and no loss counts their rows."""
 
     obs: torch.Tensor  # (batch_size, num_agents, obs_dim)
     action: torch.Tensor  # (batch_size, num_agents, action_dim): in [-1, 1], or of discrete actions one-hot
@@ -134,7 +134,7 @@ def straight_through(logits):
 
 
 class Actor(nn.Module):
-    """A deterministic policy for each agent, with its own weights and observation; its dims stand in lists."""
+    """A policy for each agent, with its own weights, of its own observation. Dims are lists, a number an agent."""
 
     def __init__(self, obs_dims, action_dims, discrete):
         super().__init__()
@@ -268,7 +268,7 @@ if __name__ == "__main__":
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * args.num_envs  # at the end of this iteration
 
-        # ---- 1. act: one step in every game, "with respect to the current policy and exploration" (Algorithm 1)
+        # ---- 1. act: one step in every game, "w.r.t. the current policy and exploration" (Algorithm 1)
         alive, mask = envs.alive, own if envs.action_mask is None else envs.action_mask
         if global_step <= args.learning_starts:
             action = np.random.uniform(-1, 1, shape).astype(np.float32)
