@@ -42,9 +42,9 @@ class Args(RunArgs):
     gamma: float = 0.95  # discount factor, from 0 to 1
     tau: float = 0.01  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
     policy_frequency: int = 2  # critic updates per actor update (delayed updates)
-    exploration_noise: float = 0.1  # standard deviation of the noise on continuous actions
-    policy_noise: float = 0.2  # standard deviation of the noise on continuous target actions
-    noise_clip: float = 0.5  # largest noise on continuous target actions (c); inf: do not clip
+    exploration_noise: float = 0.1  # standard deviation of the noise on actions
+    policy_noise: float = 0.2  # standard deviation of the noise on target actions
+    noise_clip: float = 0.5  # largest noise on target actions (c); inf: do not clip
     output_penalty: float = 1e-3  # coefficient of the mean square of the actors' outputs in their loss
     independent: bool = False  # a critic sees the observation and the action of its own agent only
 
