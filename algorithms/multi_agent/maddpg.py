@@ -33,12 +33,12 @@ class Args(RunArgs):
     env_kind = "agents"  # --env-id is a game of several agents
     env_id: str = "team/simple_spread_v3"  # id of the game
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
-    num_envs: int = 8  # environments stepped in parallel
-    learning_starts: int = 25_000  # environment steps of random actions before the first gradient step; 0: none
+    num_envs: int = 32  # environments stepped in parallel
+    learning_starts: int = 5_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    batch_size: int = 1024  # transitions per gradient step
-    utd_ratio: float = 0.02  # critic updates per environment step (update-to-data ratio)
-    learning_rate: float = 1e-3  # learning rate of Adam
+    batch_size: int = 256  # transitions per gradient step
+    utd_ratio: float = 0.08  # critic updates per environment step (update-to-data ratio)
+    learning_rate: float = 3e-3  # learning rate of Adam
     max_grad_norm: float = 0.5  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.95  # discount factor, from 0 to 1
     tau: float = 0.01  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1

@@ -345,9 +345,9 @@ def test_resumed_with_its_replay_equals_uninterrupted(name, env_id, train):
 
 
 def test_what_it_cannot_learn_is_refused(train):
-    train("maddpg", "--env-id", "CartPole-v1", code=2)
+    train("maddpg", "--env-id", "CartPole-v1", *SMALL, code=2)
     assert "CartPole-v1 has one agent, but maddpg.py takes several; use ddpg_continuous_action.py" in train.out
-    train("maddpg", "--env-id", "targets:TargetsUnbounded-v0", code=2)
+    train("maddpg", "--env-id", "targets:TargetsUnbounded-v0", *SMALL, code=2)
     assert "TargetsUnbounded-v0 has actions without finite bounds" in train.out
     train("maddpg", "--env-id", TARGETS, *SMALL, "--batch-size", "61", code=2)
     assert "--batch-size must be at most 60 by --buffer-size and --total-timesteps" in train.out
