@@ -10,6 +10,7 @@ The three games of particles are mpe2's, step by step; padded where agents have 
 a table of all.
 """
 
+from functools import cache
 from pkgutil import resolve_name
 from typing import Any
 
@@ -29,13 +30,19 @@ GAMES: dict[str, tuple[str, dict[str, Any], Any]] = {
     "qtran_matrix": ("matrix:qtran_matrix", {}, None),
     "climbing": ("matrix:climbing", {}, None),
     "penalty": ("matrix:penalty", {}, None),
+    "switch": ("switch:switch", {}, None),
 }
 
 
+def function_of(name: str) -> Any:
+    """The function of this name in `GAMES`."""
+    return resolve_name(f"{__name__}.{GAMES[name][0]}")
+
+
+@cache  # so that functions of it are compiled once
 def team_game(name: str, **kwargs: Any) -> Any:
     """The `TeamGame` of this name in `GAMES`; `kwargs` are those of its function."""
-    entry, own, _ = GAMES[name]
-    return resolve_name(f"{__name__}.{entry}")(**{**own, **kwargs})
+    return function_of(name)(**{**GAMES[name][1], **kwargs})
 
 
 for _name in GAMES:

@@ -30,10 +30,10 @@ class Particles(NamedTuple):
 
 def start(key: Any, n: int, num_agents: int, num_landmarks: int, bound: float = 1.0) -> Particles:
     """Agents at rest anywhere in [-1, 1]^2, landmarks in [-bound, bound]^2."""
-    one, two = jax.random.split(key)
-    place = jax.random.uniform(one, (n, num_agents + num_landmarks, 2), minval=-1.0, maxval=1.0)
-    place = place.at[:, num_agents:].multiply(bound)
-    return Particles(place, jnp.zeros((n, num_agents, 2)), jnp.zeros((n, 3)), jax.random.randint(two, (n,), 0, 3))
+    drawn = jax.random.uniform(key, (n, num_agents + num_landmarks + 1, 2))
+    place = (2 * drawn[:, :-1] - 1).at[:, num_agents:].multiply(bound)
+    goal = (3 * drawn[:, -1, 0]).astype(jnp.int32)
+    return Particles(place, jnp.zeros((n, num_agents, 2)), jnp.zeros((n, 3)), goal)
 
 
 def push_of(action: Any) -> Any:

@@ -1,5 +1,6 @@
 """Games `team/NAME` in one compiled call a step, with the interface of `PettingZooEnvs`: NumPy in and out."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -11,7 +12,9 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from solorl.envs.pettingzoo import PettingZooEnvs
+from solorl.envs.teams import function_of
 from solorl.envs.teams.game import JaxTeams
+from solorl.errors import quit_with
 
 
 @cache  # compiled once for all that step as many games
@@ -44,10 +47,12 @@ class TeamEnvs(gym.vector.VectorEnv):
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 as in Gymnasium
 
-    def __init__(self, env_id: str, num_envs: int, **kwargs: Any):
+    def __init__(self, env_id: str, num_envs: int, teams: Any = None, **kwargs: Any):
         self.num_envs = num_envs
         envs, self._begin, self._advance = compiled(env_id, num_envs, **kwargs)
         self.game, self.agents, self.num_agents, self.teams = envs.game, envs.agents, envs.num_agents, envs.teams
+        if teams is not None:
+            self.teams = JaxTeams(env_id, num_envs, teams, **kwargs).teams
         self.agent_observation_space, self.agent_action_space = envs.agent_observation_space, envs.agent_action_space
         self.agent_obs_dims, self.agent_action_dims = envs.agent_obs_dims, envs.agent_action_dims
         self.single_observation_space, self.single_action_space = (
@@ -128,4 +133,7 @@ def open_games(make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
     if game.spec is None or not game.spec.id.startswith("team/") or game.spec.additional_wrappers:
         return PettingZooEnvs([lambda: make_env(env_id)] * num_envs)
     kwargs = {key: value for key, value in game.spec.kwargs.items() if key not in ("name", "pad")}
+    known = inspect.signature(function_of(game.spec.kwargs["name"])).parameters
+    if foreign := sorted(kwargs.keys() - {*known, "teams"}):
+        quit_with(f"{env_id} does not take {', '.join(foreign)}; it takes {', '.join([*known, 'teams'])}")
     return TeamEnvs(game.spec.id, num_envs, **kwargs)
