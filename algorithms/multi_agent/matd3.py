@@ -37,7 +37,7 @@ class Args(RunArgs):
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 256  # transitions per gradient step
     utd_ratio: float = 0.08  # critic updates per environment step (update-to-data ratio)
-    learning_rate: float = 3e-3  # learning rate of Adam
+    learning_rate: float = 1e-3  # learning rate of Adam
     max_grad_norm: float = 0.5  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.95  # discount factor, from 0 to 1
     tau: float = 0.01  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
