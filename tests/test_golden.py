@@ -88,6 +88,8 @@ FLAGS = {
     "ippo": "--env-id team/simple_speaker_listener_v4 --num-envs 8 --total-timesteps 1024",
     "mappo": "--env-id team/two_step --num-envs 8 --total-timesteps 1024",
     "mappo_rnn": "--env-id team/two_step --num-envs 8 --total-timesteps 1024 --update-epochs 2",
+    "maddpg": "--num-envs 8 --total-timesteps 1000 --learning-starts 200 --batch-size 128 --utd-ratio 0.1",
+    "matd3": "--num-envs 8 --total-timesteps 1000 --learning-starts 200 --batch-size 128 --utd-ratio 0.1",
     "qr_dqn": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "a2c": "--env-id CartPole-v1 --total-timesteps 1600",
     "sac_atari": "--env-id pixel_probe:Catch-v0 --total-timesteps 200 --learning-starts 180 --batch-size 4 "

@@ -38,7 +38,7 @@ ACCEPTED = {
     f"-200 -1 -0.5 {NUMBERS} None": "target_return",
     f"-200 -1 -0.5 {NUMBERS}": "v_min v_max",
     NUMBERS: "utd_ratio learning_rate exploration_noise policy_lr q_lr alpha target_entropy_scale policy_noise "
-    "temperature duration_exponent epsilon_exponent clip_coef vf_coef ent_coef std_init rpo_alpha",
+    "output_penalty temperature duration_exponent epsilon_exponent clip_coef vf_coef ent_coef std_init rpo_alpha",
     "-0 0 0.5 1": "gamma tau start_e end_e exploration_fraction gae_lambda q_lambda "
     "base_epsilon prioritized_replay_alpha prioritized_replay_beta norm_rate",
     f"{NUMBERS} inf": "noise_clip max_grad_norm",
