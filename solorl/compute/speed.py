@@ -317,6 +317,7 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
         if problem:
             raise UsageError(f"--compile {problem}; train without --compile")
         options["cpp_wrapper"] = True
+        options["fallback_random"] = True  # the random numbers of plain PyTorch, in half the time of the compiler's own
         if importlib.util.find_spec("torch._inductor.custom_graph_pass"):  # since torch 2.6
             from solorl.compute.onednn import ProductsByOneDNN, onednn_is_faster
 

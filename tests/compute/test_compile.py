@@ -92,3 +92,20 @@ def test_where_torch_cannot_compile_a_sentence_says_why(train, monkeypatch, tmp_
     last = train.out.splitlines()[-1]
     assert "--compile " in last and last.endswith(f"{sentence}; train without --compile")
     assert "Traceback" not in train.out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(" " in torch.__file__, reason="torch's compiler fails below a folder with a space")
+def test_compiled_code_draws_the_random_numbers_of_plain_pytorch():
+    """Noise and dropout: the same seed gives the same numbers, in the same order."""
+
+    def loss(x):
+        return (torch.nn.functional.dropout(x, 0.3) * torch.randn_like(x)).sum()
+
+    found = []
+    for function in (loss, speed.compiled(loss, torch.device("cpu"))):
+        torch.manual_seed(3)
+        x = torch.arange(1.0, 301.0, requires_grad=True)
+        found.append(torch.autograd.grad(function(x), x)[0])
+    assert (found[0] == 0).float().mean() > 0.2 and found[0].std() > 0.5
+    torch.testing.assert_close(*found)

@@ -80,7 +80,7 @@ def test_compile_asks_for_it_where_it_is_faster(faster, train, monkeypatch):
     train("ppo", "--total-timesteps", 512, "--eval-episodes", 1, "--compile")
     (options,) = seen
     assert isinstance(options.pop("post_grad_custom_pre_pass", None), products.ProductsByOneDNN) == faster
-    assert options == {"cpp_wrapper": True}
+    assert options == {"cpp_wrapper": True, "fallback_random": True}
 
 
 @pytest.mark.parametrize(
