@@ -71,6 +71,7 @@ BRINGS = {
     **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune", "ale_py": "atari", "cv2": "atari"},
     **{"ray": "ray", "boto3": "aws", "s3fs": "aws", "huggingface_hub": "hub"},
     **dict.fromkeys(("mpe2", "multi_agent_ale_py"), "pettingzoo"),
+    **{"lbforaging": "lbf", "rware": "rware"},
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
 }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl.envs.load_envpool import import_envpool
-from solorl.errors import UsageError, did_you_mean, missing_extra, nearest, needs_extra, reason
+from solorl.errors import BRINGS, UsageError, did_you_mean, missing_extra, nearest, needs_extra, reason
 from solorl.scripts import use_instead
 from solorl.trust import check_module
 
@@ -35,8 +35,7 @@ REGISTER = {
 }
 
 
-# Games of several agents: pattern of their ids -> the module that registers them, and packages that they need, which
-# our extra `pettingzoo` brings, and `jax` that one.
+# Games of several agents: pattern of their ids -> the module that registers them, and packages that they need.
 GAMES = {
     "mpe/*": ("solorl.envs.pettingzoo", "pettingzoo", "mpe2"),
     "atari/*": ("solorl.envs.pettingzoo", "pettingzoo", "multi_agent_ale_py", "ale_py"),  # which has the games' files
@@ -44,6 +43,8 @@ GAMES = {
     "sisl/*": ("solorl.envs.pettingzoo", "pettingzoo"),
     "team/simple_*": ("solorl.envs.teams", "pettingzoo", "mpe2", "jax"),
     "team/*": ("solorl.envs.teams", "jax"),
+    "lbf/*": ("solorl.envs.tuple_games", "lbforaging"),
+    "rware/*": ("solorl.envs.tuple_games", "rware"),
 }
 
 
@@ -105,7 +106,8 @@ def _register_games(env_id: str) -> None:
         if fnmatch(env_id, pattern):
             for name in packages:
                 if importlib.util.find_spec(name) is None:
-                    raise UsageError(needs_extra(env_id, name if name == "jax" else "pettingzoo"))
+                    extra = {"ale_py": "pettingzoo"}.get(name, BRINGS[name])  # which brings the whole family
+                    raise UsageError(needs_extra(env_id, extra))
             importlib.import_module(module)
 
 

@@ -15,8 +15,8 @@ from solorl.errors import quit_with
 
 def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
     """`num_envs` environments to be stepped inside a compiled loop: JaxEnvs, JaxTeams, GymnaxEnvs or BraxEnvs if there
-    are any of this kind, else EnvPoolGames or EnvPoolEnvs, stepped by `num_threads`; one sentence and exit code 2 where there are
-    none."""
+    are any of this kind, else EnvPoolGames or EnvPoolEnvs, stepped by `num_threads`; one sentence and exit code 2 where
+    there are none."""
     if env_id in DYNAMICS:
         return JaxEnvs(env_id, num_envs)
     if env_id.startswith("games/"):

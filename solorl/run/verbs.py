@@ -1,7 +1,7 @@
 """Everything a training script needs that is not the algorithm, behind a few verbs.
 
-    require, vector_env, multi_agent_env, compile, fast, gradient_step, resume, reset, loop, episodes, gather, learned, log, evaluate,
-    save, close
+    require, vector_env, multi_agent_env, compile, fast, gradient_step, resume, reset, loop, episodes, gather, learned,
+        log, evaluate, save, close
     teacher: the trained policy of another run
     place, share, first, answers: objects in other processes, for scripts that play and learn side by side;
         evaluation_seeds, where one of them evaluates

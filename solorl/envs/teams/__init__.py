@@ -10,6 +10,7 @@ The three games of particles are mpe2's, step by step; padded where agents have 
 a table of all.
 """
 
+from functools import cache
 from pkgutil import resolve_name
 from typing import Any
 
@@ -29,9 +30,11 @@ GAMES: dict[str, tuple[str, dict[str, Any], Any]] = {
     "qtran_matrix": ("matrix:qtran_matrix", {}, None),
     "climbing": ("matrix:climbing", {}, None),
     "penalty": ("matrix:penalty", {}, None),
+    "switch": ("switch:switch", {}, None),
 }
 
 
+@cache  # so that functions of it are compiled once
 def team_game(name: str, **kwargs: Any) -> Any:
     """The `TeamGame` of this name in `GAMES`; `kwargs` are those of its function."""
     entry, own, _ = GAMES[name]

@@ -22,7 +22,7 @@ from solorl.envs.teams import GAMES, team_game
 from solorl.envs.teams.parallel import ParallelGame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TeamGame:
     """One game: functions of n states side by side. All agents play until the game ends.
 

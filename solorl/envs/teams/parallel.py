@@ -1,7 +1,7 @@
 """`gym.make("team/NAME")`: mpe2's own game, or one of ours with PettingZoo's parallel API, as a `Game`."""
 
 import re
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import gymnasium as gym
@@ -10,6 +10,21 @@ import numpy as np
 
 from solorl.envs import pettingzoo
 from solorl.envs.teams import GAMES, team_game
+
+
+@cache  # compiled once for all games of an evaluation
+def compiled(game: Any) -> Any:
+    """Two compiled functions: `begin(key)` -> state, told, and `advance(state, action)` -> state, told, reward,
+    terminated. What is told are observations, central states and masks."""
+
+    def told(state: Any) -> Any:
+        return state, (game.observe(state), game.state_of(state), game.mask_of(state))
+
+    def advance(state: Any, action: Any) -> Any:
+        state, reward, terminated = game.step(state, action)
+        return *told(state), reward, terminated
+
+    return jax.jit(lambda key: told(game.start(key, 1))), jax.jit(advance)
 
 
 class ParallelGame:
@@ -30,34 +45,24 @@ class ParallelGame:
         size = self.game.action_dims[self.game.agents.index(agent)]
         return gym.spaces.Box(0.0, 1.0, (size,), np.float32) if self.game.continuous else gym.spaces.Discrete(size)
 
-    @cached_property
-    def _told(self) -> Any:
-        return jax.jit(lambda state: (self.game.observe(state), self.game.state_of(state), self.game.mask_of(state)))
-
-    @cached_property
-    def _step(self) -> Any:
-        return jax.jit(self.game.step)
-
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """A new game: observations and infos of each agent."""
-        self.inner = self.game.start(jax.random.PRNGKey(np.random.SeedSequence(seed).generate_state(1)[0]), 1)
+        key = jax.random.PRNGKey(int(np.random.SeedSequence(seed).generate_state(1)[0]) >> 1)
+        self.inner, told = compiled(self.game)[0](key)
         self.agents, self.steps = list(self.possible_agents), 0
-        return self._observations()
+        return self._observations(told)
 
     def step(self, actions: dict[str, Any]) -> Any:
         """One step: observations, rewards, terminated, truncated, infos of each agent."""
-        sizes, continuous = self.game.action_dims, self.game.continuous
-        action = np.zeros(
-            (1, len(sizes), max(sizes)) if continuous else (1, len(sizes)), np.float32 if continuous else int
-        )
-        for k, name in enumerate(self.possible_agents):
-            action[(0, k, slice(sizes[k])) if continuous else (0, k)] = actions[name]
-        self.inner, reward, terminated = self._step(self.inner, action)
+        action = [np.asarray(actions[name]) for name in self.possible_agents]
+        if self.game.continuous:
+            action = [np.pad(one, (0, max(self.game.action_dims) - len(one))) for one in action]
+        self.inner, told, reward, terminated = compiled(self.game)[1](self.inner, np.stack(action)[None])
         self.steps += 1
         over = bool(terminated[0])
         cut = self.steps >= self.game.max_steps and not over
         self.agents = [] if over or cut else self.agents
-        obs, infos = self._observations()
+        obs, infos = self._observations(told)
         everyone = self.possible_agents
         ends = dict.fromkeys(everyone, over), dict.fromkeys(everyone, cut)
         return obs, dict(zip(everyone, np.asarray(reward)[0].tolist(), strict=True)), *ends, infos
@@ -66,12 +71,13 @@ class ParallelGame:
         """The central state."""
         return self.central
 
-    def _observations(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        obs, central, mask = (None if x is None else np.array(x)[0] for x in self._told(self.inner))
-        self.central, sizes = central, (self.game.obs_dims, self.game.action_dims)
-        infos = [{} if mask is None else {"action_mask": mask[k, : sizes[1][k]]} for k in range(len(obs))]
-        seen = {name: obs[k, : sizes[0][k]] for k, name in enumerate(self.possible_agents)}
-        return seen, dict(zip(self.possible_agents, infos, strict=True))
+    def _observations(self, told: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        obs, self.central, mask = (None if x is None else np.array(x)[0] for x in told)
+        seen, infos = {}, {}
+        for k, name in enumerate(self.possible_agents):
+            seen[name] = obs[k, : self.game.obs_dims[k]]
+            infos[name] = {} if mask is None else {"action_mask": mask[k, : self.game.action_dims[k]]}
+        return seen, infos
 
     def close(self) -> None:
         """Nothing to close."""

@@ -44,10 +44,12 @@ class TeamEnvs(gym.vector.VectorEnv):
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 as in Gymnasium
 
-    def __init__(self, env_id: str, num_envs: int, **kwargs: Any):
+    def __init__(self, env_id: str, num_envs: int, teams: Any = None, **kwargs: Any):
         self.num_envs = num_envs
         envs, self._begin, self._advance = compiled(env_id, num_envs, **kwargs)
         self.game, self.agents, self.num_agents, self.teams = envs.game, envs.agents, envs.num_agents, envs.teams
+        if teams is not None:
+            self.teams = JaxTeams(env_id, num_envs, teams, **kwargs).teams
         self.agent_observation_space, self.agent_action_space = envs.agent_observation_space, envs.agent_action_space
         self.agent_obs_dims, self.agent_action_dims = envs.agent_obs_dims, envs.agent_action_dims
         self.single_observation_space, self.single_action_space = (
