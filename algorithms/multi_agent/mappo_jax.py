@@ -35,20 +35,21 @@ class Args(RunArgs):
     env_kind = "agents-jax"  # --env-id is a game of several agents written in JAX
     env_id: str = "team/simple_spread_v3"  # id of the game
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
-    total_timesteps: int = 3_000_000  # environment steps, summed over environments
+    total_timesteps: int = 2_000_000  # environment steps, summed over environments
     num_envs: int = 128  # environments stepped in parallel
-    num_steps: int = 32  # length of a rollout in each environment
+    num_steps: int = 16  # length of a rollout in each environment
     common_reward: bool = True  # every agent learns from the sum of all rewards
-    num_minibatches: int = 1  # minibatches per epoch
+    num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 10  # epochs per rollout
-    learning_rate: float = 7e-4  # learning rate of Adam
+    learning_rate: float = 2e-3  # learning rate of Adam
     anneal_lr: bool = True  # anneal the learning rate linearly towards 0
     max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
-    gamma: float = 0.99  # discount factor, from 0 to 1
+    norm_rate: float = 0.1  # smallest weight of a rollout in the statistics of returns, from 0 (all count alike) to 1
+    gamma: float = 0.95  # discount factor, from 0 to 1
     gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1
     norm_adv: bool = True  # normalise the advantages of each minibatch
     clip_coef: float = 0.2  # epsilon of Eq. 7
-    clip_vloss: bool = True  # also clip how far a value moves from the old one, by clip_coef; not in the paper
+    clip_vloss: bool = False  # also clip how far a value moves from the old one, by clip_coef; not in the paper
     vf_coef: float = 0.5  # c1 of Eq. 9, whose L^VF is halved here, as in the authors' code
     ent_coef: float = 0.01  # c2 of Eq. 9
     target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
@@ -141,11 +142,11 @@ def state_value(params, state):
     return mean + std * tanh_mlp(params["critic"], state).squeeze(-1)
 
 
-def count_returns(params, returns):
+def count_returns(params, returns, rate):
     """Take returns (n,) into the statistics, and change the last layer so that no value changes (PopArt)."""
     old, (mean, std) = params["returns"], units_of(params)
-    count = old["count"] + len(returns)
-    weight, delta = len(returns) / count, returns.mean() - mean
+    count = old["count"] + 1
+    weight, delta = jnp.maximum(1 / count, rate), returns.mean() - mean
     var = old["var"] + weight * (returns.var() - old["var"] + (1 - weight) * delta**2)
     params = params | {"returns": {"mean": mean + weight * delta, "var": var, "count": count}}
     new_mean, new_std = units_of(params)
@@ -284,7 +285,7 @@ def train_iteration(training, setup):
     advantage = gae(reward, value, done, final_value, next_value, args.gamma, args.gae_lambda)
     rollout = Batch(obs, state, mask, action, logprob, value, advantage, advantage + value)
     rollout = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rollout)
-    params = count_returns(params, rollout.returns)
+    params = count_returns(params, rollout.returns, args.norm_rate)
 
     # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
     # not a schedule of optax, which would count gradient steps: --target-kl leaves some of them out
