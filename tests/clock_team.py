@@ -1,9 +1,15 @@
 """A game of several agents in JAX in which all can be computed by hand."""
 
 import gymnasium as gym
+import jax
 import jax.numpy as jnp
 
 from solorl.envs.teams.game import TeamStep
+
+
+def compiled(function, *args):
+    """The function for arguments of these shapes, compiled as quickly as XLA can."""
+    return jax.jit(function).lower(*args).compile({"xla_backend_optimization_level": 0})
 
 
 class ClockTeam:

@@ -43,8 +43,8 @@ class Args(RunArgs):
     update_epochs: int = 10  # epochs per rollout
     learning_rate: float = 2e-3  # learning rate of Adam
     anneal_lr: bool = True  # anneal the learning rate linearly towards 0
-    max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
     norm_rate: float = 0.1  # smallest weight of a rollout in the statistics of returns, from 0 (all count alike) to 1
+    max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.95  # discount factor, from 0 to 1
     gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1
     norm_adv: bool = True  # normalise the advantages of each minibatch
