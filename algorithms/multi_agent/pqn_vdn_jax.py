@@ -159,7 +159,7 @@ def q_lambda(reward, value, done, final_value, next_value, gamma, lam):
 def vdn_q_lambda_loss(params, batch):
     """Mean squared error of the values of the joint actions taken, and the metrics."""
     q = jnp.take_along_axis(q_values(params, batch.obs), batch.action[..., None], -1).squeeze(-1)
-    q = q.sum(-1)  # Eq. 3 of VDN: Q(s, a_1, ..., a_n) = sum of Q_i(o_i, a_i)
+    q = q.sum(-1)  # VDN: Q(s, a_1, ..., a_n) is the sum of all Q_i(o_i, a_i)
     assert q.shape == batch.returns.shape
     loss = ((q - batch.returns) ** 2).mean()
     return loss, {"losses/td_loss": loss, "losses/q_values": q.mean()}
