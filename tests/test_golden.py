@@ -116,6 +116,8 @@ FLAGS = {
     "tqc_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
     "c51_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "pqn_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
+    "pqn_vdn_jax": "--num-envs 8 --num-steps 16 --total-timesteps 512 --eval-every 256",
+    "mappo_jax": "--num-envs 8 --total-timesteps 512 --eval-every 256",
     "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari_jax": f"{POOLED} --buffer-size 1000",
     "c51_atari_jax": f"{POOLED} --buffer-size 100 --target-network-frequency 100",
@@ -165,7 +167,7 @@ SLOW = (
     "ppo_atari_multigpu", "sac_atari",
     "simba_sac", "sac_nstep", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari",
     "ppo_atari_multigpu", "sac_atari", "twin_d3qn",
-    "ppo_lstm_jax", "ppo_rnd_jax", "crossq_jax", "tqc_jax",
+    "ppo_lstm_jax", "ppo_rnd_jax", "crossq_jax", "tqc_jax", "pqn_vdn_jax", "mappo_jax",
 )  # fmt: skip
 
 

@@ -19,10 +19,10 @@ BODIES = {f"{name}_continuous_action" for name in ("ppo", "ddpg", "td3", "sac")}
 OFF_POLICY = "--total-timesteps 1200 --learning-starts 100 --batch-size 16 --buffer-size 500 --num-envs 2"
 PPO = "--total-timesteps 1280 --num-envs 2 --num-steps 16 --num-minibatches 2"
 EVERY = "--eval-episodes 1 --eval-every 400 --save-every 400"
-ON_POLICY = {name for name in TWINS if name.startswith(("ppo", "pqn"))}  # without replay
+ON_POLICY = {name for name in TWINS if name.startswith(("ppo", "pqn", "mappo"))}  # without replay
 GAMES = {name for name in TWINS if "atari" in name}  # of EnvPool, which cannot be saved
 ROOTS = ("ppo", "dqn")  # the others are in `make test-all`
-ALONE = {"ppo_minatar_jax"}  # the games are in JAX: in torch they would be slow
+ALONE = {"ppo_minatar_jax", "pqn_vdn_jax"}  # the games are in JAX: in torch they would be slow
 
 
 def test_there_are_twins():
@@ -80,7 +80,7 @@ def test_the_learning_rate_falls_linearly_also_after_a_longer_resume(name, train
     """0.01 * (1 - i / num_iterations) in iteration i of 32 steps, of 16 and then of 32 iterations; with --target-kl,
     which ends every iteration after one epoch, too."""
     flags = "--num-envs 2 --num-steps 16 --num-minibatches 2 --learning-rate 0.01 --eval-episodes 1 --log-every 64"
-    stop = ["--target-kl", 0.0] if name.startswith("ppo") else []
+    stop = ["--target-kl", 0.0] if name.startswith(("ppo", "mappo")) else []
     stop += ["--warmup-rollouts", 0] if name == "ppo_rnd" else []
     every = ["--eval-every", 64, "--save-every", 512]
     run = train(TWINS[name], *flags.split(), *every, *stop, "--total-timesteps", 512)["run"].runs[0]
