@@ -142,7 +142,7 @@ def state_value(params, state):
     return mean + std * tanh_mlp(params["critic"], state).squeeze(-1)
 
 
-def count_returns(params, returns, rate):
+def count_team_returns(params, returns, rate):
     """Take returns (n,) into the statistics, and change the last layer so that no value changes (PopArt)."""
     old, (mean, std) = params["returns"], units_of(params)
     count = old["count"] + 1
@@ -285,7 +285,7 @@ def train_iteration(training, setup):
     advantage = gae(reward, value, done, final_value, next_value, args.gamma, args.gae_lambda)
     rollout = Batch(obs, state, mask, action, logprob, value, advantage, advantage + value)
     rollout = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rollout)
-    params = count_returns(params, rollout.returns, args.norm_rate)
+    params = count_team_returns(params, rollout.returns, args.norm_rate)
 
     # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
     # not a schedule of optax, which would count gradient steps: --target-kl leaves some of them out

@@ -57,7 +57,7 @@ def test_statistics_of_the_returns_are_those_of_the_torch_twin_and_change_no_val
     for name, value in params["returns"].items():
         getattr(agent.critic, name).fill_(value.item())
     state, value = np.float32(rng.normal(size=(20, 6))), jax.jit(JAX["state_value"])
-    count, before = jax.jit(partial(JAX["count_returns"], rate=0.4)), value(params, state)
+    count, before = jax.jit(partial(JAX["count_team_returns"], rate=0.4)), value(params, state)
     rollouts = [np.float32(rng.normal(mean, std, size=30)) for mean, std in ((5, 1), (-40, 9), (100, 20))]
     for returns in rollouts:
         params = count(params, returns)
