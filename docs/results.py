@@ -26,7 +26,8 @@ from solorl.terminal import duration
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, SPEED, ALGORITHMS = "docs/results.md", "docs/speed.md", "algorithms/README.md"
 FAMILY = "algorithms/actor_critic/README.md"
-PPO, DQN, ACTOR_CRITIC, PQN = LOGS = [f"docs/results/{family}.md" for family in ("ppo", "dqn", "actor_critic", "pqn")]
+FAMILIES = ("ppo", "dqn", "actor_critic", "pqn", "multi_agent")
+PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT = LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
 CLASSIC, CONTINUOUS, OFF_POLICY_RUNS, JAX = (
     f"benchmark/results/{name}" for name in ("classic", "ppo_continuous", "actor_critic", "jax")
 )
@@ -74,6 +75,8 @@ TABLES = [
     (ACTOR_CRITIC, "long", f"{OFF_POLICY_RUNS} {JAX} --env-ids {LONG} --methods {OFF_POLICY} {OFF_POLICY_JAX}"),
     (ACTOR_CRITIC, "discrete", f"{OFF_POLICY_RUNS} --methods sac_discrete"),
     (ACTOR_CRITIC, "modern", "benchmark/results/modern --env-ids Pendulum-v1 Hopper-v5"),
+    (ACTOR_CRITIC, "elegantrl", "benchmark/results/elegantrl --baseline 'inter_sac whole'"),
+    (MULTI_AGENT, "team-games", "benchmark/results/team_games"),
 ]
 
 # page, its markers, module in benchmark, its data in benchmark/results/speed
@@ -99,6 +102,7 @@ RUNS = {
     DQN: ["dqn", "jax", "minatar", "modern", "dqn_variants"],
     ACTOR_CRITIC: ["actor_critic", "jax", "modern", "elegantrl"],
     PQN: ["pqn", "minatar", "atari"],
+    MULTI_AGENT: ["team_games"],
 }
 
 # The headline table of README: environment, method, folder in benchmark/results.
