@@ -55,6 +55,6 @@ class Recall(ParallelEnv):
         pass
 
 
-for _name, _game in (("Recall", Recall), ("RecallRaid", Raid), ("RecallMaskedRaid", partial(Raid, "masked"))):
+for _name, _game in (("RecallCue", Recall), ("RecallRaid", Raid), ("RecallMaskedRaid", partial(Raid, "masked"))):
     if f"{_name}-v0" not in gym.registry:
         register(f"{_name}-v0", _game)

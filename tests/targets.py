@@ -70,5 +70,5 @@ class Targets(ParallelEnv):
 register("Targets-v0", Targets)
 register("TargetsContinuous-v0", partial(Targets, continuous=True))
 register("TargetsUnbounded-v0", partial(Targets, continuous=True, bound=np.inf))
-register("Raid-v0", Raid)
+register("TargetsRaid-v0", Raid)
 register("RaidMasked-v0", partial(Raid, "masked"))

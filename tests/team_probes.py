@@ -60,6 +60,6 @@ def masked_raid(**kwargs):
     return Raid("masked", **kwargs)
 
 
-if "Raid-v0" not in gym.registry:
-    register("Raid-v0", masked_raid, TEAMS)
-    register("Recall-v0", Recall)
+if "TeamRaid-v0" not in gym.registry:
+    register("TeamRaid-v0", masked_raid, TEAMS)
+    register("TeamRecall-v0", Recall)

@@ -6,7 +6,7 @@
 
 Paper     Lowe et al. 2017, https://arxiv.org/abs/1706.02275 ("Eq. n" below)
 Run       solo train maddpg --env-id team/simple_spread_v3
-Spaces    vector -> discrete or continuous, of each agent
+Spaces    vector -> continuous, or discrete, of each agent
 Differs   from ddpg_continuous_action.py: N agents, each with an actor, which sees its own observation, and a critic of
           its own rewards, which sees the observations and actions of all; with discrete actions a softmax of logits
           and Gumbel noise in place of tanh and Gaussian noise

@@ -37,13 +37,13 @@ class Args(RunArgs):
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 2_000_000  # environment steps, summed over environments
     num_envs: int = 128  # environments stepped in parallel
-    num_steps: int = 16  # length of a rollout in each environment
+    num_steps: int = 32  # length of a rollout in each environment
     common_reward: bool = True  # every agent learns from the sum of all rewards
     num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 10  # epochs per rollout
     learning_rate: float = 2e-3  # learning rate of Adam
     anneal_lr: bool = True  # anneal the learning rate linearly towards 0
-    norm_rate: float = 0.1  # smallest weight of a rollout in the statistics of returns, from 0 (all count alike) to 1
+    norm_rate: float = 0.1  # smallest weight of a rollout in the statistics of returns (0: all are equal), from 0 to 1
     max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.95  # discount factor, from 0 to 1
     gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1

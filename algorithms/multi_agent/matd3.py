@@ -6,7 +6,7 @@
 
 Paper     Ackermann et al. 2019, https://arxiv.org/abs/1910.01465
 Run       solo train matd3 --env-id team/simple_spread_v3
-Spaces    vector -> discrete or continuous, of each agent
+Spaces    vector -> continuous, or discrete, of each agent
 Differs   from maddpg.py: two critics for each agent, the smaller target counts; noise on continuous target actions (on
           discrete ones maddpg.py has Gumbel noise, too); two critic updates for each actor update
 Not for   one agent: td3_continuous_action.py

@@ -13,7 +13,7 @@ from solorl.envs.pettingzoo import PettingZooEnvs
 from solorl.run.verbs import Run
 
 IPPO = definitions("ippo")
-RAID = "team_probes:Raid-v0"  # 4 agents with masks, some leave early, one by a limit of its own
+RAID = "team_probes:TeamRaid-v0"  # 4 agents with masks, some leave early, one by a limit of its own
 SMALL = (
     "--num-envs 3 --num-steps 16 --num-minibatches 1 --update-epochs 2 --total-timesteps 96 --eval-episodes 1".split()
 )

@@ -16,7 +16,7 @@ SCRIPTS = {"maddpg": MADDPG, "matd3": definitions("matd3")}
 DIMS, ACTIONS = [2, 4, 3], [3, 2, 2]  # of three agents with unequal spaces
 SMALL = "--num-envs 2 --total-timesteps 60 --learning-starts 20 --batch-size 16 --buffer-size 100 --utd-ratio 0.5"
 SMALL = [*SMALL.split(), "--eval-episodes", "1", "--eval-every", "0"]
-RAID, MASKED, TARGETS = "targets:Raid-v0", "targets:RaidMasked-v0", "targets:Targets-v0"
+RAID, MASKED, TARGETS = "targets:TargetsRaid-v0", "targets:RaidMasked-v0", "targets:Targets-v0"
 CONTINUOUS = "targets:TargetsContinuous-v0"
 
 

@@ -11,7 +11,7 @@ from test_mappo import rows_of
 from solorl.envs.pettingzoo import PettingZooEnvs
 
 RNN = definitions("mappo_rnn")
-RECALL = "team_probes:Recall-v0"
+RECALL = "team_probes:TeamRecall-v0"
 
 
 def remembered(network, x, hidden, first):

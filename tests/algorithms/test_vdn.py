@@ -304,6 +304,6 @@ def test_too_few_steps_are_refused(train):
 @pytest.mark.parametrize("script", ["vdn", "qmix", "qtran"])
 def test_learns_what_must_be_remembered_by_all(train, script):
     """Both see the cue three steps before they must give it, and each may do what the other may not."""
-    flags = "--env-id recall:Recall-v0 --max-steps 4 --total-timesteps 12000 --learning-rate 0.002 --gamma 0.9"
+    flags = "--env-id recall:RecallCue-v0 --max-steps 4 --total-timesteps 12000 --learning-rate 0.002 --gamma 0.9"
     v = train(script, *flags.split(), "--target-network-frequency", "50", "--eval-every", "0", "--eval-episodes", "50")
     assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] == 1

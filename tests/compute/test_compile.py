@@ -55,7 +55,7 @@ def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatc
         use_fake_envpool(monkeypatch)
     train(name, *flags_of(name), "--eval-every", 0, "--save-every", 0, "--compile")
     assert losses and all("_loss" in name for name in losses)
-    settings = {"dynamic": False, "options": {"cpp_wrapper": True}}
+    settings = {"dynamic": False, "options": {"cpp_wrapper": True, "fallback_random": True}}
     assert options == [("gradients_of", settings)] * len(losses)
 
 

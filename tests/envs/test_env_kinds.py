@@ -78,7 +78,7 @@ def advice(name, env_id):
     envs = SimpleNamespace(single_observation_space=OBS[obs], single_action_space=ACTIONS[action])
     run = object.__new__(Run)
     run.args, run.script = SimpleNamespace(env_id=env_id), path
-    wanted = re.search(r"run\.require_spaces\(envs, obs=\"(\w+)\", action=\"(\w+)\"\)", path.read_text())
+    wanted = re.search(r"run\.require_spaces\(envs, obs=\"(\w+)\", action=\"(\w+)\"", path.read_text())
     try:
         run.require_spaces(envs, *wanted.groups())
     except SystemExit as end:
