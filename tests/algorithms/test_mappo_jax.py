@@ -169,7 +169,8 @@ def rollout_by_hand(agent, gumbel, common):
     return TORCH["Batch"](*(torch.stack(field) for field in fields)), np.stack(reward)
 
 
-@pytest.mark.parametrize("common", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("common", [True, False])
 def test_one_iteration_is_that_of_brute_force(common):
     """Actions drawn within the masks, the advantages of each agent with ends and time limits, from common or own
     rewards, the statistics of the returns, and one step of Adam: the same weights after it."""

@@ -238,6 +238,7 @@ def test_resumed_in_any_rollout_of_a_phase_equals_uninterrupted(step, train, sav
         np.testing.assert_array_equal(array, whole["phase"].arrays[name])
 
 
+@pytest.mark.slow
 def test_without_save_replay_the_next_auxiliary_phase_has_the_rollouts_since_the_resume(train, saved_games, aux_inputs):
     """A checkpoint then holds no images, and the run says what is lost."""
     run_dir = cut(train("ppg_procgen", *SHORT, "--save-every", 24)["run"].dir, 72)

@@ -31,6 +31,7 @@ OURS = [name for name in solorl.envs.teams.GAMES if name not in PARTICLES]
 def both(name, num_envs=4):
     """The same games, in one compiled call and one after the other, after their resets."""
     ours, wanted = TeamEnvs(f"team/{name}", num_envs), PettingZooEnvs([lambda: gym.make(f"team/{name}")] * num_envs)
+    wanted.action_space.seed(0)  # contacts amplify the rounding of single precision: not every game stays so near
     seeds = list(range(num_envs))
     return ours, wanted, ours.reset(seed=seeds), wanted.reset(seed=seeds)
 
