@@ -724,6 +724,7 @@ def test_new_from_an_own_file_in_a_checkout_goes_to_the_family_it_comes_from(tre
     assert (tmp_path / "algorithms" / "dqn" / "mine.py").is_file()
 
 
+@pytest.mark.slow
 def test_the_installed_catalogue_passes(home, solo):
     assert solo("check")[0] == 0
 

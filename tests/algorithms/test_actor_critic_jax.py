@@ -361,6 +361,7 @@ def test_it_learns_where_to_aim_within_asymmetric_bounds(name, train, solo, aim)
     assert code == 0 and "over 3 greedy episodes" in out and "Aim-v0: -0.0" in out, out + err
 
 
+@pytest.mark.slow
 def test_a_loaded_actor_takes_the_place_of_the_actor_alone():
     """It is a field of a field of the training."""
     runs = Runs.__new__(Runs)

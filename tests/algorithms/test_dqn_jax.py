@@ -34,6 +34,7 @@ def random_batches(n=32):
     return JAX["Batch"](*columns), TORCH["Batch"](*map(torch.from_numpy, columns))
 
 
+@pytest.mark.slow
 def test_loss_and_one_update_are_those_of_the_torch_twin():
     params, target_params = (JAX["init_params"](jax.random.PRNGKey(i), 3, 4) for i in range(2))
     network, target = twin(params, 4), twin(target_params, 4)

@@ -225,6 +225,7 @@ def cut(run_dir, step):
     return run_dir
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [72, *(pytest.param(step, marks=pytest.mark.slow) for step in (24, 48))])
 def test_resumed_in_any_rollout_of_a_phase_equals_uninterrupted(step, train, saved_games):
     """With --save-replay also in the middle of a phase, as before and after the auxiliary one."""

@@ -58,6 +58,7 @@ def test_values_are_means_of_quantiles_and_acting_is_greedy():
     assert (net.act(obs) == value.argmax(1).numpy()).all() and len(set(net.act(obs))) > 1
 
 
+@pytest.mark.slow
 def test_learns_to_discount_and_to_choose(train):
     v = train("qr_dqn", "--env-id", "probes:Delayed-v0", *FAST, "--gamma", "0.5")
     q = v["q_network"](torch.tensor([[0.0], [1.0]])).detach()

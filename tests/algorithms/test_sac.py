@@ -37,6 +37,7 @@ def test_log_probability_is_the_change_of_variables():
     torch.testing.assert_close(logprob.detach(), density, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_densities_integrate_to_one():
     """Over a grid of actions, which the policy's inverse turns into noise."""
     torch.manual_seed(0)

@@ -288,6 +288,7 @@ def test_what_fails_is_tried_again_and_then_shown(solo, place):
     assert attempts(study, task) == ["failed", "failed"]
 
 
+@pytest.mark.slow
 def test_cancelled_tasks_stop_until_they_are_retried(solo, place):
     words = command(place, "--pause", 0.1, "--total-timesteps", 20, seeds=2, workers=1)
     with runner(place, "--pause", 0.1, "--total-timesteps", 20, seeds=2, workers=1) as process:

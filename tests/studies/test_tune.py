@@ -164,6 +164,7 @@ def prune_with(place, pruner, *, seeds, steps, values):
     return found
 
 
+@pytest.mark.slow
 def test_hopeless_curve_ends_the_running_process(place, capfd):
     class Hopeless(optuna.pruners.BasePruner):
         def prune(self, study, trial):
