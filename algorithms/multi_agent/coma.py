@@ -276,10 +276,8 @@ if __name__ == "__main__":
     sizes = (args.max_steps, num_agents, obs_dim, state_dim, num_actions)
     pieces = empty_pieces(args.num_envs, *sizes)  # of the running games
     waiting = empty_pieces(args.batch_size + args.num_envs - 1, *sizes)  # for the next update
-    length, first = (
-        np.zeros(args.num_envs, np.int64),
-        np.ones(args.num_envs, bool),
-    )  # their steps; who begins a game
+    length = np.zeros(args.num_envs, np.int64)  # their steps
+    first = np.ones(args.num_envs, bool)  # in which a game begins
     count, updates = np.zeros(1, np.int64), np.zeros(1, np.int64)  # pieces that wait; gradient steps of the critic
     memory = torch.zeros(args.num_envs, num_agents, 64 + num_actions, device=run.device)  # as `act` has its state
     networks = {"actor": actor, "critic": critic, "target_critic": target_critic}

@@ -25,6 +25,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
+from solorl.envs.interface import key_of
 from solorl.envs.open import compiled
 
 
@@ -46,7 +47,7 @@ class BraxTensors(gym.vector.VectorEnv):
     def reset(self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None) -> Any:
         """New episodes everywhere. `seed`, a number or one for each environment, decides all that is random."""
         if seed is not None or self._key is None:
-            self._key = jax.random.PRNGKey(int(np.random.SeedSequence(seed).generate_state(1)[0]) >> 1)
+            self._key = key_of(seed)
         self._key, key = jax.random.split(self._key)
         self._state, obs = self._begin(key)
         self.obs = self._tensor(obs)

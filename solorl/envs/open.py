@@ -10,6 +10,7 @@ import numpy as np
 
 from solorl.envs.classic import DYNAMICS, JaxEnvs
 from solorl.envs.ids import family_of, is_envpool_game
+from solorl.envs.interface import advancing
 from solorl.errors import quit_with
 
 
@@ -64,9 +65,4 @@ def compiled(env_id: str, num_envs: int = 1) -> Any:
     """Environments of `open_envs`, and two compiled functions: `begin(key)` -> state, obs, and
     `advance(key, state, action)` -> key, state, Step, which splits the key itself."""
     envs = open_envs(env_id, num_envs)
-
-    def advance(key: Any, state: Any, action: Any) -> Any:
-        key, step_key = jax.random.split(key)
-        return key, *envs.step(step_key, state, action)
-
-    return envs, jax.jit(envs.reset), jax.jit(advance)
+    return envs, jax.jit(envs.reset), jax.jit(advancing(envs))

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from solorl.envs import pettingzoo
+from solorl.envs.interface import key_of
 from solorl.envs.teams import GAMES, team_game
 
 
@@ -47,8 +48,7 @@ class ParallelGame:
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """A new game: observations and infos of each agent."""
-        key = jax.random.PRNGKey(int(np.random.SeedSequence(seed).generate_state(1)[0]) >> 1)
-        self.inner, told = compiled(self.game)[0](key)
+        self.inner, told = compiled(self.game)[0](key_of(seed))
         self.agents, self.steps = list(self.possible_agents), 0
         return self._observations(told)
 

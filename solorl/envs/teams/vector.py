@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
+from solorl.envs.interface import advancing, key_of
 from solorl.envs.pettingzoo import PettingZooEnvs
 from solorl.envs.teams import function_of
 from solorl.envs.teams.game import JaxTeams
@@ -29,11 +30,7 @@ def compiled(env_id: str, num_envs: int, **kwargs: Any) -> Any:
         state, obs = envs.reset(reset_key)
         return key, state, obs, envs.central(state), envs.action_mask(state)
 
-    def advance(key: Any, state: Any, action: Any) -> Any:
-        key, step_key = jax.random.split(key)
-        return key, *envs.step(step_key, state, action)
-
-    return envs, jax.jit(begin), jax.jit(advance)
+    return envs, jax.jit(begin), jax.jit(advancing(envs))
 
 
 def _array(x: Any) -> Any:
@@ -65,7 +62,7 @@ class TeamEnvs(gym.vector.VectorEnv):
     def reset(self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None) -> Any:
         """New games everywhere. `seed`, a number or one for each game, decides all that is random."""
         if seed is not None or self._key is None:
-            self._key = jax.random.PRNGKey(int(np.random.SeedSequence(seed).generate_state(1)[0]) >> 1)
+            self._key = key_of(seed)
         self._key, self._games, *now = self._begin(self._key)
         self._now(*now)
         return self.obs.copy(), self._infos()
