@@ -116,7 +116,7 @@ FLAGS = {
     "tqc_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
     "c51_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "pqn_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
-    "pqn_vdn_jax": "--num-envs 8 --num-steps 16 --total-timesteps 512 --eval-every 256",
+    "pqn_vdn_jax": "--num-envs 8 --num-steps 16 --total-timesteps 512 --eval-every 128",
     "mappo_jax": "--num-envs 8 --total-timesteps 512 --eval-every 256",
     "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari_jax": f"{POOLED} --buffer-size 1000",
