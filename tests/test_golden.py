@@ -162,12 +162,9 @@ SLOW = (
     "sac_continuous_action_jax", "dqn_atari_jax", "pqn_jax",
     # in torch, variants of which another file and tests of their own have nearly all lines
     "double_dqn", "dueling_dqn", "ez_greedy_dqn", "ppo_lstm_masked", "rpo_continuous_action", "redq", "droq",
-    "simba_sac", "flash_sac", "sac_nstep", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari",
-    "simba_sac", "sac_nstep", "mod_sac", "basic_ac", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari",
-    "ppo_atari_multigpu", "sac_atari",
-    "simba_sac", "sac_nstep", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari",
-    "ppo_atari_multigpu", "sac_atari", "twin_d3qn",
-    "ppo_lstm_jax", "ppo_rnd_jax", "crossq_jax", "tqc_jax", "pqn_vdn_jax", "mappo_jax",
+    "simba_sac", "flash_sac", "sac_nstep", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari", "mod_sac",
+    "basic_ac", "ppo_atari_multigpu", "sac_atari", "twin_d3qn", "ppo_lstm_jax", "ppo_rnd_jax", "crossq_jax", "tqc_jax",
+    "pqn_vdn_jax", "mappo_jax",
 )  # fmt: skip
 
 
