@@ -30,7 +30,8 @@ BUDGETS = {
     # a login of Weights & Biases (15), films of Atari
     "catalog": 965,  # relatives (16); parts that are changed in place (20), what a file comes from (18); the stub (20)
     # what a picture of a training shows, and drawing it (107)
-    "results": 1647,  # [1,500] what a method is compared with; the range of few runs; which run of a seed counts (60); papers (90)
+    # what a method is compared with; the range of few runs; which run of a seed counts (60); what goes into a paper (90)
+    "results": 1647,
     "studies": 3200,  # [1,300] and the studies of clusters: storage, plan on disk, worker, fleet, engines
     "share": 950,  # the Hugging Face hub: card, push, pull, refusals; ONNX: the check, torch, operations of JAX
     "cli": 2100,  # [800] and the verbs of clusters; core-hours of the defaults (34); `solo plot` (33)
