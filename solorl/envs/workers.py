@@ -78,8 +78,6 @@ class InWorkers(gym.vector.SyncVectorEnv):
         """See `gymnasium.vector.VectorEnv.reset`; without `reset_mask`."""
         seeds = [None] * self.num_envs if seed is None else seed
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seeds
-        if len(seeds) != self.num_envs:
-            raise ValueError(f"there are {len(seeds)} seeds for {self.num_envs} environments")
         self._or_end(self.ask, _reset, [seeds[rows] for rows in self.rows], [options] * len(self.rows))
         return self.obs, self._infos()
 
@@ -196,6 +194,8 @@ def _work(kind: Any, what: Any, first: int, shared: Any, pipe: connection.Connec
     gym.registry.update(registry)  # what a new process lacks
     random.seed(random.random() + first)  # or what draws from these would draw the same in all workers
     np.random.seed(np.random.randint(2**31) + first)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # others do not outlive a fork, and the cores are taken
     noted: list[tuple[int, bytes]] = []
 
     def note(infos: dict[str, Any], info: dict[str, Any], index: int) -> dict[str, Any]:

@@ -85,9 +85,7 @@ def test_steps_are_those_of_one_process(kind):
     assert any("final_obs" in each[4] for each in steps[1])
 
 
-@pytest.mark.parametrize(
-    ("kind", "before", "after"), [("masks", 2, 4), ("masks", 0, 2), ("agents", 2, 0), ("dicts", 4, 2)]
-)
+@pytest.mark.parametrize(("kind", "before", "after"), [("masks", 2, 4), ("masks", 0, 2), ("agents", 2, 0)])
 def test_a_state_goes_on_with_another_number_of_workers(kind, before, after):
     saved, again = opened(kind, before), opened(kind, after)
     saved.reset(seed=[3, 1, 4, 5])
@@ -254,7 +252,7 @@ def test_an_exception_in_an_environment_ends_the_training_with_a_sentence(train,
 
 def words_of(env_id, tmp_path, *flags):
     words = [sys.executable, script("ppo"), "--env-id", env_id, "--num-envs", 4, "--num-steps", 16, "--log-every", 1]
-    words += ["--eval-episodes", 1, "--save-every", 64, "--env-workers", 2, "--runs-dir", tmp_path, *flags]
+    words += ["--eval-episodes", 1, "--save-every", 320, "--env-workers", 2, "--runs-dir", tmp_path, *flags]
     return [*map(str, words)]
 
 
@@ -293,17 +291,23 @@ def test_a_signal_to_all_processes_ends_the_training_after_a_save(number, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_training_that_is_killed_leaves_no_worker_and_goes_on(tmp_path):
-    process, workers, folder = begin(words_of("CartPole-v1", tmp_path), tmp_path)
-    process.kill()
-    process.communicate(timeout=60)
+@pytest.mark.parametrize("killed", ["training", "worker"])
+def test_what_is_killed_leaves_no_process_and_goes_on(killed, train, tmp_path):
+    """From the last checkpoint, to the end of a training that nothing has disturbed."""
+    length = ["--total-timesteps", "2560"]
+    process, workers, folder = begin(words_of("CartPole-v1", tmp_path, *length), tmp_path)
+    os.kill(workers[0] if killed == "worker" else process.pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
     assert are_over(workers)
-    step = json.loads((folder / "status.json").read_text())["checkpoint"]
-    again = subprocess.run(
-        words_of("CartPole-v1", tmp_path, "--resume", str(folder), "--total-timesteps", str(step + 640)),
-        env=environment(), capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert again.returncode == 2 and "--resume-changed" in again.stderr  # the resumed run has its own length
+    if killed == "worker":
+        assert process.returncode == 1 and err.count("\n") == 1, err
+        assert "worker 1 of 2 (--env-workers) has ended with exit code -9; --resume continues" in err
+        assert json.loads((folder / "status.json").read_text())["status"] == "failed"
+    train("ppo", "--resume", folder, "--env-workers", 4)
+    words = words_of("CartPole-v1", tmp_path / "whole", *length, "--env-workers", "0")
+    run = train("ppo", *words[2:])["run"]
+    assert comparable(folder) == comparable(run.dir)
+    assert_equal(load_file(folder / "model_last.safetensors"), weights(run))
 
 
 @pytest.mark.slow
@@ -316,13 +320,3 @@ def test_workers_in_the_middle_of_a_step_end_with_a_training_that_is_killed(tmp_
     process.kill()
     process.wait()
     assert are_over(workers)
-
-
-@pytest.mark.slow
-def test_a_training_whose_worker_is_killed_says_so_and_goes_on(tmp_path):
-    process, workers, folder = begin(words_of("CartPole-v1", tmp_path), tmp_path)
-    os.kill(workers[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1 and "worker 1 of 2 (--env-workers) has ended with exit code -9" in err
-    assert err.count("\n") == 1 and are_over(workers)
-    assert json.loads((folder / "status.json").read_text())["status"] == "failed"
