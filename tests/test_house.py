@@ -20,12 +20,12 @@ BUDGETS = {
     # the mistakes of a user's own environment (41); Procgen: its Qt, its kind, its limit (36); the packages and the
     # kind of PettingZoo's games of Atari (22); simulators in batches of tensors (65); EnvPool's environments one by
     # one, and vectors of its dicts (55); games of several agents in JAX, one and many: mpe2's particles, matrices,
-    # switch, and their ids (410); foraging and the warehouse (52)
-    "envs": 1966,
+    # switch, and their ids (410); foraging and the warehouse (52); environments in other processes (180)
+    "envs": 2145,
     "checkpoints": 650,  # what the bytes of Atari's emulator lack (35)
     "args": 250,
     "compute": 600,  # gradient steps that share parameters (60), the convolution in JAX, which five files had (22)
-    "run": 2271,  # episodes that another process plays (20); opponents in evaluation (111), policies in JAX with
+    "run": 2282,  # episodes that another process plays (20); opponents in evaluation (111), policies in JAX with
     # memory, masks, agents (35), several loops (30);
     # a login of Weights & Biases (15), films of Atari
     "catalog": 965,  # relatives (16); parts that are changed in place (20), what a file comes from (18); the stub (20)
