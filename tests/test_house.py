@@ -33,7 +33,7 @@ BUDGETS = {
     "results": 1550,  # [1,500] what a method is compared with; the range of few runs; which run of a seed counts (60)
     "studies": 3016,  # and the studies of clusters: storage, plan on disk, worker, fleet, engines
     "share": 950,  # the Hugging Face hub: card, push, pull, refusals; ONNX: the check, torch, operations of JAX
-    "cli": 2066,  # and the verbs of clusters; core-hours of the defaults (34); `solo plot` (33)
+    "cli": 2051,  # and the verbs of clusters; core-hours of the defaults (34); `solo plot` (33)
 }
 
 
