@@ -31,7 +31,7 @@ BUDGETS = {
     "catalog": 965,  # relatives (16); parts that are changed in place (20), what a file comes from (18); the stub (20)
     # what a picture of a training shows, and drawing it (107)
     "results": 1550,  # [1,500] what a method is compared with; the range of few runs; which run of a seed counts (60)
-    "studies": 3016,  # and the studies of clusters: storage, plan on disk, worker, fleet, engines
+    "studies": 2993,  # and the studies of clusters: storage, plan on disk, worker, fleet, engines
     "share": 950,  # the Hugging Face hub: card, push, pull, refusals; ONNX: the check, torch, operations of JAX
     "cli": 2051,  # and the verbs of clusters; core-hours of the defaults (34); `solo plot` (33)
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, did_you_mean, missing_extra, reason
 from solorl.machine import own_cores
 from solorl.studies.engines.cluster import AGAIN, Cluster, Submission, check_options
 from solorl.studies.engines.local import UNKNOWN, Engine, Job, LocalEngine
@@ -16,7 +16,7 @@ __all__ = [
     "AGAIN", "ENGINES", "UNKNOWN", "Cluster", "Engine", "Job", "LocalEngine", "Submission", "check_options",
     "check_storage", "open_again", "open_engine", "open_pool",
 ]  # fmt: skip
-# Name -> its module, which has `open(options) -> Cluster` and imports its packages inside of functions.
+# Name -> its module, which has `open(options) -> Cluster`.
 ENGINES = {
     "local": "solorl.studies.engines.workers",
     "ray": "solorl.studies.engines.ray",
@@ -45,7 +45,11 @@ def open_engine(name: str, options: Mapping[str, str]) -> Cluster:
     if name not in ENGINES:
         hint = did_you_mean(name, ENGINES) or f"; there are {', '.join(ENGINES)}"
         raise UsageError(f"there is no engine {name}{hint}")
-    cluster: Cluster = import_module(ENGINES[name]).open(options)
+    try:
+        module = import_module(ENGINES[name])
+    except ModuleNotFoundError as error:
+        raise UsageError(missing_extra(f"the engine {name}", error) or reason(error)) from None
+    cluster: Cluster = module.open(options)
     return cluster
 
 
