@@ -32,9 +32,9 @@ BUDGETS = {
     # what a picture of a training shows, and drawing it (107)
     # what a method is compared with; the range of few runs; which run of a seed counts (60); what goes into a paper (90)
     "results": 1647,
-    "studies": 3200,  # [1,300] and the studies of clusters: storage, plan on disk, worker, fleet, engines
+    "studies": 2993,  # and the studies of clusters: storage, plan on disk, worker, fleet, engines
     "share": 950,  # the Hugging Face hub: card, push, pull, refusals; ONNX: the check, torch, operations of JAX
-    "cli": 2100,  # [800] and the verbs of clusters; core-hours of the defaults (34); `solo plot` (33)
+    "cli": 2051,  # and the verbs of clusters; core-hours of the defaults (34); `solo plot` (33)
 }
 
 

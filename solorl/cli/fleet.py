@@ -17,7 +17,6 @@ from solorl.studies.task import Task
 VERBS = ("status", "logs", "cancel", "retry", "collect")
 RESOURCES = ("cores", "gpus", "memory", "time")
 MOST_ATTEMPTS = 100
-WRITTEN = ("kubernetes", "skypilot")  # engines that write a file, which other tools start
 
 
 def add_flags(parser: Parser) -> None:
@@ -39,7 +38,6 @@ def add_flags(parser: Parser) -> None:
         help=f"without a sign of a worker, then it is dead (default {LEASE:.0f})",
     )
     group.add_argument("--detach", action="store_true", help="submit and return")
-    group.add_argument("--write", metavar="FILE", help="the file that kubernetes or skypilot is to start")
 
 
 def given_resources(args: Any) -> dict[str, str]:
@@ -49,7 +47,7 @@ def given_resources(args: Any) -> dict[str, str]:
 
 def refuse_flags(args: Any) -> None:
     """UsageError for flags that change nothing without a study."""
-    for name in (*RESOURCES, "attempts", "lease", "engine_option", "image", "detach", "write"):
+    for name in (*RESOURCES, "attempts", "lease", "engine_option", "image", "detach"):
         if getattr(args, name):
             raise UsageError(f"solo bench: --{name.replace('_', '-')} needs --storage, or another engine than local")
 
@@ -67,11 +65,9 @@ def run(plan: Plan, args: Any, is_suite: bool) -> int:
         raise UsageError(f"solo bench: --lease must be from 1 to 86,400 seconds, not {lease:g}")
     if args.engine == "local" and args.detach:
         raise UsageError("solo bench: --detach is for clusters; the engine local starts workers only while it runs")
-    if args.write and args.engine not in WRITTEN:
-        raise UsageError(f"solo bench: --write is for {' and '.join(WRITTEN)}; the engine {args.engine} starts workers")
     check_storage(args.engine, args.storage)
     options = engine_options(args, plan)
-    args.detach |= args.engine in WRITTEN
+    args.detach |= args.engine == "manual"
     cluster = open_engine(args.engine, options)
     storage = open_storage(args.storage or f"runs/studies/{plan.name}")
     study = Study(storage, plan.name, {task.id: task for task in plan.tasks}, attempts, lease)
@@ -98,8 +94,6 @@ def run(plan: Plan, args: Any, is_suite: bool) -> int:
 def engine_options(args: Any, plan: Plan) -> dict[str, str]:
     """The options of the engine: the suite's, then those of the command line. UsageError for one that is none."""
     options = {**plan.engines.get(args.engine, {}), **given_options(args, "solo bench")}
-    if args.write:
-        options["write"] = args.write
     if args.image:
         options["image"] = args.image
     if args.workers is not None:

@@ -20,7 +20,7 @@ from study_tasks import FAKE, attempts, finished_once, open_study, planned, step
 
 from solorl.errors import UsageError
 from solorl.results import result as results
-from solorl.studies import engines, fleet
+from solorl.studies import fleet
 from solorl.studies.engines.workers import LocalCluster
 from solorl.studies.mirror import Mirror
 from solorl.studies.plan import load_suite
@@ -535,9 +535,3 @@ def test_verbs_refuse_what_is_not_there(solo, place):
     refused(solo("bench", "logs", "study", "fak"), "fak could be any of 2 tasks")
     refused(solo("bench", "cancel", "study", "x"), "has no task x")
     refused(solo("bench", "status.py"), "status.py")  # a script
-
-
-def test_engines_that_are_not_there_yet_or_lack_a_package_say_so(monkeypatch):
-    monkeypatch.setitem(engines.ENGINES, "later", "solorl.studies.engines.later")
-    with pytest.raises(UsageError, match="cannot use later yet"):
-        engines.open_engine("later", {})

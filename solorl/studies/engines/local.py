@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from solorl.machine import _pid, is_alive, own_cores, pinned, process_start, shares, visible_gpus
+from solorl.machine import is_alive, own_cores, pid_of, pinned, process_start, shares, visible_gpus
 
 UNKNOWN = 256  # exit code of a job whose end nobody saw; no process has it
 
@@ -73,7 +73,7 @@ class LocalEngine:
             return False
         slot = self._free_slot()
         with contextlib.suppress(OSError, AttributeError):
-            cores = sorted(os.sched_getaffinity(_pid(handle)))
+            cores = sorted(os.sched_getaffinity(pid_of(handle)))
             slot = self._cores.index(cores) if cores in self._cores else slot
         self._jobs[handle] = (None, slot)
         return True
@@ -93,9 +93,9 @@ class LocalEngine:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if force:
-                os.killpg(_pid(handle), signal.SIGKILL)
+                os.killpg(pid_of(handle), signal.SIGKILL)
             else:
-                os.kill(_pid(handle), signal.SIGTERM)
+                os.kill(pid_of(handle), signal.SIGTERM)
 
     def _free_slot(self) -> int:
         """The slot with the fewest jobs."""
