@@ -34,7 +34,7 @@ BUDGETS = {
     "results": 1647,
     "studies": 2993,  # and the studies of clusters: storage, plan on disk, worker, fleet, engines
     "share": 950,  # the Hugging Face hub: card, push, pull, refusals; ONNX: the check, torch, operations of JAX
-    "cli": 2051,  # and the verbs of clusters; core-hours of the defaults (34); `solo plot` (33)
+    "cli": 2056,  # and the verbs of clusters; core-hours of the defaults (34); `solo plot` (33)
 }
 
 
