@@ -21,7 +21,7 @@ BUDGETS = {
     # kind of PettingZoo's games of Atari (22); simulators in batches of tensors (65); EnvPool's environments one by
     # one, and vectors of its dicts (55); games of several agents in JAX, one and many: mpe2's particles, matrices,
     # switch, and their ids (410); foraging and the warehouse (52); environments in other processes (180)
-    "envs": 2144,
+    "envs": 2139,
     "checkpoints": 650,  # what the bytes of Atari's emulator lack (35)
     "args": 250,
     "compute": 600,  # gradient steps that share parameters (60), the convolution in JAX, which five files had (22)
