@@ -21,19 +21,19 @@ BUDGETS = {
     # kind of PettingZoo's games of Atari (22); simulators in batches of tensors (65); EnvPool's environments one by
     # one, and vectors of its dicts (55); games of several agents in JAX, one and many: mpe2's particles, matrices,
     # switch, and their ids (410); foraging and the warehouse (52); environments in other processes (180)
-    "envs": 2145,
-    "checkpoints": 650,  # what the bytes of Atari's emulator lack (35)
-    "args": 250,
-    "compute": 600,  # gradient steps that share parameters (60), the convolution in JAX, which five files had (22)
+    "envs": 2139,
+    "checkpoints": 649,  # what the bytes of Atari's emulator lack (35)
+    "args": 227,
+    "compute": 579,  # gradient steps that share parameters (60), the convolution in JAX, which five files had (22)
     "run": 2282,  # episodes that another process plays (20); opponents in evaluation (111), policies in JAX with
     # memory, masks, agents (35), several loops (30);
     # a login of Weights & Biases (15), films of Atari
-    "catalog": 965,  # relatives (16); parts that are changed in place (20), what a file comes from (18); the stub (20)
+    "catalog": 961,  # relatives (16); parts that are changed in place (20), what a file comes from (18); the stub (20)
     # what a picture of a training shows, and drawing it (107)
     # what a method is compared with; the range of few runs; which run of a seed counts (60); what goes into a paper (90)
     "results": 1647,
     "studies": 2993,  # and the studies of clusters: storage, plan on disk, worker, fleet, engines
-    "share": 950,  # the Hugging Face hub: card, push, pull, refusals; ONNX: the check, torch, operations of JAX
+    "share": 947,  # the Hugging Face hub: card, push, pull, refusals; ONNX: the check, torch, operations of JAX
     "cli": 2056,  # and the verbs of clusters; core-hours of the defaults (34); `solo plot` (33)
 }
 
