@@ -79,7 +79,7 @@ def own_handle() -> str:
 def is_alive(handle: str) -> bool:
     """Whether the process of this handle still runs: the same id and the same start time, and no zombie."""
     pid, _, start = handle.partition(":")
-    return pid.isdigit() and process_start(int(pid)) == start
+    return pid.isdecimal() and len(pid) < 20 and process_start(int(pid)) == start
 
 
 def process_start(pid: int) -> str | None:

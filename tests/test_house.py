@@ -14,7 +14,8 @@ FLOORS = ("ground", "envs", "checkpoints", "args", "compute", "run", "catalog", 
 # Lines of code (as rule R1 counts them) that a room may have: what it has, rounded up to the next 50. A commit that
 # raises a number says why. In brackets: the target.
 BUDGETS = {
-    "ground": 500,  # trust.py: what may be executed, scripts (before in checkpoints and run) and modules (50)
+    "ground": 515,  # trust.py: what may be executed, scripts (before in checkpoints and run) and modules (50); what
+    # killed processes leave, texts that a terminal may show (12)
     # eight small games, two of them also in JAX (230); games of unequal spaces, PettingZoo's registry (60); masks of
     # one agent, kinds of spaces, batches of Dict and Tuple spaces (75); what a file declares of its environments (40);
     # the mistakes of a user's own environment (41); Procgen: its Qt, its kind, its limit (36); the packages and the
@@ -31,7 +32,8 @@ BUDGETS = {
     "catalog": 965,  # relatives (16); parts that are changed in place (20), what a file comes from (18); the stub (20)
     # what a picture of a training shows, and drawing it (107)
     "results": 1550,  # [1,500] what a method is compared with; the range of few runs; which run of a seed counts (60)
-    "studies": 3200,  # [1,300] and the studies of clusters: storage, plan on disk, worker, fleet, engines
+    "studies": 3280,  # [1,300] and the studies of clusters: storage, plan on disk, worker, fleet, engines; each field
+    # of a plan is checked (80), damaged files of leases, attempts, submissions (15)
     "share": 950,  # the Hugging Face hub: card, push, pull, refusals; ONNX: the check, torch, operations of JAX
     "cli": 2100,  # [800] and the verbs of clusters; core-hours of the defaults (34); `solo plot` (33)
 }

@@ -11,12 +11,11 @@ from solorl.cli import Parser, fleet
 from solorl.errors import UsageError
 from solorl.machine import own_cores
 from solorl.studies.bench import Runner, Store, following
+from solorl.studies.checks import check_name, check_texts
 from solorl.studies.engines import LocalEngine
 from solorl.studies.plan import (
     Flags,
     Plan,
-    check_name,
-    check_texts,
     find_python,
     load_script,
     load_suite,

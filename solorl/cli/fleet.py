@@ -8,15 +8,17 @@ from typing import Any
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.studies import fleet
+from solorl.studies.checks import check_texts
 from solorl.studies.engines import ENGINES, check_storage, open_again, open_engine
-from solorl.studies.plan import Plan, check_texts
+from solorl.studies.plan import Plan
+from solorl.studies.plan_file import LONGEST_LEASE, MOST_ATTEMPTS
 from solorl.studies.storage import open_storage, refusal
 from solorl.studies.study import ATTEMPTS, LEASE, Study, open_study
 from solorl.studies.task import Task
+from solorl.terminal import plain
 
 VERBS = ("status", "logs", "cancel", "retry", "collect")
 RESOURCES = ("cores", "gpus", "memory", "time")
-MOST_ATTEMPTS = 100
 WRITTEN = ("kubernetes", "skypilot")  # engines that write a file, which other tools start
 
 
@@ -63,7 +65,7 @@ def run(plan: Plan, args: Any, is_suite: bool) -> int:
     lease = LEASE if args.lease is None else args.lease
     if not 1 <= attempts <= MOST_ATTEMPTS:
         raise UsageError(f"solo bench: --attempts must be from 1 to {MOST_ATTEMPTS}, not {attempts}")
-    if not 1 <= lease <= 86400:
+    if not 1 <= lease <= LONGEST_LEASE:
         raise UsageError(f"solo bench: --lease must be from 1 to 86,400 seconds, not {lease:g}")
     if args.engine == "local" and args.detach:
         raise UsageError("solo bench: --detach is for clusters; the engine local starts workers only while it runs")
@@ -78,7 +80,8 @@ def run(plan: Plan, args: Any, is_suite: bool) -> int:
     try:
         study.write()
     except OSError as error:
-        raise UsageError(f"{storage.where} cannot be written: {error.strerror or error}") from None
+        if {task.id for task in plan.tasks} - study.done():
+            raise UsageError(f"{storage.where} cannot be written: {error.strerror or error}") from None
     runner = fleet.Fleet(study, plan.tasks, cluster, options, say)
     say(f"{len(plan.tasks)} runs on {args.engine}; the study is {storage.where}")
     code = runner.run(args.detach)
@@ -191,7 +194,7 @@ def logs(study: Study, tasks: Sequence[Task], address: str) -> int:
     task = tasks[0]
     names = [name for name in study.storage.list(f"tasks/{task.id}") if name.split("/")[2].startswith("output-")]
     for name in names:
-        say(f"==== {name}\n{study.storage.read(name).decode(errors='replace')}".rstrip())
+        say_all(f"==== {name}\n{study.storage.read(name).decode(errors='replace')}")
     handles = [
         (about, handle)
         for about in study.submissions()
@@ -200,8 +203,13 @@ def logs(study: Study, tasks: Sequence[Task], address: str) -> int:
     ]
     if not names and handles:
         about, handle = handles[-1]
-        say(open_again(about, address).logs(handle) or f"{task.id} has printed nothing yet")
+        say_all(open_again(about, address).logs(handle) or f"{task.id} has printed nothing yet")
     return 0
+
+
+def say_all(text: str) -> None:
+    """Print what a training has printed, line by line: it may not control this terminal."""
+    say("\n".join(plain(line) for line in text.rstrip().splitlines()))
 
 
 def cancel(study: Study, tasks: Sequence[Task], address: str) -> int:

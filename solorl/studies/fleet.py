@@ -4,6 +4,7 @@ Several commands may watch one study, and none need to: workers find all they ne
 cluster's jobs alone.
 """
 
+import errno
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,7 @@ from solorl.studies.task import Task
 
 LOOK = {"local": 0.2, "slurm": 10.0, "aws-batch": 10.0}  # seconds between two looks at the files, by engine
 LOOK_ELSEWHERE = 3.0
+FULL = (errno.ENOSPC, errno.EDQUOT)
 UNREAD = ("checkpoint", "replay", "videos", "crash")  # folders of a run that no table needs
 
 
@@ -47,10 +49,10 @@ def standing(study: Study, task: Task, finished: set[str], cancelled: set[str], 
     attempts, lease = study.attempts(task.id), Lease(study, task.id)
     last = attempts[-1] if attempts else {}
     died = last.get("state") == "running"
-    reason = "its worker was killed" if died else str(last.get("reason", ""))
+    reason = "its worker was killed" if died else last.get("reason", "")
     if lease.is_fresh(lease.holder()):
         return Standing("running", len(attempts), used(attempts) - died)
-    count = used(attempts)
+    reason, count = lease.oddity or reason, used(attempts)
     hopeless = count >= study.limit or (last.get("refused") and not last.get("forgiven"))
     state = "cancelled" if task.id in cancelled else "failed" if hopeless else "waiting"
     return Standing(state, len(attempts), count, reason, last.get("tail", ()))
@@ -69,8 +71,13 @@ def collect(study: Study, task: Task, folder: Path) -> bool:
 
     Raises ValueError where the run cannot be read, OSError where the table cannot be written.
     """
-    name = str(study.result(task.id).get("run_dir", ""))
-    if not name:
+    name = study.result(task.id).get("run_dir")
+    if (
+        not isinstance(name, str)
+        or not name.startswith(f"tasks/{task.id}/")
+        or not name.isprintable()
+        or ".." in name.split("/")
+    ):
         return False
     with tempfile.TemporaryDirectory(prefix="solorl-") as temporary:
         place = study.storage.folder or Path(temporary)
@@ -112,6 +119,9 @@ class Fleet:
                 except OSError as error:
                     if detach or isinstance(error, (PermissionError, FileNotFoundError)):
                         raise UsageError(refusal(error, self._cluster.name)) from None
+                    if error.errno in FULL:
+                        where = error.filename or self.study.storage.where
+                        raise UsageError(f"{where}: the disk is full; make room and repeat the command") from None
                     who, why = error.filename or self._cluster.name, error.strerror or error
                     self._note_trouble(f"{who} does not answer, which is tried again: {why}")
                 self._sleep()

@@ -18,6 +18,7 @@ from typing import Any
 from solorl.machine import is_alive, own_handle
 from solorl.studies.storage import read_object
 from solorl.studies.study import Study
+from solorl.terminal import plain
 
 SETTLE = 0.2  # seconds between writing a lease over an old one and looking whether another worker did so, too
 TICK = 0.2  # seconds between two looks at the clock
@@ -35,16 +36,23 @@ class Lease:
     def __init__(self, study: Study, task_id: str):
         self._study, self._task, self._name = study, task_id, f"leases/{task_id}.json"
         self.owner = {"machine": machine(), "handle": own_handle()}
+        self.oddity = ""  # why a lease that `is_fresh` has seen does not count, where that is strange
 
     def holder(self) -> dict[str, Any]:
         """Who has it, whether alive or not; empty where nobody has."""
-        return read_object(self._study.storage, self._name)
+        found = read_object(self._study.storage, self._name)
+        beat = found.get("beat")
+        texts = {key: plain(str(found.get(key))) for key in ("machine", "handle")}
+        return {**texts, "beat": beat if isinstance(beat, int | float) else 0.0} if found else {}
 
     def is_fresh(self, holder: dict[str, Any]) -> bool:
-        """Whether its holder does the task, as far as can be told."""
-        if not holder or (holder.get("machine") == self.owner["machine"] and not is_alive(str(holder.get("handle")))):
+        """Whether its holder does the task, as far as can be told. A heartbeat from the future is none."""
+        if not holder or (holder["machine"] == self.owner["machine"] and not is_alive(holder["handle"])):
             return False
-        return time.time() - float(holder.get("beat", 0.0)) < self._study.lease
+        age = time.time() - holder["beat"]
+        if age < -self._study.lease:
+            self.oddity = "its lease is from the future (a clock is ahead, or the file is damaged) and does not count"
+        return abs(age) < self._study.lease
 
     def take(self) -> bool:
         """Take it, unless somebody has it. Of several that take over the same lease one succeeds in general."""

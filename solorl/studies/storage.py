@@ -108,7 +108,7 @@ def read_object(storage: Storage, name: str) -> dict[str, Any]:
     """The object in a JSON file; empty where there is none, or what is there is no object."""
     try:
         content = json.loads(storage.read(name))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -67,8 +67,10 @@ class Worker:
         return over
 
     def _take(self) -> bool:
-        if self._lease.take():
-            return True
+        if mine := self._lease.take():
+            if self._lease.oddity:
+                self._say(f"{self._task}: {self._lease.oddity}")
+            return mine
         self._say(f"{self._task}: waiting for process {self._lease.holder().get('handle', '')}, which has it")
         mine = self._lease.wait(lambda: bool(self._signal))
         if not mine and not self._signal:

@@ -293,7 +293,7 @@ def test_a_disk_without_room_for_the_lease_is_one_sentence(tmp_path):
     command = [sys.executable, "-m", "solorl.cli", "work", tmp_path / "study", task.id]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, preexec_fn=limit)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "File too large" in done.stderr
-    assert sorted(study.storage.list("")) == ["plan.json", *study.storage.list("scripts")]
+    assert sorted(study.storage.list("")) == [*study.storage.list("plans"), *study.storage.list("scripts")]
     assert work(tmp_path / "study", task.id)[0] == 0
 
 
@@ -336,7 +336,7 @@ def test_bad_input_is_one_sentence(tmp_path, monkeypatch, solo, words, sentence)
     for name in ("empty", "damaged", "forged"):
         (tmp_path / name).mkdir()
     (tmp_path / "damaged/plan.json").write_text('{"format": 1}')
-    text = (tmp_path / "study/plan.json").read_text()
+    text = study.storage.read(study.storage.list("plans")[0]).decode()
     (tmp_path / "forged/plan.json").write_text(text.replace('"seed": 2', '"seed": 3'))
     refused(solo("work", *words), sentence)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from solorl.errors import UsageError
+from solorl.files import remove_old
 from solorl.machine import is_alive, own_cores, own_handle, visible_gpus
 from solorl.studies.engines.cluster import Submission, check_options
 from solorl.studies.engines.local import Job, LocalEngine
@@ -24,6 +25,7 @@ class LocalCluster:
         self._engine: LocalEngine | None = None
         self._waiting: deque[tuple[str, Submission, int]] = deque()
         self._running: dict[str, str] = {}  # our handle -> that of the process
+        remove_old(Path(tempfile.gettempdir()), "solorl-workers-*")
         self._output = tempfile.TemporaryDirectory(prefix="solorl-workers-")
 
     def submit(self, submission: Submission) -> list[str]:
