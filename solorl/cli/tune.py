@@ -17,8 +17,9 @@ from solorl.studies.bench import Store
 from solorl.studies.engines import Engine, open_pool
 from solorl.studies.plan import Flags, load_script, merge, seed_range
 from solorl.studies.resources import read_resources
+from solorl.studies.space import space_from_file, space_of
 from solorl.studies.task import words
-from solorl.studies.tune import METRIC, Study, Tuner, completed, counted, open_study, space_from_file, space_of
+from solorl.studies.tune import METRIC, Study, Tuner, completed, counted, open_study
 
 EPILOG = """the space is in the script, as `lr: float = 2.5e-4  # learning rate [tune: log 1e-5..1e-2]`,
 or in a file; ppo, ppo_normalized and dqn, also in JAX, have one already:

@@ -23,7 +23,7 @@ from solorl.studies import tune  # noqa: E402
 from solorl.studies.bench import Store  # noqa: E402
 from solorl.studies.engines import LocalEngine  # noqa: E402
 from solorl.studies.plan import load_script  # noqa: E402
-from solorl.studies.tune import Choice, Range, parse_space  # noqa: E402
+from solorl.studies.space import Choice, Range, parse_space, space_of  # noqa: E402
 
 FAKE = ROOT / "tests/fake_training.py"
 SPACE = 'learning-rate = "log 1e-5..1e-1"\nwidth = "16..64 step 16"\n'
@@ -279,13 +279,13 @@ class Args(RunArgs):
     num_steps: int = 128  # steps of one rollout [tune: 32 | 64 | 128]
     anneal_lr: bool = True  # [tune: true | false]
 """)
-    assert tune.space_of(load_script("mine.py")) == {
+    assert space_of(load_script("mine.py")) == {
         "learning-rate": Range(1e-5, 1e-2, log=True),
         "num-steps": Choice((32, 64, 128)),
         "anneal-lr": Choice((True, False)),
     }
     script = load_script("mine.py")
-    asked = tune.Study(script, ("A",), {}, (1,), tune.space_of(script))
+    asked = tune.Study(script, ("A",), {}, (1,), space_of(script))
     [task] = asked.tasks({"learning-rate": 1e-4, "num-steps": 32, "anneal-lr": False}, 1)
     assert task.argv()[-5:] == ("--learning-rate", "0.0001", "--num-steps", "32", "--no-anneal-lr")
 
@@ -301,7 +301,7 @@ def test_space_of_an_algorithm_is_the_one_that_is_shipped(tmp_path, monkeypatch,
         for source, target in config["wheel"]["force-include"].items():
             assert any(f"{source}/".startswith(f"{part}/") for part in config["sdist"]["include"])
             shutil.copytree(ROOT / source, tmp_path / target)
-    space = tune.space_of(load_script(name))
+    space = space_of(load_script(name))
     assert list(space) == list(tomllib.loads(table.read_text())) and len(space) > 5
 
 
