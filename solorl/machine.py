@@ -54,8 +54,9 @@ def visible_gpus() -> list[str]:
 
 @contextlib.contextmanager
 def pinned(cores: list[int]) -> Iterator[None]:
-    """Processes started inside run on `cores` only; nothing happens where the system cannot pin."""
-    if not hasattr(os, "sched_setaffinity"):
+    """Processes that this thread starts inside run on `cores` only; nothing happens for none, and where the system
+    cannot pin."""
+    if not cores or not hasattr(os, "sched_setaffinity"):
         yield
         return
     before = os.sched_getaffinity(0)

@@ -32,10 +32,10 @@ BUDGETS = {
     "catalog": 965,  # relatives (16); parts that are changed in place (20), what a file comes from (18); the stub (20)
     # what a picture of a training shows, and drawing it (107)
     "results": 1550,  # [1,500] what a method is compared with; the range of few runs; which run of a seed counts (60)
-    "studies": 3280,  # [1,300] and the studies of clusters: storage, plan on disk, worker, fleet, engines; each field
+    "studies": 3040,  # [1,300] and the studies of clusters: storage, plan on disk, worker, fleet, engines; each field
     # of a plan is checked (80), damaged files of leases, attempts, submissions (15)
     "share": 950,  # the Hugging Face hub: card, push, pull, refusals; ONNX: the check, torch, operations of JAX
-    "cli": 2100,  # [800] and the verbs of clusters; core-hours of the defaults (34); `solo plot` (33)
+    "cli": 2085,  # [800] and the verbs of clusters; core-hours of the defaults (34); `solo plot` (33)
 }
 
 

@@ -11,7 +11,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Lease:
     """The lease of one task, as this process sees it."""
 
     def __init__(self, study: Study, task_id: str):
-        self._study, self._task, self._name = study, task_id, f"leases/{task_id}.json"
+        self._study, self.task_id, self._name = study, task_id, f"leases/{task_id}.json"
         self.owner = {"machine": machine(), "handle": own_handle()}
         self.oddity = ""  # why a lease that `is_fresh` has seen does not count, where that is strange
 
@@ -95,39 +95,45 @@ class Lease:
 
 
 class Heart(threading.Thread):
-    """Renews a lease while a task is done. Calls `ended(why)` once: another worker has taken the task over (`taken`),
-    nobody shall do it any more (`cancelled`), or `limit` seconds are over (`time`; 0: no limit)."""
+    """Renews the leases of tasks that are done together. Calls `ended(why)` once: another worker has taken one over
+    (`taken`), nobody shall do one any more (`cancelled`), or `limit` seconds are over (`time`; 0: no limit)."""
 
-    def __init__(self, study: Study, task_id: str, lease: Lease, limit: float, ended: Callable[[str], None]):
+    def __init__(self, study: Study, leases: Sequence[Lease], limit: float, ended: Callable[[str], None]):
         super().__init__(daemon=True)
-        self._study, self._task, self._lease, self._limit, self._ended = study, task_id, lease, limit, ended
-        self._over = threading.Event()
+        self._study, self._leases, self._limit, self._ended = study, leases, limit, ended
+        self._over, self._why = threading.Event(), ""
+        self._began = self._last = time.monotonic()
 
     def run(self) -> None:
-        """Beat until `stop`."""
-        began = last = time.monotonic()
-        why = ""
+        """Beat until `stop`; without this thread somebody calls `turn` often."""
         while not self._over.wait(TICK):
-            now = time.monotonic()
-            if not why and self._limit and now - began > self._limit:
-                self._ended(why := "time")
-            if now - last > self._study.lease / 4:
-                last = now
-                found = "" if why == "taken" else self._look()  # also while it saves
-                if found and found != why:
-                    self._ended(why := found)
+            self.turn()
 
-    def _look(self) -> str:
+    def turn(self) -> None:
+        """Look at the clock, and beat where it is time to."""
+        now = time.monotonic()
+        if not self._why and self._limit and now - self._began > self._limit:
+            self._why = "time"
+            self._ended("time")
+        if now - self._last > self._study.lease / 4:
+            self._last = now
+            for lease in self._leases if self._why != "taken" else ():  # also while it saves
+                if (found := self._look(lease)) and found != self._why:
+                    self._why = found
+                    self._ended(found)
+
+    def _look(self, lease: Lease) -> str:
         """Beat once, unless the task is another's or nobody's. What the storage refuses now is tried again later."""
         with contextlib.suppress(OSError):
-            if self._lease.holder() and not self._lease.is_mine():
+            if lease.holder() and not lease.is_mine():
                 return "taken"
-            self._lease.beat()
-            if self._study.is_cancelled(self._task):
+            lease.beat()
+            if self._study.is_cancelled(lease.task_id):
                 return "cancelled"
         return ""
 
     def stop(self) -> None:
         """Beat no more."""
         self._over.set()
-        self.join()
+        if self.is_alive():
+            self.join()

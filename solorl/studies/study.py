@@ -114,7 +114,7 @@ class Study:
     def begin(self, task_id: str, about: dict[str, Any]) -> int:
         """Note that an attempt begins; its number."""
         data = json.dumps({"state": "running", **about}).encode()
-        number = len(self.storage.list(f"attempts/{task_id}")) + 1
+        number = max([0, *self._numbers(task_id)]) + 1
         while not self.storage.create(attempt_name(task_id, number), data):
             number += 1
         return number
@@ -126,16 +126,21 @@ class Study:
 
     def attempts(self, task_id: str) -> list[dict[str, Any]]:
         """All attempts of a task, oldest first. Their texts can be shown."""
-        stems = [Path(name).stem for name in self.storage.list(f"attempts/{task_id}")]
-        found = [
-            read_object(self.storage, attempt_name(task_id, number))
-            for number in sorted(map(int, filter(str.isdecimal, stems)))
-        ]
+        found = [read_object(self.storage, attempt_name(task_id, number)) for number in self._numbers(task_id)]
         for one in found:
             tail = one.get("tail")
-            one |= {key: plain(str(one.get(key, ""))) for key in ("state", "reason")}
+            one |= {key: plain(str(one.get(key, ""))) for key in ("state", "reason", "work")}
             one["tail"] = [plain(str(line)) for line in tail] if isinstance(tail, list) else []
         return found
+
+    def _numbers(self, task_id: str) -> list[int]:
+        stems = [Path(name).stem for name in self.storage.list(f"attempts/{task_id}")]
+        return sorted(map(int, filter(str.isdecimal, stems)))
+
+    def works(self, task_id: str) -> list[str]:
+        """The folders below which a task may have left runs: its own, and those of tasks that the same process did."""
+        others = [one["work"] for one in self.attempts(task_id) if one["work"] in self.tasks]
+        return [f"tasks/{work}" for work in dict.fromkeys([*others, task_id])]
 
     def done(self, kind: str = "results") -> set[str]:
         """The ids of all tasks with an accepted result; or of those that are `cancelled`, or have `leases`."""
@@ -148,6 +153,10 @@ class Study:
     def accept(self, task_id: str, result: dict[str, Any]) -> bool:
         """Write the result of a task; False where another one was accepted before."""
         return self.storage.create(f"results/{task_id}.json", json.dumps({"id": task_id, **result}, indent=1).encode())
+
+    def forget(self, task_id: str) -> None:
+        """Take back the result of a task of which nothing is left."""
+        self.storage.delete(f"results/{task_id}.json")
 
     def is_cancelled(self, task_id: str) -> bool:
         """Whether nobody should do this task."""

@@ -1,4 +1,4 @@
-"""One set of hyper-parameters over several environments and seeds, found by Optuna with the engine of `solo bench`.
+"""One set of hyper-parameters over several environments and seeds, found by Optuna with the workers of `solo bench`.
 
 The score of a trial: each run's last evaluation is normalised by its environment's target scores (low is 0, high is 1);
 the mean over environments is one number per seed, the median (or mean) over seeds is the trial's.
@@ -13,29 +13,34 @@ import platform
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from solorl import signals
 from solorl.errors import UsageError
 from solorl.machine import is_alive, own_handle
 from solorl.metrics import read_rows
-from solorl.studies.bench import Found, Store, View
-from solorl.studies.engines import Engine
+from solorl.studies.engines.workers import LocalCluster
+from solorl.studies.fleet import retry, standing
+from solorl.studies.found import newest
+from solorl.studies.lease import Lease
 from solorl.studies.plan import Flags, Script, Task, as_flag, merge
-from solorl.studies.pool import Ended, Pool
+from solorl.studies.records import read_records
 from solorl.studies.space import Space
 from solorl.studies.storage import refusal
+from solorl.studies.study import Study
 
 SEED_STEPS = 10_000  # pruning steps of one seed: its evaluations 1, 2, ...; the last step is the score so far
 LOOK = 1.0  # seconds between two looks at the learning curves
+TICK = 0.05  # seconds between two looks at the runs
 METRIC = "eval/episodic_return"
 
 
 # ---------------------------------------------------------------------- what is searched for
 @dataclass(frozen=True)
-class Study:
+class Search:
     """All that makes two trials comparable."""
 
     script: Script
@@ -129,28 +134,49 @@ class Trial:
 
 
 class Tuner:
-    """Asks Optuna for trials and runs them, several at once, until the study has as many as it should."""
+    """Asks Optuna for trials and does their runs, several at once, until there are as many trials as there should be.
 
-    def __init__(self, study: Study, found: Any, store: Store, engine: Engine, trials: int, view: View):
-        self.study, self.found, self.store, self.view = study, found, store, view
-        self.pool = Pool[tuple[Trial, Task]](engine, self._interrupt)
+    The runs are tasks of the study `runs`, done by workers of this process.
+    """
+
+    def __init__(
+        self, search: Search, found: Any, runs: Study, workers: LocalCluster, trials: int, say: Callable[[str], None]
+    ):
+        self.search, self.found, self.runs, self.workers, self.say = search, found, runs, workers, say
         self.wanted = trials
         self.trials: list[Trial] = []
+        self.running: dict[str, tuple[Trial, Task]] = {}  # by id of the task
+        self.signal, self._forced = 0, False
         self._looked = 0.0
+        workers.join(runs, [], lambda text: None)
 
     def run(self) -> int:
-        """0 when the study has all its trials and a best one, 1 when all failed, 128 + signal when interrupted."""
-        with self.pool.listening():
-            self._reclaim()
-            while self._turn():
-                pass
-        return self.pool.exit_code or int(not completed(self.found))
+        """0 when the study has all its trials and a best one, 1 when all failed, 128 + signal when interrupted.
+        UsageError where the runs cannot be written."""
+        try:
+            with signals.handled(self._hear, signals.listened()):
+                self._reclaim()
+                while self._turn():
+                    pass
+        except OSError as error:
+            raise UsageError(f"{refusal(error, self.runs.storage.where)}: no run can begin") from None
+        finally:
+            self.workers.close()
+        return 128 + self.signal if self.signal else int(not completed(self.found))
+
+    def _hear(self, number: int, frame: Any) -> None:
+        self._forced, self.signal = bool(self.signal), number
 
     def _turn(self) -> bool:
         """One look at everything; False when nothing is left to do."""
-        for ended in self.pool.ended():
-            self._settle(ended)
-        if not self.pool.signal:
+        self.workers.changed.wait(TICK)
+        self.workers.changed.clear()
+        alive = self.workers.alive([*self.running])
+        for task_id in self.running.keys() - alive:
+            self._settle(*self.running.pop(task_id))
+        if self.signal:
+            self._interrupt()
+        else:
             self._fill()
             self._prune()
         for trial in [trial for trial in self.trials if trial.end and not self._is_running(trial)]:
@@ -166,32 +192,32 @@ class Tuner:
             if _is_owned(trial):
                 continue
             with contextlib.suppress(RuntimeError, ValueError):  # another command has done it
-                self.view.say(f"trial {trial.number}: its command was killed; its parameters are tried again")
+                self.say(f"trial {trial.number}: its command was killed; its parameters are tried again")
                 self._give_back(Asked(self.found, trial._trial_id), trial.params)
 
     def _give_back(self, asked: Any, params: dict[str, Any]) -> None:
         """End a trial that does not count, and queue its parameters; nothing where another command was faster."""
         asked.set_user_attr("interrupted", True)
         self.found.tell(asked.number, state=_states("FAIL")[0])
-        if set(params) == set(self.study.space):
+        if set(params) == set(self.search.space):
             self.found.enqueue_trial(params)
 
     def _ask(self) -> Trial | None:
         """The next trial, or None where the study has enough."""
-        if sum(not trial.end for trial in self.trials) >= self.pool.workers or len(counted(self.found)) >= self.wanted:
+        if sum(not trial.end for trial in self.trials) >= self.workers.slots or len(counted(self.found)) >= self.wanted:
             return None
         asked = self.found.ask()
         asked.set_user_attr("owner", {"handle": own_handle(), "host": _host()})
         if sum(number < asked.number for number in counted(self.found)) >= self.wanted:  # another command was faster
             self._give_back(asked, {})
             return None
-        trial = Trial(asked, self.study.params(asked), list(self.study.seeds))
-        trial.waiting = self.study.tasks(trial.params, trial.seeds[0])
+        trial = Trial(asked, self.search.params(asked), list(self.search.seeds))
+        trial.waiting = self.search.tasks(trial.params, trial.seeds[0])
         self.trials.append(trial)
         return trial
 
     def _is_running(self, trial: Trial) -> bool:
-        return any(one is trial for one, _ in self.pool.running.values())
+        return any(one is trial for one, _ in self.running.values())
 
     def _close(self, trial: Trial) -> None:
         """Tell Optuna how a trial ended, and say so."""
@@ -205,17 +231,17 @@ class Tuner:
         if trial.reason:
             trial.asked.set_user_attr("reason", trial.reason)
         if trial.end == "done":
-            value = self.study.value(trial.per_seed)
+            value = self.search.value(trial.per_seed)
             self.found.tell(trial.asked, value)
-            self.view.say(f"trial {number}: {value:.3f} (best {self.found.best_value:.3f})  {flags}")
+            self.say(f"trial {number}: {value:.3f} (best {self.found.best_value:.3f})  {flags}")
             return
         self.found.tell(trial.asked, state=_states("PRUNED" if trial.end == "pruned" else "FAIL")[0])
-        self.view.say(f"trial {number}: {trial.end}, {trial.reason}  {flags}")
+        self.say(f"trial {number}: {trial.end}, {trial.reason}  {flags}")
 
     # ------------------------------------------------------------------ runs
     def _fill(self) -> None:
         """Give every free slot a run: of the oldest trial that has one, else of a new trial."""
-        while self.pool.free:
+        while len(self.running) < self.workers.slots:
             candidates = [(trial, task) for trial in self.trials if not trial.end for task in trial.waiting]
             if any(self._begin(trial, task) for trial, task in candidates):
                 continue
@@ -223,62 +249,59 @@ class Tuner:
                 return
 
     def _begin(self, trial: Trial, task: Task) -> bool:
-        """Start a run, or take its score where it is finished; False where another process has it."""
-        try:
-            if self.store.lock(task):
-                return False
-        except OSError as error:
-            self._end(trial, "failed", f"{task}: {refusal(error, self.store.tasks)}")
-            return True
+        """Start a run, or take its score where it is finished; False where another command, or trial, does it."""
+        lease = Lease(self.runs, task.id)
+        if task.id in self.running or lease.is_fresh(lease.holder()):
+            return False
         trial.waiting.remove(task)
-        found = self.store.find(task)
-        if found.state == "finished":
-            self._score(trial, task, found)
-            self.store.unlock(task)
+        self.runs.tasks[task.id] = task
+        read_records(self.runs)
+        if self.runs.result(task.id):
+            self._score(trial, task)
             return True
-        try:
-            if not self.pool.adopt(self.store.survivors(task, found), (trial, task)):
-                self.store.start([task], lambda job: self.pool.start(job, (trial, task)))
-        except OSError as error:
-            self.store.unlock(task)
-            self._end(trial, "failed", f"{task}: {refusal(error, self.store.folder)}")
-            return True
-        trial.curves[task.env_id] = Curve(self.study.metric)
+        retry(self.runs, [task])  # what has failed in an earlier trial may fail in this one, too
+        trial.curves[task.env_id] = Curve(self.search.metric)
+        self.running[task.id] = trial, task
+        self.workers.add([task])
         return True
 
-    def _settle(self, ended: Ended[tuple[Trial, Task]]) -> None:
+    def _settle(self, trial: Trial, task: Task) -> None:
         """Note how a run ended, and score it where it has finished."""
-        trial, task = ended.work
-        try:
-            found = self.store.settle(task, ended.code, ended.cancelled)
-        except OSError as error:
-            found = Found("failed", refusal(error, self.store.folder))
-        self.store.unlock(task)
-        if found.state == "finished" and not trial.end:
-            self._score(trial, task, found)
-        elif ended.adopted and not trial.end:
+        if trial.end:
+            return
+        if self.runs.result(task.id):
+            self._score(trial, task)
+            return
+        found = standing(self.runs, task, set(), set(), begun=True)
+        if found.state == "failed":
+            self._end(trial, "failed", ": ".join([str(task), found.reason, *found.tail[-1:]]))
+        elif trouble := self.workers.logs(task.id):
+            self._end(trial, "failed", f"{task}: {trouble}")
+        else:  # another command had it, and has left it
             trial.waiting.append(task)
-        elif not trial.end:
-            last = self.store.tail(task)[-1:]
-            self._end(trial, "failed", ": ".join([str(task), found.reason, *last]))
 
-    def _score(self, trial: Trial, task: Task, found: Found) -> None:
+    def _run_dir(self, task: Task) -> Path | None:
+        root = self.runs.storage.folder or Path()
+        return newest([root / work for work in self.runs.works(task.id)], task).run_dir
+
+    def _score(self, trial: Trial, task: Task) -> None:
         """Take the score of a finished run; the last one of a seed brings the next seed, or the trial's end."""
-        score = final_score(found.run_dir, self.study.metric)
+        run_dir = self._run_dir(task)
+        score = final_score(run_dir, self.search.metric)
         if score is None or score != score:
-            self._end(trial, "failed", f"{task} has no {self.study.metric} in its metrics.jsonl")
+            self._end(trial, "failed", f"{task} has no {self.search.metric} in its metrics.jsonl")
             return
         trial.raw.setdefault(task.env_id, []).append(score)
-        trial.scores[task.env_id] = self.study.normalised(task.env_id, score)
-        trial.curves.setdefault(task.env_id, Curve(self.study.metric)).read(found.run_dir)
-        if len(trial.scores) == len(self.study.env_ids):
+        trial.scores[task.env_id] = self.search.normalised(task.env_id, score)
+        trial.curves.setdefault(task.env_id, Curve(self.search.metric)).read(run_dir)
+        if len(trial.scores) == len(self.search.env_ids):
             self._next_seed(trial)
 
     def _next_seed(self, trial: Trial) -> None:
         deque(self._report_curves(trial), maxlen=0)  # to its end, for the comparison with later trials
         seed = trial.seeds.pop(0)
         trial.per_seed.append(statistics.fmean(trial.scores.values()))
-        value = self.study.value(trial.per_seed)
+        value = self.search.value(trial.per_seed)
         trial.asked.report(value, SEED_STEPS * len(trial.per_seed) - 1)
         trial.scores, trial.curves, trial.reported = {}, {}, 0
         if not trial.seeds:
@@ -286,7 +309,7 @@ class Tuner:
         elif trial.asked.should_prune():
             self._end(trial, "pruned", f"{value:.3f} after seed {seed}")
         else:
-            trial.waiting = self.study.tasks(trial.params, trial.seeds[0])
+            trial.waiting = self.search.tasks(trial.params, trial.seeds[0])
 
     def _prune(self) -> None:
         """Once a second: tell the pruner the evaluations of running runs, and end the trials that look hopeless."""
@@ -294,8 +317,8 @@ class Tuner:
             return
         self._looked = time.monotonic()
         for trial in [trial for trial in self.trials if not trial.end]:
-            for task in [task for one, task in self.pool.running.values() if one is trial]:
-                trial.curves[task.env_id].read(self.store.find(task).run_dir)
+            for task in [task for one, task in self.running.values() if one is trial]:
+                trial.curves[task.env_id].read(self._run_dir(task))
             for mean in self._report_curves(trial):
                 if trial.asked.should_prune():
                     self._end(trial, "pruned", f"{mean:.3f} at evaluation {trial.reported} of seed {trial.seeds[0]}")
@@ -303,11 +326,11 @@ class Tuner:
 
     def _report_curves(self, trial: Trial) -> Iterator[float]:
         """Tell the pruner, one after the other, the evaluations that all environments of this seed have, averaged."""
-        if len(trial.curves) < len(self.study.env_ids):
+        if len(trial.curves) < len(self.search.env_ids):
             return
         curves = {env_id: curve.values for env_id, curve in trial.curves.items()}
         for k in range(trial.reported, min(map(len, curves.values()))):
-            mean = statistics.fmean(self.study.normalised(env_id, values[k]) for env_id, values in curves.items())
+            mean = statistics.fmean(self.search.normalised(env_id, values[k]) for env_id, values in curves.items())
             trial.reported = k + 1
             trial.asked.report(mean, SEED_STEPS * len(trial.per_seed) + k + 1)
             yield mean
@@ -316,19 +339,19 @@ class Tuner:
     def _end(self, trial: Trial, end: str, reason: str) -> None:
         """Start nothing more of a trial and ask its processes to end."""
         trial.end, trial.reason, trial.waiting = end, reason, []
-        for handle, (one, _) in self.pool.running.items():
-            if one is trial:
-                self.pool.cancel(handle)
+        self.workers.cancel([task_id for task_id, (one, _) in self.running.items() if one is trial])
 
     def _interrupt(self) -> None:
-        """All running trials save and end; their parameters wait for the next command."""
-        self.view.say(f"interrupted: {len(self.pool.running)} runs save and end; once more kills them")
+        """All running trials save and end; their parameters wait for the next command. A second signal kills."""
+        if not self.workers.ended:
+            self.say(f"interrupted: {len(self.running)} runs save and end; once more kills them")
+        self.workers.end(self._forced)
         for trial in [trial for trial in self.trials if not trial.end]:
             self._end(trial, "interrupted", "")
 
 
 # ---------------------------------------------------------------------- the journal file
-def open_study(path: Path, study: Study, pruner: str, prune_after: int, seed: int | None) -> Any:
+def open_study(path: Path, study: Search, pruner: str, prune_after: int, seed: int | None) -> Any:
     """The Optuna study in a journal file, made where there is none.
 
     UsageError where Optuna is not installed, or the study in the file searches for something else.

@@ -9,11 +9,12 @@ import time
 
 import pytest
 from conftest import refused
-from study_tasks import open_study, planned
+from study_tasks import Said, open_study, planned
 
 from solorl.errors import UsageError
 from solorl.files import remove_old
 from solorl.studies import fleet
+from solorl.studies.collect import Collector
 from solorl.studies.engines.workers import LocalCluster
 from solorl.studies.lease import Lease
 from solorl.studies.plan import load_script, make_tasks
@@ -127,9 +128,10 @@ def test_a_damaged_plan_is_refused_and_not_written_over(tmp_path, name, text, so
 
 def test_results_are_collected_from_the_folder_of_their_task_only(tmp_path):
     study, [task] = planned(tmp_path / "study", tmp_path)
-    for name in (f"tasks/{task.id}/../../../out", "/etc", "", 3, None, f"tasks/{task.id}/a\0b", "tasks/other/run"):
+    for name in (f"tasks/{task.id}/../../../out", "/etc", "", 3, f"tasks/{task.id}/a\0b", "tasks/other/run"):
         study.storage.write(f"results/{task.id}.json", json.dumps({"run_dir": name}).encode())
-        assert fleet.collect(study, task, tmp_path / "results") is False
+        collector = Collector(study, tmp_path / "results", print)
+        assert not collector.keep(task) and not collector.tables and not collector.problems
 
 
 # ---------------------------------------------------------------------- damaged files of what happens
@@ -194,7 +196,7 @@ def test_a_full_disk_ends_the_command_with_a_sentence(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Folder, "create", full)
     with pytest.raises(UsageError, match="the disk is full"):
-        fleet.Fleet(study, [task], LocalCluster(), {}, print).run()
+        fleet.Fleet(study, [task], LocalCluster(), {}, Said(), tmp_path / "tables").run()
 
 
 def test_a_study_that_cannot_be_written_prints_its_tables_when_all_is_there(tmp_path, monkeypatch, solo):
