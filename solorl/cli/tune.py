@@ -14,12 +14,13 @@ from solorl.cli.fleet import say
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
 from solorl.studies.engines.workers import LocalCluster
+from solorl.studies.journal import completed, counted, open_study
 from solorl.studies.plan import Flags, load_script, merge, seed_range
 from solorl.studies.space import space_from_file, space_of
 from solorl.studies.storage import open_storage
 from solorl.studies.study import Study
 from solorl.studies.task import words
-from solorl.studies.tune import METRIC, Search, Tuner, completed, counted, open_study
+from solorl.studies.tune import METRIC, Search, Tuner
 
 EPILOG = """the space is in the script, as `lr: float = 2.5e-4  # learning rate [tune: log 1e-5..1e-2]`,
 or in a file; ppo, ppo_normalized and dqn, also in JAX, have one already:
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"solo tune: {name} must be at least {0 if name == '--prune-after' else 1}")
     workers = LocalCluster(worker_count(args.workers, "solo tune"))
     storage = args.storage or Path("tune") / f"{study.script.name}.log"
-    found = open_study(storage, study, args.pruner, args.prune_after, args.seed)
+    found = open_study(storage, study.script.name, study.about(), args.pruner, args.prune_after, args.seed)
     where = args.runs_dir or Path("runs/tune") / storage.stem
     runs = Study(open_storage(str(where)), storage.stem, {}, 1)
     say(f"{len(counted(found))} of {args.trials} trials so far, {workers.slots} runs at once; output in {where}")

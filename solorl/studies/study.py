@@ -146,6 +146,10 @@ class Study:
         """The ids of all tasks with an accepted result; or of those that are `cancelled`, or have `leases`."""
         return {Path(name).stem for name in self.storage.list(kind)}
 
+    def is_done(self, task_id: str) -> bool:
+        """Whether a task has an accepted result."""
+        return self.storage.exists(f"results/{task_id}.json")
+
     def result(self, task_id: str) -> dict[str, Any]:
         """The accepted result of a task; empty where there is none."""
         return read_object(self.storage, f"results/{task_id}.json")

@@ -7,9 +7,7 @@ All trials are in a journal file, so that the same command continues after a kil
 """
 
 import contextlib
-import hashlib
 import json
-import platform
 import statistics
 import time
 from collections import deque
@@ -20,11 +18,12 @@ from typing import Any
 
 from solorl import signals
 from solorl.errors import UsageError
-from solorl.machine import is_alive, own_handle
 from solorl.metrics import read_rows
+from solorl.studies.engines import Submission
 from solorl.studies.engines.workers import LocalCluster
 from solorl.studies.fleet import retry, standing
 from solorl.studies.found import newest
+from solorl.studies.journal import completed, counted, is_owned, states, this_command
 from solorl.studies.lease import Lease
 from solorl.studies.plan import Flags, Script, Task, as_flag, merge
 from solorl.studies.records import read_records
@@ -188,8 +187,8 @@ class Tuner:
         """Give the parameters of trials whose command was killed to be run again; their finished runs still count."""
         from optuna.trial import Trial as Asked
 
-        for trial in self.found.get_trials(deepcopy=False, states=_states("RUNNING")):
-            if _is_owned(trial):
+        for trial in self.found.get_trials(deepcopy=False, states=states("RUNNING")):
+            if is_owned(trial):
                 continue
             with contextlib.suppress(RuntimeError, ValueError):  # another command has done it
                 self.say(f"trial {trial.number}: its command was killed; its parameters are tried again")
@@ -198,7 +197,7 @@ class Tuner:
     def _give_back(self, asked: Any, params: dict[str, Any]) -> None:
         """End a trial that does not count, and queue its parameters; nothing where another command was faster."""
         asked.set_user_attr("interrupted", True)
-        self.found.tell(asked.number, state=_states("FAIL")[0])
+        self.found.tell(asked.number, state=states("FAIL")[0])
         if set(params) == set(self.search.space):
             self.found.enqueue_trial(params)
 
@@ -207,7 +206,7 @@ class Tuner:
         if sum(not trial.end for trial in self.trials) >= self.workers.slots or len(counted(self.found)) >= self.wanted:
             return None
         asked = self.found.ask()
-        asked.set_user_attr("owner", {"handle": own_handle(), "host": _host()})
+        asked.set_user_attr("owner", this_command())
         if sum(number < asked.number for number in counted(self.found)) >= self.wanted:  # another command was faster
             self._give_back(asked, {})
             return None
@@ -235,7 +234,7 @@ class Tuner:
             self.found.tell(trial.asked, value)
             self.say(f"trial {number}: {value:.3f} (best {self.found.best_value:.3f})  {flags}")
             return
-        self.found.tell(trial.asked, state=_states("PRUNED" if trial.end == "pruned" else "FAIL")[0])
+        self.found.tell(trial.asked, state=states("PRUNED" if trial.end == "pruned" else "FAIL")[0])
         self.say(f"trial {number}: {trial.end}, {trial.reason}  {flags}")
 
     # ------------------------------------------------------------------ runs
@@ -256,20 +255,20 @@ class Tuner:
         trial.waiting.remove(task)
         self.runs.tasks[task.id] = task
         read_records(self.runs)
-        if self.runs.result(task.id):
+        if self.runs.is_done(task.id):
             self._score(trial, task)
             return True
         retry(self.runs, [task])  # what has failed in an earlier trial may fail in this one, too
         trial.curves[task.env_id] = Curve(self.search.metric)
         self.running[task.id] = trial, task
-        self.workers.add([task])
+        self.workers.submit(Submission(self.runs.storage.where, "", self.runs.name, (task.id,), task.resources))
         return True
 
     def _settle(self, trial: Trial, task: Task) -> None:
         """Note how a run ended, and score it where it has finished."""
         if trial.end:
             return
-        if self.runs.result(task.id):
+        if self.runs.is_done(task.id):
             self._score(trial, task)
             return
         found = standing(self.runs, task, set(), set(), begun=True)
@@ -348,83 +347,6 @@ class Tuner:
         self.workers.end(self._forced)
         for trial in [trial for trial in self.trials if not trial.end]:
             self._end(trial, "interrupted", "")
-
-
-# ---------------------------------------------------------------------- the journal file
-def open_study(path: Path, study: Search, pruner: str, prune_after: int, seed: int | None) -> Any:
-    """The Optuna study in a journal file, made where there is none.
-
-    UsageError where Optuna is not installed, or the study in the file searches for something else.
-    """
-    try:
-        import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-    except ModuleNotFoundError:
-        raise UsageError("solo tune needs an extra: pip install 'solorl[tune]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    pruners = {
-        "median": optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=prune_after, n_min_trials=3),
-        "none": optuna.pruners.NopPruner(),
-    }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        storage = JournalStorage(JournalFileBackend(str(path)))
-        found = optuna.create_study(
-            storage=storage, study_name=study.script.name, direction="maximize", load_if_exists=True,
-            pruner=pruners[pruner],
-        )  # fmt: skip
-        first = (
-            None if seed is None else seed + len(found.trials)
-        )  # a study that continues must not draw the same again
-        found.sampler = optuna.samplers.TPESampler(seed=first, multivariate=True)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    except (ValueError, KeyError) as error:
-        raise UsageError(f"{path} is not a journal of Optuna: {error}") from None
-    _check_same(path, found, study.about())
-    return found
-
-
-def _check_same(path: Path, found: Any, about: dict[str, Any]) -> None:
-    """UsageError unless the trials in the file were made for the same question."""
-    saved = found.user_attrs.get("solorl")
-    if saved is None:
-        found.set_user_attr("solorl", about)
-    elif different := [key for key in about if saved.get(key) != about[key]]:
-        raise UsageError(f"the study in {path} was made with different {different[0]}; --storage names a new file")
-
-
-def _states(*names: str) -> tuple[Any, ...]:
-    from optuna.trial import TrialState
-
-    return tuple(TrialState[name] for name in names)
-
-
-def completed(found: Any) -> list[Any]:
-    """The trials that ran to their end."""
-    return found.get_trials(deepcopy=False, states=_states("COMPLETE"))
-
-
-def counted(found: Any) -> list[int]:
-    """Numbers of the trials that count: over in any way but interruption, or running in a process that lives."""
-    over = found.get_trials(deepcopy=False, states=_states("COMPLETE", "PRUNED", "FAIL"))
-    running = found.get_trials(deepcopy=False, states=_states("RUNNING"))
-    valid = [trial for trial in over if not trial.user_attrs.get("interrupted")] + [*filter(_is_owned, running)]
-    return [trial.number for trial in valid]
-
-
-def _is_owned(trial: Any) -> bool:
-    """Whether the command that runs a trial is alive, as far as this machine can tell."""
-    owner = trial.user_attrs.get("owner")
-    if owner is None:  # asked for a moment ago, or its command died in that moment
-        return trial.datetime_start is not None and time.time() - trial.datetime_start.timestamp() < 60
-    return owner["host"] != _host() or is_alive(owner["handle"])
-
-
-def _host() -> str:
-    """This machine, by a number that does not tell its name."""
-    return hashlib.sha256(platform.node().encode()).hexdigest()[:12]
 
 
 def _words(params: Mapping[str, Any]) -> list[str]:

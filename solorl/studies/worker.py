@@ -91,7 +91,7 @@ class Worker:
         return taken
 
     def _is_over(self, task: Task) -> bool:
-        if over := self.study.storage.exists(f"results/{task.id}.json"):
+        if over := self.study.is_done(task.id):
             self._say_alone(f"{task} has finished before")
         elif over := self.study.is_cancelled(task.id):
             self._say_alone(f"{task} is cancelled; `solo bench retry` allows it again")

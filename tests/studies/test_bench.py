@@ -22,8 +22,10 @@ from solorl.cli.view import Lines, seconds_left, table
 from solorl.errors import UsageError
 from solorl.results import result as results
 from solorl.studies import plan, task
+from solorl.studies.engines import Submission
 from solorl.studies.engines.workers import LocalCluster
 from solorl.studies.fleet import Fleet
+from solorl.studies.resources import Resources
 from solorl.studies.storage import Folder
 from solorl.studies.study import Study
 
@@ -679,7 +681,8 @@ def test_dry_run_prints_commands_that_work_and_writes_nothing(solo, place):
 
 def test_table_shows_what_runs_and_the_time_left(place):
     one = fleet(place, LocalCluster(3), seeds=5, flags=["--total-timesteps", 200, "--pause", 30])
-    one.local.add(one.tasks)
+    ids = tuple(task.id for task in one.tasks)
+    one.local.submit(Submission(one.study.storage.where, "", "x", ids, Resources()))
     until(lambda: len(children(place)) == 3)
     try:
         worker = one.local.running[0]

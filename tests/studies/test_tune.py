@@ -20,6 +20,7 @@ from solorl import scripts  # noqa: E402
 from solorl.errors import UsageError  # noqa: E402
 from solorl.studies import tune  # noqa: E402
 from solorl.studies.engines.workers import LocalCluster  # noqa: E402
+from solorl.studies.journal import open_study  # noqa: E402
 from solorl.studies.plan import load_script  # noqa: E402
 from solorl.studies.space import Choice, Range, parse_space, space_of  # noqa: E402
 from solorl.studies.storage import Folder  # noqa: E402
@@ -156,7 +157,7 @@ def prune_with(place, pruner, *, seeds, steps, values):
     flags = {"--total-timesteps": (str(steps),), "--pause": ("0.1",)}
     targets = {"CartPole-v1": (0.0, 100.0)}
     asked = tune.Search(script, ("CartPole-v1",), targets, tuple(range(1, seeds + 1)), space, flags)
-    found = tune.open_study(place / "log", asked, "none", 0, 1)
+    found = open_study(place / "log", asked.script.name, asked.about(), "none", 0, 1)
     found.pruner = pruner
     for value in values:
         found.enqueue_trial({"learning-rate": value})
@@ -196,7 +197,7 @@ def test_hopeless_first_seed_spares_the_others(place, capfd):
 
 def test_median_pruner_is_the_default_and_starts_after_some_evaluations(place):
     asked = tune.Search(load_script("fake.py"), ("A",), {}, (1,), {"width": Choice((1,))})
-    found = tune.open_study(place / "log", asked, "median", 7, None)
+    found = open_study(place / "log", asked.script.name, asked.about(), "median", 7, None)
     assert isinstance(found.pruner, optuna.pruners.MedianPruner) and found.pruner._n_warmup_steps == 7
 
 

@@ -55,7 +55,13 @@ class LocalCluster:
     # ------------------------------------------------------------------ as an engine
     def submit(self, submission: Submission) -> list[str]:
         """See `Cluster.submit`."""
-        self.add(self._study.tasks[task_id] for task_id in submission.tasks)
+        with self._lock:
+            self.waiting.extend(self._study.tasks[task_id] for task_id in submission.tasks)
+            for slot in [slot for slot in range(self.slots) if slot not in self.running]:
+                if worker := self._next(slot):
+                    self._threads = [thread for thread in self._threads if thread.is_alive()]
+                    self._threads.append(threading.Thread(target=self._serve, args=(slot, worker), daemon=True))
+                    self._threads[-1].start()
         return list(submission.tasks)
 
     def alive(self, handles: Sequence[str]) -> set[str]:
@@ -83,16 +89,6 @@ class LocalCluster:
         """The tasks that run."""
         with self._lock:
             return [task for worker in self.running.values() for task in worker.tasks]
-
-    def add(self, tasks: Iterable[Task]) -> None:
-        """Do these tasks, in this order."""
-        with self._lock:
-            self.waiting.extend(tasks)
-            for slot in [slot for slot in range(self.slots) if slot not in self.running]:
-                if worker := self._next(slot):
-                    self._threads = [thread for thread in self._threads if thread.is_alive()]
-                    self._threads.append(threading.Thread(target=self._serve, args=(slot, worker), daemon=True))
-                    self._threads[-1].start()
 
     def end(self, force: bool = False) -> None:
         """Nothing begins any more, and what runs saves and ends, or ends at once."""
