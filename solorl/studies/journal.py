@@ -28,7 +28,8 @@ def open_study(path: Path, name: str, about: dict[str, Any], pruner: str, prune_
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        storage = JournalStorage(JournalFileBackend(str(path)))
+        # absolute: Optuna's lock is a link to it, and one of a killed command that points nowhere is never released
+        storage = JournalStorage(JournalFileBackend(str(path.absolute())))
         found = optuna.create_study(
             storage=storage, study_name=name, direction="maximize", load_if_exists=True,
             pruner=pruners[pruner],

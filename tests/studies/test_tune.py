@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 import tomllib
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, environment, refused
@@ -238,6 +240,20 @@ def test_two_searches_at_once_share_the_trials(place):
     assert (one.returncode, two.returncode) == (0, 0), outs
     assert states(study()) == {"COMPLETE": 8} and len(journal(place)) == 8 * 3
     assert any("(best" in out or ": 0." in out for out in outs)  # how they share the trials is up to the clock
+
+
+def test_the_lock_that_a_killed_command_leaves_can_be_released(place):
+    """Optuna looks at the age of what the lock, a link, points to; else it would wait for ever."""
+    asked = tune.Search(load_script("fake.py"), ("A",), {}, (1,), {"width": Choice((1,))})
+    open_study(Path("tune/log"), asked.script.name, asked.about(), "none", 0, None)
+    locks = []
+    symlink = os.symlink
+    os.symlink = lambda target, path: (symlink(target, path), locks.append(Path(path).stat()))
+    try:
+        open_study(Path("tune/log"), asked.script.name, asked.about(), "none", 0, None)
+    finally:
+        os.symlink = symlink
+    assert locks
 
 
 # ---------------------------------------------------------------------- the space
