@@ -203,12 +203,11 @@ def run(plan: Plan, args: Any, where: str, folder: Path) -> int:
         at_once = f"with {runner.local.slots} at once" if runner.local else f"on {args.engine}"
         view.say(f"{count} {at_once}; output in {place}")
         code = runner.run(args.detach)
-    for line in conclusion(runner, code, time.monotonic() - began):
+    again = f"to try again: solo bench retry {place}, then the same command" if kept or not local else ""
+    for line in conclusion(runner, code, time.monotonic() - began, again):
         print(line)
     if args.detach or (code > 1 and not local):
-        print(f"what is submitted continues; look: solo bench status {place}; the same command continues")
-    elif runner.failed and (kept or not local):
-        print(f"to try again: solo bench retry {place}, then the same command")
+        print(f"what is submitted continues; look: solo bench status {place}")
     return code
 
 
@@ -231,14 +230,14 @@ def default_storage(plan: Plan, local: bool) -> Path:
     return Path("runs", "bench" if local else "studies", plan.name)
 
 
-def conclusion(runner: Fleet, code: int, seconds: float) -> list[str]:
-    """The last lines: what is there, what is not, and what to do."""
+def conclusion(runner: Fleet, code: int, seconds: float, again: str) -> list[str]:
+    """The last lines: what is there, what is not, and what to do; `again` is it for what has failed."""
     tasks, collector = runner.tasks, runner.collector
     before = f" ({len(runner.skipped)} of them before)" if runner.skipped else ""
     lines = [f"{runner.count()} of {len(tasks)} finished{before} in {duration(seconds)}"]
     failed = {task_id: found.reason for task_id, found in runner.failed.items()}
     for what, reasons in (
-        ("failed; the same command tries them again:", failed),
+        (f"failed; {again or 'the same command tries them again'}:", failed),
         ("finished but not collected; the same command collects them:", collector.problems),
         ("finished without a table; no run folder and no TensorBoard files were in:", collector.bare),
     ):

@@ -78,8 +78,9 @@ class Collector:
             return
         if not isinstance(name, str) or not name.isprintable() or ".." in name.split("/"):
             name = ""
-        with tempfile.TemporaryDirectory(prefix="solorl-") as temporary:
-            place = storage.folder or Path(temporary)
+        temporary = tempfile.TemporaryDirectory(prefix="solorl-") if storage.folder is None else None
+        with temporary or contextlib.nullcontext(storage.folder) as there:
+            place = Path(str(there))
             known = any(name.startswith(f"{work}/") for work in works)
             for each in storage.list(name) if known and not storage.folder else ():
                 if not set(UNREAD) & set(each.removeprefix(f"{name}/").split("/")):

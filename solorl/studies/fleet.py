@@ -95,6 +95,7 @@ class Fleet:
         self._handles: dict[str, list[str]] = {}  # task id -> of its workers
         self._known: set[str] = set()  # submissions whose handles stand there
         self._tries: dict[str, tuple[int, int]] = {}  # task id -> attempts seen, and submissions since then
+        self._elsewhere: set[str] = set()  # tasks that another command of this machine does
         self._trouble = ""  # what did not answer last
         self._first = True
         if self.local:
@@ -212,6 +213,9 @@ class Fleet:
         """Whether to submit a task; notes where it has failed."""
         if found.state in ("failed", "cancelled"):
             self._fail(task, found)
+        elif found.state == "running" and self.local and task.id not in self._elsewhere:
+            self._elsewhere.add(task.id)
+            self.view.say(f"elsewhere  {task}: another command takes care of it")
         elif found.state == "waiting":
             seen, tries = self._tries.get(task.id, (0, 0))
             tries = 0 if found.attempts != seen else tries

@@ -64,10 +64,10 @@ class Worker:
     def run(self) -> int:
         """The exit code. UsageError where this machine cannot do the tasks; OSError where the storage refuses."""
         try:
-            self.tasks = self._take(*self.tasks)
-            if self.tasks:
-                return self._attempt()
-            return AGAIN if self._why == "signal" else 0
+            if not (taken := self._take(*self.tasks)):
+                return AGAIN if self._why == "signal" else 0
+            self.tasks = taken
+            return self._attempt()
         finally:
             for lease in self._leases:
                 lease.release()
@@ -104,13 +104,14 @@ class Worker:
 
     def _lease(self, task: Task) -> bool:
         lease = Lease(self.study, task.id)
-        mine, process = lease.take(), lease.holder().get("handle", "").partition(":")[0]
+        mine = lease.take()
         if lease.oddity:
             self._say(f"{task}: {lease.oddity}")
-        if not mine and self._env is not None:
-            self._say(f"elsewhere  {task}: process {process} takes care of it")
-        elif not mine:
-            self._say(f"{task}: waiting for process {process}, which has it")
+        if not mine:
+            if self._env is not None:
+                return False
+            process = f"process {lease.holder().get('handle', '').partition(':')[0]}"
+            self._say(f"{task}: waiting for {process}, which has it")
             mine = lease.wait(lambda: bool(self._why))
             if not mine and not self._why:
                 self._say(f"{task}: another worker does it")
@@ -238,6 +239,7 @@ class Worker:
             if not said:
                 self._say(f"waiting    {self}: it still runs for a command that was killed")
             said = True
+            self._beat()
             time.sleep(LOOK)
 
     # ------------------------------------------------------------------ the child
@@ -268,8 +270,7 @@ class Worker:
         """Until the child has ended: bring up each new checkpoint, and kill what does not end after being told."""
         seen: set[Path] = set()
         while child.poll(LOOK) is None:
-            if self._heart and not self._heart.is_alive():  # one of many threads needs no second one
-                self._heart.turn()
+            self._beat()
             if self._told and time.monotonic() - self._told > GRACE:
                 child.tell(force=True)
             if mirror is None or self._why == "taken":
@@ -282,6 +283,11 @@ class Worker:
                 except OSError as error:
                     self._say(f"the checkpoint could not be brought up, which is tried again: {refusal(error)}")
                     time.sleep(1.0)
+
+    def _beat(self) -> None:
+        """Renew the leases where the heart has no thread: one of many threads needs no second one."""
+        if self._heart and not self._heart.is_alive():
+            self._heart.turn()
 
     # ------------------------------------------------------------------ endings
     def hear(self, number: int, frame: Any) -> None:
@@ -332,6 +338,6 @@ def command(
     the environment. A script that is not ours runs in a folder of each attempt."""
     if not task.script.ours:
         cwd = work / f"attempt-{number}"
-        return task.argv(), cwd, {"SOLORL_RUN_DIR": str(cwd)}
+        return task.argv(), cwd, {"SOLORL_RUN_DIR": str(cwd.resolve())}
     more = ("--resume", str(run_dir)) if run_dir else ("--runs-dir", str(work))
     return task.argv(*more, seeds=seeds), Path(), {}

@@ -298,7 +298,12 @@ def test_cancelled_tasks_stop_until_they_are_retried(solo, place):
         until(lambda: steps(place))
         assert solo("bench", "cancel", "study")[0] == 0
         out, _ = process.communicate(timeout=30)
-    assert process.returncode == 1 and out.count("it is cancelled") == 2 and sum(steps(place).values()) < 25
+    assert (
+        process.returncode == 1
+        and out.count("failed     ") == 2
+        and "it is cancelled" in out
+        and sum(steps(place).values()) < 25
+    )
     assert "2 tasks: 2 cancelled" in solo("bench", "status", "study")[1]
     solo("bench", "retry", "study")
     assert solo(*words)[0] == 0 and set(tables(place)) == {1, 2}
