@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from solorl.machine import end_with_parent
+from solorl.machine import dying_with_parent, end_with_parent
 from solorl.studies.task import Task
 
 TAIL = 12  # last lines of a training that a failed attempt keeps
@@ -24,10 +24,11 @@ class Child:
 
     def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], output: Path, echo: bool):
         self._output, self._lines = output, deque[str](maxlen=TAIL)
+        words = dying_with_parent()
         with open(os.devnull if echo else output, "ab") as file:
             self.process = subprocess.Popen(
-                argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if echo else file,
-                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=end_with_parent(),
+                [*words, *argv], cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if echo else file,
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=None if words else end_with_parent(),
             )  # fmt: skip
         self._end = -1  # of the system: becomes readable when the process ends, at once
         with contextlib.suppress(OSError, AttributeError):

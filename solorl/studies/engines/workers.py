@@ -115,7 +115,8 @@ class LocalCluster:
             with self._lock:
                 del self.running[slot]
                 worker = self._next(slot)
-                self.changed.set()
+                if worker is None:  # else whoever waits has time until the next training has begun
+                    self.changed.set()
 
     def _next(self, slot: int) -> Worker | None:
         """The worker that a free slot gets: the next task, and those with the seeds after it that the same process can
