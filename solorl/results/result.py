@@ -22,6 +22,7 @@ from solorl.args.arguments import RunArgs
 from solorl.catalog.header import origins
 from solorl.files import write_atomically
 from solorl.metrics import read_rows
+from solorl.terminal import plain
 
 FORMAT = 1
 BINS = 200  # rows that the training episodes of one run are thinned to
@@ -250,11 +251,6 @@ def gathered(
             problems.append(plain(str(error)))
     kept, left_out = _newest(named(_each_once(results), whole))
     return kept, problems + left_out
-
-
-def plain(text: str) -> str:
-    """A text for terminals and pages: characters that control them, or that cannot be written, as \\x1b."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _printable(result: Result) -> Result:
