@@ -43,6 +43,11 @@ def wiped(text: str, file: Any) -> str:
     return WIPE + text if renews(file) else text
 
 
+def plain(text: str) -> str:
+    """A text for terminals and pages: characters that control them, or that cannot be written, as \\x1b."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def duration(seconds: float) -> str:
     """Seconds as people say them."""
     if seconds < 100:
