@@ -69,7 +69,7 @@ def main():
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--env-workers", type=int, default=2)
     parser.add_argument("--ms", type=float, default=1.0, help="milliseconds of a step")
-    parser.add_argument("--steps", type=int, default=250, help="steps of all environments in one measurement")
+    parser.add_argument("--steps", type=int, default=100, help="steps of all environments in one measurement")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each; the median counts")
     args = parser.parse_args()
     turns = turns_of(args.ms)

@@ -1,15 +1,20 @@
 """Writing files for the verbs: whole or not at all, and every failure one sentence; and reading JSON and digests."""
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+import shutil
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
 from solorl.errors import UsageError
 from solorl.machine import process_start
+
+DAY = 86_400.0  # seconds
 
 
 def write(path: Path, data: bytes) -> None:
@@ -54,6 +59,15 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def remove_old(folder: Path, pattern: str) -> None:
+    """Delete what killed processes have left below a folder: what has such a name, and has not changed for a day."""
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):  # it goes, or is somebody else's
+            newest = max(each.lstat().st_mtime for each in [path, *path.rglob("*")])
+            if time.time() - newest > DAY:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
 def remove_leftovers(folder: Path) -> None:
     """Delete what killed processes have left of `write_atomically` in a folder."""
     for path in folder.glob(".*"):
@@ -66,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty where there is none that can be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

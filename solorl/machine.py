@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 import platform
 import shutil
@@ -22,6 +23,17 @@ def end_with_parent() -> Callable[[], object] | None:
         return None
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+@functools.cache
+def dying_with_parent() -> tuple[str, ...]:
+    """Words before those of a command for the same as `end_with_parent`; none where the system lacks that tool. They
+    run nothing between fork and exec, which is slow, and unsafe where there are threads."""
+    words = (shutil.which("setpriv") or "", "--pdeathsig", "TERM", "--")
+    try:
+        return words if words[0] and subprocess.run([*words, "true"], capture_output=True).returncode == 0 else ()
+    except OSError:
+        return ()
 
 
 def own_cores() -> list[int]:
@@ -54,8 +66,9 @@ def visible_gpus() -> list[str]:
 
 @contextlib.contextmanager
 def pinned(cores: list[int]) -> Iterator[None]:
-    """Processes started inside run on `cores` only; nothing happens where the system cannot pin."""
-    if not hasattr(os, "sched_setaffinity"):
+    """Processes that this thread starts inside run on `cores` only; nothing happens for none, and where the system
+    cannot pin."""
+    if not cores or not hasattr(os, "sched_setaffinity"):
         yield
         return
     before = os.sched_getaffinity(0)
@@ -80,7 +93,7 @@ def own_handle() -> str:
 def is_alive(handle: str) -> bool:
     """Whether the process of this handle still runs: the same id and the same start time, and no zombie."""
     pid, _, start = handle.partition(":")
-    return pid.isdigit() and process_start(int(pid)) == start
+    return pid.isdecimal() and len(pid) < 20 and process_start(int(pid)) == start
 
 
 def process_start(pid: int) -> str | None:

@@ -52,6 +52,17 @@ def work(where, *words, folder=None, **extra):
         return process.returncode, out
 
 
+class Said(list):
+    """What a fleet says."""
+
+    def say(self, text):
+        """Something happened."""
+        self.append(text)
+
+    def refresh(self, fleet):
+        """Some time has passed."""
+
+
 def until(condition, seconds=30):
     """Wait for something to become true."""
     end = time.monotonic() + seconds
@@ -90,4 +101,4 @@ def rows(study, task, folder):
     return [json.loads(line)["global_step"] for line in (folder / "metrics").read_text().splitlines()]
 
 
-__all__ = ["attempts", "open_study", "planned", "rows", "steps", "until", "work", "worker"]
+__all__ = ["Said", "attempts", "open_study", "planned", "rows", "steps", "until", "work", "worker"]

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from solorl.cli import Parser, fleet
+from solorl.cli.view import Lines, Table
 from solorl.errors import UsageError
 from solorl.machine import own_cores
-from solorl.studies.bench import Runner, Store, following
-from solorl.studies.engines import LocalEngine
+from solorl.studies.checks import check_name, check_texts
+from solorl.studies.engines import check_storage, open_engine
+from solorl.studies.engines.workers import following
+from solorl.studies.fleet import Fleet, retry, standings
+from solorl.studies.found import newest
 from solorl.studies.plan import (
     Flags,
     Plan,
-    check_name,
-    check_texts,
     find_python,
     load_script,
     load_suite,
@@ -26,7 +28,14 @@ from solorl.studies.plan import (
     seed_range,
     short,
 )
+from solorl.studies.plan_file import LONGEST_LEASE, MOST_ATTEMPTS
+from solorl.studies.records import read_records
 from solorl.studies.resources import read_resources
+from solorl.studies.storage import Folder, open_storage
+from solorl.studies.study import ATTEMPTS, LEASE, Study
+from solorl.studies.task import Task
+from solorl.studies.worker import command, why_again
+from solorl.terminal import duration
 
 EPILOG = """a suite file or scripts; flags after -- go to every script:
   solo bench benchmark/suites/classic.toml --workers 4
@@ -60,22 +69,21 @@ def main(argv: Sequence[str]) -> int:
     own, extra = split(argv)
     args = _parser().parse(own)
     given = fleet.given_resources(args)
-    if is_suite := args.what[0].endswith(".toml"):
-        plan = suite_plan(args, extra, given)
-    else:
-        plan = script_plan(args, extra, given)
+    plan = (suite_plan if args.what[0].endswith(".toml") else script_plan)(args, extra, given)
     if args.storage or args.engine != "local":
-        return fleet.run(plan, args, is_suite)
-    fleet.refuse_flags(args)
-    workers = worker_count(args.workers, "solo bench")
+        for flag in ("dry_run", "runs_dir"):
+            if getattr(args, flag):
+                raise UsageError(f"solo bench: --{flag.replace('_', '-')} is for runs without --storage")
+        check_storage(args.engine, args.storage)
+    worker_count(args.workers, "solo bench")
     folder = args.results or Path("benchmark/results") / plan.name
-    store = Store(args.runs_dir or Path("runs/bench") / plan.name)
-    for path in (folder, store.folder):
+    where = args.storage or str(args.runs_dir or default_storage(plan, args.engine == "local"))
+    for path in (folder, Path(where)):
         if path.exists() and not path.is_dir():
             raise UsageError(f"solo bench: {path} is a file, but should be a folder")
     if args.dry_run:
-        return dry_run(plan, store)
-    return run(plan, store, workers, folder)
+        return dry_run(Study(Folder(Path(where)), plan.name, {task.id: task for task in plan.tasks}), plan.tasks)
+    return run(plan, args, where, folder)
 
 
 def _parser() -> Parser:
@@ -150,141 +158,93 @@ def script_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
     return Plan(name, ordered(tasks))
 
 
-def dry_run(plan: Plan, store: Store) -> int:
+def dry_run(study: Study, tasks: Sequence[Task]) -> int:
     """Print a command a line, ready to paste, for all that is not finished."""
-    found = {task.id: store.find(task) for task in plan.tasks}
-    waiting = [task for task in plan.tasks if found[task.id].state != "finished"]
+    root, done = study.storage.folder or Path(), study.done()
+    found = {task.id: newest([root / work for work in study.works(task.id)], task) for task in tasks}
+    waiting = [task for task in tasks if task.id not in done and found[task.id].status != "finished"]
+    count = len(tasks) - len(waiting)
     while waiting:
-        task = waiting.pop(0)
-        fresh = [other for other in waiting if store.is_fresh(other, found[other.id])]
-        several = [] if store.resumable(task, found[task.id]) else following(task, fresh)
+        task, run_dir = waiting.pop(0), None
+        if not why_again(found[task.id], study.attempts(task.id)):
+            run_dir = found[task.id].run_dir
+        fresh = [other for other in waiting if found[other.id].run_dir is None]
+        several = following(task, fresh) if found[task.id].run_dir is None else []
         waiting = [other for other in waiting if other not in several]
-        job = store.job([task, *several], found[task.id])
-        command = shlex.join(job.argv)
-        if not task.script.ours:
-            where = shlex.quote(str(job.cwd))
-            command = f"(mkdir -p {where} && cd {where} && SOLORL_RUN_DIR={where} {command})"
-        print(command)
-    if done := sum(one.state == "finished" for one in found.values()):
-        print(f"{done} of {len(plan.tasks)} are finished", file=sys.stderr)
+        number = len(study.attempts(task.id)) + 1
+        argv, cwd, _ = command(task, root / "tasks" / task.id, number, run_dir, 1 + len(several))
+        line, where = shlex.join(argv), shlex.quote(str(cwd))
+        print(line if task.script.ours else f"(mkdir -p {where} && cd {where} && SOLORL_RUN_DIR={where} {line})")
+    if count:
+        print(f"{count} of {len(tasks)} are finished", file=sys.stderr)
     return 0
 
 
-def run(plan: Plan, store: Store, workers: int, folder: Path) -> int:
-    """Run the plan on this machine and say how it went; the exit code."""
-    view: Lines | Table = Table() if sys.stdout.isatty() else Lines()
-    runner = Runner(plan, store, LocalEngine(workers), folder, view)
-    count, began = len(plan.tasks), time.monotonic()
-    view.say(f"{count} {'run' if count == 1 else 'runs'} with {workers} at once; output in {store.folder}")
+def run(plan: Plan, args: Any, where: str, folder: Path) -> int:
+    """Bring the plan to its end on the engine and say how it went; the exit code. UsageError where it cannot begin."""
+    local, kept = args.engine == "local", args.storage is not None
+    attempts = (ATTEMPTS if kept or not local else 1) if args.attempts is None else args.attempts
+    lease = LEASE if args.lease is None else args.lease
+    if not 1 <= attempts <= MOST_ATTEMPTS:
+        raise UsageError(f"solo bench: --attempts must be from 1 to {MOST_ATTEMPTS}, not {attempts}")
+    if not 1 <= lease <= LONGEST_LEASE:
+        raise UsageError(f"solo bench: --lease must be from 1 to {LONGEST_LEASE:,.0f} seconds, not {lease:g}")
+    if local and args.detach:
+        raise UsageError("solo bench: --detach is for clusters; the engine local works only while the command runs")
+    options = fleet.engine_options(args, plan)
+    cluster = open_engine(args.engine, options)
+    view: Lines | Table = Table() if local and sys.stdout.isatty() else Lines()
+    study = Study(open_storage(where), plan.name, {task.id: task for task in plan.tasks}, attempts, lease)
+    runner = Fleet(study, plan.tasks, cluster, options, view, folder)
+    began, place = time.monotonic(), shlex.quote(where)
+    write(study, plan, forgive=local and not kept)
+    count = f"{len(plan.tasks)} {'run' if len(plan.tasks) == 1 else 'runs'}"
     with view:
-        code = runner.run()
-    for line in conclusion(runner, code, time.monotonic() - began):
+        at_once = f"with {runner.local.slots} at once" if runner.local else f"on {args.engine}"
+        view.say(f"{count} {at_once}; output in {place}")
+        code = runner.run(args.detach)
+    again = f"to try again: solo bench retry {place}, then the same command" if kept or not local else ""
+    for line in conclusion(runner, code, time.monotonic() - began, again):
         print(line)
+    if args.detach or (code > 1 and not local):
+        print(f"what is submitted continues; look: solo bench status {place}")
     return code
 
 
-def conclusion(runner: Runner, code: int, seconds: float) -> list[str]:
-    """The last lines: what is there, what is not, and what to do."""
+def write(study: Study, plan: Plan, forgive: bool) -> None:
+    """Write the plan; with `forgive` what has failed before may fail again. UsageError where the storage refuses,
+    unless all is there."""
+    try:
+        read_records(study)
+        study.write()
+        if forgive:
+            found = standings(study, plan.tasks)
+            retry(study, [task for task in plan.tasks if found[task.id].state in ("failed", "cancelled")])
+    except OSError as error:
+        if {task.id for task in plan.tasks} - study.done():
+            raise UsageError(f"{study.storage.where} cannot be written: {error.strerror or error}") from None
+
+
+def default_storage(plan: Plan, local: bool) -> Path:
+    """Where a study is that no flag places."""
+    return Path("runs", "bench" if local else "studies", plan.name)
+
+
+def conclusion(runner: Fleet, code: int, seconds: float, again: str) -> list[str]:
+    """The last lines: what is there, what is not, and what to do; `again` is it for what has failed."""
+    tasks, collector = runner.tasks, runner.collector
     before = f" ({len(runner.skipped)} of them before)" if runner.skipped else ""
-    total = len(runner.plan.tasks)
-    lines = [f"{len(runner.finished) + len(runner.skipped)} of {total} finished{before} in {duration(seconds)}"]
-    if runner.failed:
-        lines.append(f"{len(runner.failed)} failed; the same command tries them again:")
-        lines += [f"  {task}: {runner.failed[task.id]}" for task in runner.plan.tasks if task.id in runner.failed]
-    if runner.uncollected:
-        lines.append(f"{len(runner.uncollected)} finished but not collected; the same command collects them:")
-        lines += [
-            f"  {task}: {runner.uncollected[task.id]}" for task in runner.plan.tasks if task.id in runner.uncollected
-        ]
+    lines = [f"{runner.count()} of {len(tasks)} finished{before} in {duration(seconds)}"]
+    failed = {task_id: found.reason for task_id, found in runner.failed.items()}
+    for what, reasons in (
+        (f"failed; {again or 'the same command tries them again'}:", failed),
+        ("finished but not collected; the same command collects them:", collector.problems),
+        ("finished without a table; no run folder and no TensorBoard files were in:", collector.bare),
+    ):
+        lines += [f"{len(reasons)} {what}"] if reasons else []
+        lines += [f"  {task}: {reasons[task.id]}" for task in tasks if task.id in reasons]
     if code > 1:
         lines.append("interrupted; the same command continues")
-    if runner.bare:
-        lines.append(f"{len(runner.bare)} finished without a table; no run folder and no TensorBoard files were in:")
-        lines += [f"  {task}: {runner.bare[task.id]}" for task in runner.plan.tasks if task.id in runner.bare]
-    if runner.tables:
-        lines.append(f"results in {runner.folder}; compare them: solo report {shlex.quote(str(runner.folder))}")
+    if collector.tables:
+        lines.append(f"results in {collector.folder}; compare them: solo report {shlex.quote(str(collector.folder))}")
     return lines
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-class Lines:
-    """Plain lines, for pipes and files."""
-
-    def __enter__(self) -> "Lines":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        """Print a line at once."""
-        print(text, flush=True)
-
-    def refresh(self, runner: Runner) -> None:
-        """Nothing: lines are printed as things happen."""
-
-
-class Table:
-    """A live table below the lines, for terminals: what runs, how far it is, and the time left."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._console = Console(highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._next = 0.0
-
-    def __enter__(self) -> "Table":
-        self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._live.stop()
-
-    def say(self, text: str) -> None:
-        """Print a line above the table."""
-        self._console.print(text, markup=False, soft_wrap=True)
-
-    def refresh(self, runner: Runner) -> None:
-        """Draw the table again, once a second."""
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + 1
-            self._live.update(table(runner), refresh=True)
-
-
-def table(runner: Runner) -> Any:
-    """The rich table of a runner: a row for each running task, the counts and the time left below."""
-    from rich.table import Table as Rich
-    from rich.text import Text
-
-    left = runner.seconds_left()
-    counts = f"{runner.summary()}, {len(runner.running)} running, {len(runner.queue)} waiting"
-    drawn = Rich(caption=f"{counts}{'' if left is None else f', {duration(left)} left'}", caption_justify="left")
-    for name, justify in (
-        ("running", "left"),
-        ("seed", "right"),
-        ("done", "right"),
-        ("evaluation", "right"),
-        ("for", "right"),
-    ):
-        drawn.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for tasks in runner.running.values():
-        share, score = runner.store.progress(tasks[0])
-        variant = f" [{tasks[0].variant}]" if tasks[0].variant else ""
-        seeds = str(tasks[0].seed) + (f"-{tasks[-1].seed}" if len(tasks) > 1 else "")
-        started = runner.store.record(tasks[0]).get("started", time.time())
-        drawn.add_row(
-            Text(f"{tasks[0].script.name}{variant} {tasks[0].env_id}"),
-            seeds,
-            "" if share is None else f"{100 * share:.0f} %",
-            "" if score is None else f"{score:.1f}",
-            duration(time.time() - started),
-        )
-    return drawn

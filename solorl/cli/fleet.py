@@ -8,15 +8,17 @@ from typing import Any
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.studies import fleet
-from solorl.studies.engines import ENGINES, check_storage, open_again, open_engine
-from solorl.studies.plan import Plan, check_texts
-from solorl.studies.storage import open_storage, refusal
+from solorl.studies.checks import check_texts
+from solorl.studies.collect import Collector
+from solorl.studies.engines import ENGINES, open_again
+from solorl.studies.plan import Plan
+from solorl.studies.storage import refusal
 from solorl.studies.study import ATTEMPTS, LEASE, Study, open_study
 from solorl.studies.task import Task
+from solorl.terminal import plain
 
 VERBS = ("status", "logs", "cancel", "retry", "collect")
 RESOURCES = ("cores", "gpus", "memory", "time")
-MOST_ATTEMPTS = 100
 
 
 def add_flags(parser: Parser) -> None:
@@ -45,55 +47,10 @@ def given_resources(args: Any) -> dict[str, str]:
     return {name: getattr(args, name) for name in RESOURCES if getattr(args, name, None) is not None}
 
 
-def refuse_flags(args: Any) -> None:
-    """UsageError for flags that change nothing without a study."""
-    for name in (*RESOURCES, "attempts", "lease", "engine_option", "image", "detach"):
-        if getattr(args, name):
-            raise UsageError(f"solo bench: --{name.replace('_', '-')} needs --storage, or another engine than local")
-
-
-# ---------------------------------------------------------------------- run
-def run(plan: Plan, args: Any, is_suite: bool) -> int:
-    """Bring the plan to its end on the engine; the exit code. UsageError where it cannot begin."""
-    if args.dry_run or args.runs_dir:
-        raise UsageError(f"solo bench: --{'dry-run' if args.dry_run else 'runs-dir'} is for runs without --storage")
-    attempts = ATTEMPTS if args.attempts is None else args.attempts
-    lease = LEASE if args.lease is None else args.lease
-    if not 1 <= attempts <= MOST_ATTEMPTS:
-        raise UsageError(f"solo bench: --attempts must be from 1 to {MOST_ATTEMPTS}, not {attempts}")
-    if not 1 <= lease <= 86400:
-        raise UsageError(f"solo bench: --lease must be from 1 to 86,400 seconds, not {lease:g}")
-    if args.engine == "local" and args.detach:
-        raise UsageError("solo bench: --detach is for clusters; the engine local starts workers only while it runs")
-    check_storage(args.engine, args.storage)
-    options = engine_options(args, plan)
-    args.detach |= args.engine == "manual"
-    cluster = open_engine(args.engine, options)
-    storage = open_storage(args.storage or f"runs/studies/{plan.name}")
-    study = Study(storage, plan.name, {task.id: task for task in plan.tasks}, attempts, lease)
-    try:
-        study.write()
-    except OSError as error:
-        raise UsageError(f"{storage.where} cannot be written: {error.strerror or error}") from None
-    runner = fleet.Fleet(study, plan.tasks, cluster, options, say)
-    say(f"{len(plan.tasks)} runs on {args.engine}; the study is {storage.where}")
-    code = runner.run(args.detach)
-    folder = args.results or Path("benchmark/results") / plan.name
-    kept = 0 if args.detach else collect(study, plan.tasks, folder)
-    done = sum(task.id in runner.finished for task in plan.tasks)
-    say(f"{done} of {len(plan.tasks)} finished" + (f", {len(runner.failed)} failed" if runner.failed else ""))
-    where = shlex.quote(storage.where)
-    if code > 1 or args.detach:
-        go_on = "what is submitted continues; " if args.engine != "local" else "what runs continues; "
-        say(f"{go_on}look: solo bench status {where}; the same command continues")
-    elif runner.failed:
-        say(f"to try again: solo bench retry {where}, then the same command")
-    return code or kept
-
-
 def engine_options(args: Any, plan: Plan) -> dict[str, str]:
     """The options of the engine: the suite's, then those of the command line. UsageError for one that is none."""
     options = {**plan.engines.get(args.engine, {}), **given_options(args, "solo bench")}
+    args.detach |= args.engine == "manual"
     if args.image:
         options["image"] = args.image
     if args.workers is not None:
@@ -121,19 +78,13 @@ def say(text: str) -> None:
 
 def collect(study: Study, tasks: Sequence[Task], folder: Path) -> int:
     """Write the tables of what has finished and say so; 1 where one could not be written."""
-    done, written, problems = study.done(), 0, 0
+    collector, done = Collector(study, folder, say), study.done()
     for task in tasks:
-        if task.id not in done:
-            continue
-        try:
-            written += fleet.collect(study, task, folder)
-        except (OSError, ValueError) as error:
-            problems += 1
-            reason = getattr(error, "strerror", None) or str(error)
-            say(f"not kept   {task} is finished, but its table is not in {folder}: {reason}")
-    if written:
-        say(f"{written} tables in {folder}; compare them: solo report {shlex.quote(str(folder))}")
-    return int(bool(problems))
+        if task.id in done:
+            collector.keep(task)
+    if collector.tables:
+        say(f"{len(collector.tables)} tables in {folder}; compare them: solo report {shlex.quote(str(folder))}")
+    return int(bool(collector.problems))
 
 
 # ---------------------------------------------------------------------- verbs
@@ -185,7 +136,7 @@ def logs(study: Study, tasks: Sequence[Task], address: str) -> int:
     task = tasks[0]
     names = [name for name in study.storage.list(f"tasks/{task.id}") if name.split("/")[2].startswith("output-")]
     for name in names:
-        say(f"==== {name}\n{study.storage.read(name).decode(errors='replace')}".rstrip())
+        say_all(f"==== {name}\n{study.storage.read(name).decode(errors='replace')}")
     handles = [
         (about, handle)
         for about in study.submissions()
@@ -194,8 +145,13 @@ def logs(study: Study, tasks: Sequence[Task], address: str) -> int:
     ]
     if not names and handles:
         about, handle = handles[-1]
-        say(open_again(about, address).logs(handle) or f"{task.id} has printed nothing yet")
+        say_all(open_again(about, address).logs(handle) or f"{task.id} has printed nothing yet")
     return 0
+
+
+def say_all(text: str) -> None:
+    """Print what a training has printed, line by line: it may not control this terminal."""
+    say("\n".join(plain(line) for line in text.rstrip().splitlines()))
 
 
 def cancel(study: Study, tasks: Sequence[Task], address: str) -> int:

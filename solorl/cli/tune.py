@@ -9,16 +9,18 @@ from typing import Any
 
 from solorl.args.command_line import value_of
 from solorl.cli import Parser
-from solorl.cli.bench import Lines, split, worker_count
-from solorl.cli.fleet import given_options, given_resources
+from solorl.cli.bench import split, worker_count
+from solorl.cli.fleet import say
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
-from solorl.studies.bench import Store
-from solorl.studies.engines import Engine, open_pool
+from solorl.studies.engines.workers import LocalCluster
+from solorl.studies.journal import completed, counted, open_study
 from solorl.studies.plan import Flags, load_script, merge, seed_range
-from solorl.studies.resources import read_resources
+from solorl.studies.space import space_from_file, space_of
+from solorl.studies.storage import open_storage
+from solorl.studies.study import Study
 from solorl.studies.task import words
-from solorl.studies.tune import METRIC, Study, Tuner, completed, counted, open_study, space_from_file, space_of
+from solorl.studies.tune import METRIC, Search, Tuner
 
 EPILOG = """the space is in the script, as `lr: float = 2.5e-4  # learning rate [tune: log 1e-5..1e-2]`,
 or in a file; ppo, ppo_normalized and dqn, also in JAX, have one already:
@@ -41,17 +43,15 @@ def main(argv: Sequence[str]) -> int:
     for name, value in (("--trials", args.trials), ("--prune-after", args.prune_after + 1)):
         if value < 1:
             raise UsageError(f"solo tune: {name} must be at least {0 if name == '--prune-after' else 1}")
-    engine = make_engine(args)
+    workers = LocalCluster(worker_count(args.workers, "solo tune"))
     storage = args.storage or Path("tune") / f"{study.script.name}.log"
-    found = open_study(storage, study, args.pruner, args.prune_after, args.seed)
-    store = Store(args.runs_dir or Path("runs/tune") / storage.stem)
-    view = Lines()
-    view.say(
-        f"{len(counted(found))} of {args.trials} trials so far, {engine.slots} runs at once; output in {store.folder}"
-    )
-    view.say(f"searched: {', '.join(study.space)}")
-    view.say(f"watch them: optuna-dashboard {shlex.quote(str(storage))}")
-    code = Tuner(study, found, store, engine, args.trials, view).run()
+    found = open_study(storage, study.script.name, study.about(), args.pruner, args.prune_after, args.seed)
+    where = args.runs_dir or Path("runs/tune") / storage.stem
+    runs = Study(open_storage(str(where)), storage.stem, {}, 1)
+    say(f"{len(counted(found))} of {args.trials} trials so far, {workers.slots} runs at once; output in {where}")
+    say(f"searched: {', '.join(study.space)}")
+    say(f"watch them: optuna-dashboard {shlex.quote(str(storage))}")
+    code = Tuner(study, found, runs, workers, args.trials, say).run()
     for line in conclusion(study, found, code, args.script):
         print(line)
     return code
@@ -78,27 +78,13 @@ def _parser() -> Parser:
     parser.add_argument("--prune-after", metavar="N", type=int, default=4, help="evaluations before that (default 4)")
     parser.add_argument("--seed", metavar="S", type=int, help="seed of the search (default: a new one each time)")
     parser.add_argument("--workers", metavar="N", type=int, help="runs at once (default: one for each core)")
-    parser.add_argument("--engine", metavar="NAME", default="local", help="local or ray (default local)")
-    parser.add_argument("--engine-option", metavar="KEY=VALUE", action="append", help="an option of the engine")
-    for name, what in (("cores", "of each run on Ray (default 1)"), ("gpus", "(default 0)"), ("memory", "such as 4GB")):
-        parser.add_argument(f"--{name}", metavar="SIZE" if name == "memory" else "N", help=what)
     steps = partial(value_of, "--total-timesteps", int)
     parser.add_argument("--total-timesteps", metavar="N", type=steps, help="given to every run")
     parser.add_argument("--runs-dir", metavar="DIR", type=Path, help="default runs/tune/NAME OF THE STORAGE")
     return parser
 
 
-def make_engine(args: Any) -> Engine:
-    """What runs the trials; UsageError where it cannot."""
-    given = given_resources(args)
-    if args.engine == "local" and given:
-        raise UsageError(f"solo tune: --{next(iter(given))} is for --engine ray; here the runs divide the cores")
-    resources = read_resources(given, "the flags of solo tune")
-    workers = None if args.workers is None and args.engine != "local" else worker_count(args.workers, "solo tune")
-    return open_pool(args.engine, given_options(args, "solo tune"), resources, workers)
-
-
-def make_study(args: Any, extra: Flags) -> Study:
+def make_study(args: Any, extra: Flags) -> Search:
     """What the command line asks for; UsageError where it does not fit together."""
     script = load_script(args.script)
     steps: Flags = {} if args.total_timesteps is None else {"--total-timesteps": (str(args.total_timesteps),)}
@@ -111,7 +97,7 @@ def make_study(args: Any, extra: Flags) -> Study:
     for name in space:
         if f"--{name}" in flags:
             raise UsageError(f"solo tune: --{name} is searched, so it cannot be given")
-    return Study(
+    return Search(
         script=script,
         env_ids=tuple(dict.fromkeys(args.env_ids)),
         targets=targets(args.target_scores, args.env_ids),
@@ -145,7 +131,7 @@ def targets(given: Sequence[str], env_ids: Sequence[str]) -> dict[str, tuple[flo
     return found
 
 
-def conclusion(study: Study, found: Any, code: int, script: str) -> list[str]:
+def conclusion(study: Search, found: Any, code: int, script: str) -> list[str]:
     """The last lines: how many trials ended how, the best flags ready to paste, and what to do with them."""
     states = [trial.state.name for trial in found.trials if not trial.user_attrs.get("interrupted")]
     parts = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "still running elsewhere"}

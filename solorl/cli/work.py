@@ -4,12 +4,13 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from solorl import signals
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.studies.storage import read_object, refusal
 from solorl.studies.study import Study, open_study
 from solorl.studies.task import Task
-from solorl.studies.worker import Worker
+from solorl.studies.worker import LISTENED, Worker
 
 INDICES = ("SLURM_ARRAY_TASK_ID", "AWS_BATCH_JOB_ARRAY_INDEX", "JOB_COMPLETION_INDEX")  # of schedulers, from 0 on
 
@@ -25,7 +26,9 @@ def main(argv: Sequence[str]) -> int:
     study = open_study(args.plan)
     task = chosen(study, args.task, args.index, os.environ)
     try:
-        return Worker(study, task, say).run()
+        worker = Worker(study, [task], say)
+        with signals.handled(worker.hear, LISTENED):
+            return worker.run()
     except OSError as error:
         say(f"failed: {refusal(error, args.plan)}")
         return 1

@@ -19,13 +19,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import (
-    CloudpickleWrapper,
-    batch_space,
-    create_shared_memory,
-    read_from_shared_memory,
-    write_to_shared_memory,
-)
+from gymnasium.vector import utils
 
 from solorl import signals
 from solorl.envs.vector import VectorEnvs
@@ -49,19 +43,19 @@ class InWorkers(gym.vector.SyncVectorEnv):
         self._end = util.Finalize(self, _end, (self._pipes, self._processes), exitpriority=1)
         super().__init__(make_envs[:1])  # of the kind
         self.env_fns, self.num_envs = make_envs, len(make_envs)
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.observation_space = utils.batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = utils.batch_space(self.single_action_space, self.num_envs)
         size = self.num_envs // workers
         self.rows = [slice(first, first + size) for first in range(0, self.num_envs, size)]
         context = multiprocessing.get_context(_start_method())
         try:
-            self._shared = create_shared_memory(self.single_observation_space, self.num_envs, context)  # type: ignore[arg-type]
+            self._shared = utils.create_shared_memory(self.single_observation_space, self.num_envs, context)  # type: ignore[arg-type]
         except (TypeError, gym.error.CustomSpaceError):
             quit_with(f"--env-workers cannot share observations of the space {self.single_observation_space}")
         for rows in self.rows:
             pipe, theirs = context.Pipe()
             util.register_after_fork(pipe, type(pipe).close)  # or a worker would not see that this process has ended
-            what = CloudpickleWrapper((make_envs[rows], gym.registry))  # type: ignore[arg-type]
+            what = utils.CloudpickleWrapper((make_envs[rows], gym.registry))  # type: ignore[arg-type]
             process = context.Process(target=_work, args=(kind, what, rows.start, self._shared, theirs))  # type: ignore[attr-defined]
             process.start()
             theirs.close()
@@ -72,7 +66,7 @@ class InWorkers(gym.vector.SyncVectorEnv):
     @property
     def obs(self) -> Any:
         """The current observations (num_envs, *obs_shape), in arrays that no step changes."""
-        return copy.deepcopy(read_from_shared_memory(self.single_observation_space, self._shared, self.num_envs))
+        return copy.deepcopy(utils.read_from_shared_memory(self.single_observation_space, self._shared, self.num_envs))
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """See `gymnasium.vector.VectorEnv.reset`; without `reset_mask`."""
@@ -207,7 +201,7 @@ def _work(kind: Any, what: Any, first: int, shared: Any, pipe: connection.Connec
         answer = function(envs, *inputs)
         for i, obs in enumerate(envs._env_obs):
             if obs is not None:
-                write_to_shared_memory(envs.single_observation_space, first + i, obs, shared)
+                utils.write_to_shared_memory(envs.single_observation_space, first + i, obs, shared)
         return answer
 
     def begin() -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 from solorl.args.arguments import RunArgs
 from solorl.checkpoints.safety import is_plain_name
 from solorl.errors import UsageError, needs_extra, reason
-from solorl.files import sha256
+from solorl.files import remove_old, sha256
 from solorl.run.load import Play, play_script, script_of
 from solorl.run.pictures import draw_learning_curve
 from solorl.run.upload import repo_name
@@ -272,6 +272,7 @@ def _pull(api: Any, repo: str, folder: Path, commit: str, max_size: float) -> st
         entries = list(api.list_repo_tree(repo, revision=commit, recursive=False))
         check_files(repo, entries, max_size)
         folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_old(folder.parent.parent, "*/.pull-*")
         staging = Path(tempfile.mkdtemp(prefix=".pull-", dir=folder.parent))
         try:
             for entry in entries:

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,28 +12,49 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from solorl.machine import end_with_parent
+from solorl.machine import dying_with_parent, end_with_parent
 from solorl.studies.task import Task
 
 TAIL = 12  # last lines of a training that a failed attempt keeps
+TAIL_BYTES = 8000
 
 
 class Child:
-    """A process in a group of its own. What it prints goes to our output, to the file `output`, and into `lines`."""
+    """A process in a session of its own. What it prints goes to the file `output`, and with `echo` to our output."""
 
-    def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], output: Path):
-        self.lines: deque[str] = deque(maxlen=TAIL)
-        self.process = subprocess.Popen(
-            argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            process_group=0, preexec_fn=end_with_parent(),
-        )  # fmt: skip
-        self._reader = threading.Thread(target=self._tee, args=(output,), daemon=True)
-        self._reader.start()
+    def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], output: Path, echo: bool):
+        self._output, self._lines = output, deque[str](maxlen=TAIL)
+        words = dying_with_parent()
+        with open(os.devnull if echo else output, "ab") as file:
+            self.process = subprocess.Popen(
+                [*words, *argv], cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if echo else file,
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=None if words else end_with_parent(),
+            )  # fmt: skip
+        self._end = -1  # of the system: becomes readable when the process ends, at once
+        with contextlib.suppress(OSError, AttributeError):
+            self._end = os.pidfd_open(self.process.pid)
+        self._reader = threading.Thread(target=self._tee, daemon=True) if echo else None
+        if self._reader:
+            self._reader.start()
+
+    def lines(self) -> list[str]:
+        """The last lines that it has printed."""
+        if not self._reader:
+            with contextlib.suppress(OSError), open(self._output, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+                text = [line.rstrip() for line in file.read().decode(errors="replace").splitlines()]
+                return [line for line in text if line][-TAIL:]
+        return [*self._lines]
 
     def poll(self, seconds: float) -> int | None:
         """Wait so long for its end: the exit code, or None."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(seconds)
+        if self._end >= 0:
+            poll = select.poll()
+            poll.register(self._end, select.POLLIN)
+            poll.poll(seconds * 1000)
+        else:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(seconds)
         return self.process.poll()
 
     def tell(self, force: bool = False) -> None:
@@ -45,17 +67,20 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         code = self.process.wait()
-        self._reader.join(5)  # seconds; a process that has left its group may keep the pipe open
+        if self._end >= 0:
+            os.close(self._end)
+        if self._reader:
+            self._reader.join(5)  # seconds; a process that has left its group may keep the pipe open
         return code
 
-    def _tee(self, output: Path) -> None:
+    def _tee(self) -> None:
         """Copy what it prints; what the disk refuses is left out, for the last lines are kept here."""
         with contextlib.ExitStack() as stack:
             places = [sys.stdout.buffer]
             with contextlib.suppress(OSError):
-                places.append(stack.enter_context(open(output, "ab")))
+                places.append(stack.enter_context(open(self._output, "ab")))
             for line in self.process.stdout or ():
-                self.lines.append(line.decode(errors="replace").rstrip())
+                self._lines.append(line.decode(errors="replace").rstrip())
                 for place in places:
                     with contextlib.suppress(OSError):
                         place.write(line)

@@ -1,13 +1,13 @@
 """What run folders say about a task, read without the libraries."""
 
 import signal
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from solorl.files import read_json, sha256
 from solorl.machine import command_line, process_start
-from solorl.studies.engines.local import UNKNOWN
 from solorl.studies.task import Task
 
 
@@ -15,11 +15,18 @@ from solorl.studies.task import Task
 class Found:
     """What the files say about a task."""
 
-    state: str  # new | running | finished | stopped | failed
+    state: str  # new | finished | stopped | failed
     reason: str = ""  # why it failed
     run_dir: Path | None = None
     status: str = ""  # of the run folder's status.json
-    record: dict[str, Any] = field(default_factory=dict)
+
+
+def newest(works: Iterable[Path], task: Task) -> Found:
+    """The newest run folder of a task below these folders, and its status; a finished one before any other."""
+    dirs = [path for work in works for path in run_dirs(work, task)]
+    finished = [path for path in dirs if read_json(path / "status.json").get("status") == "finished"]
+    run_dir = [*dirs, *finished][-1] if dirs else None
+    return Found("new", "", run_dir, str(read_json(run_dir / "status.json").get("status", "")) if run_dir else "")
 
 
 def verdict(task: Task, found: Found, code: int, cancelled: bool) -> tuple[str, str]:
@@ -28,7 +35,7 @@ def verdict(task: Task, found: Found, code: int, cancelled: bool) -> tuple[str, 
         return "finished", ""
     if found.status.startswith("diverged"):
         return "failed", found.status
-    if cancelled or code == UNKNOWN or (found.status == "stopped" and code in (0, 130, -signal.SIGTERM)):
+    if cancelled or (found.status == "stopped" and code in (0, 130, -signal.SIGTERM)):
         return "stopped", "it was ended before it had finished"
     if code == 0 and not found.status and not task.script.ours:
         return "finished", ""
@@ -86,13 +93,13 @@ def is_whole(checkpoint: Path) -> bool:
     return all(has_sha256(checkpoint / name, digest) for name, digest in digests.items())
 
 
-def trainer(run_dir: Path | None, task_id: str) -> str:
+def trainer(run_dir: Path | None) -> str:
     """The handle of the process of this machine that trains in a run folder; empty where none does."""
     status = read_json(run_dir / "status.json") if run_dir else {}
     pid = status.get("pid")
-    if status.get("status") != "running" or not isinstance(pid, int) or task_id not in command_line(pid):
+    if not run_dir or status.get("status") != "running" or not isinstance(pid, int):
         return ""
-    return f"{pid}:{process_start(pid)}"
+    return f"{pid}:{process_start(pid)}" if run_dir.parent.name in command_line(pid) else ""
 
 
 def args_of(run_dir: Path) -> dict[str, Any]:

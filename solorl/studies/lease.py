@@ -11,13 +11,14 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from solorl.machine import is_alive, own_handle
 from solorl.studies.storage import read_object
 from solorl.studies.study import Study
+from solorl.terminal import plain
 
 SETTLE = 0.2  # seconds between writing a lease over an old one and looking whether another worker did so, too
 TICK = 0.2  # seconds between two looks at the clock
@@ -33,18 +34,25 @@ class Lease:
     """The lease of one task, as this process sees it."""
 
     def __init__(self, study: Study, task_id: str):
-        self._study, self._task, self._name = study, task_id, f"leases/{task_id}.json"
+        self._study, self.task_id, self._name = study, task_id, f"leases/{task_id}.json"
         self.owner = {"machine": machine(), "handle": own_handle()}
+        self.oddity = ""  # why a lease that `is_fresh` has seen does not count, where that is strange
 
     def holder(self) -> dict[str, Any]:
         """Who has it, whether alive or not; empty where nobody has."""
-        return read_object(self._study.storage, self._name)
+        found = read_object(self._study.storage, self._name)
+        beat = found.get("beat")
+        texts = {key: plain(str(found.get(key))) for key in ("machine", "handle")}
+        return {**texts, "beat": beat if isinstance(beat, int | float) else 0.0} if found else {}
 
     def is_fresh(self, holder: dict[str, Any]) -> bool:
-        """Whether its holder does the task, as far as can be told."""
-        if not holder or (holder.get("machine") == self.owner["machine"] and not is_alive(str(holder.get("handle")))):
+        """Whether its holder does the task, as far as can be told. A heartbeat from the future is none."""
+        if not holder or (holder["machine"] == self.owner["machine"] and not is_alive(holder["handle"])):
             return False
-        return time.time() - float(holder.get("beat", 0.0)) < self._study.lease
+        age = time.time() - holder["beat"]
+        if age < -self._study.lease:
+            self.oddity = "its lease is from the future (a clock is ahead, or the file is damaged) and does not count"
+        return abs(age) < self._study.lease
 
     def take(self) -> bool:
         """Take it, unless somebody has it. Of several that take over the same lease one succeeds in general."""
@@ -87,39 +95,45 @@ class Lease:
 
 
 class Heart(threading.Thread):
-    """Renews a lease while a task is done. Calls `ended(why)` once: another worker has taken the task over (`taken`),
-    nobody shall do it any more (`cancelled`), or `limit` seconds are over (`time`; 0: no limit)."""
+    """Renews the leases of tasks that are done together. Calls `ended(why)` once: another worker has taken one over
+    (`taken`), nobody shall do one any more (`cancelled`), or `limit` seconds are over (`time`; 0: no limit)."""
 
-    def __init__(self, study: Study, task_id: str, lease: Lease, limit: float, ended: Callable[[str], None]):
+    def __init__(self, study: Study, leases: Sequence[Lease], limit: float, ended: Callable[[str], None]):
         super().__init__(daemon=True)
-        self._study, self._task, self._lease, self._limit, self._ended = study, task_id, lease, limit, ended
-        self._over = threading.Event()
+        self._study, self._leases, self._limit, self._ended = study, leases, limit, ended
+        self._over, self._why = threading.Event(), ""
+        self._began = self._last = time.monotonic()
 
     def run(self) -> None:
-        """Beat until `stop`."""
-        began = last = time.monotonic()
-        why = ""
+        """Beat until `stop`; without this thread somebody calls `turn` often."""
         while not self._over.wait(TICK):
-            now = time.monotonic()
-            if not why and self._limit and now - began > self._limit:
-                self._ended(why := "time")
-            if now - last > self._study.lease / 4:
-                last = now
-                found = "" if why == "taken" else self._look()  # also while it saves
-                if found and found != why:
-                    self._ended(why := found)
+            self.turn()
 
-    def _look(self) -> str:
+    def turn(self) -> None:
+        """Look at the clock, and beat where it is time to."""
+        now = time.monotonic()
+        if not self._why and self._limit and now - self._began > self._limit:
+            self._why = "time"
+            self._ended("time")
+        if now - self._last > self._study.lease / 4:
+            self._last = now
+            for lease in self._leases if self._why != "taken" else ():  # also while it saves
+                if (found := self._look(lease)) and found != self._why:
+                    self._why = found
+                    self._ended(found)
+
+    def _look(self, lease: Lease) -> str:
         """Beat once, unless the task is another's or nobody's. What the storage refuses now is tried again later."""
         with contextlib.suppress(OSError):
-            if self._lease.holder() and not self._lease.is_mine():
+            if lease.holder() and not lease.is_mine():
                 return "taken"
-            self._lease.beat()
-            if self._study.is_cancelled(self._task):
+            lease.beat()
+            if self._study.is_cancelled(lease.task_id):
                 return "cancelled"
         return ""
 
     def stop(self) -> None:
         """Beat no more."""
         self._over.set()
-        self.join()
+        if self.is_alive():
+            self.join()

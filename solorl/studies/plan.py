@@ -22,6 +22,8 @@ from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
 from solorl.files import sha256
 from solorl.results.result import Result
+from solorl.studies.checks import check_name, check_texts
+from solorl.studies.plan_file import MAX_SEED
 from solorl.studies.resources import Resources, read_resources
 from solorl.studies.task import Flags, Script, Task
 
@@ -30,7 +32,6 @@ JOB_KEYS = (
     "resources",
 )  # fmt: skip
 MAX_RUNS = 100_000  # of one command
-MAX_SEED = 2**31 - 1  # as scripts of ours have it
 MAX_FILE_NAME = 240  # bytes of a result file's name; systems allow 255, and it is written under a longer one
 
 
@@ -262,12 +263,6 @@ def _engines(table: dict[str, Any], path: Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def check_name(name: str, what: str) -> None:
-    """UsageError where a folder cannot have this name."""
-    if not name.strip(".") or "/" in name or len(name.encode()) > 255:
-        raise UsageError(f"{what} must be the name of a folder, not {shown(name)}")
-
-
 def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, limit: int | None, python: str) -> list[Task]:
     where = f"a [[job]] of {path}"
     refuse_unknown(job, JOB_KEYS, where)
@@ -367,13 +362,3 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not valid TOML: its lists or tables are nested too deeply") from None
     check_texts(table, str(path))
     return table
-
-
-def check_texts(value: Any, where: str) -> None:
-    """UsageError for a text in a tree of lists and tables that cannot be printed or has more than 1,000 characters."""
-    if isinstance(value, str) and not value.isprintable():
-        raise UsageError(f"{where}: a text must not have control characters and their like, unlike {shown(value)}")
-    if isinstance(value, str) and len(value) > 1000:
-        raise UsageError(f"{where}: a text must have at most 1,000 characters, unlike {shown(value)}")
-    for part in value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else []:
-        check_texts(part, where)

@@ -26,8 +26,10 @@ def runnable(study: Study, task: Task, scratch: Path | None) -> Task:
     """The task with a script of this machine: where it was planned, of the catalogue, or of the study."""
     script = task.script
     stored = (scratch or study.storage.folder or Path()) / script_name(script)
-    known = [path for path in (script.path, script_paths().get(script.name)) if path]
-    path = next((path for path in known if has_sha256(path, script.sha256)), stored)
+    path = script.path
+    if not has_sha256(path, script.sha256):
+        path = script_paths().get(script.name, stored)
+        path = path if has_sha256(path, script.sha256) else stored
     if path is stored and scratch:
         study.storage.get(script_name(script), stored)
     if not has_sha256(path, script.sha256):

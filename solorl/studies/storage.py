@@ -17,6 +17,9 @@ from typing import Any, Protocol
 from solorl.errors import UsageError, missing_extra, reason
 from solorl.files import sync_file
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk
+PASSING = ("attempts/", "collected/", "leases/")  # what a power cut may take
+
 
 class Storage(Protocol):
     """The files of a study."""
@@ -108,7 +111,7 @@ def read_object(storage: Storage, name: str) -> dict[str, Any]:
     """The object in a JSON file; empty where there is none, or what is there is no object."""
     try:
         content = json.loads(storage.read(name))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -128,13 +131,13 @@ class Folder:
     def write(self, name: str, data: bytes) -> None:
         """See `Storage.write`."""
         with self._beside(name) as (path, temporary):
-            _write(temporary, data)
+            _write(temporary, data, name)
             temporary.replace(path)
 
     def create(self, name: str, data: bytes) -> bool:
         """See `Storage.create`: the file is written under another name, then linked to its own."""
         with self._beside(name) as (path, temporary):
-            _write(temporary, data)
+            _write(temporary, data, name)
             try:
                 os.link(temporary, path)
             except FileExistsError:
@@ -193,9 +196,10 @@ class Folder:
             temporary.unlink(missing_ok=True)
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes, name: str) -> None:
     path.write_bytes(data)
-    sync_file(path)
+    if not name.startswith(PASSING):
+        sync_file(path)
 
 
 class Objects:

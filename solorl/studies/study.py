@@ -1,6 +1,7 @@
 """A study in a storage: the plan, and what became of its tasks. Truth is in these files, not in any scheduler.
 
-plan.json                 the tasks (ids are hashes of what they do), resources, limit of attempts, solorl's hash
+plans/000001-HASH.json    the tasks of a command (ids are hashes of what they do), resources, limit of attempts,
+                          solorl's hash; an earlier version has one plan.json
 scripts/SHA/NAME.py       the scripts
 submissions/000001.json   the tasks of one submission, in order; then the engine and its handles
 leases/ID.json            who does a task now: owner and the time of the last heartbeat
@@ -20,13 +21,16 @@ from typing import Any
 
 from solorl import __version__
 from solorl.errors import UsageError, did_you_mean
+from solorl.files import remove_old
 from solorl.scripts import PACKAGE
-from solorl.studies.resources import Resources
+from solorl.studies.plan_file import as_table, read_table
 from solorl.studies.storage import Storage, open_storage, read_object
 from solorl.studies.task import Script, Task
+from solorl.terminal import plain
 
 ATTEMPTS = 3  # a task may fail so often
 LEASE = 60.0  # seconds without a heartbeat after which another worker may take a task
+LEFT = (".plan.json.*", "*/.*.json.*", "attempts/*/.*.json.*")  # what a killed process was writing
 OVER = ("finished", "stopped")  # attempts that do not count
 
 
@@ -54,28 +58,22 @@ class Study:
 
     # ------------------------------------------------------------------ the plan
     def write(self) -> None:
-        """Write plan.json and the scripts. Tasks that another command has planned here stay."""
-        there = read_plan(self.storage) or self
-        scripts = {task.script.sha256: task.script for task in self.tasks.values()}
-        for script in scripts.values():
+        """Write the plan and the scripts, unless all of it is there. A plan is a file that no other command writes, and
+        all plans count, so nothing of several at once is lost. UsageError where a plan here is damaged."""
+        there = read_plan(self.storage)
+        for pattern in LEFT if self.storage.folder else ():
+            remove_old(self.storage.folder or Path(), pattern)
+        for script in {task.script.sha256: task.script for task in self.tasks.values()}.values():
             if not self.storage.exists(script_name(script)):
                 self.storage.put(script.path, script_name(script))
-        self.tasks = {**there.tasks, **self.tasks}
-        self.storage.write("plan.json", json.dumps(self._as_table(), indent=1).encode())
+        data = json.dumps(self._as_table(), indent=1).encode()
+        self.tasks = {**(there.tasks if there else {}), **self.tasks}
+        if there is None or there._as_table() != self._as_table():
+            number, digest = len(self.storage.list("plans")) + 1, hashlib.sha256(data).hexdigest()
+            self.storage.create(f"plans/{number:06d}-{digest[:12]}.json", data)
 
     def _as_table(self) -> dict[str, Any]:
-        scripts = {task.script.sha256: task.script for task in self.tasks.values()}
-        about = {
-            sha: {"path": str(script.path.resolve()), "ours": script.ours, "args": script.args}
-            for sha, script in scripts.items()
-        }
-        tasks = [
-            {"id": task.id, "script": task.script.sha256, "env_id": task.env_id, "seed": task.seed, "flags": task.flags,
-             "variant": task.variant, "python": task.python, "resources": task.resources.as_table()}
-            for task in self.tasks.values()
-        ]  # fmt: skip
-        return {"format": 1, "name": self.name, "attempts": self.limit, "lease": self.lease, "solorl": self.package,
-                "scripts": about, "tasks": tasks}  # fmt: skip
+        return as_table(self.name, self.limit, self.lease, self.package, self.tasks.values())
 
     def find(self, name: str) -> Task:
         """A task by its id, or by the first letters of it; UsageError where none or several begin so."""
@@ -102,7 +100,11 @@ class Study:
 
     def submission(self, name: str) -> dict[str, Any]:
         """A submission: tasks, engine, options, handles."""
-        return read_object(self.storage, name)
+        about = read_object(self.storage, name)
+        lists = {
+            key: [*map(str, about[key])] if isinstance(about.get(key), list) else [] for key in ("tasks", "handles")
+        }
+        return {**about, **lists, "options": about["options"] if isinstance(about.get("options"), dict) else {}}
 
     def submissions(self) -> list[dict[str, Any]]:
         """All submissions, oldest first."""
@@ -112,7 +114,7 @@ class Study:
     def begin(self, task_id: str, about: dict[str, Any]) -> int:
         """Note that an attempt begins; its number."""
         data = json.dumps({"state": "running", **about}).encode()
-        number = len(self.storage.list(f"attempts/{task_id}")) + 1
+        number = max([0, *self._numbers(task_id)]) + 1
         while not self.storage.create(attempt_name(task_id, number), data):
             number += 1
         return number
@@ -123,14 +125,30 @@ class Study:
         self.storage.write(name, json.dumps(read_object(self.storage, name) | changes, indent=1).encode())
 
     def attempts(self, task_id: str) -> list[dict[str, Any]]:
-        """All attempts of a task, oldest first."""
-        names = self.storage.list(f"attempts/{task_id}")
-        numbers = sorted(int(Path(name).stem) for name in names if Path(name).stem.isdecimal())
-        return [read_object(self.storage, attempt_name(task_id, number)) for number in numbers]
+        """All attempts of a task, oldest first. Their texts can be shown."""
+        found = [read_object(self.storage, attempt_name(task_id, number)) for number in self._numbers(task_id)]
+        for one in found:
+            tail = one.get("tail")
+            one |= {key: plain(str(one.get(key, ""))) for key in ("state", "reason", "work")}
+            one["tail"] = [plain(str(line)) for line in tail] if isinstance(tail, list) else []
+        return found
+
+    def _numbers(self, task_id: str) -> list[int]:
+        stems = [Path(name).stem for name in self.storage.list(f"attempts/{task_id}")]
+        return sorted(map(int, filter(str.isdecimal, stems)))
+
+    def works(self, task_id: str) -> list[str]:
+        """The folders below which a task may have left runs: its own, and those of tasks that the same process did."""
+        others = [one["work"] for one in self.attempts(task_id) if one["work"] in self.tasks]
+        return [f"tasks/{work}" for work in dict.fromkeys([*others, task_id])]
 
     def done(self, kind: str = "results") -> set[str]:
         """The ids of all tasks with an accepted result; or of those that are `cancelled`, or have `leases`."""
         return {Path(name).stem for name in self.storage.list(kind)}
+
+    def is_done(self, task_id: str) -> bool:
+        """Whether a task has an accepted result."""
+        return self.storage.exists(f"results/{task_id}.json")
 
     def result(self, task_id: str) -> dict[str, Any]:
         """The accepted result of a task; empty where there is none."""
@@ -139,6 +157,10 @@ class Study:
     def accept(self, task_id: str, result: dict[str, Any]) -> bool:
         """Write the result of a task; False where another one was accepted before."""
         return self.storage.create(f"results/{task_id}.json", json.dumps({"id": task_id, **result}, indent=1).encode())
+
+    def forget(self, task_id: str) -> None:
+        """Take back the result of a task of which nothing is left."""
+        self.storage.delete(f"results/{task_id}.json")
 
     def is_cancelled(self, task_id: str) -> bool:
         """Whether nobody should do this task."""
@@ -162,30 +184,18 @@ def used(attempts: Iterable[dict[str, Any]]) -> int:
 
 
 def read_plan(storage: Storage) -> Study | None:
-    """The study in a storage; None where there is none. UsageError where its plan is damaged."""
-    table = read_object(storage, "plan.json")
-    if not table:
-        return None
-    try:
-        scripts = {
-            sha: Script(Path(about["path"]), sha, bool(about["ours"]), tuple(about["args"]))
-            for sha, about in table["scripts"].items()
-        }
-        tasks = [_task(each, scripts) for each in table["tasks"]]
-        for each, task in zip(table["tasks"], tasks, strict=True):
-            if each["id"] != task.id:
-                raise ValueError(f"the task {each['id']} is not what its id says")
-        package = {key: str(table["solorl"][key]) for key in ("version", "sha256")}
-        by_id = {task.id: task for task in tasks}
-        return Study(storage, str(table["name"]), by_id, int(table["attempts"]), float(table["lease"]), package)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{storage.where}/plan.json is damaged: {type(error).__name__} {error}") from None
-
-
-def _task(about: dict[str, Any], scripts: dict[str, Script]) -> Task:
-    flags = {name: tuple(values) for name, values in about["flags"].items()}
-    script, resources = scripts[about["script"]], Resources(**about["resources"])
-    return Task(script, about["env_id"], about["seed"], flags, about["variant"], about["python"], resources)
+    """The study in a storage: all its plans together, of which the last one says what is not a task's; None where there
+    is none. UsageError where a plan is damaged."""
+    study = None
+    for name in [*(name for name in ["plan.json"] if storage.exists(name)), *storage.list("plans")]:
+        try:
+            title, limit, lease, package, tasks = read_table(json.loads(storage.read(name)))
+        except RecursionError:
+            raise UsageError(f"{storage.where}/{name} is damaged: it is nested too deeply") from None
+        except ValueError as error:
+            raise UsageError(f"{storage.where}/{name} is damaged: {plain(str(error))}") from None
+        study = Study(storage, title, {**(study.tasks if study else {}), **tasks}, limit, lease, package)
+    return study
 
 
 def open_study(where: str) -> Study:
@@ -195,7 +205,7 @@ def open_study(where: str) -> Study:
     try:
         study = read_plan(storage)
     except OSError as error:
-        raise UsageError(f"{where}/plan.json cannot be read: {error.strerror}") from None
+        raise UsageError(f"the plan in {where} cannot be read: {error.strerror}") from None
     if study is None:
-        raise UsageError(f"there is no study in {where}: it has no plan.json; `solo bench --storage` makes one")
+        raise UsageError(f"there is no study in {where}: it has no plan; `solo bench --storage` makes one")
     return study

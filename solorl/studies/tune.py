@@ -1,161 +1,45 @@
-"""One set of hyper-parameters over several environments and seeds, found by Optuna with the engine of `solo bench`.
+"""One set of hyper-parameters over several environments and seeds, found by Optuna with the workers of `solo bench`.
 
 The score of a trial: each run's last evaluation is normalised by its environment's target scores (low is 0, high is 1);
 the mean over environments is one number per seed, the median (or mean) over seeds is the trial's.
 
-A search space is written in one small language, in a TOML file (`learning-rate = "log 1e-5..1e-2"`) or in the comment
-after a field of the script's Args (`# learning rate [tune: log 1e-5..1e-2]`):
-
-    0.9..0.999        between two numbers, whole ones where both are (and the field is an int)
-    log 1e-5..1e-2    the same, equally likely on a logarithmic scale
-    32..512 step 32   a multiple of the step above the lower bound
-    64 | 128 | 256    one of these; true | false for a switch
-
 All trials are in a journal file, so that the same command continues after a kill and several commands share the work.
 """
 
-import ast
 import contextlib
-import hashlib
 import json
-import platform
-import re
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from solorl.args.command_line import whole_number
-from solorl.catalog.header import parse_source, read_source
+from solorl import signals
 from solorl.errors import UsageError
-from solorl.machine import is_alive, own_handle
 from solorl.metrics import read_rows
-from solorl.scripts import in_catalogue, spaces_folder
-from solorl.studies.bench import Found, Store, View
-from solorl.studies.engines import Engine
-from solorl.studies.plan import Flags, Script, Task, args_fields, as_flag, merge, read_toml
-from solorl.studies.pool import Ended, Pool
+from solorl.studies.engines import Submission
+from solorl.studies.engines.workers import LocalCluster
+from solorl.studies.fleet import retry, standing
+from solorl.studies.found import newest
+from solorl.studies.journal import completed, counted, is_owned, states, this_command
+from solorl.studies.lease import Lease
+from solorl.studies.plan import Flags, Script, Task, as_flag, merge
+from solorl.studies.records import read_records
+from solorl.studies.space import Space
 from solorl.studies.storage import refusal
+from solorl.studies.study import Study
 
 SEED_STEPS = 10_000  # pruning steps of one seed: its evaluations 1, 2, ...; the last step is the score so far
 LOOK = 1.0  # seconds between two looks at the learning curves
+TICK = 0.05  # seconds between two looks at the runs
 METRIC = "eval/episodic_return"
-NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+|[kKM])?"
-
-
-# ---------------------------------------------------------------------- the search space
-@dataclass(frozen=True)
-class Choice:
-    """One of some values."""
-
-    values: tuple[Any, ...]
-
-    def suggest(self, trial: Any, name: str) -> Any:
-        """The value of a trial."""
-        return trial.suggest_categorical(name, list(self.values))
-
-
-@dataclass(frozen=True)
-class Range:
-    """A number between two bounds, both included."""
-
-    low: float
-    high: float
-    log: bool = False
-    step: float | None = None
-    whole: bool = False
-
-    def suggest(self, trial: Any, name: str) -> Any:
-        """The value of a trial."""
-        if self.whole:
-            return trial.suggest_int(name, int(self.low), int(self.high), step=int(self.step or 1), log=self.log)
-        return trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log)
-
-
-Space = dict[str, Choice | Range]  # flag name without its dashes in front -> what it may be
-
-
-def parse_space(text: str, where: str, kind: str = "") -> Choice | Range:
-    """The language above; `kind` is the field's annotation, if there is one. UsageError for anything else."""
-    if "|" in text:
-        return Choice(tuple(_value(part.strip(), kind) for part in text.split("|")))
-    match = re.fullmatch(rf"(log )?\s*({NUMBER})\s*\.\.\s*({NUMBER})\s*(?:step ({NUMBER}))?", text.strip())
-    if not match:
-        raise UsageError(f'{where}: {text!r} is none of "0.9..0.999", "log 1e-5..1e-2", "32..512 step 32", "64 | 128"')
-    low, high = _number(match[2], kind), _number(match[3], kind)
-    step = _number(match[4], kind) if match[4] else None
-    whole = all(isinstance(part, int) for part in (low, high, step or 1))
-    if kind.startswith("int") and not whole:
-        raise UsageError(f"{where}: {text!r} must have whole bounds, because the field is an integer")
-    if low >= high or (match[1] and low <= 0) or (step is not None and (step <= 0 or match[1])):
-        if match[1] and step:
-            raise UsageError(f"{where}: {text!r} has both log and a step; only one is allowed")
-        if match[1] and low <= 0:
-            raise UsageError(f"{where}: a log range must have bounds above 0, got {text!r}")
-        raise UsageError(f"{where}: the lower bound must be below the upper one and a step above 0, got {text!r}")
-    return Range(low, high, bool(match[1]), step, whole)
-
-
-def _value(text: str, kind: str) -> Any:
-    """A number where the text is one, true or false, else the text."""
-    if text in ("true", "false"):
-        return text == "true"
-    if re.fullmatch(NUMBER, text) and not kind.startswith("str"):
-        return _number(text, kind)
-    return text
-
-
-def _number(text: str, kind: str) -> float:
-    """An int where the field is one, as on a command line, or where it may be and the text is one without a point or an
-    exponent; else a float."""
-    if kind.startswith("int") or not (kind.startswith("float") or re.search(r"[.eE]", text)):
-        with contextlib.suppress(ValueError):
-            return whole_number(text)
-    return float(re.sub("[kK]$", "e3", text).replace("M", "e6"))
-
-
-def space_of(script: Script) -> Space:
-    """The space in the comments of a script's Args, else the one that we ship for an algorithm; UsageError where there
-    is none."""
-    lines, space = read_source(script.path).splitlines(), Space()
-    for name, item in args_fields(parse_source(script.path)).items():
-        comment = lines[(item.end_lineno or item.lineno) - 1].partition("#")[2]
-        if match := re.search(r"\[tune: ([^\]]+)\]", comment):
-            where = f"{script.path.name}:{item.lineno}"
-            space[name.replace("_", "-")] = parse_space(match[1], where, ast.unparse(item.annotation))
-    shipped = spaces_folder() / f"{script.path.stem.removesuffix('_jax')}.toml"
-    if not space and in_catalogue(script.path) and shipped.is_file():
-        return space_from_file(shipped, script)
-    if not space:
-        lacks = f"{script.path.name} has no field with `[tune: log 1e-5..1e-2]` in its comment"
-        raise UsageError(f"{lacks}; use --space FILE.toml (`solo tune --help` shows one)")
-    return space
-
-
-def space_from_file(path: Path, script: Script) -> Space:
-    """The space in a TOML file; UsageError for what is not a space and for a flag that the script does not have."""
-    space, annotations = Space(), args_fields(parse_source(script.path))
-    for key, text in read_toml(path).items():
-        name, where = key.removeprefix("--").replace("_", "-"), f"{key} in {path}"
-        item = annotations.get(name.replace("-", "_"))
-        if isinstance(text, list) and text and all(isinstance(part, (bool, int, float, str)) for part in text):
-            space[name] = Choice(tuple(text))
-        elif isinstance(text, str):
-            space[name] = parse_space(text, where, ast.unparse(item.annotation) if item else "")
-        else:
-            raise UsageError(f'{where} must be a text such as "log 1e-5..1e-2" or a list of values')
-    if not space:
-        raise UsageError(f"{path} names no parameter")
-    script.check({f"--{name}": () for name in space})
-    return space
 
 
 # ---------------------------------------------------------------------- what is searched for
 @dataclass(frozen=True)
-class Study:
+class Search:
     """All that makes two trials comparable."""
 
     script: Script
@@ -249,28 +133,49 @@ class Trial:
 
 
 class Tuner:
-    """Asks Optuna for trials and runs them, several at once, until the study has as many as it should."""
+    """Asks Optuna for trials and does their runs, several at once, until there are as many trials as there should be.
 
-    def __init__(self, study: Study, found: Any, store: Store, engine: Engine, trials: int, view: View):
-        self.study, self.found, self.store, self.view = study, found, store, view
-        self.pool = Pool[tuple[Trial, Task]](engine, self._interrupt)
+    The runs are tasks of the study `runs`, done by workers of this process.
+    """
+
+    def __init__(
+        self, search: Search, found: Any, runs: Study, workers: LocalCluster, trials: int, say: Callable[[str], None]
+    ):
+        self.search, self.found, self.runs, self.workers, self.say = search, found, runs, workers, say
         self.wanted = trials
         self.trials: list[Trial] = []
+        self.running: dict[str, tuple[Trial, Task]] = {}  # by id of the task
+        self.signal, self._forced = 0, False
         self._looked = 0.0
+        workers.join(runs, [], lambda text: None)
 
     def run(self) -> int:
-        """0 when the study has all its trials and a best one, 1 when all failed, 128 + signal when interrupted."""
-        with self.pool.listening():
-            self._reclaim()
-            while self._turn():
-                pass
-        return self.pool.exit_code or int(not completed(self.found))
+        """0 when the study has all its trials and a best one, 1 when all failed, 128 + signal when interrupted.
+        UsageError where the runs cannot be written."""
+        try:
+            with signals.handled(self._hear, signals.listened()):
+                self._reclaim()
+                while self._turn():
+                    pass
+        except OSError as error:
+            raise UsageError(f"{refusal(error, self.runs.storage.where)}: no run can begin") from None
+        finally:
+            self.workers.close()
+        return 128 + self.signal if self.signal else int(not completed(self.found))
+
+    def _hear(self, number: int, frame: Any) -> None:
+        self._forced, self.signal = bool(self.signal), number
 
     def _turn(self) -> bool:
         """One look at everything; False when nothing is left to do."""
-        for ended in self.pool.ended():
-            self._settle(ended)
-        if not self.pool.signal:
+        self.workers.changed.wait(TICK)
+        self.workers.changed.clear()
+        alive = self.workers.alive([*self.running])
+        for task_id in self.running.keys() - alive:
+            self._settle(*self.running.pop(task_id))
+        if self.signal:
+            self._interrupt()
+        else:
             self._fill()
             self._prune()
         for trial in [trial for trial in self.trials if trial.end and not self._is_running(trial)]:
@@ -282,36 +187,36 @@ class Tuner:
         """Give the parameters of trials whose command was killed to be run again; their finished runs still count."""
         from optuna.trial import Trial as Asked
 
-        for trial in self.found.get_trials(deepcopy=False, states=_states("RUNNING")):
-            if _is_owned(trial):
+        for trial in self.found.get_trials(deepcopy=False, states=states("RUNNING")):
+            if is_owned(trial):
                 continue
             with contextlib.suppress(RuntimeError, ValueError):  # another command has done it
-                self.view.say(f"trial {trial.number}: its command was killed; its parameters are tried again")
+                self.say(f"trial {trial.number}: its command was killed; its parameters are tried again")
                 self._give_back(Asked(self.found, trial._trial_id), trial.params)
 
     def _give_back(self, asked: Any, params: dict[str, Any]) -> None:
         """End a trial that does not count, and queue its parameters; nothing where another command was faster."""
         asked.set_user_attr("interrupted", True)
-        self.found.tell(asked.number, state=_states("FAIL")[0])
-        if set(params) == set(self.study.space):
+        self.found.tell(asked.number, state=states("FAIL")[0])
+        if set(params) == set(self.search.space):
             self.found.enqueue_trial(params)
 
     def _ask(self) -> Trial | None:
         """The next trial, or None where the study has enough."""
-        if sum(not trial.end for trial in self.trials) >= self.pool.workers or len(counted(self.found)) >= self.wanted:
+        if sum(not trial.end for trial in self.trials) >= self.workers.slots or len(counted(self.found)) >= self.wanted:
             return None
         asked = self.found.ask()
-        asked.set_user_attr("owner", {"handle": own_handle(), "host": _host()})
+        asked.set_user_attr("owner", this_command())
         if sum(number < asked.number for number in counted(self.found)) >= self.wanted:  # another command was faster
             self._give_back(asked, {})
             return None
-        trial = Trial(asked, self.study.params(asked), list(self.study.seeds))
-        trial.waiting = self.study.tasks(trial.params, trial.seeds[0])
+        trial = Trial(asked, self.search.params(asked), list(self.search.seeds))
+        trial.waiting = self.search.tasks(trial.params, trial.seeds[0])
         self.trials.append(trial)
         return trial
 
     def _is_running(self, trial: Trial) -> bool:
-        return any(one is trial for one, _ in self.pool.running.values())
+        return any(one is trial for one, _ in self.running.values())
 
     def _close(self, trial: Trial) -> None:
         """Tell Optuna how a trial ended, and say so."""
@@ -325,17 +230,17 @@ class Tuner:
         if trial.reason:
             trial.asked.set_user_attr("reason", trial.reason)
         if trial.end == "done":
-            value = self.study.value(trial.per_seed)
+            value = self.search.value(trial.per_seed)
             self.found.tell(trial.asked, value)
-            self.view.say(f"trial {number}: {value:.3f} (best {self.found.best_value:.3f})  {flags}")
+            self.say(f"trial {number}: {value:.3f} (best {self.found.best_value:.3f})  {flags}")
             return
-        self.found.tell(trial.asked, state=_states("PRUNED" if trial.end == "pruned" else "FAIL")[0])
-        self.view.say(f"trial {number}: {trial.end}, {trial.reason}  {flags}")
+        self.found.tell(trial.asked, state=states("PRUNED" if trial.end == "pruned" else "FAIL")[0])
+        self.say(f"trial {number}: {trial.end}, {trial.reason}  {flags}")
 
     # ------------------------------------------------------------------ runs
     def _fill(self) -> None:
         """Give every free slot a run: of the oldest trial that has one, else of a new trial."""
-        while self.pool.free:
+        while len(self.running) < self.workers.slots:
             candidates = [(trial, task) for trial in self.trials if not trial.end for task in trial.waiting]
             if any(self._begin(trial, task) for trial, task in candidates):
                 continue
@@ -343,62 +248,59 @@ class Tuner:
                 return
 
     def _begin(self, trial: Trial, task: Task) -> bool:
-        """Start a run, or take its score where it is finished; False where another process has it."""
-        try:
-            if self.store.lock(task):
-                return False
-        except OSError as error:
-            self._end(trial, "failed", f"{task}: {refusal(error, self.store.tasks)}")
-            return True
+        """Start a run, or take its score where it is finished; False where another command, or trial, does it."""
+        lease = Lease(self.runs, task.id)
+        if task.id in self.running or lease.is_fresh(lease.holder()):
+            return False
         trial.waiting.remove(task)
-        found = self.store.find(task)
-        if found.state == "finished":
-            self._score(trial, task, found)
-            self.store.unlock(task)
+        self.runs.tasks[task.id] = task
+        read_records(self.runs)
+        if self.runs.is_done(task.id):
+            self._score(trial, task)
             return True
-        try:
-            if not self.pool.adopt(self.store.survivors(task, found), (trial, task)):
-                self.store.start([task], lambda job: self.pool.start(job, (trial, task)))
-        except OSError as error:
-            self.store.unlock(task)
-            self._end(trial, "failed", f"{task}: {refusal(error, self.store.folder)}")
-            return True
-        trial.curves[task.env_id] = Curve(self.study.metric)
+        retry(self.runs, [task])  # what has failed in an earlier trial may fail in this one, too
+        trial.curves[task.env_id] = Curve(self.search.metric)
+        self.running[task.id] = trial, task
+        self.workers.submit(Submission(self.runs.storage.where, "", self.runs.name, (task.id,), task.resources))
         return True
 
-    def _settle(self, ended: Ended[tuple[Trial, Task]]) -> None:
+    def _settle(self, trial: Trial, task: Task) -> None:
         """Note how a run ended, and score it where it has finished."""
-        trial, task = ended.work
-        try:
-            found = self.store.settle(task, ended.code, ended.cancelled)
-        except OSError as error:
-            found = Found("failed", refusal(error, self.store.folder))
-        self.store.unlock(task)
-        if found.state == "finished" and not trial.end:
-            self._score(trial, task, found)
-        elif ended.adopted and not trial.end:
+        if trial.end:
+            return
+        if self.runs.is_done(task.id):
+            self._score(trial, task)
+            return
+        found = standing(self.runs, task, set(), set(), begun=True)
+        if found.state == "failed":
+            self._end(trial, "failed", ": ".join([str(task), found.reason, *found.tail[-1:]]))
+        elif trouble := self.workers.logs(task.id):
+            self._end(trial, "failed", f"{task}: {trouble}")
+        else:  # another command had it, and has left it
             trial.waiting.append(task)
-        elif not trial.end:
-            last = self.store.tail(task)[-1:]
-            self._end(trial, "failed", ": ".join([str(task), found.reason, *last]))
 
-    def _score(self, trial: Trial, task: Task, found: Found) -> None:
+    def _run_dir(self, task: Task) -> Path | None:
+        root = self.runs.storage.folder or Path()
+        return newest([root / work for work in self.runs.works(task.id)], task).run_dir
+
+    def _score(self, trial: Trial, task: Task) -> None:
         """Take the score of a finished run; the last one of a seed brings the next seed, or the trial's end."""
-        score = final_score(found.run_dir, self.study.metric)
+        run_dir = self._run_dir(task)
+        score = final_score(run_dir, self.search.metric)
         if score is None or score != score:
-            self._end(trial, "failed", f"{task} has no {self.study.metric} in its metrics.jsonl")
+            self._end(trial, "failed", f"{task} has no {self.search.metric} in its metrics.jsonl")
             return
         trial.raw.setdefault(task.env_id, []).append(score)
-        trial.scores[task.env_id] = self.study.normalised(task.env_id, score)
-        trial.curves.setdefault(task.env_id, Curve(self.study.metric)).read(found.run_dir)
-        if len(trial.scores) == len(self.study.env_ids):
+        trial.scores[task.env_id] = self.search.normalised(task.env_id, score)
+        trial.curves.setdefault(task.env_id, Curve(self.search.metric)).read(run_dir)
+        if len(trial.scores) == len(self.search.env_ids):
             self._next_seed(trial)
 
     def _next_seed(self, trial: Trial) -> None:
         deque(self._report_curves(trial), maxlen=0)  # to its end, for the comparison with later trials
         seed = trial.seeds.pop(0)
         trial.per_seed.append(statistics.fmean(trial.scores.values()))
-        value = self.study.value(trial.per_seed)
+        value = self.search.value(trial.per_seed)
         trial.asked.report(value, SEED_STEPS * len(trial.per_seed) - 1)
         trial.scores, trial.curves, trial.reported = {}, {}, 0
         if not trial.seeds:
@@ -406,7 +308,7 @@ class Tuner:
         elif trial.asked.should_prune():
             self._end(trial, "pruned", f"{value:.3f} after seed {seed}")
         else:
-            trial.waiting = self.study.tasks(trial.params, trial.seeds[0])
+            trial.waiting = self.search.tasks(trial.params, trial.seeds[0])
 
     def _prune(self) -> None:
         """Once a second: tell the pruner the evaluations of running runs, and end the trials that look hopeless."""
@@ -414,8 +316,8 @@ class Tuner:
             return
         self._looked = time.monotonic()
         for trial in [trial for trial in self.trials if not trial.end]:
-            for task in [task for one, task in self.pool.running.values() if one is trial]:
-                trial.curves[task.env_id].read(self.store.find(task).run_dir)
+            for task in [task for one, task in self.running.values() if one is trial]:
+                trial.curves[task.env_id].read(self._run_dir(task))
             for mean in self._report_curves(trial):
                 if trial.asked.should_prune():
                     self._end(trial, "pruned", f"{mean:.3f} at evaluation {trial.reported} of seed {trial.seeds[0]}")
@@ -423,11 +325,11 @@ class Tuner:
 
     def _report_curves(self, trial: Trial) -> Iterator[float]:
         """Tell the pruner, one after the other, the evaluations that all environments of this seed have, averaged."""
-        if len(trial.curves) < len(self.study.env_ids):
+        if len(trial.curves) < len(self.search.env_ids):
             return
         curves = {env_id: curve.values for env_id, curve in trial.curves.items()}
         for k in range(trial.reported, min(map(len, curves.values()))):
-            mean = statistics.fmean(self.study.normalised(env_id, values[k]) for env_id, values in curves.items())
+            mean = statistics.fmean(self.search.normalised(env_id, values[k]) for env_id, values in curves.items())
             trial.reported = k + 1
             trial.asked.report(mean, SEED_STEPS * len(trial.per_seed) + k + 1)
             yield mean
@@ -436,92 +338,15 @@ class Tuner:
     def _end(self, trial: Trial, end: str, reason: str) -> None:
         """Start nothing more of a trial and ask its processes to end."""
         trial.end, trial.reason, trial.waiting = end, reason, []
-        for handle, (one, _) in self.pool.running.items():
-            if one is trial:
-                self.pool.cancel(handle)
+        self.workers.cancel([task_id for task_id, (one, _) in self.running.items() if one is trial])
 
     def _interrupt(self) -> None:
-        """All running trials save and end; their parameters wait for the next command."""
-        self.view.say(f"interrupted: {len(self.pool.running)} runs save and end; once more kills them")
+        """All running trials save and end; their parameters wait for the next command. A second signal kills."""
+        if not self.workers.ended:
+            self.say(f"interrupted: {len(self.running)} runs save and end; once more kills them")
+        self.workers.end(self._forced)
         for trial in [trial for trial in self.trials if not trial.end]:
             self._end(trial, "interrupted", "")
-
-
-# ---------------------------------------------------------------------- the journal file
-def open_study(path: Path, study: Study, pruner: str, prune_after: int, seed: int | None) -> Any:
-    """The Optuna study in a journal file, made where there is none.
-
-    UsageError where Optuna is not installed, or the study in the file searches for something else.
-    """
-    try:
-        import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-    except ModuleNotFoundError:
-        raise UsageError("solo tune needs an extra: pip install 'solorl[tune]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    pruners = {
-        "median": optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=prune_after, n_min_trials=3),
-        "none": optuna.pruners.NopPruner(),
-    }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        storage = JournalStorage(JournalFileBackend(str(path)))
-        found = optuna.create_study(
-            storage=storage, study_name=study.script.name, direction="maximize", load_if_exists=True,
-            pruner=pruners[pruner],
-        )  # fmt: skip
-        first = (
-            None if seed is None else seed + len(found.trials)
-        )  # a study that continues must not draw the same again
-        found.sampler = optuna.samplers.TPESampler(seed=first, multivariate=True)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    except (ValueError, KeyError) as error:
-        raise UsageError(f"{path} is not a journal of Optuna: {error}") from None
-    _check_same(path, found, study.about())
-    return found
-
-
-def _check_same(path: Path, found: Any, about: dict[str, Any]) -> None:
-    """UsageError unless the trials in the file were made for the same question."""
-    saved = found.user_attrs.get("solorl")
-    if saved is None:
-        found.set_user_attr("solorl", about)
-    elif different := [key for key in about if saved.get(key) != about[key]]:
-        raise UsageError(f"the study in {path} was made with different {different[0]}; --storage names a new file")
-
-
-def _states(*names: str) -> tuple[Any, ...]:
-    from optuna.trial import TrialState
-
-    return tuple(TrialState[name] for name in names)
-
-
-def completed(found: Any) -> list[Any]:
-    """The trials that ran to their end."""
-    return found.get_trials(deepcopy=False, states=_states("COMPLETE"))
-
-
-def counted(found: Any) -> list[int]:
-    """Numbers of the trials that count: over in any way but interruption, or running in a process that lives."""
-    over = found.get_trials(deepcopy=False, states=_states("COMPLETE", "PRUNED", "FAIL"))
-    running = found.get_trials(deepcopy=False, states=_states("RUNNING"))
-    valid = [trial for trial in over if not trial.user_attrs.get("interrupted")] + [*filter(_is_owned, running)]
-    return [trial.number for trial in valid]
-
-
-def _is_owned(trial: Any) -> bool:
-    """Whether the command that runs a trial is alive, as far as this machine can tell."""
-    owner = trial.user_attrs.get("owner")
-    if owner is None:  # asked for a moment ago, or its command died in that moment
-        return trial.datetime_start is not None and time.time() - trial.datetime_start.timestamp() < 60
-    return owner["host"] != _host() or is_alive(owner["handle"])
-
-
-def _host() -> str:
-    """This machine, by a number that does not tell its name."""
-    return hashlib.sha256(platform.node().encode()).hexdigest()[:12]
 
 
 def _words(params: Mapping[str, Any]) -> list[str]:

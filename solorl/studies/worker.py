@@ -1,9 +1,9 @@
-"""Does one task of a study, anywhere: `solo work` is this.
+"""Does tasks of a study, anywhere: `solo work` is this, and so is each thread of a `solo bench` of this machine.
 
-It takes the task's lease, makes or resumes the run folder (in a storage without folders: downloads the newest whole
-checkpoint), runs the script as a child process, tells it to save when a signal or the time limit comes, brings each
-new checkpoint up, and writes the result. The exit code is for the scheduler: 0: nothing is left to do here, 1: failed,
-2: bad input, 75: stopped after saving, run me again.
+It takes the leases of its tasks, makes or resumes the run folder (in a storage without folders: downloads the newest
+whole checkpoint), runs the script as a child process, tells it to save when a signal or the time limit comes, brings
+each new checkpoint up, and writes the results. The exit code is for a scheduler: 0: nothing is left to do here, 1:
+failed, 2: bad input, 75: stopped after saving, run me again.
 """
 
 import contextlib
@@ -13,17 +13,16 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from solorl import signals
 from solorl.errors import UsageError
-from solorl.files import read_json
-from solorl.machine import is_alive
+from solorl.files import read_json, shown
+from solorl.machine import is_alive, pinned
 from solorl.studies.child import Child, environment, is_locked
 from solorl.studies.engines.cluster import AGAIN, GRACE
-from solorl.studies.found import Found, checkpoints, is_whole, run_dirs, trainer, verdict
+from solorl.studies.found import Found, checkpoints, is_whole, newest, newest_step, trainer, verdict
 from solorl.studies.lease import Heart, Lease
 from solorl.studies.mirror import Mirror
 from solorl.studies.ready import check_package, runnable
@@ -36,176 +35,248 @@ LISTENED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Worker:
-    """One task, done by this process."""
+    """One task, or new tasks of one kind whose seeds follow each other, which one process trains; done by this thread.
 
-    def __init__(self, study: Study, task: Task, say: Callable[[str], None]):
-        self._study, self._task, self._say = study, task, say
-        self._lease = Lease(study, task.id)
+    `env` and `cores` are for the training where this is one of many threads: it waits for no other worker then, and
+    does not print what the training prints.
+    """
+
+    def __init__(
+        self, study: Study, tasks: Sequence[Task], say: Callable[[str], None],
+        env: Mapping[str, str] | None = None, cores: Sequence[int] = (),
+    ):  # fmt: skip
+        self.study, self.tasks, self._say, self._env, self._cores = study, list(tasks), say, env, [*cores]
+        self.began = time.time()
+        self.found: dict[str, Found] = {}  # task id -> what has become of it
+        self._leases: list[Lease] = []
+        self._root = study.storage.folder or Path()
         self._child: Child | None = None
+        self._heart: Heart | None = None
         self._signal = 0  # the first one that was heard
         self._why = ""  # why the training was told to end: signal, time, cancelled, taken
         self._forced = False
         self._told = 0.0
-        self._lines: Iterable[str] = ()  # the last ones that the training printed
+        self._about: dict[str, Any] = {}  # what is noted about the attempt at its end
+
+    def __str__(self) -> str:
+        return f"{self.tasks[0]}{f' to {self.tasks[-1].seed}' if len(self.tasks) > 1 else ''}"
 
     def run(self) -> int:
-        """The exit code. UsageError where this machine cannot do the task; OSError where the storage refuses."""
-        with signals.handled(self._hear, LISTENED):
-            if self._is_over() or not self._take():
-                return AGAIN if self._signal else 0
-            try:
-                return 0 if self._is_over() else self._attempt()
-            finally:
-                self._lease.release()
+        """The exit code. UsageError where this machine cannot do the tasks; OSError where the storage refuses."""
+        try:
+            if not (taken := self._take(*self.tasks)):
+                return AGAIN if self._why == "signal" else 0
+            self.tasks = taken
+            return self._attempt()
+        finally:
+            for lease in self._leases:
+                lease.release()
 
-    def _is_over(self) -> bool:
-        task_id = self._task.id
-        if over := self._study.storage.exists(f"results/{task_id}.json"):
-            self._say(f"{self._task} has finished before")
-        elif over := self._study.is_cancelled(task_id):
-            self._say(f"{self._task} is cancelled; `solo bench retry` allows it again")
+    def find(self, task: Task) -> Found:
+        """A run folder of a task and its status: a finished one, else the newest."""
+        return newest([self._root / work for work in self.study.works(task.id)], task)
+
+    # ------------------------------------------------------------------ leases
+    def _take(self, first: Task, *others: Task) -> list[Task]:
+        """The tasks whose leases this worker gets: the first, and those after it as long as nothing of them is there;
+        none where the first is another's or done."""
+        if self._is_over(first) or not self._lease(first) or self._is_over(first):
+            return []
+        taken = [first]
+        for task in others:
+            begun = self.find(first).run_dir or self.find(task).run_dir
+            if begun or self._is_over(task) or not self._lease(task):
+                break
+            taken.append(task)
+        return taken
+
+    def _is_over(self, task: Task) -> bool:
+        if over := self.study.is_done(task.id):
+            self._say_alone(f"{task} has finished before")
+        elif over := self.study.is_cancelled(task.id):
+            self._say_alone(f"{task} is cancelled; `solo bench retry` allows it again")
         return over
 
-    def _take(self) -> bool:
-        if self._lease.take():
-            return True
-        self._say(f"{self._task}: waiting for process {self._lease.holder().get('handle', '')}, which has it")
-        mine = self._lease.wait(lambda: bool(self._signal))
-        if not mine and not self._signal:
-            self._say(f"{self._task}: another worker does it")
+    def _say_alone(self, text: str) -> None:
+        """Say what a command of many threads sees by itself."""
+        if self._env is None:
+            self._say(text)
+
+    def _lease(self, task: Task) -> bool:
+        lease = Lease(self.study, task.id)
+        mine = lease.take()
+        if lease.oddity:
+            self._say(f"{task}: {lease.oddity}")
+        if not mine:
+            if self._env is not None:
+                return False
+            process = f"process {lease.holder().get('handle', '').partition(':')[0]}"
+            self._say(f"{task}: waiting for {process}, which has it")
+            mine = lease.wait(lambda: bool(self._why))
+            if not mine and not self._why:
+                self._say(f"{task}: another worker does it")
+        self._leases += [lease] if mine else []
         return mine
 
     # ------------------------------------------------------------------ one attempt
     def _attempt(self) -> int:
         """Count the attempt, do it, and note how it ended."""
-        before = self._study.attempts(self._task.id)
-        if used(before) >= self._study.limit:
-            self._say(f"{self._task} has failed {used(before)} times, as often as it may; see `solo bench retry`")
+        first = self.tasks[0]
+        if (count := used(self.study.attempts(first.id))) >= self.study.limit:
+            self._say_alone(f"{first} has failed {count} times, as often as it may; see `solo bench retry`")
             return 1
-        began = time.time()
-        number = self._study.begin(self._task.id, {**self._lease.owner, "started": began})
-        heart = Heart(self._study, self._task.id, self._lease, self._task.resources.time, self._end)
-        heart.start()
-        code, found, refused = 2, Found("failed", "the worker was killed"), {}
+        self.began = time.time()
+        # a command that dies with its threads has not failed
+        about = {"started": self.began, "work": first.id, "forgiven": self._env is not None}
+        numbers = {task.id: self.study.begin(task.id, {**self._leases[0].owner, **about}) for task in self.tasks}
+        heart = self._heart = Heart(self.study, self._leases, first.resources.time, self.end)
+        if self._env is None or self.study.storage.folder is None:
+            heart.start()
+        self.found = {task.id: Found("failed", "the worker was killed") for task in self.tasks}
+        code = 2
         try:
-            found, code = self._work(number)
+            code = self._work(numbers[first.id])
         except (UsageError, OSError) as error:
-            found.reason = str(error) if isinstance(error, UsageError) else refusal(error)
-            refused = {"refused": True} if isinstance(error, UsageError) else {}  # so it would be the next time
+            for found in self.found.values():
+                found.reason = str(error) if isinstance(error, UsageError) else refusal(error)
+            self._about["refused"] = isinstance(error, UsageError)  # so it would be the next time
             raise
         finally:
             heart.stop()
-            seconds = round(time.time() - began, 3)
-            about = {**refused, "state": found.state, "reason": found.reason, "seconds": seconds, "ended": time.time()}
-            self._note(number, {**about, "exit_code": code, "tail": [*self._lines] if found.state == "failed" else []})
-        self._say(f"{self._task}: {found.state}{found.reason and ': '}{found.reason}")
-        if found.state == "stopped":
+            for task in self.tasks:
+                found, lines = self.found[task.id], self._child.lines() if self._child else []
+                self._note(task.id, numbers[task.id], {
+                    **self._about, "state": found.state, "reason": found.reason, "seconds": self._seconds(),
+                    "ended": time.time(), "exit_code": code, "tail": lines if found.state == "failed" else [],
+                    "forgiven": False,
+                })  # fmt: skip
+        return self._code()
+
+    def _code(self) -> int:
+        states = [found.state for found in self.found.values()]
+        if "stopped" in states:
+            again = "resumes it" if self.find(self.tasks[0]).run_dir else "starts it again"
+            self._say(f"stopped    {self}: the same command {again}")
             forced = 128 + self._signal if self._forced and self._signal else AGAIN
             return 0 if self._why in ("taken", "cancelled") else forced
-        return int(found.state == "failed")
+        for task in self.tasks:
+            self._say_alone(f"{task}: {self.found[task.id].state} {self.found[task.id].reason}".rstrip())
+        return int("failed" in states)
 
-    def _work(self, number: int) -> tuple[Found, int]:
-        """Run the script where it left off: what became of it, and its exit code."""
-        storage = self._study.storage
+    def _seconds(self) -> float:
+        """Of each task of this process."""
+        return round((time.time() - self.began) / len(self.tasks), 3)
+
+    def _work(self, number: int) -> int:
+        """Run the script where it left off, and judge; its exit code."""
+        storage, first = self.study.storage, self.tasks[0]
         scratch = None if storage.folder else Path(tempfile.mkdtemp(prefix="solorl-"))
-        work = (scratch or storage.folder or Path()) / "tasks" / self._task.id
+        self._root = scratch or self._root
+        work = self._root / "tasks" / first.id
         try:
             work.mkdir(parents=True, exist_ok=True)
-            check_package(self._study)
-            mirror = Mirror(storage, work, f"tasks/{self._task.id}") if scratch else None
+            check_package(self.study)
+            mirror = Mirror(storage, work, f"tasks/{first.id}") if scratch else None
             if mirror:
                 mirror.download()
-            task = runnable(self._study, self._task, scratch)
-            self._wait_for_others(work)
-            found, code = self._find(work), 0
-            if found.status != "finished":
-                code = self._train(task, work, number, found, mirror)
-                found = self._find(work)
-            found.state, found.reason = verdict(task, found, code, self._why in ("signal", "cancelled", "taken"))
-            if self._why == "time" and found.state != "finished":
-                found.state, found.reason = "failed", f"its time limit of {task.resources.time:,} seconds was reached"
+            task = runnable(self.study, first, scratch)
+            self._wait_for_others()
+            code, begun = 0, self.find(first)
+            if begun.status != "finished":
+                code = self._train(task, work, number, begun, mirror)
+            for each in self.tasks:
+                self.found[each.id] = self._judge(each, code, begun, work / f"attempt-{number}")
             if self._why != "taken" and mirror:
                 mirror.upload()
-            if found.state == "finished":
-                self._accept(work, found, number)
-            return found, code
+            for each in self.tasks:
+                if self.found[each.id].state == "finished":
+                    self._accept(each, number)
+            return code
         finally:
             if scratch:
                 shutil.rmtree(scratch, ignore_errors=True)
 
-    def _find(self, work: Path) -> Found:
-        """The newest run folder and its status; a finished one before any other."""
-        dirs = run_dirs(work, self._task)
-        finished = [path for path in dirs if read_json(path / "status.json").get("status") == "finished"]
-        run_dir = [*dirs, *finished][-1] if dirs else None
-        status = str(read_json(run_dir / "status.json").get("status", "")) if run_dir else ""
-        return Found("new", "", run_dir, status)
+    def _judge(self, task: Task, code: int, begun: Found, cwd: Path) -> Found:
+        """What has become of a task whose process has ended with `code`."""
+        found = self.find(task) if task.script.ours or not cwd.exists() else newest([cwd], task)
+        found.state, found.reason = verdict(task, found, code, self._why in ("signal", "cancelled", "taken"))
+        if self._why == "time" and found.state != "finished":
+            found.state, found.reason = "failed", f"its time limit of {task.resources.time:,} seconds was reached"
+        if found.state == "failed" and self._about.get("resumed"):
+            step = newest_step(found.run_dir)
+            if found.run_dir and step == newest_step(begun.run_dir) == self._about["step"]:
+                hint = f"where it never gets further, delete {shown(found.run_dir)}"
+                found.reason += f", again after step {step or 0:,}; {hint}"
+        return found
 
-    def _accept(self, work: Path, found: Found, number: int) -> None:
+    def _accept(self, task: Task, number: int) -> None:
         """Write the result; of several workers that come so far the first one."""
-        at = f"tasks/{self._task.id}"
-        status = read_json(found.run_dir / "status.json") if found.run_dir else {}
-        run_dir = f"{at}/{found.run_dir.relative_to(work).as_posix()}" if found.run_dir else ""
-        about = {"attempt": number, "run_dir": run_dir, "status": status, "ended": time.time(), "solorl": installed()}
-        if not self._study.accept(self._task.id, {**self._lease.owner, **about}):
-            self._say(f"{self._task}: a result was accepted before this one")
+        run_dir = self.found[task.id].run_dir
+        name = run_dir.relative_to(self._root).as_posix() if run_dir else ""
+        status = read_json(run_dir / "status.json") if run_dir else {}
+        about = {"attempt": number, "run_dir": name, "status": status, "seconds": self._seconds(), "ended": time.time()}
+        if not self.study.accept(task.id, {**self._leases[0].owner, **about, "solorl": installed()}):
+            self._say(f"{task}: a result was accepted before this one")
 
-    def _note(self, number: int, changes: dict[str, Any]) -> None:
+    def _note(self, task_id: str, number: int, changes: dict[str, Any]) -> None:
         """Note how an attempt ended; where the storage refuses, in a file of this machine that a sentence names."""
         try:
-            self._study.note(self._task.id, number, changes)
+            self.study.note(task_id, number, changes)
         except OSError as error:
-            elsewhere = Path(tempfile.gettempdir()) / f"solorl-{self._task.id}-{number}.json"
+            elsewhere = Path(tempfile.gettempdir()) / f"solorl-{task_id}-{number}.json"
             with contextlib.suppress(OSError):
                 elsewhere.write_text(json.dumps(changes))
             kept = f"; it is in {elsewhere}" if elsewhere.exists() else ""
             self._say(f"what became of attempt {number} could not be noted: {refusal(error)}{kept}")
 
-    def _wait_for_others(self, work: Path) -> None:
-        """Wait until no process trains in the run folder: one may outlive its worker for a moment."""
+    def _wait_for_others(self) -> None:
+        """Wait until no process trains in the run folder: one may outlive its worker until it has saved."""
+        said = False
         while not self._why:
-            run_dir = self._find(work).run_dir
-            if not is_alive(trainer(run_dir, self._task.id)) and not is_locked(run_dir):
+            run_dir = self.find(self.tasks[0]).run_dir
+            if not is_alive(trainer(run_dir)) and not is_locked(run_dir):
                 return
+            if not said:
+                self._say(f"waiting    {self}: it still runs for a command that was killed")
+            said = True
+            self._beat()
             time.sleep(LOOK)
 
     # ------------------------------------------------------------------ the child
-    def _train(self, task: Task, work: Path, number: int, found: Found, mirror: Mirror | None) -> int:
+    def _train(self, task: Task, work: Path, number: int, begun: Found, mirror: Mirror | None) -> int:
         """Run the script to its end; its exit code."""
         if self._why:
             return 0
-        cwd = Path() if task.script.ours else work / f"attempt-{number}"
+        why = why_again(begun, self.study.attempts(task.id))
+        resumed = task.script.ours and begun.run_dir is not None and not why
+        self._about |= {"resumed": resumed, "step": newest_step(begun.run_dir)}
+        argv, cwd, own = command(task, work, number, begun.run_dir if resumed else None, len(self.tasks))
         cwd.mkdir(exist_ok=True)
-        own = {} if task.script.ours else {"SOLORL_RUN_DIR": str(cwd)}
-        more = ("--runs-dir", str(work))
-        if found.run_dir and not found.status.startswith("diverged") and not self._is_hopeless(found.run_dir):
-            more = ("--resume", str(found.run_dir))
-        argv = task.argv(*(more if task.script.ours else ()))
-        self._say(f"{task}, attempt {number}: {' '.join(argv)}")
-        self._child = Child(argv, cwd, {**environment(task, os.environ), **own}, work / f"output-{number}.txt")
+        line = f", attempt {number}: {' '.join(argv)}" if self._env is None else ""
+        self._say(f"{'resumed' if resumed else 'started':<10} {self}{f' from the beginning: {why}' * bool(why)}{line}")
+        given = os.environ if self._env is None else self._env
+        env = {**environment(task, given), **own}
+        with pinned(self._cores):
+            self._child = Child(argv, cwd, env, work / f"output-{number}.txt", echo=self._env is None)
         try:
             if self._why:  # it came before there was a child to tell
-                self._end(self._why)
+                self._child.tell(force=self._forced)
             self._watch(self._child, work, mirror)
         finally:
             code = self._child.close()
-            self._lines = self._child.lines
         return code
-
-    def _is_hopeless(self, run_dir: Path) -> bool:
-        """Whether resuming has failed before and can only fail again."""
-        last = [one for one in self._study.attempts(self._task.id) if one.get("state") == "failed"][-1:]
-        found = checkpoints(run_dir)
-        return bool(last and found) and not any(is_whole(path) for path in found)
 
     def _watch(self, child: Child, work: Path, mirror: Mirror | None) -> None:
         """Until the child has ended: bring up each new checkpoint, and kill what does not end after being told."""
         seen: set[Path] = set()
         while child.poll(LOOK) is None:
-            if self._why == "time" and time.monotonic() - self._told > GRACE:
+            self._beat()
+            if self._told and time.monotonic() - self._told > GRACE:
                 child.tell(force=True)
+            if mirror is None or self._why == "taken":
+                continue
             there = {path for path in work.glob("*/checkpoint/step_*") if (path / "manifest.json").exists()}
-            if mirror and there - seen and self._why != "taken":
+            if there - seen:
                 try:
                     mirror.upload()
                     seen = there
@@ -213,23 +284,60 @@ class Worker:
                     self._say(f"the checkpoint could not be brought up, which is tried again: {refusal(error)}")
                     time.sleep(1.0)
 
+    def _beat(self) -> None:
+        """Renew the leases where the heart has no thread: one of many threads needs no second one."""
+        if self._heart and not self._heart.is_alive():
+            self._heart.turn()
+
     # ------------------------------------------------------------------ endings
-    def _hear(self, number: int, frame: Any) -> None:
+    def hear(self, number: int, frame: Any) -> None:
         """The first signal: save and end. A second one kills, unless the first one was a SIGUSR1: that is a scheduler's
         warning, and its SIGTERM comes while the training saves."""
         if self._signal in (0, signal.SIGUSR1):
             self._signal = number
-            self._end("signal")
+            self.end("signal")
         elif number != signal.SIGUSR1:
-            self._forced = True
-            if self._child:
-                self._child.tell(force=True)
+            self.kill()
 
-    def _end(self, why: str) -> None:
+    def end(self, why: str) -> None:
         """Tell the training to save and end, once; where the task is another worker's now, end it at once."""
         first = not self._told
         self._why = why if why == "taken" else self._why or why
+        self._told = self._told or time.monotonic()
+        if why == "taken":
+            self.kill()
+        elif self._child and first:
+            self._child.tell()
+
+    def kill(self) -> None:
+        """End the training at once."""
+        self._forced = True
         if self._child:
-            self._told = self._told or time.monotonic()
-            if first or why == "taken":
-                self._child.tell(force=why == "taken")
+            self._child.tell(force=True)
+
+
+def why_again(found: Found, attempts: Sequence[Mapping[str, Any]]) -> str:
+    """Why a training begins again although it has a run folder; empty where it need not.
+
+    A failure alone is not a reason, however often it comes: a run that can be resumed loses no step.
+    """
+    if found.run_dir is None:
+        return ""
+    if found.status.startswith("diverged"):
+        return f"it has {found.status}; {shown(found.run_dir)} is kept"
+    failed = [one for one in attempts if one.get("state") == "failed"]
+    if failed and failed[-1].get("resumed") and not any(map(is_whole, checkpoints(found.run_dir))):
+        return f"resuming failed and no checkpoint in {shown(found.run_dir)} is whole; the folder is kept"
+    return ""
+
+
+def command(
+    task: Task, work: Path, number: int, run_dir: Path | None, seeds: int = 1
+) -> tuple[Any, Path, dict[str, str]]:
+    """The words that train a task, on in `run_dir` where there is one; the folder where they run, and what they need in
+    the environment. A script that is not ours runs in a folder of each attempt."""
+    if not task.script.ours:
+        cwd = work / f"attempt-{number}"
+        return task.argv(), cwd, {"SOLORL_RUN_DIR": str(cwd.resolve())}
+    more = ("--resume", str(run_dir)) if run_dir else ("--runs-dir", str(work))
+    return task.argv(*more, seeds=seeds), Path(), {}

@@ -14,11 +14,12 @@ import pytest
 from batch_agent import BUCKET, QUEUE, REGION, Agent, aws, furnish, keys, sometimes
 from conftest import refused
 from moto.core.authorization import enable_iam_authentication
-from study_tasks import FAKE, attempts, finished_once, open_study, planned, rows, steps, until, worker
+from study_tasks import FAKE, Said, attempts, finished_once, open_study, planned, rows, steps, until, worker
 
 from solorl.errors import UsageError
 from solorl.results import result as results
 from solorl.studies import fleet, plan
+from solorl.studies.collect import Collector
 from solorl.studies.engines import aws_batch, open_engine
 from solorl.studies.engines.cluster import Submission
 from solorl.studies.lease import Lease
@@ -461,9 +462,9 @@ def test_what_cannot_work_is_told_once_with_its_log(cloud, solo, often, tmp_path
     study, tasks = planned(WHERE, tmp_path, seeds=2)
     study.package = {"version": "0.0.9", "sha256": "0" * 64}
     study.write()
-    said, engine = [], open_engine("aws-batch", OPTIONS)
+    said, engine = Said(), open_engine("aws-batch", OPTIONS)
     with Agent(tmp_path / "machines") as agent:
-        assert fleet.Fleet(study, tasks, engine, OPTIONS, said.append).run() == 1
+        assert fleet.Fleet(study, tasks, engine, OPTIONS, said, tmp_path / "tables").run() == 1
         handle = study.submissions()[0]["handles"][0]
         until(lambda: engine.logs(handle), seconds=60)
     assert [code for _, _, code, _ in agent.ended] == [2, 2] and len(study.submissions()) == 1
@@ -478,7 +479,7 @@ def test_what_cannot_work_is_told_once_with_its_log(cloud, solo, often, tmp_path
 def test_cancelled_jobs_are_taken_back_and_what_runs_saves(cloud, solo, often, tmp_path):
     study, tasks = planned(WHERE, tmp_path, "--total-timesteps", 2000, "--pause", 0.2, seeds=3, lease=8)
     engine = open_engine("aws-batch", OPTIONS)
-    assert fleet.Fleet(study, tasks, engine, OPTIONS, print).run(detach=True) == 0
+    assert fleet.Fleet(study, tasks, engine, OPTIONS, Said(), tmp_path / "tables").run(detach=True) == 0
     handles = study.submissions()[0]["handles"]
     with Agent(tmp_path / "machines", slots=1) as agent:
         until(lambda: steps(tmp_path), seconds=120)
@@ -494,11 +495,11 @@ def test_cancelled_jobs_are_taken_back_and_what_runs_saves(cloud, solo, often, t
 def test_a_bucket_that_does_not_answer_is_asked_again(cloud, often, tmp_path, monkeypatch):
     """A runner outlives the silence of S3; without rights any more it ends with a sentence."""
     study, [task] = planned(WHERE, tmp_path)
-    said, engine, silent = [], open_engine("aws-batch", OPTIONS), [1] * 6
+    said, engine, silent = Said(), open_engine("aws-batch", OPTIONS), [1] * 6
     monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
     answer = ("503 Service Unavailable", error("SlowDown"))
     cloud.rule = lambda environ: answer if environ["PATH_INFO"] == f"/{BUCKET}" and silent and silent.pop() else None
-    runner = fleet.Fleet(study, [task], engine, OPTIONS, said.append)
+    runner = fleet.Fleet(study, [task], engine, OPTIONS, said, tmp_path / "tables")
     monkeypatch.setattr(runner, "_submit", lambda tasks: study.accept(task.id, {"run_dir": ""}))
     assert runner.run() == 0 and not silent
     assert sum("does not answer" in line for line in said) == 1, said
@@ -506,7 +507,7 @@ def test_a_bucket_that_does_not_answer_is_asked_again(cloud, often, tmp_path, mo
         ("403 Forbidden", error("AccessDenied")) if environ["PATH_INFO"] == f"/{BUCKET}" else None
     )
     with pytest.raises(UsageError, match=f"{WHERE}/.*: the rights are missing"):
-        fleet.Fleet(study, [task], engine, OPTIONS, said.append).run()
+        fleet.Fleet(study, [task], engine, OPTIONS, said, tmp_path / "tables").run()
 
 
 # ---------------------------------------------------------------------- workers and the bucket
@@ -577,6 +578,6 @@ def test_a_real_training_with_its_replay_goes_on_at_another_machine(cloud, solo,
         lines = study.storage.read(f"{at}/metrics.jsonl").decode().splitlines()
         timed = ("wall_time", "charts/SPS")
         found[name] = [{key: value for key, value in json.loads(line).items() if key not in timed} for line in lines]
-        assert fleet.collect(study, task, tmp_path / f"results-{name}")
+        assert Collector(study, tmp_path / f"results-{name}", print).keep(task)
     assert attempts(study, task) == ["stopped", "finished"] and "--resume" in out
     assert found["whole"] == found["stopped"] and len(found["whole"]) >= 30

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -19,11 +18,16 @@ from conftest import ROOT, environment, refused
 from rich.console import Console
 
 from solorl import machine
-from solorl.cli.bench import Lines, table
+from solorl.cli.view import Lines, seconds_left, table
 from solorl.errors import UsageError
 from solorl.results import result as results
-from solorl.studies import bench, plan, task
-from solorl.studies.engines import UNKNOWN, Job, LocalEngine
+from solorl.studies import plan, task
+from solorl.studies.engines import Submission
+from solorl.studies.engines.workers import LocalCluster
+from solorl.studies.fleet import Fleet
+from solorl.studies.resources import Resources
+from solorl.studies.storage import Folder
+from solorl.studies.study import Study
 
 FAKE = ROOT / "tests/fake_training.py"
 FOREIGN = """
@@ -119,13 +123,14 @@ def tables(place):
 
 
 def states(place):
-    """How many tasks are in which state, by their records."""
-    return Counter(json.loads(path.read_text())["state"] for path in (place / "work/tasks").glob("*.json"))
+    """How many tasks are in which state, by their last attempts."""
+    folders = [sorted(folder.iterdir()) for folder in (place / "work/attempts").iterdir()]
+    return Counter(json.loads(paths[-1].read_text())["state"] for paths in folders)
 
 
 def children(place):
     """Process ids of trainings that run, by their status files."""
-    found = [json.loads(path.read_text()) for path in (place / "work").glob("*/*/status.json")]
+    found = [json.loads(path.read_text()) for path in (place / "work/tasks").glob("*/*/status.json")]
     pids = [status["pid"] for status in found if status["status"] == "running"]
     return [pid for pid in pids if machine.process_start(pid)]
 
@@ -136,7 +141,7 @@ def test_two_hundred_runs_complete(solo, place):
     code, out, _ = solo(*command("--total-timesteps", 2, "--pause", 0.01, seeds=200))
     assert code == 0 and "200 of 200 finished in" in out
     assert set(tables(place)) == set(range(1, 201)) and steps(place) == once(200, 2)
-    assert not list((place / "work/tasks").glob("*.lock"))
+    assert not list((place / "work/leases").iterdir())
     before = {path: path.stat().st_mtime_ns for path in (place / "results").iterdir()}
     code, out, _ = solo(*command("--total-timesteps", 2, "--pause", 0.01, seeds=200))
     assert code == 0 and "200 of 200 finished (200 of them before)" in out
@@ -144,16 +149,15 @@ def test_two_hundred_runs_complete(solo, place):
     assert steps(place) == once(200, 2)
 
 
-def test_killed_runner_waits_for_its_orphans_and_goes_on(solo, place):
+def test_trainings_of_a_killed_runner_save_and_the_same_command_goes_on(solo, place):
     flags = ("--total-timesteps", 60, "--pause", 0.02)
     assert solo(*command(*flags, seeds=2))[0] == 0
     with runner(place, *flags, seeds=5) as first:
         until(lambda: len(children(place)) == 2 and sum(steps(place).values()) > 2 * 60 + 10)
         first.send_signal(signal.SIGKILL)
         first.wait()
-    assert len(children(place)) == 2
     code, out, _ = solo(*command(*flags, seeds=5))
-    assert code == 0 and out.count("waiting    ") == 2 and "5 of 5 finished (2 of them before)" in out
+    assert code == 0 and out.count("resumed    ") == 2 and "5 of 5 finished (2 of them before)" in out
     assert steps(place) == once(5, 60)  # nothing ran twice, nothing was left out
     assert set(tables(place)) == set(range(1, 6))
     assert all(len(result.eval["global_step"]) == 60 for result in tables(place).values())
@@ -171,7 +175,7 @@ def test_killed_runner_and_trainings_go_on_from_the_checkpoints(solo, place):
     assert code == 0 and out.count("resumed    ") == 2
     assert set(steps(place)) == set(once(4, 40)) and sum(steps(place).values()) <= 4 * 40 + 2
     assert all(len(result.eval["global_step"]) == 40 for result in tables(place).values())
-    assert len(list((place / "work").glob("*/*/config.json"))) == 4  # each in the folder it began in
+    assert len(list((place / "work/tasks").glob("*/*/config.json"))) == 4  # each in the folder it began in
 
 
 def test_killed_training_is_a_failure_that_the_same_command_repeats(place):
@@ -207,7 +211,7 @@ def test_runner_takes_over_from_a_killed_one_that_works_beside_it(place):
             assert "2 runs" in two.stdout.readline() and "elsewhere" in two.stdout.readline()
             one.send_signal(signal.SIGKILL)
             out = two.communicate()[0]
-    assert two.returncode == 0 and out.count("waiting    ") == 2, out
+    assert two.returncode == 0 and out.count("resumed    ") == 2, out
     assert steps(place) == once(2, 60) and len(tables(place)) == 2
 
 
@@ -247,17 +251,55 @@ def test_damaged_or_missing_tables_are_made_again(solo, place):
 
 def test_lost_records_are_read_from_the_run_folders(solo, place):
     solo(*command())
-    for i, path in enumerate((place / "work/tasks").glob("*.json")):
-        path.write_text("{" if i % 2 else "[]")
+    before = {path: path.read_bytes() for path in (place / "results").iterdir()}
+    for i, path in enumerate(sorted((place / "work/results").iterdir())):
+        [lambda: path.write_text("{"), lambda: path.write_text("[]"), path.unlink, path.unlink][i]()
+    for folder in ("attempts", "collected"):
+        shutil.rmtree(place / "work" / folder)
     code, out, _ = solo(*command())
     assert code == 0 and "started" not in out and steps(place) == once(4, 5)
-    for path in (place / "work").glob("fake*"):
+    assert {path: path.read_bytes() for path in (place / "results").iterdir()} == before
+    for path in (place / "work/tasks").iterdir():
         shutil.rmtree(path)
     code, out, _ = solo(*command())
     assert code == 0 and "started" not in out and len(tables(place)) == 4  # the tables are there
     shutil.rmtree(place / "results")
     code, out, _ = solo(*command())
     assert code == 0 and out.count("lost       ") == 4 and len(tables(place)) == 4
+
+
+def test_runs_of_an_earlier_version_count(solo, place):
+    """It had `ID/` and `tasks/ID.json` in the folder of all runs."""
+    solo(*command("--total-timesteps", 6, seeds=3))
+    work = place / "work"
+    names = sorted(path.name for path in (work / "tasks").iterdir())
+    for name, state in zip(names, ("finished", "finished", "running"), strict=True):
+        (work / "tasks" / name).rename(work / name)
+        (work / f"tasks/{name}.json").write_text(json.dumps({"state": state, "attempts": 2, "work": name}))
+    half = next((work / names[2]).glob("*/status.json"))  # killed after five steps
+    half.write_text(json.dumps({"status": "running", "pid": 999999999}))
+    (half.parent / "checkpoint/step_000000000006").rename(half.parent / "checkpoint/step_000000000005")
+    for folder in ("attempts", "collected", "results", "plans"):
+        shutil.rmtree(work / folder)
+    shutil.rmtree(place / "results")
+    code, out, _ = solo(*command("--total-timesteps", 6, seeds=3))
+    assert code == 0 and out.count("started") == 0 and out.count("resumed") == 1 and "(2 of them before)" in out
+    assert set(tables(place)) == {1, 2, 3} and sum(steps(place).values()) == 3 * 6 + 1
+    assert not list((work / "tasks").glob("*.json"))
+    (place / "many.py").write_text(MANY)  # seeds of one process have one folder
+    words = [*ONE, "--workers", 1, "--num-seeds", 3]
+    solo(*words)
+    [first] = {path.parent.parent for path in work.glob("tasks/many*/*/config.json")}
+    for seed in (1, 2, 3):
+        [name] = [path.name for path in work.glob(f"attempts/many*__{seed}__*")]
+        about = {"state": "finished", "attempts": 1, "work": first.name}
+        (work / f"tasks/{name}.json").write_text(json.dumps(about))
+    first.rename(work / first.name)
+    for folder in ("attempts", "collected", "results", "plans"):
+        shutil.rmtree(work / folder)
+    shutil.rmtree(place / "results")
+    code, out, _ = solo(*words)
+    assert code == 0 and "started" not in out and set(tables(place)) == {1, 2, 3}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -268,10 +310,10 @@ def test_interrupted_runner_lets_its_trainings_save(solo, place, number, code):
         first.send_signal(number)
         out = first.communicate()[0]
     assert first.returncode == code and "2 running trainings save and end" in out and out.count("stopped    ") == 2
-    assert states(place) == {"stopped": 2} and not children(place) and not list((place / "work/tasks").glob("*.lock"))
+    assert states(place) == {"stopped": 2} and not children(place) and not list((place / "work/leases").iterdir())
     code, out, _ = solo(*command(*flags))
     assert code == 0 and out.count("resumed    ") == 2 and out.count("started    ") == 2
-    assert steps(place) == once(4, 30) and len(list((place / "work").glob("*/*/config.json"))) == 4
+    assert steps(place) == once(4, 30) and len(list((place / "work/tasks").glob("*/*/config.json"))) == 4
 
 
 def test_second_interrupt_kills(place):
@@ -314,13 +356,13 @@ def test_run_that_fails_again_and_again_goes_on_as_long_as_its_checkpoint_moves(
     codes, outs = zip(*[solo(*words)[:2] for _ in range(6)], strict=True)
     assert codes == (1, 1, 1, 1, 1, 0)
     assert "started" in outs[0] and all("resumed" in out and "started" not in out for out in outs[1:])
-    assert steps(place) == once(1, 11) and len(list((place / "work").glob("*/*/config.json"))) == 1
+    assert steps(place) == once(1, 11) and len(list((place / "work/tasks").glob("*/*/config.json"))) == 1
 
 
 def test_run_that_always_fails_at_the_same_step_keeps_its_checkpoint_and_says_so(solo, place):
     words = command("--fail-at", 3, seeds=1)
     outs = [solo(*words)[1] for _ in range(4)]
-    folder = next((place / "work").glob("*/*/config.json")).parent
+    folder = next((place / "work/tasks").glob("*/*/config.json")).parent
     assert ["resumed" in out and "started" not in out for out in outs] == [False, True, True, True]
     sentence = f"again after step 3; where it never gets further, delete {folder.relative_to(place)}"
     assert [out.count(sentence) for out in outs] == [0, 2, 2, 2] and steps(place) == once(1, 3)
@@ -331,13 +373,12 @@ def test_run_that_always_fails_at_the_same_step_keeps_its_checkpoint_and_says_so
 def test_run_without_a_whole_checkpoint_begins_again_and_says_so(solo, place):
     words = command("--fail-at", 3, seeds=1)
     solo(*words)
-    checkpoint = next((place / "work").glob("*/*/checkpoint/step_*"))
+    checkpoint = next((place / "work/tasks").glob("*/*/checkpoint/step_*"))
     (checkpoint / "state.json").write_text("damaged")
     assert "resumed" in solo(*words)[1] and steps(place) == once(1, 3)  # the script is the first to judge
     out, folder = solo(*words)[1], checkpoint.parent.parent.relative_to(place)
     assert f"from the beginning: resuming failed and no checkpoint in {folder} is whole; the folder is kept" in out
     assert folder.is_dir() and max(steps(place).values()) == 2
-    assert "from the beginning: resuming failed" in next((place / "work").glob("*/output.txt")).read_text()
     assert "resumed" in solo(*words)[1] and max(steps(place).values()) == 2  # the new run has a checkpoint
 
 
@@ -345,31 +386,33 @@ def test_diverged_run_begins_again_and_says_so(solo, place):
     code, out, _ = solo(*command("--diverge-at", 3, seeds=1))
     assert code == 1 and "diverged: losses/value_loss is nan" in out
     out = solo(*command("--diverge-at", 3, seeds=1))[1]
-    assert "started" in out and "from the beginning: it has diverged: losses/value_loss is nan; work/fake" in out
+    assert "started" in out and "from the beginning: it has diverged: losses/value_loss is nan; work/tasks/fake" in out
 
 
-def test_script_that_changes_while_others_run_is_not_started(solo, place, monkeypatch):
-    submit = LocalEngine.submit
-
-    def change(engine, job):
-        (place / "fake.py").write_text(FAKE.read_text() + "# new\n")
-        return submit(engine, job)
-
-    monkeypatch.setattr(LocalEngine, "submit", change)
+def test_script_that_changes_while_others_run_is_run_as_it_was_planned(solo, place):
+    """The study keeps a copy of it."""
+    text = FAKE.read_text().replace("def main():", "def main():\n    Path('fake.py').write_text('other')")
+    (place / "fake.py").write_text(text)
     code, out, _ = solo(*command(seeds=3, workers=1))
-    assert code == 1 and out.count("fake.py has changed since this command began") == 4 and "1 of 3 finished" in out
-    assert {seed for seed, _ in steps(place)} == {1}
-    monkeypatch.setattr(LocalEngine, "submit", submit)
+    assert code == 0 and "3 of 3 finished" in out and steps(place) == once(3, 5)
+    shutil.copy(FAKE, place / "fake.py")
     assert solo(*command(seeds=3))[0] == 0 and max(steps(place).values()) == 2  # the new script is a new task
 
 
-def test_full_disk_below_the_runs_is_a_failure_not_a_crash(solo, place, monkeypatch):
-    def full(store, task, **changes):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "work/tasks/x.json")
+@pytest.mark.parametrize("name", ["leases", "results"])
+def test_full_disk_below_the_runs_is_one_sentence_and_loses_nothing(solo, place, monkeypatch, name):
+    create = Folder.create
 
-    monkeypatch.setattr(bench.Store, "note", full)
-    code, out, _ = solo(*command(seeds=2))
-    assert code == 1 and "No space left on device" in out and "0 of 2 finished" in out and not steps(place)
+    def full(storage, file, data):
+        if file.startswith(name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
+        return create(storage, file, data)
+
+    monkeypatch.setattr(Folder, "create", full)
+    code, _, err = solo(*command(seeds=2))
+    assert code == 2 and f"{name}/fake" in err and "the disk is full; make room and repeat the command" in err
+    monkeypatch.setattr(Folder, "create", create)
+    assert solo(*command(seeds=2))[0] == 0 and steps(place) == once(2, 5) and set(tables(place)) == {1, 2}
 
 
 # ---------------------------------------------------------------------- other scripts
@@ -378,14 +421,14 @@ def test_foreign_script_runs_in_a_folder_of_its_own(solo, place):
     words = ["bench", "foreign.py", "--env-ids", "Any/Thing", "--num-seeds", 2, "--workers", 2]
     code, out, _ = solo(*words)
     assert code == 1 and "1 of 2 finished" in out and "    | seed 2 is not liked" in out and "no table" in out
-    made = sorted((place / "runs/bench/foreign").glob("*/attempt-*/made_here"))
+    made = sorted((place / "runs/bench/foreign").glob("tasks/*/attempt-*/made_here"))
     assert [path.read_text() for path in made] == ["1", "2"]
     code, out, _ = solo(*words)
     assert code == 1 and "(1 of them before)" in out and out.count("foreign Any/Thing seed 1") == 1
-    made = sorted((place / "runs/bench/foreign").glob("*/attempt-*/made_here"))
+    made = sorted((place / "runs/bench/foreign").glob("tasks/*/attempt-*/made_here"))
     assert [path.parent.name for path in made] == ["attempt-1", "attempt-1", "attempt-2"]
-    output = next((place / "runs/bench/foreign").glob("*__2__*/output.txt")).read_text()
-    assert output.count("==== attempt ") == 2 and output.count("hello from 2") == 2
+    outputs = [path.read_text() for path in (place / "runs/bench/foreign").glob("tasks/*__2__*/output-*.txt")]
+    assert len(outputs) == 2 and all("hello from 2" in output for output in outputs)
 
 
 def test_tensorboard_files_of_a_foreign_script_are_collected(solo, place):
@@ -465,7 +508,7 @@ def test_script_that_logs_nothing_is_said_with_the_folder_that_is_empty(solo, pl
     for out in (solo(*words)[1], solo(*words)[1]):
         assert "1 finished without a table; no run folder and no TensorBoard files were in:\n  marked A seed 1: " in out
         folder = Path(out.split("marked A seed 1: ")[-1].strip())
-        assert (folder / "mark").is_file()
+        assert (folder / "attempt-1/mark").is_file()
         assert "compare them" not in out and "results in" not in out
     shutil.copy(FAKE, place / "fake.py")
     (place / "s.toml").write_text(SUITE + SUITE.replace('name = "s"', "").replace("fake.py", "marked.py"))
@@ -486,20 +529,18 @@ writer.add_scalar("losses/value", 1.0, 1)
 writer.close()
 """)
     code, out, _ = solo("bench", "board.py", "--env-ids", "CartPole-v1", "--workers", 1)
-    folder = next(place.glob("runs/bench/board/*/attempt-1/runs/mine")).relative_to(place)
+    folder = next(place.glob("runs/bench/board/tasks/*/attempt-1/runs/mine"))
     assert code == 1 and out.count(f"{folder} holds none of the tags charts/episodic_return") == 2
     assert "compare them" not in out
 
 
-def test_stopped_training_without_a_run_folder_is_said_to_start_again(place, capfd):
-    class Slow(FakeEngine):
-        def poll(self, handle):
-            one.pool.signal = signal.SIGINT
-            return -signal.SIGTERM if handle in self.cancelled else None
-
-    one = fake_runner(place, Slow(), seeds=1)
-    assert one.run() == 130
-    assert "stopped    fake [v] CartPole-v1 seed 1: the same command starts it again" in capfd.readouterr().out
+def test_stopped_training_without_a_run_folder_is_said_to_start_again(place):
+    (place / "fake.py").write_text("import time\ntime.sleep(60)\nfrom solorl import RunArgs")
+    with runner(place, seeds=1) as first:
+        until(lambda: list((place / "work/tasks").glob("*/output-1.txt")))
+        first.send_signal(signal.SIGINT)
+        out = first.communicate()[0]
+    assert first.returncode == 130 and "stopped    fake CartPole-v1 seed 1: the same command starts it again" in out
 
 
 @pytest.mark.slow
@@ -534,7 +575,7 @@ def test_the_seeds_are_shared_out_to_all_workers(solo, place):
     code, out, _ = solo(*ONE, "--workers", 2, "--num-seeds", 5)
     assert code == 0 and set(tables(place)) == {1, 2, 3, 4, 5}
     started = [line.split("seed ")[1] for line in out.splitlines() if line.startswith("started")]
-    assert started == ["1 to 3", "4 to 5"]
+    assert sorted(started) == ["1 to 3", "4 to 5"]
 
 
 def test_a_half_done_seed_goes_on_and_does_not_start_again_beside_others(solo, place):
@@ -546,8 +587,6 @@ def test_a_half_done_seed_goes_on_and_does_not_start_again_beside_others(solo, p
     (half / "config.json").write_text(json.dumps({"script": "many.py", "args": args}))
     (half / "metrics.jsonl").write_text("")
     (half / "status.json").write_text(json.dumps({"status": "running"}))
-    (place / "work/tasks").mkdir()
-    (place / f"work/tasks/{work.name}.json").write_text(json.dumps({"state": "failed", "reason": "killed"}))
     out = solo(*ONE, "--num-seeds", 3, "--dry-run")[1]
     assert out.count("many.py") == 3 and out.count("--resume") == 1 and "--num-seeds" not in out
     code, out, _ = solo(*ONE, "--workers", 1, "--num-seeds", 3)
@@ -557,76 +596,58 @@ def test_a_half_done_seed_goes_on_and_does_not_start_again_beside_others(solo, p
     assert lines[1].startswith("resumed")
 
 
-def test_a_file_system_without_locks_will_do(solo, place, monkeypatch):
-    def flock(file, how):
-        raise OSError(errno.ENOLCK, "No locks available")
+def test_a_file_system_without_links_will_do(solo, place, monkeypatch):
+    def link(*names):
+        raise OSError(errno.EPERM, "Operation not permitted")
 
     (place / "many.py").write_text(MANY)
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(os, "link", link)
     code, out, _ = solo(*ONE, "--num-seeds", 2)
     assert code == 0 and set(tables(place)) == {1, 2}, out
 
 
 # ---------------------------------------------------------------------- the engine
-class FakeEngine:
-    """Jobs that end when told to; remembers what it was asked."""
-
-    slots = 3
-
-    def __init__(self):
-        self.jobs, self.codes, self.cancelled, self.most = {}, {}, [], 0
-
-    def submit(self, job):
-        handle = f"job-{len(self.jobs)}"
-        self.jobs[handle] = job
-        self.most = max(self.most, len(self.jobs) - len(self.codes))
-        return handle
-
-    def adopt(self, handle):
-        return False
-
-    def poll(self, handle):
-        job = self.jobs[handle]
-        flags = dict(zip(job.argv[2::2], job.argv[3::2], strict=True))
-        self.codes[handle] = 0 if flags["--seed"] != "3" else -9
-        if self.codes[handle] == 0:
-            folder = Path(flags.get("--resume") or Path(flags["--runs-dir"]) / "run")
-            folder.mkdir(exist_ok=True)
-            args = {"env_id": flags["--env-id"], "seed": int(flags["--seed"])}
-            (folder / "config.json").write_text(json.dumps({"script": "fake.py", "args": args}))
-            (folder / "metrics.jsonl").write_text('{"global_step": 1, "wall_time": 1}\n')
-            (folder / "status.json").write_text('{"status": "finished", "global_step": 1}')
-        return self.codes[handle]
-
-    def cancel(self, handle, force=False):
-        self.cancelled.append(handle)
+def fleet(place, cluster, seeds=7, flags=()):
+    """A fleet of the stand-in on this machine."""
+    words = {"v": plan.parse_flags([str(word) for word in flags])}
+    tasks = plan.make_tasks([plan.load_script("fake.py")], ["CartPole-v1"], range(1, seeds + 1), words)
+    study = Study(Folder(place / "work"), "x", {task.id: task for task in tasks}, 1)
+    study.write()
+    return Fleet(study, tasks, cluster, {}, Lines(), place / "results")
 
 
-def fake_runner(place, engine, seeds=7):
-    tasks = plan.make_tasks([plan.load_script("fake.py")], ["CartPole-v1"], range(1, seeds + 1), {"v": {}})
-    return bench.Runner(plan.Plan("x", tasks), bench.Store(place / "work"), engine, place / "results", Lines())
+class Counting(LocalCluster):
+    """Notes how many run at once, and in which order they begin."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.most, self.order = 0, []
+
+    def _next(self, slot):
+        worker = super()._next(slot)
+        self.most = max(self.most, len(self.running))
+        self.order += [task.seed for task in worker.tasks] if worker else []
+        return worker
 
 
-def test_any_engine_will_do(place, capfd):
-    engine = FakeEngine()
-    assert fake_runner(place, engine).run() == 1
-    assert engine.most == 3 and len(engine.jobs) == 7 and set(tables(place)) == {1, 2, 4, 5, 6, 7}
-    assert "killed by SIGKILL" in capfd.readouterr().out
-    again = FakeEngine()
-    assert fake_runner(place, again).run() == 1 and len(again.jobs) == 1
+def test_never_more_than_the_slots_run_and_they_begin_in_order(place):
+    cluster = Counting(3)
+    assert fleet(place, cluster).run() == 0
+    assert cluster.most == 3 and cluster.order == [*range(1, 8)] and set(tables(place)) == set(range(1, 8))
 
 
-def test_local_engine_pins_and_assigns_gpus(tmp_path, monkeypatch):
+def test_slots_have_cores_and_gpus_of_their_own(place, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    code = "import os, time; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'], "
-    code += "os.environ['CUDA_VISIBLE_DEVICES'], os.environ['MARK']); time.sleep(0.3)"
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    (place / "fake.py").write_text(
+        "import os, sys, time\nprint(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'], "
+        "os.environ['CUDA_VISIBLE_DEVICES'])\ntime.sleep(0.3)"
+    )
     cores = machine.own_cores()
-    engine = LocalEngine(3, cores=cores, gpus=["4", "7"])
-    handles = [engine.submit(Job((sys.executable, "-c", code), tmp_path / str(i), env={"MARK": "m"})) for i in range(3)]
-    until(lambda: all(engine.poll(handle) is not None for handle in handles if handle in engine._jobs))
+    assert fleet(place, LocalCluster(3, cores, ["4", "7"]), seeds=3).run() == 0
+    outputs = sorted(path.read_text().strip() for path in (place / "work/tasks").glob("*/output-1.txt"))
     shares = machine.shares(cores, 3)
-    expected = [f"{shares[i]} {len(shares[i])} {gpu} m" for i, gpu in enumerate(["4", "7", "4"])]
-    assert [(tmp_path / str(i)).read_text().strip() for i in range(3)] == expected
+    assert outputs == sorted(f"{shares[i]} {len(shares[i])} {gpu}" for i, gpu in enumerate(["4", "7", "4"]))
     assert sorted(os.sched_getaffinity(0)) == cores
 
 
@@ -634,37 +655,6 @@ def test_cores_are_shared_equally():
     assert machine.shares([0, 1, 2, 3], 2) == [[0, 1], [2, 3]]
     assert machine.shares([0, 1, 2], 2) == [[0], [1, 2]]
     assert machine.shares([4, 6], 3) == [[4], [6], [4]]
-
-
-def test_local_engine_adopts_and_ends_processes_of_others(tmp_path):
-    one, two = LocalEngine(2), LocalEngine(2)
-    handle = one.submit(Job(("sleep", "60"), tmp_path / "out"))
-    slot = one.submit(Job(("sleep", "60"), tmp_path / "out"))
-    assert two.adopt(slot) and two.poll(slot) is None and not two.adopt("1:not-its-start-time")
-    assert len(machine.own_cores()) < 2 or two._jobs[slot][1] == 1  # the slot whose cores it has
-    one.cancel(slot)
-    until(lambda: one.poll(slot) == -signal.SIGTERM)
-    assert two.poll(slot) == UNKNOWN
-    one.cancel(handle, force=True)
-    until(lambda: one.poll(handle) == -signal.SIGKILL)
-    one.cancel(handle)  # it is gone; nothing happens
-
-
-def test_lock_of_a_dead_process_is_taken_over_and_of_a_living_one_not(place):
-    task = plan.Task(plan.load_script("fake.py"), "CartPole-v1", 1)
-    store = bench.Store(place / "work")
-    path = place / "work/tasks" / f"{task.id}.lock"
-    assert store.lock(task) == "" and store.lock(task) == f"process {os.getpid()}"
-    lock = json.loads(path.read_text())
-    for content, expected in [
-        (lock | {"handle": f"{os.getpid()}:1"}, ""),  # the number was given to a new process
-        ({}, ""),
-        (lock | {"handle": "999999999:1"}, ""),
-        (lock | {"handle": "999999999:1", "host": "elsewhere"}, "process 999999999 on elsewhere"),
-    ]:
-        path.write_text(json.dumps(content))
-        assert store.lock(task).startswith(expected) and bool(store.lock(task))
-        assert (json.loads(path.read_text())["handle"] == lock["handle"]) == (not expected)
 
 
 def test_gpus_are_those_that_may_be_seen(monkeypatch):
@@ -680,39 +670,37 @@ def test_dry_run_prints_commands_that_work_and_writes_nothing(solo, place):
     code, out, _ = solo(*words[:-3], "--dry-run", *words[-3:])
     assert code == 0 and len(out.splitlines()) == 2 and sorted(place.iterdir()) == [place / "fake.py"]
     assert subprocess.run(["bash", "-c", out.splitlines()[0]]).returncode == 0
-    assert len(list((place / "work").glob("*/*/config.json"))) == 1
+    assert len(list((place / "work/tasks").glob("*/*/config.json"))) == 1
     code, out, err = solo(*words[:-3], "--dry-run", *words[-3:])
     assert len(out.splitlines()) == 1 and "1 of 2 are finished" in err  # the pasted one counts
     (place / "foreign.py").write_text(FOREIGN)
     out = solo("bench", "foreign.py", "--env-ids", "A", "--dry-run")[1]
     assert subprocess.run(["bash", "-c", out]).returncode == 0
-    assert next(place.glob("runs/bench/foreign/*/attempt-1/made_here")).read_text() == "1"
+    assert next(place.glob("runs/bench/foreign/tasks/*/attempt-1/made_here")).read_text() == "1"
 
 
 def test_table_shows_what_runs_and_the_time_left(place):
-    class Half(FakeEngine):
-        def poll(self, handle):
-            return None
-
-    one = fake_runner(place, Half(), seeds=5)
-    one._fill()
-    task = next(iter(one.running.values()))[0]
-    folder = place / "work" / task.id / "run"
-    folder.mkdir()
-    (folder / "config.json").write_text('{"args": {"seed": 1, "total_timesteps": 200}}')
-    (folder / "metrics.jsonl").write_text('{"global_step": 50, "eval/episodic_return": 12.34}\n{"cut')
-    one.store.note(task, started=time.time() - 10)
-    console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(table(one))
-    text = console.export_text()
-    assert (
-        "fake [v] CartPole-v1" in text
-        and "25 %" in text
-        and "12.3" in text
-        and "10 s" in text
-        and "0 of 5 finished, 3 running, 2 waiting" in text
-    )
-    assert one.seconds_left() == pytest.approx((30 + 2 * 40 + 2 * 40) / 3, rel=0.02)
+    one = fleet(place, LocalCluster(3), seeds=5, flags=["--total-timesteps", 200, "--pause", 30])
+    ids = tuple(task.id for task in one.tasks)
+    one.local.submit(Submission(one.study.storage.where, "", "x", ids, Resources()))
+    until(lambda: len(children(place)) == 3)
+    try:
+        worker = one.local.running[0]
+        folder = worker.find(worker.tasks[0]).run_dir
+        (folder / "metrics.jsonl").write_text('{"global_step": 50, "eval/episodic_return": 12.34}\n{"cut')
+        for worker in one.local.running.values():
+            worker.began = time.time() - 10
+        console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
+        console.print(table(one))
+        text = console.export_text()
+        for word in ("fake [v] CartPole-v1", "25 %", "12.3", "10 s", "0 of 5 finished, 3 running, 2 waiting"):
+            assert word in text
+        known = [("x", 10.0, 0.25), ("x", 10.0, None), ("x", 10.0, None)]
+        assert seconds_left(one, known) == pytest.approx((30 + 2 * 30 + 2 * 40) / 3, rel=0.02)
+    finally:
+        one.local.end()
+        one.local.end(force=True)
+        one.local.close()
 
 
 def test_task_is_the_same_only_for_the_same_script_environment_seed_and_flags(place):

@@ -21,7 +21,7 @@ from study_tasks import FAKE, attempts, finished_once, open_study, until
 
 from solorl.results import result as results
 from solorl.studies import engines
-from solorl.studies.engines import AGAIN, Job, Submission
+from solorl.studies.engines import AGAIN, Submission
 from solorl.studies.engines.ray import Again, work
 from solorl.studies.resources import Resources
 
@@ -116,28 +116,6 @@ def test_without_the_extra_a_sentence_names_it(solo, place, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "solorl.studies.engines.ray")
     refused(solo(*bench()), "the engine ray needs ray", "pip install 'solorl[ray]'")
-
-
-def tune(*words):
-    (Path("space.toml")).write_text("learning-rate = [1e-3, 1e-2]\n")
-    return ["tune", "fake.py", "--env-ids", "CartPole-v1", "--space", "space.toml", "--num-seeds", "1", *words]
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--engine", "slurm"], "solo tune cannot use the engine slurm; it has local and ray"),
-        (["--engine", "rai"], "cannot use the engine rai; did you mean ray"),
-        (["--cores", "2"], "--cores is for --engine ray"),
-        (["--engine", "ray", "--cores", "0"], "must be a whole number from 1"),
-        (["--engine-option", "address=x:1"], "the engine local has no option address; it has none"),
-        (["--engine", "ray", "--engine-option", "address"], "solo tune: --engine-option must be KEY=VALUE"),
-        (["--engine", "ray", "--engine-option", "address=x"], "must be HOST:PORT"),
-    ],
-)
-def test_tune_refuses_engines_it_cannot_use(solo, place, words, sentence):
-    refused(solo(*tune(*words)), sentence)
-    assert not (place / "tune").exists()
 
 
 # ---------------------------------------------------------------------- a cluster
@@ -272,11 +250,6 @@ def test_resources_that_no_node_has_are_refused(solo, on_ray, words, sentence):
     code, _, err = solo(*bench(*words))
     assert code == 2 and err.count("\n") == 1 and sentence in err
     assert open_study("study").submissions() == []
-    refused(solo(*tune("--engine", "ray", *words)), sentence)
-    refused(
-        solo(*tune("--engine", "ray", "--engine-option", "grows=yes", *words)),
-        "with the option grows=yes give --workers",
-    )
 
 
 @pytest.mark.slow
@@ -286,38 +259,10 @@ def test_the_page_s_commands_train(solo, on_ray):
     commands = [line.split("#")[0].split() for line in text.splitlines() if line.startswith("solo ")]
     assert [words[1] for words in commands] == ["bench", "bench"]
     code, out, err = solo(*commands[0][1:-5], "--results", "results", *commands[0][-5:])
-    assert code == 0 and "3 of 3 finished" in out and "3 tables in results" in out, out + err
+    assert code == 0 and "3 of 3 finished" in out and "results in results" in out, out + err
     found = {one.seed: one for one in map(results.read, Path("results").iterdir())}
     assert set(found) == {1, 2, 3} and all(one.eval["global_step"][-1] == 2000 for one in found.values())
     assert solo(*commands[1][1:])[:2] == (0, "dqn: 3 tasks: 3 finished\n")
-
-
-@pytest.mark.slow
-def test_tune_spreads_its_trials(solo, on_ray):
-    code, out, err = solo(*tune("--engine", "ray", "--trials", "6", "--total-timesteps", "3"))
-    assert code == 0 and "3 runs at once" in out and "6 trials complete" in out, out + err
-    assert "best: trial" in out and "--learning-rate 0.001" in out
-    ran = list(Path("runs/tune/fake").glob("*/*/metrics.jsonl"))
-    assert [len(path.read_text().splitlines()) for path in ran] == [3] * len(ran) and 1 <= len(ran) <= 2  # of 2 values
-
-
-@pytest.mark.slow
-def test_a_pool_takes_over_and_ends_jobs_of_an_earlier_one(on_ray):
-    pool = engines.open_pool("ray", {}, Resources(), None)
-    assert pool.slots == 3
-    deaf, polite = [
-        pool.submit(Job((sys.executable, "-c", WAITS, str(on_ray / manners), manners), Path(f"{manners}.txt")))
-        for manners in ("deaf", "polite")
-    ]
-    until(lambda: (on_ray / "deaf").exists() and (on_ray / "polite").exists(), LONG)
-    later = engines.open_pool("ray", {}, Resources(), 2)
-    assert later.adopt(deaf) and not later.adopt("1234:5678") and not later.adopt(f"{deaf}9")
-    pool.cancel(polite)
-    until(lambda: pool.poll(polite) is not None, LONG)
-    assert Path("polite.txt").read_text() == "saved\n" and later.poll(deaf) is None
-    later.cancel(deaf, force=True)
-    until(lambda: later.poll(deaf) is not None, LONG)
-    assert pool.poll(deaf) not in (None, 0) and Path("deaf.txt").read_text() == "saved\n"
 
 
 @pytest.mark.slow

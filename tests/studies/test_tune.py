@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 import tomllib
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, environment, refused
@@ -17,13 +19,14 @@ from conftest import ROOT, environment, refused
 optuna = pytest.importorskip("optuna")
 
 from solorl import scripts  # noqa: E402
-from solorl.cli.bench import Lines  # noqa: E402
 from solorl.errors import UsageError  # noqa: E402
 from solorl.studies import tune  # noqa: E402
-from solorl.studies.bench import Store  # noqa: E402
-from solorl.studies.engines import LocalEngine  # noqa: E402
+from solorl.studies.engines.workers import LocalCluster  # noqa: E402
+from solorl.studies.journal import open_study  # noqa: E402
 from solorl.studies.plan import load_script  # noqa: E402
-from solorl.studies.tune import Choice, Range, parse_space  # noqa: E402
+from solorl.studies.space import Choice, Range, parse_space, space_of  # noqa: E402
+from solorl.studies.storage import Folder  # noqa: E402
+from solorl.studies.study import Study  # noqa: E402
 
 FAKE = ROOT / "tests/fake_training.py"
 SPACE = 'learning-rate = "log 1e-5..1e-1"\nwidth = "16..64 step 16"\n'
@@ -72,7 +75,7 @@ def states(found):
 def commands(place):
     """(learning rate, width, seed) of every run, as it arrived in the script."""
     found = []
-    for path in (place / "runs/tune").glob("*/*/*/config.json"):
+    for path in (place / "runs/tune").glob("*/tasks/*/*/config.json"):
         argv = json.loads(path.read_text())["command"]
         flags = dict(zip(argv[1::2], argv[2::2], strict=True))
         found.append((float(flags["--learning-rate"]), int(flags["--width"]), int(flags["--seed"])))
@@ -120,7 +123,7 @@ def test_scores_are_normalised_and_aggregated_as_documented(solo, place):
 
 
 def test_aggregate_is_the_median_or_the_mean_over_seeds(place):
-    one = tune.Study(load_script("fake.py"), ("A",), {}, (1, 2, 3), {})
+    one = tune.Search(load_script("fake.py"), ("A",), {}, (1, 2, 3), {})
     assert one.value([0.0, 9.0, 1.0]) == 1 and replace(one, aggregate="mean").value([0.0, 9.0, 1.0]) == 10 / 3
 
 
@@ -141,7 +144,8 @@ def test_failures_are_failed_trials_with_their_reason(solo, place):
     failed = [t for t in found.trials if t.state.name == "FAIL"]
     assert code == 0 and failed and {t.params["fail-at"] for t in failed} == {1}
     reason = "fake CartPole-v1 seed 1: exit code 1: RuntimeError: the simulator has crashed"
-    assert {t.user_attrs["reason"] for t in failed} == {reason} and f"failed, {reason}" in out
+    assert failed[0].user_attrs["reason"] == reason and f"failed, {reason}" in out
+    assert all("seed 1: exit code 1" in t.user_attrs["reason"] for t in failed)
     assert f"{len(failed)} trials failed" in out and found.best_trial.params["fail-at"] == -1
     (place / "space.toml").write_text("fail-at = [1]")
     code, out, _ = solo(*command("--storage", "tune/bad.log", trials=1))
@@ -154,12 +158,13 @@ def prune_with(place, pruner, *, seeds, steps, values):
     space = {"learning-rate": Choice(tuple(values))}
     flags = {"--total-timesteps": (str(steps),), "--pause": ("0.1",)}
     targets = {"CartPole-v1": (0.0, 100.0)}
-    asked = tune.Study(script, ("CartPole-v1",), targets, tuple(range(1, seeds + 1)), space, flags)
-    found = tune.open_study(place / "log", asked, "none", 0, 1)
+    asked = tune.Search(script, ("CartPole-v1",), targets, tuple(range(1, seeds + 1)), space, flags)
+    found = open_study(place / "log", asked.script.name, asked.about(), "none", 0, 1)
     found.pruner = pruner
     for value in values:
         found.enqueue_trial({"learning-rate": value})
-    work = tune.Tuner(asked, found, Store(place / "work"), LocalEngine(1), len(values), Lines())
+    runs = Study(Folder(place / "work"), "work", {}, 1)
+    work = tune.Tuner(asked, found, runs, LocalCluster(1), len(values), print)
     assert work.run() == 0
     return found
 
@@ -177,8 +182,8 @@ def test_hopeless_curve_ends_the_running_process(place, capfd):
     steps = [line for line in journal(place) if " 1e-05 " in line]
     assert 3 <= len(steps) < 25  # terminated long before its 30 steps
     assert "trial 1: pruned, 0.060 at evaluation 3 of seed 1" in capfd.readouterr().out
-    status = [json.loads(path.read_text())["status"] for path in (place / "work").glob("*/*/status.json")]
-    assert sorted(status) == ["finished", "stopped"] and not list((place / "work/tasks").glob("*.lock"))
+    status = [json.loads(path.read_text())["status"] for path in (place / "work/tasks").glob("*/*/status.json")]
+    assert sorted(status) == ["finished", "stopped"] and not list((place / "work/leases").iterdir())
 
 
 def test_hopeless_first_seed_spares_the_others(place, capfd):
@@ -193,8 +198,8 @@ def test_hopeless_first_seed_spares_the_others(place, capfd):
 
 
 def test_median_pruner_is_the_default_and_starts_after_some_evaluations(place):
-    asked = tune.Study(load_script("fake.py"), ("A",), {}, (1,), {"width": Choice((1,))})
-    found = tune.open_study(place / "log", asked, "median", 7, None)
+    asked = tune.Search(load_script("fake.py"), ("A",), {}, (1,), {"width": Choice((1,))})
+    found = open_study(place / "log", asked.script.name, asked.about(), "median", 7, None)
     assert isinstance(found.pruner, optuna.pruners.MedianPruner) and found.pruner._n_warmup_steps == 7
 
 
@@ -235,6 +240,20 @@ def test_two_searches_at_once_share_the_trials(place):
     assert (one.returncode, two.returncode) == (0, 0), outs
     assert states(study()) == {"COMPLETE": 8} and len(journal(place)) == 8 * 3
     assert any("(best" in out or ": 0." in out for out in outs)  # how they share the trials is up to the clock
+
+
+def test_the_lock_that_a_killed_command_leaves_can_be_released(place):
+    """Optuna looks at the age of what the lock, a link, points to; else it would wait for ever."""
+    asked = tune.Search(load_script("fake.py"), ("A",), {}, (1,), {"width": Choice((1,))})
+    open_study(Path("tune/log"), asked.script.name, asked.about(), "none", 0, None)
+    locks = []
+    symlink = os.symlink
+    os.symlink = lambda target, path: (symlink(target, path), locks.append(Path(path).stat()))
+    try:
+        open_study(Path("tune/log"), asked.script.name, asked.about(), "none", 0, None)
+    finally:
+        os.symlink = symlink
+    assert locks
 
 
 # ---------------------------------------------------------------------- the space
@@ -279,13 +298,13 @@ class Args(RunArgs):
     num_steps: int = 128  # steps of one rollout [tune: 32 | 64 | 128]
     anneal_lr: bool = True  # [tune: true | false]
 """)
-    assert tune.space_of(load_script("mine.py")) == {
+    assert space_of(load_script("mine.py")) == {
         "learning-rate": Range(1e-5, 1e-2, log=True),
         "num-steps": Choice((32, 64, 128)),
         "anneal-lr": Choice((True, False)),
     }
     script = load_script("mine.py")
-    asked = tune.Study(script, ("A",), {}, (1,), tune.space_of(script))
+    asked = tune.Search(script, ("A",), {}, (1,), space_of(script))
     [task] = asked.tasks({"learning-rate": 1e-4, "num-steps": 32, "anneal-lr": False}, 1)
     assert task.argv()[-5:] == ("--learning-rate", "0.0001", "--num-steps", "32", "--no-anneal-lr")
 
@@ -301,7 +320,7 @@ def test_space_of_an_algorithm_is_the_one_that_is_shipped(tmp_path, monkeypatch,
         for source, target in config["wheel"]["force-include"].items():
             assert any(f"{source}/".startswith(f"{part}/") for part in config["sdist"]["include"])
             shutil.copytree(ROOT / source, tmp_path / target)
-    space = tune.space_of(load_script(name))
+    space = space_of(load_script(name))
     assert list(space) == list(tomllib.loads(table.read_text())) and len(space) > 5
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import ROOT, environment, refused
-from study_tasks import attempts, open_study, planned, rows, steps, until, work, worker
+from study_tasks import attempts, planned, rows, steps, until, work, worker
 
 from solorl import signals
 from solorl.cli.work import chosen
@@ -199,7 +199,7 @@ def test_a_lease_without_a_heartbeat_is_taken_over(tmp_path):
     study.storage.write(f"leases/{task.id}.json", json.dumps(dead).encode())
     began = time.time()
     code, out = work(tmp_path / "study", task.id, folder=tmp_path)
-    assert code == 0 and "waiting for process 1:1" in out and study.result(task.id)["ended"] - began >= 0.9
+    assert code == 0 and "waiting for process 1, which has it" in out and study.result(task.id)["ended"] - began >= 0.9
     assert attempts(study, task) == ["finished"]
 
 
@@ -280,7 +280,7 @@ def test_where_nothing_can_be_noted_it_is_noted_elsewhere(tmp_path, monkeypatch,
 
     monkeypatch.setattr(Folder, "write", full)
     said = []
-    assert module.Worker(study, task, said.append).run() == 0
+    assert module.Worker(study, [task], said.append).run() == 0
     [elsewhere] = (tmp_path / "tmp").glob("solorl-*.json")
     assert json.loads(elsewhere.read_text())["state"] == "finished"
     assert any("No space left on device" in line and str(elsewhere) in line for line in said)
@@ -293,7 +293,7 @@ def test_a_disk_without_room_for_the_lease_is_one_sentence(tmp_path):
     command = [sys.executable, "-m", "solorl.cli", "work", tmp_path / "study", task.id]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, preexec_fn=limit)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "File too large" in done.stderr
-    assert sorted(study.storage.list("")) == ["plan.json", *study.storage.list("scripts")]
+    assert sorted(study.storage.list("")) == [*study.storage.list("plans"), *study.storage.list("scripts")]
     assert work(tmp_path / "study", task.id)[0] == 0
 
 
@@ -336,7 +336,7 @@ def test_bad_input_is_one_sentence(tmp_path, monkeypatch, solo, words, sentence)
     for name in ("empty", "damaged", "forged"):
         (tmp_path / name).mkdir()
     (tmp_path / "damaged/plan.json").write_text('{"format": 1}')
-    text = (tmp_path / "study/plan.json").read_text()
+    text = study.storage.read(study.storage.list("plans")[0]).decode()
     (tmp_path / "forged/plan.json").write_text(text.replace('"seed": 2', '"seed": 3'))
     refused(solo("work", *words), sentence)
 
@@ -349,8 +349,8 @@ def test_it_starts_without_the_libraries(tmp_path):
     assert done.stdout == "[]\n"
 
 
-def test_signals_are_given_back(tmp_path):
+def test_signals_are_given_back(tmp_path, solo):
     _, [task] = planned(tmp_path / "study", tmp_path)
     before = [signal.getsignal(number) for number in signals.ENDING]
-    assert module.Worker(open_study(str(tmp_path / "study")), task, print).run() == 0
+    assert solo("work", tmp_path / "study", task.id)[0] == 0
     assert [signal.getsignal(number) for number in signals.ENDING] == before

@@ -1,4 +1,4 @@
-"""Where trainings run: on this machine (`local.py`), or where a scheduler puts them (the contract: `cluster.py`)."""
+"""Where trainings run: in this process (`workers.py`), or where a scheduler puts them (the contract: `cluster.py`)."""
 
 import os
 import shlex
@@ -7,14 +7,11 @@ from importlib import import_module
 from typing import Any
 
 from solorl.errors import UsageError, did_you_mean, missing_extra, reason
-from solorl.machine import own_cores
 from solorl.studies.engines.cluster import AGAIN, Cluster, Submission, check_options
-from solorl.studies.engines.local import UNKNOWN, Engine, Job, LocalEngine
-from solorl.studies.resources import Resources
+from solorl.studies.engines.local import Job
 
 __all__ = [
-    "AGAIN", "ENGINES", "UNKNOWN", "Cluster", "Engine", "Job", "LocalEngine", "Submission", "check_options",
-    "check_storage", "open_again", "open_engine", "open_pool",
+    "AGAIN", "ENGINES", "Cluster", "Job", "Submission", "check_options", "check_storage", "open_again", "open_engine",
 ]  # fmt: skip
 # Name -> its module, which has `open(options) -> Cluster`.
 ENGINES = {
@@ -65,17 +62,3 @@ def open_again(about: Mapping[str, Any], address: str) -> Cluster:
         where = f"this study was submitted to {name} at {there!r}, which you have not named here"
         raise UsageError(f"{where}; to connect, if you trust that machine, add --address {shlex.quote(there)}")
     return open_engine(name, {**options, key: own} if key and own else options)
-
-
-def open_pool(name: str, options: Mapping[str, str], resources: Resources, workers: int | None) -> Engine:
-    """The engine of that name for a `Pool`: at most `workers` jobs at once, None: as many as there is room for.
-    UsageError for an engine that runs no pools, and as `open_engine`."""
-    if name == "local":
-        check_options(options, (), "local")
-        return LocalEngine(workers or len(own_cores()))
-    if name != "ray":
-        hint = did_you_mean(name, ("local", "ray")) or "; it has local and ray"
-        raise UsageError(f"solo tune cannot use the engine {name}{hint}")
-    from solorl.studies.engines import ray_pool
-
-    return ray_pool.open_pool(options, resources, workers)

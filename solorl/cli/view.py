@@ -1,0 +1,112 @@
+"""What `solo bench` shows while it runs: lines, and in a terminal a live table below them."""
+
+import time
+from typing import Any
+
+from solorl.metrics import last_rows
+from solorl.studies.fleet import SCORE, Fleet, kind
+from solorl.studies.found import args_of
+from solorl.studies.worker import Worker
+from solorl.terminal import duration
+
+COLUMNS = {"running": "left", "seed": "right", "done": "right", "evaluation": "right", "for": "right"}
+
+
+class Lines:
+    """Plain lines, for pipes and files."""
+
+    def __enter__(self) -> "Lines":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        """Print a line at once."""
+        print(f"{text}\n", end="", flush=True)  # one piece: several threads may say something
+
+    def refresh(self, fleet: Fleet) -> None:
+        """Nothing: lines are printed as things happen."""
+
+
+class Table:
+    """A live table below the lines, for terminals: what runs, how far it is, and the time left."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._next = 0.0
+
+    def __enter__(self) -> "Table":
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line above the table."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def refresh(self, fleet: Fleet) -> None:
+        """Draw the table again, once a second."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + 1
+            self._live.update(table(fleet), refresh=True)
+
+
+def table(fleet: Fleet) -> Any:
+    """The rich table of a fleet of this machine: a row for each worker, the counts and the time left below."""
+    from rich.table import Table as Rich
+    from rich.text import Text
+
+    workers = [*fleet.local.running.values()] if fleet.local else []
+    shown = [(worker, *progress(worker), time.time() - worker.began) for worker in workers]
+    left = seconds_left(fleet, [(kind(worker.tasks[0]), took, share) for worker, share, _, took in shown])
+    counts = f"{fleet.summary()}, {len(workers)} running, {len(fleet.local.waiting) if fleet.local else 0} waiting"
+    drawn = Rich(caption=f"{counts}{'' if left is None else f', {duration(left)} left'}", caption_justify="left")
+    for name, justify in COLUMNS.items():
+        drawn.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for worker, share, score, took in shown:
+        task, seeds = worker.tasks[0], f"-{worker.tasks[-1].seed}" * (len(worker.tasks) > 1)
+        variant = f" [{task.variant}]" if task.variant else ""
+        drawn.add_row(
+            Text(f"{task.script.name}{variant} {task.env_id}"),
+            f"{task.seed}{seeds}",
+            "" if share is None else f"{100 * share:.0f} %",
+            "" if score is None else f"{score:.1f}",
+            duration(took),
+        )
+    return drawn
+
+
+def progress(worker: Worker) -> tuple[float | None, float | None]:
+    """The fraction of its steps that a worker has done and its last evaluation, where they are known."""
+    run_dir = worker.find(worker.tasks[0]).run_dir if worker.tasks else None
+    rows = last_rows(run_dir / "metrics.jsonl") if run_dir else []
+    if not run_dir or not rows:
+        return None, None
+    total, step = args_of(run_dir).get("total_timesteps"), rows[-1].get("global_step", 0)
+    scores = [row[SCORE] for row in rows if SCORE in row]
+    return (min(1.0, step / total) if total else None), (scores[-1] if scores else None)
+
+
+def seconds_left(fleet: Fleet, running: list[tuple[str, float, float | None]]) -> float | None:
+    """An estimate from the seconds of finished tasks, and for those that run (kind, seconds so far, fraction done) from
+    their progress; None without either."""
+    known = {name: sum(seconds) / len(seconds) for name, seconds in fleet.seconds.items()}
+    for name, took, share in running:
+        if share:
+            known.setdefault(name, took / share)
+    if not known or not fleet.local:
+        return None
+    mean = sum(known.values()) / len(known)
+    rests = [
+        known.get(name, mean) * (1 - share) if share else max(0.0, known.get(name, mean) - took)
+        for name, took, share in running
+    ]
+    waiting = [known.get(kind(task), mean) for task in [*fleet.local.waiting]]
+    return max([sum(rests + waiting) / fleet.local.slots, *rests])
