@@ -19,6 +19,7 @@ from solorl.catalog import budget
 from solorl.catalog.header import scripts
 from solorl.cli.listing import cores, times
 from solorl.results import comparison as cmp
+from solorl.results import curves as cv
 from solorl.results import figures, text
 from solorl.results.read import read_all
 from solorl.terminal import duration
@@ -304,12 +305,12 @@ def curves():
             near = (*script.parents, *script.relatives, script.twin)
             names = [script.name, *(Path(each).stem for each in near if each)]
             ours = [run for name in names for run in runs if run.script == name and run.env_id in envs]
-            methods = list(dict.fromkeys(run.name for run in ours))[: cmp.MOST_CURVES]
+            methods = list(dict.fromkeys(run.name for run in ours))[: cv.MOST_CURVES]
             if ours:
                 ours = [run for method in methods for run in ours if run.name == method]
                 comparison = cmp.compare(ours, "auto", None, None, True)
                 path = ROOT / f"docs/curves/{script.name}.png"
-                found[path] = comparison, cmp.curves(comparison, comparison.metric, "steps")
+                found[path] = comparison, cv.curves(comparison, comparison.metric, "steps")
     return found
 
 

@@ -17,7 +17,8 @@ from conftest import ROOT, documented_keys, environment, section
 
 from solorl import scripts
 from solorl.catalog import header as catalog
-from solorl.catalog import rules
+from solorl.catalog.claims import PROVIDERS
+from solorl.catalog.source import definitions, fields_of
 from solorl.results import figures
 from solorl.results.result import Result
 
@@ -307,9 +308,9 @@ def test_a_benchmark_that_was_not_run_says_so():
 def defined(path):
     """The functions, classes, methods (`Actor.forward`) and settings of an algorithm file."""
     tree = ast.parse(path.read_text())
-    found = set(rules.fields_of(tree, "Args"))
-    for name, node in rules.definitions(tree).items():
-        inner = rules.definitions(node) if isinstance(node, ast.ClassDef) else {}
+    found = set(fields_of(tree, "Args"))
+    for name, node in definitions(tree).items():
+        inner = definitions(node) if isinstance(node, ast.ClassDef) else {}
         found |= {name, *(f"{name}.{each}" for each in inner)}
     return found
 
@@ -362,9 +363,7 @@ def test_inline_dependencies_name_what_a_script_imports():
         block = re.match(r"# /// script\n((?:# .*\n)+?)# ///", text)
         meta = tomllib.loads("".join(line[2:] + "\n" for line in block[1].splitlines()))
         names = {re.match(r"[\w-]+", dependency)[0].lower().replace("-", "_") for dependency in meta["dependencies"]}
-        names |= {
-            module for module, given in rules.PROVIDERS.items() if names & {one.replace("-", "_") for one in given}
-        }
+        names |= {module for module, given in PROVIDERS.items() if names & {one.replace("-", "_") for one in given}}
         imported = set()
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Import):

@@ -1,27 +1,30 @@
 """The rules of the algorithm files that a machine can check. CONTRIBUTING.md says why each of them is there.
 
-R1 one file, R2 same name same body, R3 diff budget (see budget.py), R5 plumbing is visible; and complete headers,
-script metadata that covers the imports, no dead flags, checkpoints that hold what changes.
+R1 one file, R2 same name same body, R3 diff budget (see budget.py), R5 plumbing is visible; checkpoints that hold what
+changes. What a file says of itself is in claims.py.
 """
 
 import ast
-import re
-import shlex
 import sys
-import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from solorl.catalog import budget
+from solorl.catalog.claims import check_flags, check_header, check_metadata
 from solorl.catalog.header import Script, code_lines, parse_header, parse_source, read_source, top_modules
 from solorl.catalog.main_block import beginnings, main_block, rebound, root
-from solorl.catalog.square import find_named
-from solorl.errors import UsageError, did_you_mean
-from solorl.scripts import BUDGETS, KEYS, PACKAGE, PAGES, algorithms_folder, as_typed, in_catalogue, script_paths
-
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+from solorl.catalog.source import (
+    Problem,
+    Source,
+    definitions,
+    families_of,
+    fields_of,
+    neighbours,
+    plumbing_flags,
+    uses_of_args,
+)
+from solorl.errors import UsageError
+from solorl.scripts import BUDGETS, as_typed, in_catalogue
 
 # What may differ between files of one framework under one name, because that name stands for a role; and why.
 EXEMPT = {
@@ -58,95 +61,16 @@ ENTRANCES = (
 NOTE = "note"  # in the place of a rule: what is worth knowing of a user's own file, but no problem
 NEVER = ("seed", "device")  # Run uses them; a script that does so too would change results with plumbing
 
-# Where the name of a module is not that of its distribution or extra.
-PROVIDERS = {
-    "yaml": ("pyyaml",),
-    "cv2": ("opencv-python", "opencv-python-headless"),
-    "PIL": ("pillow",),
-    "ale_py": ("ale-py", "atari"),
-    "stable_baselines3": ("stable-baselines3",),
-}
-METADATA = re.compile(r"# /// script\n((?:#(?: .*)?\n)+?)# ///\n")  # PEP 723, at the top of the file
-
 COMPOUND = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If, ast.For, ast.AsyncFor, ast.While),
     *(ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match),
 )
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One breach of a rule, and where."""
-
-    path: Path
-    line: int
-    rule: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.rule}: {self.text}"
-
-
-@dataclass
-class Source:
-    """An algorithm file as the rules see it."""
-
-    path: Path
-    text: str
-    tree: ast.Module
-    script: Script
-
-    def problem(self, line: int, rule: str, text: str) -> Problem:
-        """A problem of this file."""
-        return Problem(self.path, line, rule, text)
-
-    def header_line(self, key: str) -> int:
-        """The line of a key of the header; 1 if it is not there."""
-        found = (i for i, line in enumerate(self.text.splitlines(), 1) if line[:10].rstrip() == key)
-        return next(found, 1)
-
-
-# ---------------------------------------------------------------------- what a file contains
-def definitions(tree: ast.Module) -> dict[str, Definition]:
-    """Name -> top-level function or class."""
-    return {node.name: node for node in tree.body if isinstance(node, Definition)}
-
-
-def fields_of(tree: ast.Module, name: str) -> dict[str, int]:
-    """Field -> line of the dataclass `name`; empty if there is none."""
-    node = definitions(tree).get(name)
-    if not isinstance(node, ast.ClassDef):
-        return {}
-    return {x.target.id: x.lineno for x in node.body if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)}
-
-
-@lru_cache
-def plumbing_flags() -> frozenset[str]:
-    """The fields of RunArgs, read from the library's source."""
-    return frozenset(fields_of(parse_source(PACKAGE / "args" / "arguments.py"), "RunArgs"))
-
-
-def uses_of_args(tree: ast.AST) -> list[tuple[str, int]]:
-    """Every `args.field`, also of `setup.args.field`, with its line."""
-    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-    return [(n.attr, n.lineno) for n in nodes if "args" in (getattr(n.value, "id", ""), getattr(n.value, "attr", ""))]
-
-
-def neighbours(path: Path) -> list[Path]:
-    """The files of all families next to that of an algorithm, or of the folder of a user's own file; itself too."""
-    folder = path.resolve().parent
-    return list(script_paths(folder.parent).values()) if in_catalogue(path) else sorted(folder.glob("[!_]*.py"))
-
-
 def is_bound(name: str, a: Script, b: Script) -> bool:
     """R2: whether the top-level definition `name` must be equal in both files, if both have it."""
     same_env = a.spaces == b.spaces and a.family == b.family  # PPO acts in the environment's units, SAC in [-1, 1]
     return a.framework == b.framework and name not in EXEMPT and (name not in BY_SPACES or same_env)
-
-
-def _families(path: Path) -> Path:
-    """The folder of families against which a file is checked: its own, or for a user's own file the catalogue's."""
-    return path.resolve().parent.parent if in_catalogue(path) else algorithms_folder()
 
 
 # ---------------------------------------------------------------------- R1
@@ -176,7 +100,7 @@ def _is_elif(block: Sequence[ast.stmt], node: ast.If) -> bool:
 
 def check_imports(source: Source) -> Iterator[Problem]:
     """R1: standard library, third party and solorl; no other algorithm."""
-    others = {path.stem for path in _families(source.path).glob("*/*.py")} | {"algorithms"}
+    others = {path.stem for path in families_of(source.path).glob("*/*.py")} | {"algorithms"}
     others |= {path.stem for path in source.path.parent.glob("*.py")}
     for module, line in top_modules(source.tree).items():
         if module in others and module not in sys.stdlib_module_names:
@@ -203,109 +127,6 @@ def check_size(source: Source) -> Iterator[Problem]:
         for depth, number in depths([node]):
             if depth == most + 1:
                 yield source.problem(number, "R1", f"is nested {depth} deep, but may be {most}")
-
-
-# ---------------------------------------------------------------------- header, script metadata, flags
-def check_header(source: Source) -> Iterator[Problem]:
-    """All keys are there; parent, page and command exist."""
-    script, fields = source.script, source.script.fields
-    for key in KEYS:
-        if not fields.get(key):
-            place = "keys stand in columns 0-9, values start at column 10"
-            yield source.problem(1, "header", f"the header has no line {key} ({place})")
-    named = script.parents or script.relatives
-    if fields.get("Differs") and not named and not fields["Differs"].startswith("root of its family"):
-        ways = "`from SIBLING.py: how`, `from ONE.py, OTHER.py: how`, `relatives ONE.py, OTHER.py: how`"
-        text = f"Differs must say {ways} or `root of its family`"
-        yield source.problem(source.header_line("Differs"), "header", text)
-    path, families = source.path.resolve(), _families(source.path)
-    page = re.split(r"[\s:;,]", fields.get("Details", ""))[0]
-    if page and not (families.parent / page).is_file():
-        yield source.problem(source.header_line("Details"), "header", f"there is no file {page}")
-    elif in_catalogue(path) and page != (own := f"{PAGES}/{script.name}.md"):
-        yield source.problem(source.header_line("Details"), "header", f"Details must name the file's own page, {own}")
-    if script.run and (text := bad_command(script, source.tree)):
-        yield source.problem(source.header_line("Run"), "header", text)
-    taken = set(families.glob(f"*/{path.name}")) - {path} if in_catalogue(path) else set()
-    for other in sorted(taken):
-        yield source.problem(1, "header", f"the name is taken by {other.parent.name}/{other.name}")
-    if text := bad_twin(script):
-        yield source.problem(source.header_line("Twin"), "header", text)
-
-
-def bad_twin(script: Script) -> str:
-    """What is wrong with the header's line Twin, or an empty string: files in JAX may name their twin in torch."""
-    if "Twin" not in script.fields:
-        return ""
-    if script.framework != "jax":
-        return "only files in JAX name a Twin, the torch file that they correspond to"
-    path = find_named(script, script.twin or "")
-    if path is None or path.suffix != ".py":
-        return f"Twin names {script.twin or 'nothing'}, but there is no such file"
-    return f"Twin names {path.name}, which is in JAX, too" if parse_header(path).framework == "jax" else ""
-
-
-def bad_command(script: Script, tree: ast.Module) -> str:
-    """What is wrong with the header's line Run, or an empty string."""
-    try:
-        words = shlex.split(script.run)
-    except ValueError as error:
-        return f"the command under Run cannot be read: {error}"
-    names = [script.name, script.path.name]
-    if not in_catalogue(script.path):  # a copy may say what the original says
-        names += [name + end for name in script_paths() for end in ("", ".py")]
-    if words[:2] != ["solo", "train"] or not set(words[2:3]) & set(names):
-        return f"Run must start with `solo train {as_typed(script.path)}`"
-    allowed = plumbing_flags() | set(fields_of(tree, "Args"))
-    for word in words[3:]:
-        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-        if word.startswith("--") and name not in allowed and name.removeprefix("no_") not in allowed:
-            return f"the command under Run has the unknown flag {word}{did_you_mean(name, allowed)}"
-    return ""
-
-
-def check_metadata(source: Source) -> Iterator[Problem]:
-    """PEP 723: the block is the first thing in the file and its dependencies cover the imports."""
-    match = METADATA.match(source.text)
-    if not match:
-        yield source.problem(1, "PEP 723", "the file must start with a block from `# /// script` to `# ///`")
-        return
-    try:
-        block = tomllib.loads("\n".join(line[2:] for line in match.group(1).splitlines()))
-    except tomllib.TOMLDecodeError as error:
-        yield source.problem(2, "PEP 723", f"the block is not TOML: {error}")
-        return
-    for key in ("requires-python", "dependencies"):
-        if key not in block:
-            yield source.problem(1, "PEP 723", f"the block has no {key}")
-    provided, siblings = provided_names(block.get("dependencies", [])), {x.name for x in source.path.parent.iterdir()}
-    for module, line in top_modules(source.tree).items():
-        names = PROVIDERS.get(module, (normal(module),))
-        if not in_catalogue(source.path) and {module, f"{module}.py"} & siblings:
-            continue  # a module of the user's own
-        if module not in sys.stdlib_module_names and not provided.intersection(names):
-            yield source.problem(line, "PEP 723", f"imports {module}, but the dependencies do not name {names[0]}")
-
-
-def normal(name: str) -> str:
-    """A distribution's name as PyPI compares it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def provided_names(dependencies: Sequence[str]) -> set[str]:
-    """Normalised names of the distributions and of their extras: solorl[box2d]>=0.1 -> solorl, box2d."""
-    heads = (re.split(r"[<>=!~;@ (]", dependency)[0] for dependency in dependencies)
-    return {normal(name) for head in heads for name in re.split(r"[\[\],]", head) if name}
-
-
-def check_flags(source: Source) -> Iterator[Problem]:
-    """No dead flags: each field of Args is read outside the class."""
-    used = {name for name, _ in uses_of_args(source.tree)}
-    if any(isinstance(node, ast.alias) and node.name == "Runs" for node in ast.walk(source.tree)):
-        used.add("num_seeds")  # Runs reads it
-    for name, line in fields_of(source.tree, "Args").items():
-        if name not in used and name not in plumbing_flags():
-            yield source.problem(line, "flags", f"args.{name} is never used; a flag that does nothing misleads")
 
 
 # ---------------------------------------------------------------------- R5

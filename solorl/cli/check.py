@@ -7,7 +7,8 @@ from pathlib import Path
 
 from solorl.catalog.budget import parents_in_words, set_budget
 from solorl.catalog.header import find_path, parse_header
-from solorl.catalog.rules import NOTE, Problem, check_file, check_own, check_together, neighbours
+from solorl.catalog.rules import NOTE, check_file, check_own, check_together
+from solorl.catalog.source import Problem, neighbours
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.files import shown

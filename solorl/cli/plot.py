@@ -24,12 +24,12 @@ def main(argv: Sequence[str]) -> int:
     if args.out.suffix not in (".png", ".svg"):
         raise UsageError(f"solo plot: --out must end in .png or .svg, not {args.out}")
     require_matplotlib("solo plot")
-    from solorl.results import comparison as cmp  # here, because it loads NumPy
+    from solorl.results import curves as cv  # here, because it loads NumPy
     from solorl.results import figures
     from solorl.results.read import read_all
 
     results, problems = read_all(args.paths, unfinished=True)
-    trainings = cmp.trainings(results)
+    trainings = cv.trainings(results)
     if not trainings:
         raise UsageError(f"nothing to draw: {'; '.join(problems[:3]) or 'no episode has ended yet'}")
     for problem in problems:

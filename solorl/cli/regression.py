@@ -25,9 +25,10 @@ from solorl.errors import UsageError
 from solorl.results import comparison as cmp
 from solorl.results import statistics as st
 from solorl.results import text
+from solorl.results.gather import gathered
 from solorl.results.read import read_all
 from solorl.results.reference_scores import reference
-from solorl.results.result import Result, gathered, parse_bytes
+from solorl.results.result import Result, parse_bytes
 
 TOLERANCE = 0.01
 Key = tuple[str, str]  # environment, method

@@ -76,6 +76,7 @@ def main(argv: Sequence[str]) -> int:
 
         return regression.run(args.against, args.paths or [DEFAULT_RESULTS], args.metric or "eval")
     from solorl.results import comparison as cmp  # here, because it loads NumPy
+    from solorl.results import curves as cv
     from solorl.results import text
     from solorl.results.read import read_all
 
@@ -89,9 +90,9 @@ def main(argv: Sequence[str]) -> int:
             print(f"note: {problem}")
         here = args.markdown.parent
         evidence = [Path(os.path.relpath(path, here)).as_posix() for path in args.paths]
-        curves = cmp.curves(comparison, comparison.metric, "steps") if args.curves else {}
-        parts = cmp.pictures(comparison, curves) if args.curves else []
-        paths = [cmp.numbered(args.curves, i) for i in range(len(parts))]
+        curves = cv.curves(comparison, comparison.metric, "steps") if args.curves else {}
+        parts = cv.pictures(comparison, curves) if args.curves else []
+        paths = [cv.numbered(args.curves, i) for i in range(len(parts))]
         files = [Path(os.path.relpath(path, here)).as_posix() for path in paths]
         stale = embed(args.markdown, args.marker, text.block(comparison, evidence, files), args.check)
         return max([stale, *(draw(comparison, *one, args.check) for one in zip(parts, paths, strict=True))])
@@ -143,7 +144,7 @@ def print_summary(comparison, problems: Sequence[str], out: Path) -> None:
     print(text.aligned(*text.summary(comparison)), end="")
     for sentence in text.verdicts(comparison):
         print(f"\n{sentence}")
-    for note in [*comparison.notes, *problems]:
+    for note in [*text.notes_on(comparison), *problems]:
         print(f"note: {note}")
     print(f"\nreport {(out / 'report.html').resolve().as_uri()} and {shown(out / 'report.md')}")
 

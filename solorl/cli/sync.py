@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from solorl.catalog.header import find_path, parse_header, parse_source, read_source, split_header
-from solorl.catalog.rules import EXEMPT, Definition, definitions, is_bound, neighbours
+from solorl.catalog.rules import EXEMPT, is_bound
+from solorl.catalog.source import Definition, definitions, neighbours
 from solorl.catalog.square import descendants, merge, parent_paths
 from solorl.cli import Parser
 from solorl.errors import UsageError, did_you_mean

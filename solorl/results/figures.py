@@ -19,6 +19,7 @@ from PIL import Image
 from solorl.errors import UsageError
 from solorl.files import write_atomically
 from solorl.results import comparison as cmp
+from solorl.results import curves as cv
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#767676")
 DASHES = ("-", "--", ":", "-.")
@@ -46,24 +47,24 @@ PANELS = (  # the lines and their axis, the area and its axis on the right
 def write_figures(comparison: cmp.Comparison, folder: Path) -> list[Path]:
     """Write all figures of a report into `folder`; returns the PNGs. Raises OSError where one cannot be written."""
     written = []
-    groups = cmp.split(comparison)
+    groups = cv.split(comparison)
     for axis in cmp.AXES:
-        curves = cmp.curves(comparison, comparison.metric, axis)
-        totals = cmp.total_curves(comparison, comparison.metric, axis)
-        for i, part in enumerate(cmp.pictures(comparison, curves)):
+        curves = cv.curves(comparison, comparison.metric, axis)
+        totals = cv.total_curves(comparison, comparison.metric, axis)
+        for i, part in enumerate(cv.pictures(comparison, curves)):
             if part:
                 all_of = {method: totals[method] for method in groups[i] if method in totals}
-                path = cmp.numbered(folder / f"curves_{axis}", i)
+                path = cv.numbered(folder / f"curves_{axis}", i)
                 written.append(_write(draw_curves(comparison, part, all_of, axis), path))
     if len(comparison.shared) > 1:
-        profiles = cmp.profiles(comparison)
+        profiles = cv.profiles(comparison)
         for i, methods in enumerate(groups):
             figure = draw_profiles(comparison, {method: profiles[method] for method in methods})
-            written.append(_write(figure, cmp.numbered(folder / "profiles", i)))
+            written.append(_write(figure, cv.numbered(folder / "profiles", i)))
     return written
 
 
-def write_curves(comparison: cmp.Comparison, curves: Mapping[tuple[str, str], cmp.Curve], path: Path) -> None:
+def write_curves(comparison: cmp.Comparison, curves: Mapping[tuple[str, str], cv.Curve], path: Path) -> None:
     """Write learning curves by steps as the PNG `path`, which carries what it was drawn from, for `shows`.
 
     Raises UsageError where there are no curves, OSError where `path` cannot be written.
@@ -73,7 +74,7 @@ def write_curves(comparison: cmp.Comparison, curves: Mapping[tuple[str, str], cm
     _write(draw_curves(comparison, curves, {}, "steps"), path.with_suffix(""), ("png",), fingerprint(curves))
 
 
-def shows(path: Path, curves: Mapping[tuple[str, str], cmp.Curve]) -> bool:
+def shows(path: Path, curves: Mapping[tuple[str, str], cv.Curve]) -> bool:
     """Whether `write_curves` drew the picture `path` from the same curves; False where it cannot be read."""
     try:
         with Image.open(path) as picture:
@@ -82,7 +83,7 @@ def shows(path: Path, curves: Mapping[tuple[str, str], cmp.Curve]) -> bool:
         return False
 
 
-def fingerprint(curves: Mapping[tuple[str, str], cmp.Curve]) -> str:
+def fingerprint(curves: Mapping[tuple[str, str], cv.Curve]) -> str:
     """A hash of names, lines, bands and ranges; the last bits, in which machines differ, do not count."""
     digest = hashlib.sha256()
     for (env, method), curve in curves.items():
@@ -99,8 +100,8 @@ def style(number: int) -> dict[str, Any]:
 
 def draw_curves(
     comparison: cmp.Comparison,
-    curves: Mapping[tuple[str, str], cmp.Curve],
-    totals: Mapping[str, cmp.Curve],
+    curves: Mapping[tuple[str, str], cv.Curve],
+    totals: Mapping[str, cv.Curve],
     axis: str,
 ) -> Figure:
     """One panel per environment and, where there are `totals`, one for all: IQM over runs, the band its interval."""
@@ -123,7 +124,7 @@ def draw_curves(
     return figure
 
 
-def draw_profiles(comparison: cmp.Comparison, profiles: Mapping[str, cmp.Curve]) -> Figure:
+def draw_profiles(comparison: cmp.Comparison, profiles: Mapping[str, cv.Curve]) -> Figure:
     """The fraction of runs above each normalised score, with pointwise intervals."""
     figure, (place, *_) = _grid(1)
     for method, curve in profiles.items():
@@ -133,12 +134,12 @@ def draw_profiles(comparison: cmp.Comparison, profiles: Mapping[str, cmp.Curve])
     return figure
 
 
-def write_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cmp.Curve]], path: Path) -> None:
-    """Draw what `trainings` of comparison.py found into `path`, a PNG or SVG. Raises OSError."""
+def write_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cv.Curve]], path: Path) -> None:
+    """Draw what `trainings` of curves.py found into `path`, a PNG or SVG. Raises OSError."""
     _write(draw_trainings(trainings), path, (path.suffix[1:],))
 
 
-def draw_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cmp.Curve]]) -> Figure:
+def draw_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cv.Curve]]) -> Figure:
     """For each environment two panels: returns with the length of episodes, and what the critic learns. A colour is a
     method, or, where there is only one, what is shown."""
     envs, methods = (list(dict.fromkeys(names)) for names in zip(*trainings, strict=True))
@@ -158,7 +159,7 @@ def draw_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cmp.Curve]])
 
 
 def _panel(
-    place: Any, curves: Mapping[str, Mapping[str, cmp.Curve]], methods: Sequence[str], lines: Sequence[str],
+    place: Any, curves: Mapping[str, Mapping[str, cv.Curve]], methods: Sequence[str], lines: Sequence[str],
     left: str, area: str, right: str,
 ) -> None:  # fmt: skip
     """The lines of each method on the left axis, an area on the right one, and a legend above."""
@@ -221,7 +222,7 @@ def _number(place: Any, form: Any) -> None:
     place.set_xlim(left=0)
 
 
-def _draw(place: Any, curve: cmp.Curve, look: Mapping[str, Any], unit: float = 1) -> None:
+def _draw(place: Any, curve: cv.Curve, look: Mapping[str, Any], unit: float = 1) -> None:
     """A curve and its band, positions divided by `unit`."""
     x = curve.x / unit
     place.fill_between(x, curve.band[:, 0], curve.band[:, 1], color=look["color"], alpha=0.18, linewidth=0)

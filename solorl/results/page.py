@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl.results import comparison as cmp
+from solorl.results import curves as cv
 from solorl.results import text
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -22,7 +23,7 @@ def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[s
         "COMMAND": f"<p>Made by <code>{html.escape(command)}</code></p>" if command else "",
         "CAPTION": html.escape(f"{text.lines_caption(comparison)} {text.CURVE_CAPTION}"),
         "TABLES": _tables(comparison),
-        "NOTES": _notes([*comparison.notes, *problems]),
+        "NOTES": _notes([*text.notes_on(comparison), *problems]),
         "DATA": json.dumps(_data(comparison, axis), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     }
     head, *pieces = TEMPLATE.read_text(encoding="utf-8").split("{{")
@@ -37,7 +38,7 @@ def _filled(piece: str, parts: Mapping[str, str]) -> str:
 
 # ---------------------------------------------------------------------- data of the charts
 def _data(comparison: cmp.Comparison, axis: str) -> dict[str, Any]:
-    metrics = cmp.available(comparison)
+    metrics = cv.available(comparison)
     return {
         "methods": comparison.methods,
         "start": {"axis": axis, "metric": metrics[0]},
@@ -48,12 +49,12 @@ def _data(comparison: cmp.Comparison, axis: str) -> dict[str, Any]:
 
 def _panels(comparison: cmp.Comparison, metric: str, axis: str) -> list[dict[str, Any]]:
     """One panel per environment and one for all."""
-    curves = cmp.curves(comparison, metric, axis)
+    curves = cv.curves(comparison, metric, axis)
     panels = []
     for env in comparison.envs:
         of_env = {method: curves[env, method] for method in comparison.methods if (env, method) in curves}
         panels.append({"title": env, "lines": _lines(comparison, of_env)})
-    if totals := cmp.total_curves(comparison, metric, axis):
+    if totals := cv.total_curves(comparison, metric, axis):
         panels.append({"title": f"{cmp.ALL}, normalised", "lines": _lines(comparison, totals)})
     return [panel for panel in panels if panel["lines"]]
 
@@ -61,10 +62,10 @@ def _panels(comparison: cmp.Comparison, metric: str, axis: str) -> list[dict[str
 def _profile(comparison: cmp.Comparison) -> list[dict[str, Any]]:
     if len(comparison.shared) < 2:
         return []
-    return [{"title": "Fraction of runs above a score", "lines": _lines(comparison, cmp.profiles(comparison))}]
+    return [{"title": "Fraction of runs above a score", "lines": _lines(comparison, cv.profiles(comparison))}]
 
 
-def _lines(comparison: cmp.Comparison, curves: Mapping[str, cmp.Curve]) -> list[dict[str, Any]]:
+def _lines(comparison: cmp.Comparison, curves: Mapping[str, cv.Curve]) -> list[dict[str, Any]]:
     return [
         {
             "m": comparison.methods.index(method),

@@ -11,6 +11,7 @@ import numpy as np
 
 from solorl.files import write
 from solorl.results import comparison as cmp
+from solorl.results import curves as cv
 from solorl.results import statistics as st
 from solorl.results import text
 from solorl.results.result import LARGEST, MOST_BYTES, Result, ResultError
@@ -86,7 +87,7 @@ def points(comparison: cmp.Comparison) -> str:
     table.writerow(["environment", "method", "seed", "step", "return"])
     for (env_id, method), runs in comparison.groups.items():
         for run in runs:
-            steps, returns = cmp.points(run, comparison.metric, "steps")
+            steps, returns = cv.points(run, comparison.metric, "steps")
             table.writerows(
                 [env_id, method, run.seed, f"{x:.0f}", f"{y:.6g}"] for x, y in zip(steps, returns, strict=True)
             )

@@ -7,8 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from solorl.results.result import Result, ResultError, checked, gathered, plain, read, read_run, write
+from solorl.results.gather import gathered
+from solorl.results.result import Result, ResultError, checked, read, write
+from solorl.results.run_folder import read_run
 from solorl.results.tensorboard import read_tensorboard
+from solorl.terminal import plain
 
 
 def collect(run_dir: Path, folder: Path, variant: str = "") -> Path:

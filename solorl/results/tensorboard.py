@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from solorl.envs.ids import NAMESPACES
-from solorl.results.result import Columns, Result, ResultError, evaluations, last_mean, middle, thinned
+from solorl.results.result import Columns, Result, ResultError
+from solorl.results.run_folder import evaluations, last_mean, middle, thinned
 
 TRAIN_TAGS = (  # return, length; the first that a folder holds
     ("charts/episodic_return", "charts/episodic_length"),  # CleanRL: one row per episode

@@ -5,7 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+import numpy as np
+
 from solorl.results import comparison as cmp
+from solorl.results import curves as cv
+from solorl.results.result import Result
+
+IGNORED = (
+    "seed", "num_seeds", "device", "cuda", "env_workers", "threads", "torch_threads", "save_every", "save_model",
+    "save_replay", "capture_video", "plot", "track", "wandb_project_name", "upload_model", "hf_entity",
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------------- numbers
@@ -234,8 +243,47 @@ def report(
             f"{lines_caption(comparison)} {CURVE_CAPTION} The page report.html has them interactive.\n",
         ]
         parts += [f"![{Path(name).stem.replace('_', ', by ', 1).replace('_', ' ')}]({name})\n" for name in pictures]
-    notes = [*comparison.notes, *problems]
+    notes = [*notes_on(comparison), *problems]
     if notes:
         parts += ["## Notes\n", "".join(f"- {markdown(note)}\n" for note in notes)]
     again = f"\nTables and pictures, also as LaTeX and PDF, are made by `{markdown(command)}`." if command else ""
     return "\n".join([*parts, f"{SOURCE}{again}\n"])
+
+
+# ---------------------------------------------------------------------- notes
+def notes_on(comparison: cmp.Comparison) -> list[str]:
+    """What must be known of a comparison: its own notes, and sentences on runs that are not alike."""
+    notes = list(comparison.notes)
+    for method in comparison.methods:
+        runs = [run for (_, name), group in comparison.groups.items() if name == method for run in group]
+        versions = {run.script_sha256 for run in runs if run.script_sha256}
+        if len(versions) > 1:
+            notes.append(f"The runs of {method} come from {len(versions)} versions of its script.")
+        missing = [env for env in comparison.envs if (env, method) not in comparison.groups]
+        if missing:
+            notes.append(f"{method} has no runs on {cmp.listed(missing)}; aggregates leave these environments out.")
+    for (env_id, method), group in comparison.groups.items():
+        names = sorted({name for run in group for name in run.args} - set(IGNORED))
+        mixed = [name for name in names if len({repr(run.args.get(name)) for run in group if run.args}) > 1]
+        if mixed:
+            notes.append(f"The runs of {method} on {env_id} differ in {cmp.listed(mixed)}.")
+    late = [run.source for runs in comparison.groups.values() for run in _late(comparison, runs)]
+    if late:
+        notes.append(f"Not in the curves by time, because their first score came far later: {cmp.listed(late)}.")
+    for env_id in comparison.envs:
+        runs_of = [group for (env, _), group in comparison.groups.items() if env == env_id]
+        steps = [float(np.median([run.global_step for run in group])) for group in runs_of]
+        if min(steps) < 0.95 * max(steps):
+            notes.append(f"On {env_id} the methods trained for {min(steps):,.0f} to {max(steps):,.0f} steps.")
+    runs = [run for group in comparison.groups.values() for run in group if run.machine]
+    machines = {(str(run.machine.get("cpu")), str(run.machine.get("device"))) for run in runs}
+    if len(machines) > 1:
+        notes.append(f"The runs come from {len(machines)} kinds of machines, so their times do not compare.")
+    return notes
+
+
+def _late(comparison: cmp.Comparison, runs: Sequence[Result]) -> list[Result]:
+    """The runs of a group that the curves by time leave out."""
+    lines = [(run, cv.points(run, comparison.metric, "time")) for run in runs]
+    begun = [line for _, line in lines if len(line[0])]
+    return [run for run, (x, _) in lines if len(x) and x[0] > cv.latest_start(begun)]

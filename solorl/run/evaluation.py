@@ -1,15 +1,11 @@
 """Playing the greedy policy, on environments and seeds of its own, without moving the training."""
 
-import contextlib
 import copy
 import inspect
 import math
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -22,11 +18,7 @@ from solorl.envs.returns import named, of_game, teams_of
 from solorl.envs.spaces import as_arrays, batch_of_one
 from solorl.envs.vector import masks_in
 from solorl.errors import UsageError
-from solorl.files import read_json, write_atomically
-from solorl.metrics import read_rows
-from solorl.run.folder import RunFolder
 from solorl.run.meter import Diverged
-from solorl.terminal import warn
 
 # A NumPy batch of observations (n, *obs_shape) -> a NumPy batch of actions (n, ...). A policy with memory is a function
 # `act(obs, state, first) -> actions, state`: `state` is None before the first step, `first` (n,) says where an episode
@@ -38,7 +30,6 @@ Policy = Callable[..., Any]
 OPPONENTS = {"random", "older"}
 SCORE = "eval/episodic_return"
 EPISODES = "eval/episodes"
-DRAWN = ("global_step", "charts/episodic_return", SCORE, "eval/episodic_return_std", EPISODES)
 MAX_STEPS = 100_000  # an episode without a time limit is cut here
 
 
@@ -230,64 +221,9 @@ def _play_together(envs: gym.vector.VectorEnv, policy: Policy, seeds: Sequence[i
     return returns, lengths
 
 
-def enlarged(frame: Any) -> np.ndarray:
-    """An image (height, width, 3), three times as large where its shorter side is below 200 pixels, as Atari's."""
-    frame = np.asarray(frame)
-    return frame.repeat(3, axis=0).repeat(3, axis=1) if min(frame.shape[:2]) < 200 else frame
-
-
-def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
-    """Play one episode in an environment made with `render_mode="rgb_array"` and write it as H.264 to `path`.
-
-    Returns the episode's return, with several agents that of the first team. The file appears whole or not at all.
-    """
-    import imageio.v2 as imageio
-
-    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # without a display SDL complains on every start
-    video: Any
-    temporary = path.with_name(f".{path.name}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary.unlink(missing_ok=True)  # it may be a link
-    total, over, steps, act = 0.0, False, 0, stepwise(policy, 1, [seed])
-    space, action_space = env.observation_space, batch_space(env.action_space, 1)
-    obs, info = env.reset(seed=seed)
-    fps = env.metadata.get("render_fps") or 30
-    with imageio.get_writer(temporary, format="FFMPEG", fps=fps, macro_block_size=2) as video:
-        video.append_data(enlarged(env.render()))
-        while not over and steps < MAX_STEPS:
-            [action] = iterate(action_space, act(batch_of_one(space, obs), [info]))
-            obs, reward, terminated, truncated, info = env.step(action)
-            video.append_data(enlarged(env.render()))
-            total += float(of_game(np.asarray(reward), teams_of(env)))
-            over, steps = terminated or truncated, steps + 1
-    temporary.replace(path)
-    return total
-
-
 def watch(env: gym.Env, policy: Policy, seeds: Sequence[int], opponent: Any = None) -> list[float]:
     """Play `play_scores` for each seed in an environment made with `render_mode="human"`; returns the scores."""
     return [float(play_scores([env], policy, [seed], opponent)[0][SCORE][0]) for seed in seeds]
-
-
-def film_to(
-    folder: RunFolder, name: str, seed: int, policy: Policy, make_env: Any, env_id: str, opponent: Any = None
-) -> Path | None:
-    """Film one episode into a file in `videos`, against an opponent that of the first team's seat; returns its path,
-    or None, with a warning, where that fails."""
-    path = folder.path / "videos" / name
-    try:
-        folder.require()
-        env = open_game(make_env, env_id, "rgb_array")
-        try:
-            shown = policy if opponent is None else next(iter(seats(policy, opponent, env).values()))
-            film(env, shown, seed, path)
-        finally:
-            env.close()
-    except Exception as error:  # no renderer, no codec, no space: a film is not worth a training
-        warn(f"no video: {type(error).__name__}: {error}")
-        return None
-    return path
 
 
 class Evaluator:
@@ -383,57 +319,3 @@ def _together(some: tuple[Any, Any], more: tuple[Any, Any]) -> tuple[Any, Any]:
     """What `play_scores` has returned twice, as of one call with all episodes."""
     scores = {name: np.concatenate([score, more[0][name]]) for name, score in some[0].items()}
     return scores, np.concatenate([some[1], more[1]])
-
-
-def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
-    """Draw training returns (grey, and their running mean) and evaluations (mean and standard error) from
-    `metrics.jsonl` into a PNG; lines that cannot be read are left out."""
-    from io import BytesIO
-
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    rows = []
-    for row in read_rows(metrics)[0] if metrics.exists() else ():
-        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
-            rows.append({name: float(row[name]) for name in DRAWN if name in row or name == "global_step"})
-    train = [(row["global_step"], row["charts/episodic_return"]) for row in rows if "charts/episodic_return" in row]
-    test = [
-        (row["global_step"], row[SCORE], row.get("eval/episodic_return_std", 0.0), row.get(EPISODES, 0.0))
-        for row in rows
-        if SCORE in row
-    ]
-    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    if train:
-        step, value = np.array(train, float).T
-        window = max(1, min(100, len(value) // 10))
-        mean = np.convolve(value, np.ones(window) / window, "valid")
-        axes.plot(step, value, ".", color="#b8b8b8", markersize=2, label="training episodes")
-        axes.plot(step[window - 1 :], mean, color="#7a7a7a", label=f"mean of {window} episodes")
-    if test:
-        step, value, spread, episodes = np.array(test, float).T
-        degrees = np.where(episodes > 1, episodes - 1, _degrees(metrics.parent))
-        error = spread / degrees**0.5  # the band lies within the episodes' returns
-        width = 0 if len(step) > 1 else 8  # a single evaluation has a bar
-        axes.fill_between(step, value - error, value + error, color="#1f6feb", alpha=0.15, linewidth=width)
-        axes.plot(step, value, "o-", color="#1f6feb", markersize=3, label="greedy evaluation, standard error")
-    axes.set(title=title, xlabel="environment steps", ylabel="episodic return")
-    axes.set_xlim(0, 1.05 * max([1, *(row[0] for row in train + test)]))  # also around a single point
-    axes.xaxis.set_major_formatter(
-        lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k" if x >= 1e3 else f"{x:g}"
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    if train or test:
-        axes.legend(frameon=False)
-    data = BytesIO()
-    FigureCanvasAgg(figure).print_png(data)
-    write_atomically(picture, data.getvalue())
-
-
-def _degrees(run_dir: Path) -> float:
-    """The episodes of one evaluation, as config.json says, less one; infinite where it does not say so."""
-    args = read_json(run_dir / "config.json").get("args")
-    count = args.get("eval_episodes") if isinstance(args, dict) else None
-    return count - 1 if isinstance(count, int) and count > 1 else math.inf

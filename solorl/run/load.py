@@ -26,8 +26,9 @@ from solorl.checkpoints.safety import is_plain_name, refuse_links
 from solorl.compute.device import CONFIRM, env_seed
 from solorl.envs.spaces import as_arrays
 from solorl.errors import UsageError, did_you_mean, missing_extra
-from solorl.run.evaluation import SCORE, Policy, film_to, open_game, open_games, play_scores, undisturbed, watch
+from solorl.run.evaluation import SCORE, Policy, open_game, open_games, play_scores, undisturbed, watch
 from solorl.run.folder import RunFolder
+from solorl.run.pictures import film_to
 from solorl.trust import FLAG, HOW, not_trusted, trusted
 
 CACHE_SETTINGS = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "enable_compilation_cache")

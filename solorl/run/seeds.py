@@ -30,10 +30,12 @@ from solorl.envs.open import open_envs
 from solorl.errors import quit_with
 from solorl.files import write_atomically
 from solorl.machine import own_cores
+from solorl.run.course import DIVERGED
 from solorl.run.group import arguments_of, choose_checkpoints
+from solorl.run.products import UNSAVED
 from solorl.run.summary import how_to_go_on
 from solorl.run.trainings import Part, PolicyOfSeed, Trainings
-from solorl.run.verbs import DIVERGED, UNSAVED, Run
+from solorl.run.verbs import Run
 from solorl.terminal import Progress, paint, say, warn, wiped
 
 WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they change nothing
@@ -88,7 +90,7 @@ class Runs:
         """See `Run.teacher`; all seeds have the same one."""
         policy = self.runs[0].teacher(address, envs, part, trust_script)
         for run in self.runs[1:]:
-            run._teacher = self.runs[0]._teacher
+            run.taught = self.runs[0].taught
         return policy
 
     def resume(self, begin: Callable[[Any], Any], model: str, envs: Sequence[str] = ()) -> tuple[Any, int]:
@@ -126,7 +128,7 @@ class Runs:
             run = self.runs[i]
             models = {model.rpartition(".")[2]: Part(self.trainings, i, run.checkpoints, model)}
             parts = {field: self.trainings.replay(i, field) for field in self.trainings.apart}
-            starts.append(run._fit({"training": Part(self.trainings, i, run.checkpoints), **parts}, models))
+            starts.append(run.fit({"training": Part(self.trainings, i, run.checkpoints), **parts}, models))
             if lost and starts[-1]:
                 for field, fresh in again(jax.random.fold_in(keys[i], starts[-1])).items():
                     self.trainings.put(i, field, fresh)
@@ -135,7 +137,7 @@ class Runs:
             quit_with(f"the seeds stand at different iterations ({starts}); resume each alone, by its own folder")
         active = [self.runs[i] for i in self._active]
         for run in active if not self.play else ():  # nothing has been written before all fit
-            run._begin(starts[0])
+            run.begin(starts[0])
         if lost and starts[0]:
             warn(f"the environments of {self.args.env_id} cannot be saved, so their running episodes start again")  # type: ignore[attr-defined]
         if self.num_seeds > 1 and not self.play:
@@ -182,7 +184,7 @@ class Runs:
         """Chunks of iterations from `start` on, as ranges, so that evaluations and checkpoints are due at their ends.
         `batch_size` is the number of environment steps of one iteration. Ends early, and may be followed by other loops
         unless it is the `last` one, as `Run.loop`."""
-        found = [self.runs[i]._iterations(start, num_iterations, last) for i in self._active]
+        found = [self.runs[i].iterations(start, num_iterations, last) for i in self._active]
         iterations = max(found, key=len, default=range(0))
         start, stop = iterations.start, iterations.stop
         begun = max(run.step for run in self.runs) - start * batch_size  # environment steps before this loop
@@ -331,10 +333,10 @@ class Runs:
     def _on_signal(self, number: int, frame: Any) -> None:
         for run in self.runs[1:]:
             if run.signal:
-                run._abandon("stopped" if run.trained else "failed")
+                run.abandon("stopped" if run.trained else "failed")
             run.signal = number
         self.runs[0].quiet = False  # it speaks for all
-        self.runs[0]._on_signal(number, frame)
+        self.runs[0].hear(number, frame)
         self.runs[0].quiet = self.num_seeds > 1
 
     def _say(self, text: str) -> None:

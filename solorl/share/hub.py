@@ -21,8 +21,8 @@ from solorl.args.arguments import RunArgs
 from solorl.checkpoints.safety import is_plain_name
 from solorl.errors import UsageError, needs_extra, reason
 from solorl.files import remove_old, sha256
-from solorl.run.evaluation import draw_learning_curve
 from solorl.run.load import Play, play_script, script_of
+from solorl.run.pictures import draw_learning_curve
 from solorl.run.upload import repo_name
 from solorl.share.card import Facts, card, facts_of, results
 from solorl.terminal import warn

@@ -153,7 +153,7 @@ def variables():
 @pytest.fixture
 def later(monkeypatch):
     """`later(cls=numbers)` says in which calls the objects of a class die."""
-    monkeypatch.setattr("solorl.run.verbs.Processes", Later)
+    monkeypatch.setattr("solorl.run.course.Processes", Later)
     return lambda **deaths: monkeypatch.setattr(Later, "deaths", deaths)
 
 

@@ -26,7 +26,7 @@ from solorl.checkpoints import safety
 from solorl.checkpoints.replay import ReplayLog
 from solorl.errors import UsageError
 from solorl.files import write_atomically
-from solorl.run import evaluation
+from solorl.run import pictures
 
 TINY = "--num-envs 2 --num-steps 32 --total-timesteps 128 --eval-episodes 1".split()
 MORE = "--total-timesteps 192 --resume-changed".split()
@@ -201,7 +201,7 @@ def test_rows_of_metrics_that_cannot_be_drawn_are_left_out(tmp_path):
     bad = [3, [], "global_step", None, {}, {"charts/episodic_return": 1}, good | {"global_step": "x"},
            {"global_step": 10**400}, {"global_step": 7, "eval/episodic_return": 2}]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [good, *bad, good]))
-    evaluation.draw_learning_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png", "title")
+    pictures.draw_learning_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png", "title")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -441,7 +441,7 @@ def test_files_that_are_replaced_are_not_written_through_a_hard_link(tmp_path):
     replay = type("Replay", (), {"arrays": {"obs": np.zeros((5, 2))}, "inserted": 3})()
     ReplayLog(tmp_path).append(replay)
     env = gym.make("CartPole-v1", render_mode="rgb_array", max_episode_steps=3)
-    evaluation.film(env, lambda obs: np.zeros(len(obs), int), 1, tmp_path / "play.mp4")
+    pictures.film(env, lambda obs: np.zeros(len(obs), int), 1, tmp_path / "play.mp4")
     assert precious.read_text() == "x" and precious.stat().st_nlink == 1
     assert all((tmp_path / name).stat().st_size > 1 for name in ("status.json", names[1][1:], "play.mp4"))
 

@@ -626,8 +626,8 @@ def test_the_stub_stays_small():
 
 
 def test_stub_has_the_verbs_of_the_library():
-    def verbs(kind):
-        functions = inspect.getmembers(kind, inspect.isfunction)
+    def verbs(kind):  # not what the classes have that it is made from
+        functions = [(name, each) for name, each in vars(kind).items() if inspect.isfunction(each)]
         return {name: list(inspect.signature(f).parameters) for name, f in functions if not name.startswith("_")}
 
     ours = verbs(solorl.run.verbs.Run)

@@ -24,8 +24,9 @@ from solorl.checkpoints.safety import check_running_episodes
 from solorl.compute.device import CONFIRM, env_seed
 from solorl.envs import ids, returns
 from solorl.envs.pettingzoo import Game, PettingZooEnvs, register
-from solorl.run.evaluation import Evaluator, film, play_episodes, play_games
+from solorl.run.evaluation import Evaluator, play_episodes, play_games
 from solorl.run.meter import Diverged, Meter
+from solorl.run.pictures import film
 
 SPREAD = "mpe/simple_spread_v3"
 GAMES = {

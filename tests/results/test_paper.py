@@ -12,6 +12,7 @@ from solorl import cli
 from solorl.results import comparison as cmp
 from solorl.results import paper, text
 from solorl.results import result as results
+from solorl.results.gather import named
 from solorl.results.read import read_all
 from solorl.results.result import ResultError
 
@@ -19,7 +20,7 @@ from solorl.results.result import ResultError
 @pytest.fixture(scope="module")
 def compared():
     """A comparison of SCORES."""
-    return cmp.compare(results.named(made()), baseline="old")
+    return cmp.compare(named(made()), baseline="old")
 
 
 def test_signs_are_shown_as_they_are_in_latex():
@@ -76,7 +77,7 @@ def test_scores_are_those_of_the_comparison_and_come_back(compared, tmp_path):
 
 def test_methods_with_runs_missing_are_cut_and_that_is_said(tmp_path):
     values = {**SCORES, ("Acrobot-v1", "new"): SCORES["Acrobot-v1", "new"][:2]}
-    compared = cmp.compare(results.named(made(values)), baseline="old", normalise=False)
+    compared = cmp.compare(named(made(values)), baseline="old", normalise=False)
     [note] = paper.write_all(compared, tmp_path)
     assert note == "scores.npz has only the first 2 runs of new on each environment."
     with np.load(tmp_path / "scores.npz") as file:

@@ -7,6 +7,7 @@ import pytest
 from conftest import refused
 
 from solorl.results import comparison, figures
+from solorl.results import curves as cv
 from solorl.results import result as results
 from solorl.results import statistics as st
 from solorl.results.read import read_all
@@ -106,8 +107,8 @@ def test_seeds_of_one_method_are_one_curve_with_the_band_of_the_report(plot, tmp
     assert len(lower.lines) == 1 and "greedy evaluation" in labels(upper.get_legend())
     assert "range of the runs" in plot.figure.get_supxlabel()
     compared = comparison.compare(read_all([tmp_path / "runs"])[0])
-    reported = comparison.curves(compared, "eval", "steps")["CartPole-v1", "dqn"]
-    shown = comparison.trainings(read_all([tmp_path / "runs"])[0])["CartPole-v1", "dqn"]["evaluation"]
+    reported = cv.curves(compared, "eval", "steps")["CartPole-v1", "dqn"]
+    shown = cv.trainings(read_all([tmp_path / "runs"])[0])["CartPole-v1", "dqn"]["evaluation"]
     assert np.array_equal(shown.y, reported.y) and np.array_equal(shown.band, reported.band)
 
 

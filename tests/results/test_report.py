@@ -16,7 +16,8 @@ from conftest import refused
 from solorl import cli, scripts
 from solorl.cli import regression
 from solorl.errors import UsageError
-from solorl.results import comparison, figures
+from solorl.results import comparison, figures, run_folder
+from solorl.results import curves as cv
 from solorl.results import page as report_page
 from solorl.results import result as results
 from solorl.results import statistics as st
@@ -45,8 +46,8 @@ def run_of(env_id, script, seed, score, **changes):
         "machine": {"cpu": "a CPU", "device": "cpu"},
         "global_step": 5_000,
         "wall_time": 10.0,
-        "eval": results.evaluations(rows),
-        "train": results.thinned(episodes, 5_000),
+        "eval": run_folder.evaluations(rows),
+        "train": run_folder.thinned(episodes, 5_000),
         "last_100_episodes": score - 10,
         "sps": 500.0,
         "source": f"{env_id} {script} {seed}",
@@ -180,7 +181,7 @@ def test_fewer_than_four_runs_show_their_range(solo, tmp_path, monkeypatch):
     words = "of fewer than 4 runs the range, smallest to largest"
     caption = report_text.table_caption(compared)
     assert words in caption and "95 %" not in caption and words in report_text.lines_caption(compared)
-    curves = comparison.curves(compared, "eval", "steps")
+    curves = cv.curves(compared, "eval", "steps")
     curve = curves["CartPole-v1", "new"]
     assert curve.kind == "range" and curve.band[-1].tolist() == [200.0, 500.0]
     figure = figures.draw_curves(compared, curves, {}, "steps")
@@ -194,7 +195,7 @@ def test_fewer_than_four_runs_show_their_range(solo, tmp_path, monkeypatch):
     assert "IQM (range)" in out and "95 %" not in out
 
     many = comparison.compare(made(), baseline="old")
-    curves = comparison.curves(many, "eval", "steps")
+    curves = cv.curves(many, "eval", "steps")
     assert {curve.kind for curve in curves.values()} == {"interval"}
     assert "range" not in report_text.table_caption(many) + report_text.lines_caption(many)
     assert "range" not in figures.draw_curves(many, curves, {}, "steps").get_supxlabel()
@@ -206,7 +207,7 @@ def test_totals_of_too_few_runs_have_neither_interval_nor_band():
     old, new = comparison.total_rows(compared)
     assert (old.iqm.interval, old.iqm.range) == (None, None) and new.iqm.interval is not None
     assert "none with fewer than 4 runs on one" in report_text.total_caption(compared)
-    for curves in (comparison.total_curves(compared, "eval", "steps"), comparison.profiles(compared)):
+    for curves in (cv.total_curves(compared, "eval", "steps"), cv.profiles(compared)):
         assert (curves["old"].band == curves["old"].y[:, None]).all() and curves["old"].kind == ""
         assert curves["new"].kind == "interval"
     assert "fewer than" not in report_text.total_caption(comparison.compare(made()))
@@ -276,7 +277,7 @@ def test_numbers(value, text):
 
 # ---------------------------------------------------------------------- what is not alike is said
 def notes(runs, **options):
-    return " ".join(comparison.compare(runs, **options).notes)
+    return " ".join(report_text.notes_on(comparison.compare(runs, **options)))
 
 
 def test_alike_runs_need_no_notes():
@@ -337,25 +338,25 @@ def test_methods_in_the_order_given_begin_with_the_baseline(solo, tmp_path, monk
 # ---------------------------------------------------------------------- curves
 def test_curves_by_steps_and_by_time():
     compared = comparison.compare(made())
-    curve = comparison.curves(compared, "eval", "steps")["CartPole-v1", "new"]
+    curve = cv.curves(compared, "eval", "steps")["CartPole-v1", "new"]
     assert curve.x.tolist() == [1_000, 2_000, 3_000, 4_000, 5_000]
     assert curve.y.tolist() == [310.0, 320.0, 330.0, 340.0, 350.0]
     assert curve.seeds["2"].tolist() == [260.0, 270.0, 280.0, 290.0, 300.0]
     assert curve.band[-1].tolist() == st.interval(st.iqm, [np.array(SCORES["CartPole-v1", "new"])], reps=1_000).tolist()
-    assert comparison.curves(compared, "eval", "time")["CartPole-v1", "new"].x.tolist() == [2, 4, 6, 8, 10]
+    assert cv.curves(compared, "eval", "time")["CartPole-v1", "new"].x.tolist() == [2, 4, 6, 8, 10]
 
 
 def test_runs_that_stop_early_shorten_the_curve():
     short = run_of("CartPole-v1", "old", 9, 100.0)
     short = run_of("CartPole-v1", "old", 9, 100.0, eval={name: column[:3] for name, column in short.eval.items()})
-    curve = comparison.curves(comparison.compare([*made(), short]), "eval", "steps")["CartPole-v1", "old"]
+    curve = cv.curves(comparison.compare([*made(), short]), "eval", "steps")["CartPole-v1", "old"]
     assert (curve.x[0], curve.x[-1]) == (1_000, 3_000)
 
 
 def slow(seed, first, last, score=100.0):
     """A run with evaluations at these two times."""
     rows = [(1_000, first, score - 10, 1.0, 50.0), (5_000, last, score, 1.0, 50.0)]
-    return run_of("CartPole-v1", "old", seed, score, eval=results.evaluations(rows), wall_time=last)
+    return run_of("CartPole-v1", "old", seed, score, eval=run_folder.evaluations(rows), wall_time=last)
 
 
 @pytest.mark.parametrize(
@@ -370,31 +371,31 @@ def slow(seed, first, last, score=100.0):
 )
 def test_a_stalled_run_hides_nothing_of_the_curve_by_time(times, axis, kept):
     compared = comparison.compare([slow(seed, *time) for seed, time in enumerate(times, 1)])
-    curve = comparison.curves(compared, "eval", "time")["CartPole-v1", "old"]
+    curve = cv.curves(compared, "eval", "time")["CartPole-v1", "old"]
     assert (curve.x[0], curve.x[-1], len(curve.seeds)) == (*axis, kept)
-    left_out = [note for note in compared.notes if "curves by time" in note]
+    left_out = [note for note in report_text.notes_on(compared) if "curves by time" in note]
     assert len(left_out) == (kept < len(times)) and all(f"old {len(times)}" in note for note in left_out)
-    assert len(comparison.curves(compared, "eval", "steps")["CartPole-v1", "old"].seeds) == len(times)
+    assert len(cv.curves(compared, "eval", "steps")["CartPole-v1", "old"].seeds) == len(times)
 
 
 def test_a_stalled_run_hides_nothing_of_all_environments_by_time():
     """The axis is that of the environment that takes longest."""
     runs = [slow(seed, *time) for seed, time in enumerate([(1, 10), (1, 10), (601, 611)], 1)]
     long = [dataclasses.replace(slow(seed, 2, 50), env_id="Acrobot-v1") for seed in (1, 2)]
-    curve = comparison.total_curves(comparison.compare([*runs, *long]), "eval", "time")["old"]
+    curve = cv.total_curves(comparison.compare([*runs, *long]), "eval", "time")["old"]
     assert (curve.x[0], curve.x[-1]) == (2, 50)
 
 
 def test_training_curves_are_means_over_the_last_bins_weighted_by_episodes():
     train = {"global_step": list(range(1, 13)), "wall_time": list(range(12)), "return": [0.0] * 10 + [5.0, 9.0],
              "length": [1] * 12, "episodes": [1] * 10 + [10, 1]}  # fmt: skip
-    x, y = comparison.points(run_of("CartPole-v1", "old", 1, 1.0, train=train), "train", "steps")
+    x, y = cv.points(run_of("CartPole-v1", "old", 1, 1.0, train=train), "train", "steps")
     assert x.tolist() == [10, 11, 12]
     assert y.tolist() == pytest.approx([0, 50 / 19, 59 / 19])
 
 
 def test_sample_efficiency_is_the_iqm_of_normalised_curves():
-    curve = comparison.total_curves(comparison.compare(made()), "eval", "steps")["new"]
+    curve = cv.total_curves(comparison.compare(made()), "eval", "steps")["new"]
     last = [
         (np.array(SCORES["CartPole-v1", "new"]) - 22.6) / 452.4,
         (np.array(SCORES["Acrobot-v1", "new"]) + 498.6) / 398.6,
@@ -405,7 +406,7 @@ def test_sample_efficiency_is_the_iqm_of_normalised_curves():
 def test_profile_falls_from_one_to_zero():
     """Also where runs score exactly 0, the least on the axis of most reports."""
     at_zero = made({("MountainCar-v0", name): [-200.0] * 4 for name in ("old", "new")})
-    for curve in comparison.profiles(comparison.compare(made() + at_zero)).values():
+    for curve in cv.profiles(comparison.compare(made() + at_zero)).values():
         assert curve.y[0] == 1 and curve.y[-1] == 0
         assert (np.diff(curve.y) <= 0).all()
         assert (curve.band[:, 0] <= curve.y).all() and (curve.y <= curve.band[:, 1]).all()
@@ -441,8 +442,8 @@ def test_figures_are_pictures_and_the_same_each_time(report, folder, tmp_path):
         f"<!-- {words} -->" in text for words in ("CartPole-v1", "Acrobot-v1", "environment steps", "new", "old")
     )
     compared = comparison.compare(read_all([folder])[0], baseline="old")
-    found = comparison.curves(compared, "eval", "steps")
-    figure = figures.draw_curves(compared, found, comparison.total_curves(compared, "eval", "steps"), "steps")
+    found = cv.curves(compared, "eval", "steps")
+    figure = figures.draw_curves(compared, found, cv.total_curves(compared, "eval", "steps"), "steps")
     line = figure.axes[1].lines[1]
     assert (line.get_color(), line.get_ydata()[-1]) == ("#D55E00", 350.0)
     figures._write(figure, tmp_path / "again")
@@ -548,16 +549,16 @@ def test_a_picture_has_at_most_four_methods(catalogue):
         catalogue(name, twin=f"{name.removesuffix('_jax')}.py")
     runs = made({("CartPole-v1", name): [1.0, 2.0] for name in names} | {("Acrobot-v1", "other"): [1.0]})
     compared = comparison.compare(runs)
-    assert comparison.split(compared) == [names[:4], ["td3", "sac", "td3_jax", "sac_jax"], ["other"]]
-    curves = comparison.curves(compared, "eval", "steps")
-    parts = comparison.pictures(compared, curves)
+    assert cv.split(compared) == [names[:4], ["td3", "sac", "td3_jax", "sac_jax"], ["other"]]
+    curves = cv.curves(compared, "eval", "steps")
+    parts = cv.pictures(compared, curves)
     assert [{env for env, _ in part} for part in parts] == [{"CartPole-v1"}, {"CartPole-v1"}, {"Acrobot-v1"}]
     assert {key for part in parts for key in part} == curves.keys()
     figure = figures.draw_curves(compared, parts[1], {}, "steps")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["td3", "sac", "td3_jax", "sac_jax"]
     assert [line.get_color() for line in figure.axes[0].lines] == [figures.COLOURS[i] for i in (1, 2, 4, 5)]
     four = comparison.compare(made({("CartPole-v1", name): [1.0] for name in names[:4]}))
-    (part,) = comparison.pictures(four, comparison.curves(four, "eval", "steps"))
+    (part,) = cv.pictures(four, cv.curves(four, "eval", "steps"))
     assert [method for _, method in part] == names[:4]
 
 
@@ -663,7 +664,7 @@ def test_curves_below_the_table(solo, folder, tmp_path):
 
 def test_what_a_picture_of_curves_is_known_by():
     """Other names or another band make another picture, the last bits of a line do not."""
-    curves = comparison.curves(comparison.compare(made()), "eval", "steps")
+    curves = cv.curves(comparison.compare(made()), "eval", "steps")
     names = list(curves)
     some = {name: curves[name] for name in names[:2]}
     renamed = dict(zip(names[1::-1], some.values(), strict=True))

@@ -13,11 +13,12 @@ import pytest
 from conftest import ROOT, rows
 
 from solorl.catalog.header import parse_source
-from solorl.results import comparison
+from solorl.results import comparison, run_folder
 from solorl.results import page as report_page
 from solorl.results import result as results
 from solorl.results.read import collect, read_all
-from solorl.results.result import ResultError, read, thinned
+from solorl.results.result import ResultError, read
+from solorl.results.run_folder import thinned
 from solorl.studies.plan import args_fields
 
 MACHINE = {"system": "Linux-6.1.0-secret-host-x86_64", "cpu": "a CPU", "cores": 2, "device": "cpu"}
@@ -354,7 +355,7 @@ def test_a_last_line_cut_by_a_kill_is_no_row(tmp_path):
     run = make_run(tmp_path / "run")
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"global_step": 1600, "eval/episodic_re')
-    assert results.read_run(run).eval["global_step"] == [1000, 1500]
+    assert run_folder.read_run(run).eval["global_step"] == [1000, 1500]
 
 
 # ---------------------------------------------------------------------- reading many
@@ -510,8 +511,8 @@ def test_what_is_not_there_is_said(tmp_path):
 
 def test_the_experiment_name_is_the_variant(tmp_path):
     run = make_run(tmp_path / "run", args={"exp_name": "wide"})
-    assert results.read_run(run).name == "ppo wide"
-    assert results.read_run(make_run(tmp_path / "run2", args={"exp_name": "ppo"})).name == "ppo"
+    assert run_folder.read_run(run).name == "ppo wide"
+    assert run_folder.read_run(make_run(tmp_path / "run2", args={"exp_name": "ppo"})).name == "ppo"
 
 
 # ---------------------------------------------------------------------- where a script comes from

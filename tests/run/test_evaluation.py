@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from solorl.run.evaluation import Evaluator, draw_learning_curve, film, play_episodes
+from solorl.run.evaluation import Evaluator, play_episodes
 from solorl.run.meter import Diverged
+from solorl.run.pictures import draw_learning_curve, film
 
 
 class Recall(gym.Env):

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from solorl.checkpoints import checkpoint
 from solorl.compute.device import CONFIRM, EVALUATE, env_seed
 from solorl.envs.pettingzoo import Game, register
-from solorl.run import evaluation
+from solorl.run import pictures
 from solorl.run.evaluation import play_scores
 from solorl.run.load import Play, play_script
 from solorl.run.saving import Checkpoints
@@ -127,8 +127,8 @@ def test_play_has_random_opponents(train, duel_script):
 
 def test_a_film_is_the_first_game_that_is_evaluated(train, tmp_path, monkeypatch):
     """From the seat of the first team, with the same random actions."""
-    filmed, film = [], evaluation.film
-    monkeypatch.setattr(evaluation, "film", lambda *args: filmed.append(film(*args)))
+    filmed, film = [], pictures.film
+    monkeypatch.setattr(pictures, "film", lambda *args: filmed.append(film(*args)))
     v = train(str(write(tmp_path, "torch", ("random",))), "--capture-video", "--eval-episodes", "1")
     assert (v["run"].dir / "videos" / "step_80.mp4").stat().st_size > 500
     even, _ = against_random(8, [env_seed(1, EVALUATE, 0)])

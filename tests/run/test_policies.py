@@ -15,7 +15,8 @@ from solorl import EnvPoolVectorEnv
 from solorl.catalog.standalone import standalone
 from solorl.checkpoints import env_state
 from solorl.envs.vector import VectorEnvs
-from solorl.run.evaluation import film, open_game, play_episodes
+from solorl.run.evaluation import open_game, play_episodes
+from solorl.run.pictures import film
 
 SEEDS = [1, 2, 3]
 SAME_STEP = AutoresetMode.SAME_STEP
