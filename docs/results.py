@@ -77,6 +77,7 @@ TABLES = [
     (ACTOR_CRITIC, "modern", "benchmark/results/modern --env-ids Pendulum-v1 Hopper-v5"),
     (ACTOR_CRITIC, "elegantrl", "benchmark/results/elegantrl --baseline 'inter_sac whole'"),
     (MULTI_AGENT, "team-games", "benchmark/results/team_games"),
+    (MULTI_AGENT, "particles", "benchmark/results/teams --env-ids team/simple_spread_v3"),
 ]
 
 # page, its markers, module in benchmark, its data in benchmark/results/speed
@@ -102,7 +103,7 @@ RUNS = {
     DQN: ["dqn", "jax", "minatar", "modern", "dqn_variants"],
     ACTOR_CRITIC: ["actor_critic", "jax", "modern", "elegantrl"],
     PQN: ["pqn", "minatar", "atari"],
-    MULTI_AGENT: ["team_games"],
+    MULTI_AGENT: ["team_games", "teams"],
 }
 
 # The headline table of README: environment, method, folder in benchmark/results.

@@ -27,13 +27,13 @@ def did_you_mean(name: str, allowed: Iterable[str], n: int = 1) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
-def quit_with(error: UsageError | str) -> NoReturn:
-    """Print the sentence on standard error and leave with exit code 2."""
+def quit_with(error: UsageError | str, code: int = 2) -> NoReturn:
+    """Print the sentence on standard error and leave with exit code 2, that of bad input, or another one."""
     if os.environ.get("RANK", "0") not in ("0", ""):
         time.sleep(5)  # seconds, in which rank 0, whose mistake it is in most cases, says the same and ends all ranks
     prefix = "" if str(error).startswith("solo") else f"{paint('error:', 'red', sys.stderr)} "
     print(f"{prefix}{error}", file=sys.stderr)
-    end = SystemExit(2)
+    end = SystemExit(code)
     end.add_note(str(error))  # for code that runs a script and catches its end
     raise end
 

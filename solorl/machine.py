@@ -80,7 +80,8 @@ def pinned(cores: list[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _pid(handle: str) -> int:
+def pid_of(handle: str) -> int:
+    """The id of the process of this handle."""
     return int(handle.partition(":")[0])
 
 

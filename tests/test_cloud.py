@@ -10,121 +10,67 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
-from types import SimpleNamespace
 
-import fsspec
-import fsspec.implementations.memory
 import hcl2
 import pytest
 import yaml
 from conftest import ROOT, environment, refused
 from study_tasks import FAKE
 
-from solorl.errors import UsageError
-from solorl.studies import generate
-from solorl.studies.resources import Resources
-from solorl.studies.study import open_study
+from solorl.studies.engines.cluster import AGAIN, GRACE
+from solorl.studies.study import ATTEMPTS, open_study
 
-PLAN, SUBMISSION, IMAGE = "s3://bucket/studies/classic", "submissions/000001.json", "ghcr.io/me/solorl:1"
-NEEDS = SimpleNamespace(cores=2, gpus=0, memory=4000, time=7200)
-GPU = SimpleNamespace(cores=4, gpus=2, memory=0, time=0)
+# Kubernetes and SkyPilot: the examples of docs/cloud.md
+
+JOB, TASK = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/cloud.md").read_text(), flags=re.S)
 
 
-# Kubernetes and SkyPilot
+def started(index):
+    """The words after `solo`, and the environment, with which each of the two starts its worker of that index."""
+    [worker] = yaml.safe_load(JOB)["spec"]["template"]["spec"]["containers"]
+    program = f"docker() {{ shift 4; printf '%s\\n' \"$@\"; }}\n{yaml.safe_load(TASK)['run']}"
+    env = {"SKYPILOT_JOB_RANK": str(index)}
+    image, *words = subprocess.run(["sh", "-c", program], env=env, capture_output=True, text=True).stdout.splitlines()
+    assert image == worker["image"] and "command" not in worker
+    return (worker["args"], {"JOB_COMPLETION_INDEX": str(index)}), (words, env)
 
 
-def job(needs=NEEDS, **changed):
-    return generate.kubernetes_job(**{**WORDS, "resources": needs, **changed})
-
-
-WORDS = {"plan_url": PLAN, "submission_name": SUBMISSION, "count": 30, "image": IMAGE}
-
-
-def test_a_kubernetes_job_has_an_index_for_each_task_and_asks_for_what_a_task_needs():
-    spec = job(parallelism=8)["spec"]
-    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 30, 8)
-    assert job()["spec"]["parallelism"] == 30 and job(parallelism=99)["spec"]["parallelism"] == 30
-    [worker] = spec["template"]["spec"]["containers"]
-    assert worker["args"] == ["work", PLAN, SUBMISSION] and worker["image"] == IMAGE and "command" not in worker
-    assert worker["resources"] == {"requests": {"cpu": "2", "memory": "4000M"}, "limits": {"memory": "4000M"}}
-    [worker] = job(GPU)["spec"]["template"]["spec"]["containers"]
-    assert worker["resources"]["limits"] == {"nvidia.com/gpu": "2"}
-    assert worker["resources"]["requests"] == {"cpu": "4", "nvidia.com/gpu": "2"}
+def test_solo_bench_submits_what_the_examples_do(solo, tmp_path, monkeypatch):
+    """Their command, with a folder in place of the bucket: `solo work` finds the task of its index."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(FAKE, "fake.py")
+    words = "bench fake.py --env-ids CartPole-v1 --num-seeds 3 --engine manual --storage study".split()
+    code, out, err = solo(*words)
+    assert code == 0 and "submitted  3 tasks to manual: submissions/000001.json" in out and "0 of 3" in out, err
+    study = open_study("study")
+    ids = study.submission("submissions/000001.json")["tasks"]
+    study.accept(ids[2], {})
+    for given, env in started(2):
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        code, _, err = solo(*["study" if word == "s3://bucket/study" else word for word in given])
+        assert code == 0 and f"{study.tasks[ids[2]]} has finished before" in err
+        for name in env:
+            monkeypatch.delenv(name)
+    assert solo(*words)[0] == 0  # nobody is known to run the others
+    assert study.submission("submissions/000002.json")["tasks"] == ids[:2]
+    assert solo("bench", "cancel", "study")[0] == 0
+    assert solo("bench", "status", "study")[1].endswith("fake: 3 tasks: 2 cancelled, 1 finished\n")
+    refused(solo(*words, "--image", "x"), "the engine manual has no option image; it has none")
 
 
 def test_what_was_interrupted_is_no_attempt_and_bad_input_is_not_repeated():
     """The worker says 75 where it saved and stopped, 2 where no repetition helps."""
-    spec = job(attempts=3)["spec"]
-    assert spec["backoffLimitPerIndex"] == 2
+    spec, task = yaml.safe_load(JOB)["spec"], yaml.safe_load(TASK)
     disrupted, stopped, bad = spec["podFailurePolicy"]["rules"]
     assert disrupted["action"] == "Ignore" and disrupted["onPodConditions"][0]["type"] == "DisruptionTarget"
-    assert (stopped["action"], stopped["onExitCodes"]["values"]) == ("Ignore", [75])
+    assert (stopped["action"], stopped["onExitCodes"]["values"]) == ("Ignore", [AGAIN])
     assert (bad["action"], bad["onExitCodes"]["values"]) == ("FailIndex", [2])
-    names = {each["name"] for each in spec["template"]["spec"]["containers"]}
-    assert {rule["onExitCodes"]["containerName"] for rule in (stopped, bad)} <= names
-
-
-def test_pods_have_time_to_save_few_rights_and_a_last_limit():
-    pod = job()["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] >= 60 and pod["restartPolicy"] == "Never"
-    assert pod["activeDeadlineSeconds"] > 7200 + pod["terminationGracePeriodSeconds"]
-    assert "activeDeadlineSeconds" not in job(GPU)["spec"]["template"]["spec"]
-    assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
-    assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert job(service_account="trainer")["spec"]["template"]["spec"]["serviceAccountName"] == "trainer"
-
-
-def test_a_skypilot_job_starts_the_worker_of_its_number():
-    task = generate.skypilot(**WORDS, resources=NEEDS)
-    assert task["run"].split()[-5:] == ["work", PLAN, SUBMISSION, "--index", '"$SKYPILOT_JOB_RANK"']
-    assert task["resources"]["use_spot"] and task["resources"]["cpus"] == "2+" and task["resources"]["memory"] == "4+"
-    assert task["resources"]["job_recovery"] == {"max_restarts_on_errors": 2, "recover_on_exit_codes": [75]}
-    task = generate.skypilot(**WORDS, resources=GPU, gpu="A100")
-    assert task["resources"]["accelerators"] == {"A100": 2} and "--gpus all" in task["run"]
-    assert "--gpus" not in generate.skypilot(**WORDS, resources=NEEDS)["run"]
-
-
-def test_words_reach_the_shell_of_skypilot_as_they_are():
-    odd = "s3://bucket/a b;$(touch x)"
-    line = generate.skypilot(**{**WORDS, "plan_url": odd}, resources=NEEDS)["run"]
-    program = f'docker() {{ printf "%s\\n" "$@"; }}\n{line}'
-    done = subprocess.run(["sh", "-c", program], env={"SKYPILOT_JOB_RANK": "7"}, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-5:] == ["work", odd, SUBMISSION, "--index", "7"]
-
-
-@pytest.mark.parametrize(
-    "plan",
-    ["s3://bucket/studies/classic", "s3://b/A_b.C/", "s3://bucket", f"gs://b/{'long' * 30}", f"s3://b/{'-' * 40}"],
-)
-def test_names_are_labels_with_room_for_an_index(plan):
-    """A pod's host is called NAME-INDEX, which must be a label of at most 63 characters."""
-    name = generate.label(plan, "submissions/000012.json")
-    assert re.fullmatch(r"[a-z][a-z0-9-]*[a-z0-9]", name) and len(f"{name}-999999") <= 63 and name.endswith("000012")
-
-
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        ({"plan_url": "/home/me/study"}, "cannot reach /home/me/study: the study must be in a bucket"),
-        ({"plan_url": "file:///study"}, "cannot reach file:///study"),
-        ({"image": ""}, "--image must name an image"),
-        ({"image": "a b"}, "not 'a b'"),
-        ({"count": 0}, "count must be at least 1, not 0"),
-        ({"attempts": 0}, "attempts must be at least 1, not 0"),
-    ],
-)
-def test_what_no_cluster_could_run_is_refused(changed, sentence):
-    for make in (generate.kubernetes_job, generate.skypilot):
-        with pytest.raises(UsageError, match=re.escape(sentence)):
-            make(**{**WORDS, "resources": NEEDS, **changed})
-    with pytest.raises(UsageError, match="parallelism must be at least 1, not -1"):
-        job(parallelism=-1)
-
-
-def test_the_text_is_json_and_yaml():
-    document = job()
-    assert json.loads(generate.text(document)) == yaml.safe_load(generate.text(document)) == document
+    [worker] = spec["template"]["spec"]["containers"]
+    assert {rule["onExitCodes"]["containerName"] for rule in (stopped, bad)} == {worker["name"]}
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == GRACE
+    restarts = {"max_restarts_on_errors": ATTEMPTS - 1, "recover_on_exit_codes": [AGAIN]}
+    assert spec["backoffLimitPerIndex"] == ATTEMPTS - 1 and task["resources"]["job_recovery"] == restarts
 
 
 # Terraform
@@ -362,11 +308,10 @@ def checked(*words, **more):
 
 
 @pytest.mark.slow  # installs 110 MB
-@pytest.mark.parametrize("needs", [NEEDS, GPU], ids=["cpu", "gpu"])
-def test_kubernetes_jobs_fit_the_schema(tools, tmp_path, needs):
-    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    good.write_text(generate.text(job(needs, service_account="trainer")))
-    bad.write_text(generate.text(job(needs)).replace("backoffLimitPerIndex", "backoffLimitPerindex"))
+def test_the_kubernetes_job_fits_the_schema(tools, tmp_path):
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(JOB)
+    bad.write_text(JOB.replace("backoffLimitPerIndex", "backoffLimitPerindex"))
     command = (tools / "kubernetes-validate", "--strict", "--kubernetes-version")
     for version in ("1.33", "1.37"):
         assert checked(*command, version, good)[0] == 0, checked(*command, version, good)[1]
@@ -387,49 +332,14 @@ def test_the_workflow_fits_its_schema_and_has_no_known_weakness(tools, tmp_path)
 
 
 @pytest.mark.slow  # installs about 200 MB
-def test_skypilot_reads_its_files(tmp_path_factory, tmp_path):
+def test_skypilot_reads_the_task(tmp_path_factory, tmp_path):
     tools = installed(tmp_path_factory, "skypilot==0.14.1")
     program = "import sys, sky; task = sky.Task.from_yaml(sys.argv[1]); print(task.name, task.resources, task.run)"
     env = environment(HOME=str(tmp_path), SKYPILOT_DISABLE_USAGE_COLLECTION="1")
-    for needs, wanted in ((NEEDS, "cpus=2+, mem=4+"), (GPU, "{'L4': 2}")):
-        path = tmp_path / "task.yaml"
-        path.write_text(generate.text(generate.skypilot(**WORDS, resources=needs)))
+    path = tmp_path / "task.yaml"
+    for text, wanted in ((TASK, "cpus=2+, mem=4+"), (TASK.replace("# accelerators", "accelerators"), "{'L4': 1}")):
+        path.write_text(text)
         code, said = checked(tools / "python", "-c", program, path, env=env)
-        assert code == 0 and "[Spot]" in said and wanted in said and "solorl-classic-000001" in said, said
-    path.write_text(path.read_text().replace('"use_spot"', '"use_spots"'))
+        assert code == 0 and "[Spot]" in said and wanted in said and "study-000001" in said, said
+    path.write_text(TASK.replace("use_spot", "use_spots"))
     assert checked(tools / "python", "-c", program, path, env=env)[0] != 0
-
-
-class Bucket(fsspec.implementations.memory.MemoryFileSystem):
-    """Files in memory below URLs that a cluster could reach."""
-
-    protocol = "bucket"
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return super()._strip_protocol(path.removeprefix("bucket://"))
-
-
-@pytest.mark.parametrize(("engine", "start"), [("kubernetes", "kubectl apply --filename"), ("skypilot", "sky jobs")])
-def test_solo_bench_writes_what_their_tools_start(engine, start, solo, tmp_path, monkeypatch):
-    fsspec.register_implementation("bucket", Bucket, clobber=True)
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(FAKE, "fake.py")
-    where, write = f"bucket://{engine}/study", ["--write", "it.json", "--engine-option", "image=me/solorl:1"]
-    words = ["bench", "fake.py", "--env-ids", "CartPole-v1", "--num-seeds", 3, "--engine", engine, "--storage", where]
-    code, out, err = solo(*words, "--cores", 2, "--memory", "4GB", *write)
-    assert code == 0 and f"wrote      it.json; start it: {start}" in out and "0 of 3 finished" in out, err
-    said = json.loads(Path("it.json").read_text())
-    needs = {"cores": 2, "gpus": 0, "memory": 4000, "time": 0}
-    make = {"kubernetes": generate.kubernetes_job, "skypilot": generate.skypilot}[engine]
-    assert said == make(where, "submissions/000001.json", 3, Resources(**needs), "me/solorl:1")
-    study = open_study(where)
-    study.accept(next(iter(study.tasks)), {})
-    assert solo(*words, *write)[0] == 0  # with other resources: another plan of the same tasks
-    assert len(study.submission("submissions/000002.json")["tasks"]) == 2
-    assert solo("bench", "status", where)[1].endswith("fake: 3 tasks: 1 finished, 2 waiting\n")
-    refused(solo(*words), f"the engine {engine} needs --engine-option image=NAME")
-    refused(solo(*words, *write, "--engine-option", "imag=x"), "has no option imag; did you mean image?")
-    code, _, err = solo(*words[:-1], "s", *write)
-    assert code == 2 and "a cluster cannot reach" in err and not list(Path("s/submissions").iterdir())
-    refused(solo(*words[:-3], "local", "--storage", "s", "--write", "x"), "--write is for kubernetes and skypilot")

@@ -116,7 +116,7 @@ FLAGS = {
     "tqc_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
     "c51_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "pqn_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
-    "pqn_vdn_jax": "--num-envs 8 --num-steps 16 --total-timesteps 512 --eval-every 256",
+    "pqn_vdn_jax": "--num-envs 8 --num-steps 16 --total-timesteps 512 --eval-every 128",
     "mappo_jax": "--num-envs 8 --total-timesteps 512 --eval-every 256",
     "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari_jax": f"{POOLED} --buffer-size 1000",
@@ -162,12 +162,9 @@ SLOW = (
     "sac_continuous_action_jax", "dqn_atari_jax", "pqn_jax",
     # in torch, variants of which another file and tests of their own have nearly all lines
     "double_dqn", "dueling_dqn", "ez_greedy_dqn", "ppo_lstm_masked", "rpo_continuous_action", "redq", "droq",
-    "simba_sac", "flash_sac", "sac_nstep", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari",
-    "simba_sac", "sac_nstep", "mod_sac", "basic_ac", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari",
-    "ppo_atari_multigpu", "sac_atari",
-    "simba_sac", "sac_nstep", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari",
-    "ppo_atari_multigpu", "sac_atari", "twin_d3qn",
-    "ppo_lstm_jax", "ppo_rnd_jax", "crossq_jax", "tqc_jax", "pqn_vdn_jax", "mappo_jax",
+    "simba_sac", "flash_sac", "sac_nstep", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari", "mod_sac",
+    "basic_ac", "ppo_atari_multigpu", "sac_atari", "twin_d3qn", "ppo_lstm_jax", "ppo_rnd_jax", "crossq_jax", "tqc_jax",
+    "pqn_vdn_jax", "mappo_jax",
 )  # fmt: skip
 
 

@@ -211,11 +211,19 @@ def td_lambda(reward, next_value, goes_on, follows, gamma, lam):
 
 
 @torch.no_grad()
-def critic_targets(actor, target_critic, batch, epsilon, args):
-    """TD(lambda) with the target network, (max_steps, batch_size). The value of a joint action is one for all agents:
-    the mean over those that play on. After the last step of a piece no action was taken; one is drawn."""
-    action, played = sampled(mixed_policy(actor(batch), batch.mask, epsilon)), batch.alive.amax(-1)
+def all_actions(actor, batch, epsilon):
+    """The actions of a batch, and one drawn where none was taken, as after the last step of a piece: (max_steps + 1,
+    batch_size, num_agents)."""
+    action = sampled(mixed_policy(actor(batch), batch.mask, epsilon))
     action[:-1] = torch.where(batch.alive.bool(), batch.action, action[:-1])
+    return action
+
+
+@torch.no_grad()
+def critic_targets(target_critic, batch, action, args):
+    """TD(lambda) with the target network, (max_steps, batch_size); `action` as `all_actions` has it. The value of a
+    joint action is one for all agents: the mean over those that play on."""
+    played = batch.alive.amax(-1)
     q = value_of(target_critic(batch.obs, batch.state, action), action)[1:]
     next_alive = batch.alive * (1 - batch.terminated)
     next_value = (next_alive * q).sum(-1) / next_alive.sum(-1).clamp(min=1)
@@ -322,8 +330,9 @@ if __name__ == "__main__":
         if count[0] >= args.batch_size:
             arrays = (torch.from_numpy(array[: count[0]]).transpose(0, 1) for array in waiting.values())
             batch = Batch(*(x.to(run.device) for x in arrays))
+            action_and_next = all_actions(actor, batch, epsilon)
             for _ in range(args.critic_steps):
-                targets = critic_targets(actor, target_critic, batch, epsilon, args)
+                targets = critic_targets(target_critic, batch, action_and_next, args)
                 run.learned(critic_step(batch, targets))
                 updates += 1
                 if updates[0] % args.target_network_frequency == 0:

@@ -35,6 +35,7 @@ class RunArgs:
     device: str = "auto"  # auto (CUDA where there is one, else the CPU) | cpu | cuda | cuda:1 | mps
     cuda: bool = True  # --no-cuda keeps `--device auto` on the CPU
     torch_deterministic: bool = True  # ask torch for deterministic algorithms
+    env_workers: int = 0  # processes that step the environments, each as many of them; 0: this process
     threads: int = 1  # CPU threads for torch, or per seed for XLA; 1 is best for small networks or on a busy machine
     fast: bool = True  # speed-ups that change results only by rounding; --no-fast is plain PyTorch
     compile: bool = False  # compile the marked functions (seconds to minutes at the start, faster after)

@@ -2,8 +2,9 @@
 
 Gymnasium's simulators draw every random number from one generator and are otherwise deterministic, so the state of an
 episode is fully given by the generator's state before its reset and the actions since. `Recorder` notes both; `restore`
-resets and replays, and compares the observation it arrives at. Where that differs, or where the environments live in
-other processes, the episode restarts and the run says so.
+resets and replays, and compares the observation it arrives at. Where that differs, or where the environments are of
+another kind than `SyncVectorEnv`, the episode restarts and the run says so. Workers do all this in their own processes,
+and the trees are those of one process.
 
 The Arcade Learning Environment hands out its state, with its generator, as bytes: no replay is needed. Then the state
 of the wrappers around it is saved, too: their attributes that are numbers, arrays or queues of arrays. The bytes lack
@@ -21,6 +22,7 @@ import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
 from solorl.envs.spaces import as_arrays
+from solorl.envs.workers import InWorkers
 
 ASKED = 12  # frames whose actions are noted; the chance that all were sticky, so that an earlier one continues, is 6e-8
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")  # all that NumPy has
@@ -217,7 +219,9 @@ def is_vector_env(part: Any) -> bool:
 
 def record(envs: Any) -> None:
     """Wrap each environment of a `SyncVectorEnv` in a `Recorder`, in place; other kinds stay as they are."""
-    if isinstance(envs, gym.vector.SyncVectorEnv):
+    if isinstance(envs, InWorkers):
+        envs.ask(record)
+    elif isinstance(envs, gym.vector.SyncVectorEnv):
         envs.envs = [env if isinstance(env, Recorder) else Recorder(env) for env in envs.envs]
 
 
@@ -234,6 +238,10 @@ def capture(envs: Any) -> dict[str, Any]:
     tree: dict[str, Any] = {"spaces": [space.np_random.bit_generator.state for space in _spaces(envs)]}
     if not _recorded(envs):
         return tree
+    if isinstance(envs, InWorkers):
+        trees = envs.ask(capture)
+        own = [each for part in trees for each in part["envs"]]
+        return tree | {"autoreset": np.concatenate([part["autoreset"] for part in trees]), "envs": own}
     tree["autoreset"] = np.array(envs._autoreset_envs)
     tree["envs"] = [
         {"obs": env.obs, **_emulator_state(env.env)}
@@ -258,8 +266,23 @@ def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
         return [f"the state of {type(envs).__name__} cannot be saved, so its running episodes restart"]
     if len(tree["envs"]) != envs.num_envs:
         raise ValueError(f"there were {len(tree['envs'])} environments, not {envs.num_envs}")
+    autoreset = np.array(tree["autoreset"], bool).reshape(envs.num_envs)
+    if isinstance(envs, InWorkers):
+        parts = [[each[rows] for rows in envs.rows] for each in (tree["envs"], autoreset)]
+        found = zip(envs.rows, envs.ask(_bring_back, *parts), strict=True)
+        restarted = [rows.start + i for rows, own in found for i in own]
+    else:
+        restarted = _bring_back(envs, tree["envs"], autoreset)
+    envs._restarted = restarted
+    if restarted:
+        return [f"the simulator did not replay exactly, so the running episodes of environments {restarted} restart"]
+    return []
+
+
+def _bring_back(envs: Any, trees: Sequence[dict[str, Any]], autoreset: np.ndarray) -> list[int]:
+    """Bring the environments of this process to their captured states; returns those whose episodes restart."""
     restarted = []
-    for i, (env, saved) in enumerate(zip(envs.envs, tree["envs"], strict=True)):
+    for i, (env, saved) in enumerate(zip(envs.envs, trees, strict=True)):
         if env.hands_out_state:
             _restore_emulator(env.env, saved)
             env.obs = saved["obs"]
@@ -270,11 +293,8 @@ def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
             env.reset()
     for i, env in enumerate(envs.envs):
         envs._env_obs[i] = env.obs
-    envs._autoreset_envs = np.array(tree["autoreset"], bool).reshape(envs.num_envs)
-    envs._restarted = restarted
-    if restarted:
-        return [f"the simulator did not replay exactly, so the running episodes of environments {restarted} restart"]
-    return []
+    envs._autoreset_envs = autoreset
+    return restarted
 
 
 def restarted(envs: Any) -> Iterable[int]:
@@ -287,6 +307,8 @@ def observations(envs: Any) -> Any:
     or, where the state could not be saved, those of new episodes."""
     if not _recorded(envs):
         return envs.obs if hasattr(envs, "load_state_dict") else envs.reset()[0]
+    if isinstance(envs, InWorkers):
+        return envs.obs
     space, obs = envs.single_observation_space, [env.obs for env in envs.envs]
     empty: Any = gym.vector.utils.create_empty_array(space, len(obs))
     return gym.vector.utils.concatenate(space, obs, empty)

@@ -22,7 +22,7 @@ VERBS = {
     "pull": ("solorl.cli.pull", "fetch a published run:  solo pull USER/NAME"),
     "export": ("solorl.cli.export", "a trained policy as an ONNX file:  solo export RUN_DIR policy.onnx"),
     "copy": ("solorl.cli.copy", "take a file home:  solo copy ppo my_ppo.py"),
-    "diff": ("solorl.cli.diff", "compare two files side by side:  solo diff ppo my_ppo.py"),
+    "diff": ("solorl.cli.diff", "what two files differ in:  solo diff ppo my_ppo.py"),
     "new": ("solorl.cli.new", "start a variant:  solo new ppo_mine --from ppo"),
     "sync": ("solorl.cli.sync", "repair drift between siblings:  solo sync gae --from ppo"),
     "runs": ("solorl.cli.runs", "list and delete run folders:  solo runs --status failed"),

@@ -1,8 +1,8 @@
-"""`solo diff`: two files side by side, in the terminal or as a page for the browser."""
+"""`solo diff`: what two files differ in, by git in the terminal, or side by side as a page for the browser."""
 
 import html
 import re
-import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,19 +10,16 @@ from difflib import SequenceMatcher
 from itertools import zip_longest
 from pathlib import Path
 
-from rich.console import Console
-from rich.style import Style
-from rich.table import Table
-from rich.text import Text
-
-from solorl.catalog.header import find_path, parse_header, read_source
-from solorl.catalog.square import count_changes, opcodes
+from solorl.catalog.header import find_path, origins, parse_header, read_source
+from solorl.catalog.square import count_changes, find_named, opcodes
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.files import shown, write
+from solorl.terminal import has_colors
 
 CONTEXT = 3  # unchanged lines shown around a change
 ALIKE = 0.5  # fraction of the words that two lines must have in common to stand side by side as one changed line
+WORD = r"[[:alnum:]_]+|[^[:space:]]"  # of a line, for git
 MAX_PAIRS = 100_000  # larger blocks are not searched for lines that are alike
 
 Row = tuple[int | None, int | None]  # a line of either text, or None where there is none
@@ -111,34 +108,15 @@ def parts_of(row: Row, a: Sequence[str], b: Sequence[str]) -> tuple[list[Part], 
 
 
 # ---------------------------------------------------------------------- in the terminal
-def print_diff(console: Console, names: tuple[str, str], a: Sequence[str], b: Sequence[str]) -> None:
-    """Print two texts side by side, as wide as the console."""
-    table = Table.grid(padding=(0, 1))
-    digits = len(str(max(len(a), len(b), 1)))
-    side = max(10, (console.width - 2 * digits - 7) // 2)
-    for _ in range(2):
-        table.add_column(width=digits, justify="right", style="dim")
-        table.add_column(width=1)
-        table.add_column(width=side, overflow="fold")
-    table.add_row("", "", Text(names[0], "bold"), "", "", Text(names[1], "bold"))
-    for hidden, stretch in fold(list(rows(a, b)), a, b):
-        if hidden:
-            text = f"... {len(stretch)} equal line{'s'[: len(stretch) != 1]}"
-            table.add_row("", "", Text(text, "dim"), "", "", Text(text, "dim"))
-            continue
-        for row in stretch:
-            equal, (left, right) = is_equal(row, a, b), parts_of(row, a, b)
-            cells = (*_cells(row[0], "-", left, "red", equal), *_cells(row[1], "+", right, "green", equal))
-            table.add_row(*cells)
-    console.print(table)
-
-
-def _cells(number: int | None, sign: str, parts: Sequence[Part], color: str, equal: bool) -> tuple[str, Text, Text]:
-    if number is None:
-        return "", Text(), Text()
-    plain = Style() if equal else Style(color=color)
-    text = Text.assemble(*((part, plain + Style(reverse=changed)) for part, changed in parts))
-    return str(number + 1), Text("" if equal else sign, plain), text
+def print_diff(a: Path, b: Path, color: bool) -> None:
+    """Let git print what differs, words in colours or lines with signs; UsageError without git."""
+    how = ["--color=always", f"--word-diff-regex={WORD}", "--word-diff=color"] if color else ["--color=never"]
+    names = ["--no-prefix", "--", shown(a), shown(b)]
+    sys.stdout.flush()
+    try:
+        subprocess.run(["git", "--no-pager", "diff", "--no-index", "--no-ext-diff", *how, *names])
+    except OSError:
+        raise UsageError("solo diff needs git to print a difference; --html FILE writes a page without it") from None
 
 
 # ---------------------------------------------------------------------- in the browser
@@ -230,15 +208,25 @@ def title_of(path: Path) -> str:
         return ""
 
 
+def origin(path: Path) -> Path:
+    """The file that a file comes from, as its header says; UsageError where it names none that is there."""
+    for stem in origins(path):
+        if found := find_named(parse_header(path), f"{stem}.py"):
+            return found
+    raise UsageError(f"the header of {shown(path)} names no file that it comes from: solo diff needs a second file")
+
+
 def main(argv: Sequence[str]) -> int:
-    """Compare two files; UsageError for an unknown name and for a page that would replace a script."""
-    parser = Parser("diff", "Compare two algorithm files side by side.")
+    """Compare two files, or one with what it comes from; UsageError for an unknown name and for a page that would
+    replace a script."""
+    parser = Parser("diff", "Compare two algorithm files.")
     parser.add_argument("a", metavar="A", help="an algorithm, or a path to a .py file")
-    parser.add_argument("b", metavar="B", help="another one")
+    parser.add_argument("b", metavar="B", nargs="?", help="another one; without it A is compared with what it is from")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page for the browser instead")
     parser.add_argument("--no-color", action="store_true", help="no colours in the terminal")
     args = parser.parse(argv)
-    paths = find_path(args.a), find_path(args.b)
+    first = find_path(args.a)
+    paths = (first, find_path(args.b)) if args.b else (origin(first), first)
     a, b = (read_source(path).splitlines() for path in paths)
     names = paths[0].name, paths[1].name
     if names[0] == names[1]:
@@ -250,8 +238,6 @@ def main(argv: Sequence[str]) -> int:
         write(args.html, html_page(names, (title_of(paths[0]), title_of(paths[1])), a, b).encode())
         print(f"wrote {shown(args.html)}")
     else:
-        width = shutil.get_terminal_size((160, 24)).columns
-        console = Console(file=sys.stdout, width=width, no_color=args.no_color or None, highlight=False)
-        print_diff(console, names, a, b)
+        print_diff(*paths, has_colors(sys.stdout) and not args.no_color)
     print(f"{names[0]} -> {names[1]}: +{added}/-{removed} lines")
     return 0

@@ -19,7 +19,6 @@ from solorl.terminal import plain
 
 VERBS = ("status", "logs", "cancel", "retry", "collect")
 RESOURCES = ("cores", "gpus", "memory", "time")
-WRITTEN = ("kubernetes", "skypilot")  # engines that write a file, which other tools start
 
 
 def add_flags(parser: Parser) -> None:
@@ -34,14 +33,9 @@ def add_flags(parser: Parser) -> None:
     group.add_argument("--memory", metavar="SIZE", help="of each run, as 4GB (default: what the scheduler gives)")
     group.add_argument("--time", metavar="TIME", help="that each run may take, as 2h (default: no limit)")
     group.add_argument("--attempts", metavar="N", type=int, help=f"how often a run may fail (default {ATTEMPTS})")
-    group.add_argument(
-        "--lease",
-        metavar="SECONDS",
-        type=float,
-        help=f"without a sign of a worker, then it is dead (default {LEASE:.0f})",
-    )
+    lost = f"without a sign of a worker, then it is dead (default {LEASE:.0f})"
+    group.add_argument("--lease", metavar="SECONDS", type=float, help=lost)
     group.add_argument("--detach", action="store_true", help="submit and return")
-    group.add_argument("--write", metavar="FILE", help="the file that kubernetes or skypilot is to start")
 
 
 def given_resources(args: Any) -> dict[str, str]:
@@ -51,29 +45,19 @@ def given_resources(args: Any) -> dict[str, str]:
 
 def engine_options(args: Any, plan: Plan) -> dict[str, str]:
     """The options of the engine: the suite's, then those of the command line. UsageError for one that is none."""
-    options = {**plan.engines.get(args.engine, {}), **given_options(args, "solo bench")}
-    if args.write and args.engine not in WRITTEN:
-        raise UsageError(f"solo bench: --write is for {' and '.join(WRITTEN)}; the engine {args.engine} starts workers")
-    args.detach |= args.engine in WRITTEN
-    if args.write:
-        options["write"] = args.write
+    options = dict(plan.engines.get(args.engine, {}))
+    for text in args.engine_option or []:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise UsageError(f"solo bench: --engine-option must be KEY=VALUE, such as partition=gpu, not {text}")
+        options[key] = value
+    args.detach |= args.engine == "manual"
     if args.image:
         options["image"] = args.image
     if args.workers is not None:
         if args.engine != "local":
             raise UsageError("solo bench: --workers is for the engine local; a cluster starts as many as it can")
         options["workers"] = str(args.workers)
-    return options
-
-
-def given_options(args: Any, verb: str) -> dict[str, str]:
-    """What the command line gives as options of the engine. UsageError for one that is none."""
-    options = {}
-    for text in args.engine_option or []:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise UsageError(f"{verb}: --engine-option must be KEY=VALUE, such as partition=gpu, not {text}")
-        options[key] = value
     return options
 
 

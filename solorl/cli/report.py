@@ -1,7 +1,8 @@
-"""`solo report`: tables, curves, comparisons and verdicts from finished runs, offline."""
+"""`solo report`: tables, curves, comparisons and verdicts from finished runs, and what a paper needs of them."""
 
 import os
 import re
+import shlex
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +13,16 @@ from solorl.files import shown, write
 
 DEFAULT_OUT = Path("report")
 DEFAULT_RESULTS = Path("benchmark/results")
-PATHS_HELP = """result files, run folders, TensorBoard folders of CleanRL or Stable-Baselines3, and folders of these
-(with --against: folders of result files, default benchmark/results)"""
+PATHS_HELP = """result files, run folders, TensorBoard folders of CleanRL or Stable-Baselines3, and folders of these;
+scores as rliable takes them, in a file .npz (with --against: folders of result files, default benchmark/results)"""
 
 
 def parser() -> Parser:
     """The command line of `solo report`."""
-    p = Parser("report", "Compare finished runs: tables, curves and verdicts, as Markdown, PNG, SVG and one HTML page.")
+    p = Parser(
+        "report",
+        "Compare finished runs: tables, curves and verdicts, as Markdown, PNG, SVG, PDF, LaTeX and one HTML page.",
+    )
     p.add_argument("paths", metavar="PATH", nargs="*", type=Path, help=PATHS_HELP)
     p.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: report)")
     p.add_argument("--metric", choices=["eval", "train"], help="greedy evaluations (default) or training episodes")
@@ -92,24 +96,25 @@ def main(argv: Sequence[str]) -> int:
         stale = embed(args.markdown, args.marker, text.block(comparison, evidence, files), args.check)
         return max([stale, *(draw(comparison, *one, args.check) for one in zip(parts, paths, strict=True))])
     out = args.out or DEFAULT_OUT
-    write_report(comparison, out, args, problems)
+    write_report(comparison, out, args, problems, shlex.join(["solo", "report", *argv]))
     print_summary(comparison, problems, out)
     return 0
 
 
-def write_report(comparison, out: Path, args: Namespace, problems: Sequence[str]) -> None:
-    """Write report.md, report.html and the figures into `out`; UsageError where that fails."""
-    from solorl.results import figures, text
+def write_report(comparison, out: Path, args: Namespace, problems: Sequence[str], command: str) -> None:
+    """Write report.md, report.html, the figures and what a paper needs into `out`; UsageError where that fails."""
+    from solorl.results import figures, paper, text
     from solorl.results import page as report_page
 
     try:
         out.mkdir(parents=True, exist_ok=True)
         pictures = [path.name for path in figures.write_figures(comparison, out)]
+        problems = [*problems, *paper.write_all(comparison, out)]
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror}") from None
     pictures.sort(key=lambda name: not name.startswith(f"curves_{args.x}"))
-    write(out / "report.md", text.report(comparison, args.title, pictures, problems).encode())
-    write(out / "report.html", report_page.page(comparison, args.title, args.x, problems).encode())
+    write(out / "report.md", text.report(comparison, args.title, pictures, problems, command).encode())
+    write(out / "report.html", report_page.page(comparison, args.title, args.x, problems, command).encode())
 
 
 def draw(comparison, curves, path: Path, check: bool) -> int:

@@ -247,13 +247,14 @@ class PettingZooEnvs(gym.vector.SyncVectorEnv):
     @property
     def action_mask(self) -> np.ndarray | None:
         """The actions that are allowed now, (num_envs, num_agents, num_actions); None where the game does not say."""
-        return self._of_games("action_mask") if "action_mask" in self._games()[0].info else None
+        return self._of_games("action_mask") if "action_mask" in self.present()[0] else None
 
-    def _games(self) -> list[Any]:
-        return [env.unwrapped for env in self.envs]
+    def present(self) -> list[Any]:
+        """What each game says of its present observation."""
+        return [env.unwrapped.info for env in self.envs]  # type: ignore[attr-defined]
 
     def _of_games(self, key: str) -> np.ndarray:
-        return np.stack([game.info[key] for game in self._games()])
+        return np.stack([info[key] for info in self.present()])
 
 
 def open_game(env_id: str, teams: Any = None, pad: bool = False, **kwargs: Any) -> Game:

@@ -90,9 +90,16 @@ class VectorEnvs(gym.vector.SyncVectorEnv):
     @property
     def action_mask(self) -> np.ndarray | None:
         """See the class."""
-        return stacked_masks([env.mask for env in self._watches])
+        return stacked_masks(self.present())
+
+    def present(self) -> list[Any]:
+        """The mask of each environment, or None."""
+        return [env.mask for env in self._watches]
+
+    def looks(self) -> list[str]:
+        """What is NaN or infinite in each environment, see `Watch.look`."""
+        return [env.look() for env in self._watches]
 
     def wrong(self) -> str:
         """The first environment that gave NaN or infinite numbers, as a phrase; empty where none is known to."""
-        found = ((i, env.look()) for i, env in enumerate(self._watches))
-        return next((f"in environment {i} {what}" for i, what in found if what), "")
+        return next((f"in environment {i} {what}" for i, what in enumerate(self.looks()) if what), "")

@@ -25,8 +25,8 @@ WINDOW = 10  # bins over which a training curve is averaged, 5 % of a run
 ALPHA = 0.05  # a difference on one environment counts below this p-value
 ENOUGH = 4  # runs from which on a bootstrap interval is shown; of fewer it is little more than their range
 IGNORED = (
-    "seed", "num_seeds", "device", "cuda", "threads", "torch_threads", "save_every", "save_model", "save_replay",
-    "capture_video", "plot", "track", "wandb_project_name", "upload_model", "hf_entity",
+    "seed", "num_seeds", "device", "cuda", "env_workers", "threads", "torch_threads", "save_every", "save_model",
+    "save_replay", "capture_video", "plot", "track", "wandb_project_name", "upload_model", "hf_entity",
 )  # fmt: skip
 
 

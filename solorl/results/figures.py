@@ -1,5 +1,5 @@
-"""The figures of a report as PNG and SVG: learning curves by steps and by time, and performance profiles; and pictures
-of trainings.
+"""The figures of a report as PNG, SVG and PDF: learning curves by steps and by time, and performance profiles; and
+pictures of trainings.
 
 Colours are those of Okabe and Ito, which people with a colour vision deficiency tell apart, too; from the eighth method
 on they repeat with dashed lines.
@@ -249,14 +249,15 @@ def time_unit(seconds: float) -> tuple[int, str]:
     return (1, "s") if seconds < 180 else (60, "min") if seconds < 3 * 3600 else (3600, "h")
 
 
-def _write(figure: Figure, path: Path, kinds: Sequence[str] = ("png", "svg"), source: str = "") -> Path:
-    """Write `path`.png and `path`.svg; the same figure gives the same bytes. `source` goes into the PNG."""
+def _write(figure: Figure, path: Path, kinds: Sequence[str] = ("png", "svg", "pdf"), source: str = "") -> Path:
+    """Write `path`.png, .svg and .pdf; the same figure gives the same bytes. `source` goes into the PNG."""
     png = {"Software": None} | ({"Source": source} if source else {})
-    with matplotlib.rc_context({"svg.hashsalt": "solorl"}):
+    metadata = {"png": png, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with matplotlib.rc_context({"svg.hashsalt": "solorl", "pdf.fonttype": 42}):  # TrueType, which publishers ask for
         FigureCanvasAgg(figure)
         for kind in kinds:
             data = BytesIO()
-            figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else png)
+            figure.savefig(data, format=kind, metadata=metadata[kind])
             write_atomically(path.with_suffix(f".{kind}"), data.getvalue())
             figure.set_layout_engine("none")  # the places found for the one fit the other, too
     return path.with_suffix(".png")

@@ -13,11 +13,13 @@ TEMPLATE = Path(__file__).with_name("page.html")
 DIGITS = 5  # significant digits of the numbers in the charts
 
 
-def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[str]) -> str:
-    """The page's text. `axis` is the one shown first, `problems` are sentences on what could not be read."""
+def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[str], command: str = "") -> str:
+    """The page's text. `axis` is the one shown first, `problems` are sentences on what could not be read, `command`
+    makes the page again."""
     parts = {
         "TITLE": html.escape(title),
         "INTRO": "".join(f'<p class="verdict">{html.escape(line)}</p>\n' for line in text.verdicts(comparison)),
+        "COMMAND": f"<p>Made by <code>{html.escape(command)}</code></p>" if command else "",
         "CAPTION": html.escape(f"{text.lines_caption(comparison)} {text.CURVE_CAPTION}"),
         "TABLES": _tables(comparison),
         "NOTES": _notes([*comparison.notes, *problems]),

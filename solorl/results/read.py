@@ -24,7 +24,8 @@ def collect(run_dir: Path, folder: Path, variant: str = "") -> Path:
 
 
 def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = False) -> tuple[list[Result], list[str]]:
-    """Everything found in result files, run folders, TensorBoard folders, and folders of these at any depth.
+    """Everything found in result files, run folders, TensorBoard folders, and folders of these at any depth; and in
+    files of scores (`read_scores`) that are named.
 
     Returns the results, ordered as found and `named`, and a sentence for each file that could not be read or was left
     out. Of two runs of one method with the same environment and seed the one started last counts. Finds nothing
@@ -39,9 +40,24 @@ def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = Fals
         if not sources and not refused:
             problems.append(f"{path} holds no result" if path.exists() else f"there is no {path}")
         for source in sources:
-            found[str(source.resolve())] = partial(read_folder if source.is_dir() else read, source)
+            if source.suffix == ".npz":
+                runs, refused = _scores(source)
+                found |= {f"{source.resolve()} {i}": partial(replace, run) for i, run in enumerate(runs)}
+                problems += refused
+            else:
+                found[str(source.resolve())] = partial(read_folder if source.is_dir() else read, source)
     results, more = gathered(found.values(), whole, unfinished)
     return results, [plain(problem) for problem in problems] + more
+
+
+def _scores(path: Path) -> tuple[list[Result], list[str]]:
+    """The runs in a file of scores, and a sentence where it cannot be read."""
+    from solorl.results.paper import read_scores  # here, because it loads NumPy
+
+    try:
+        return read_scores(path), []
+    except ResultError as error:
+        return [], [str(error)]
 
 
 # ---------------------------------------------------------------------- files and folders

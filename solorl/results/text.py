@@ -64,18 +64,21 @@ def verdict(one: cmp.Pair) -> str:
 def table_caption(comparison: cmp.Comparison) -> str:
     """What the numbers of the first table are."""
     several = any(run.together > 1 for runs in comparison.groups.values() for run in runs)
-    sizes = [len(runs) for runs in comparison.groups.values()]
-    single = " (a single run has none)" if 1 in sizes else ""
-    interval = f"each with its 95 % bootstrap interval{single}" if max(sizes) >= cmp.ENOUGH else ""
-    few = f"{RANGE}, in round brackets" if ranges(comparison) else ""
-    shown = "".join(f", {part}" for part in (interval, few) if part)
     return (
         f"The score of a run is its {cmp.METRICS[comparison.metric]}. Interquartile mean (IQM), mean and median over "
-        f"runs{shown}; steps, time and speed are medians over runs, the time with evaluations and checkpoints, the "
-        "speed without"
+        f"runs{brackets(comparison)}; steps, time and speed are medians over runs, the time with evaluations and "
+        "checkpoints, the speed without"
         + ("; of seeds trained at once, time and speed are those of all of them" if several else "")
         + "; the date is that of the oldest run."
     )
+
+
+def brackets(comparison: cmp.Comparison) -> str:
+    """What stands in brackets behind the numbers of a table, to follow their names in a sentence."""
+    sizes = [len(runs) for runs in comparison.groups.values()]
+    single = " (a single run has none)" if 1 in sizes else ""
+    interval = f", each with its 95 % bootstrap interval{single}" if max(sizes) >= cmp.ENOUGH else ""
+    return interval + (f", {RANGE}, in round brackets" if ranges(comparison) else "")
 
 
 def ranges(comparison: cmp.Comparison) -> bool:
@@ -214,8 +217,10 @@ def block(comparison: cmp.Comparison, evidence: Sequence[str], pictures: Sequenc
     return f"{lines}{env_table(comparison)}\n{table_caption(comparison)} Every run: {links}.\n{curves}"
 
 
-def report(comparison: cmp.Comparison, title: str, pictures: Sequence[str], problems: Sequence[str]) -> str:
-    """The whole report.md; `pictures` are names of files next to it."""
+def report(
+    comparison: cmp.Comparison, title: str, pictures: Sequence[str], problems: Sequence[str], command: str = ""
+) -> str:
+    """The whole report.md; `pictures` are names of files next to it, `command` makes them again."""
     parts = [f"# {markdown(title)}\n"]
     parts += [f"**{markdown(sentence)}**\n" for sentence in verdicts(comparison)]
     parts += ["## Results\n", table_caption(comparison) + "\n", env_table(comparison)]
@@ -232,4 +237,5 @@ def report(comparison: cmp.Comparison, title: str, pictures: Sequence[str], prob
     notes = [*comparison.notes, *problems]
     if notes:
         parts += ["## Notes\n", "".join(f"- {markdown(note)}\n" for note in notes)]
-    return "\n".join([*parts, SOURCE + "\n"])
+    again = f"\nTables and pictures, also as LaTeX and PDF, are made by `{markdown(command)}`." if command else ""
+    return "\n".join([*parts, f"{SOURCE}{again}\n"])

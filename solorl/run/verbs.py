@@ -37,6 +37,7 @@ from solorl.envs.mistakes import try_out
 from solorl.envs.returns import teams_of
 from solorl.envs.spaces import action_kind, obs_kind
 from solorl.envs.vector import VectorEnvs
+from solorl.envs.workers import InWorkers, in_workers
 from solorl.errors import UsageError, in_one_sentence, missing_extra, quit_with
 from solorl.run.evaluation import OPPONENTS, Evaluator, Policy, draw_learning_curve, film_to, undisturbed
 from solorl.run.folder import RunFolder, new_path
@@ -142,21 +143,30 @@ class Run:
                 warn(f"{env_id} gives an action_mask, which {self.script.name} does not use")
 
     def vector_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> VectorEnvs:
-        """`num_envs` environments `make_env(env_id)` side by side, which reset in the same step (see `VectorEnvs`)."""
-        return VectorEnvs([lambda: make_env(env_id)] * num_envs)
+        """`num_envs` environments `make_env(env_id)` side by side, which reset in the same step (see `VectorEnvs`): in
+        this process, with `--env-workers` in others (see `in_workers`)."""
+        return self._side_by_side(VectorEnvs, make_env, env_id, num_envs)
+
+    def _side_by_side(self, kind: type, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
+        make_envs, workers = [lambda: make_env(env_id)] * num_envs, 0 if self.play else self.args.env_workers
+        unequal = f"--env-workers {workers} cannot have equal parts of {num_envs} environments"
+        self.require(not workers or num_envs % workers == 0, unequal)
+        return in_workers(kind, make_envs, workers) if workers else kind(make_envs)
 
     def multi_agent_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
         """`num_envs` games of several agents `make_env(env_id)` side by side, which reset in the same step: games
         `team/NAME` in one compiled call (see `TeamEnvs`), unless `make_env` wraps them; all others one after the other
-        (see `PettingZooEnvs`, whose arrays both have)."""
+        (see `PettingZooEnvs`, whose arrays both have), or in processes of their own as in `vector_env`."""
         with undisturbed():  # some modules draw random numbers where they are imported for the first time
             from solorl.envs.pettingzoo import PettingZooEnvs
 
             if env_id.startswith("team/"):
                 from solorl.envs.teams.vector import open_games
 
+                together = f"--env-workers: {env_id} steps all its games together, in this process"
+                self.require(self.play or not self.args.env_workers, together)
                 return open_games(make_env, env_id, num_envs)
-            return PettingZooEnvs([lambda: make_env(env_id)] * num_envs)
+            return self._side_by_side(PettingZooEnvs, make_env, env_id, num_envs)
 
     def teacher(self, address: str, envs: Any, part: str, trust_script: bool = False) -> Any:
         """The trained policy of another run as `solorl.load` gives it, on the device of this run; `address` is a run
@@ -414,6 +424,9 @@ class Run:
     # ------------------------------------------------------------------ start
     def _fit(self, parts: Mapping[str, Any], models: Mapping[str, Any] | None = None) -> int:
         """The first half of `resume`, which writes nothing. `models`: see `Checkpoints`."""
+        shared_out = self.play or any(isinstance(part, InWorkers) for part in parts.values())
+        other = f"--env-workers: {self.script.name} steps its environments in another way"
+        self.require(shared_out or not self.args.env_workers, other)
         self.checkpoints.name(parts, models)
         for envs in filter(env_state.is_vector_env, parts.values()):
             if teams := teams_of(envs):

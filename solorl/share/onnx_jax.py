@@ -1,7 +1,8 @@
 """The policy of a script in JAX as an ONNX file: the operations into which JAX takes `act` apart, each written as one
 or a few operations of ONNX.
 
-Converters of whole models (jax2onnx) bring many packages and refuse a function that asks for the length of its batch.
+Converters of whole models (jax2onnx 0.17) need Flax, Equinox, Orbax, Netron and a newer JAX than ours, and refuse a
+function that asks for the length of its batch. That is why this module is ours.
 The policies here need three dozen operations; one that is not in the tables below is refused by its name.
 """
 

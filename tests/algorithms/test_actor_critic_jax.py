@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from solorl.envs.classic import DYNAMICS, Dynamics
 from solorl.envs.open import open_envs
-from solorl.run.seeds import Runs
+from solorl.run.trainings import Trainings
 
 NAMES = ["ddpg", "td3", "sac"]
 JAX = {name: definitions(f"{name}_continuous_action_jax") for name in NAMES}
@@ -344,7 +344,7 @@ def test_it_learns_where_to_aim_within_asymmetric_bounds(name, train, solo, aim)
     rates = ["--policy-lr", 0.002, "--q-lr", 0.002] if name == "sac" else ["--learning-rate", 0.002]
     flags = ["--env-id", aim, *flags, *rates, "--tau", 0.2, "--eval-every", 0]
     v = train(f"{name}_continuous_action_jax", *flags)
-    run, replay = v["run"].runs[0], v["run"].training(0).replay
+    run, replay = v["run"].runs[0], v["run"].trainings.of(0).replay
     action = np.asarray(replay.action)
     assert (np.abs(action) <= 1).all()
     assert (action[:200].min(0) < -0.9).all() and (action[:200].max(0) > 0.9).all()  # all of the range
@@ -364,13 +364,13 @@ def test_it_learns_where_to_aim_within_asymmetric_bounds(name, train, solo, aim)
 @pytest.mark.slow
 def test_a_loaded_actor_takes_the_place_of_the_actor_alone():
     """It is a field of a field of the training."""
-    runs = Runs.__new__(Runs)
-    runs._trainings, runs._stack = [played("td3")[0][20]], None
-    before = runs.training(0)
+    trainings = Trainings()
+    trainings.each = [played("td3")[0][20]]
+    before = trainings.of(0)
     zero = jax.tree.map(jnp.zeros_like, before.learner.actor)
-    runs.put(0, "learner.actor", zero)
-    after = runs.training(0)
-    assert equal(after.learner.actor, zero) and equal(runs.training(0, "learner.actor"), zero)
+    trainings.put(0, "learner.actor", zero)
+    after = trainings.of(0)
+    assert equal(after.learner.actor, zero) and equal(trainings.of(0, "learner.actor"), zero)
     assert equal(after._replace(learner=after.learner._replace(actor=before.learner.actor)), before)
 
 

@@ -12,7 +12,7 @@ from pixel_probe import FakePool, use_fake_envpool
 from test_dqn_atari_jax import SHORT, layers
 from test_ppo_atari_envpool_jax import as_torch
 
-from solorl.run.seeds import PolicyOfSeed
+from solorl.run.trainings import PolicyOfSeed
 
 JAX, TORCH = definitions("c51_atari_jax"), definitions("c51_atari")
 ATOMS = np.linspace(-2, 2, 7).astype(np.float32)
@@ -93,7 +93,7 @@ def test_a_life_lost_in_the_step_of_the_time_limit_ends_the_return(train, monkey
     monkeypatch.setattr(FakePool, "_info", with_lives)
     monkeypatch.setattr("solorl.envs.envpool.ATARI_STEPS", 4)
     v = train("c51_atari_jax", *SHORT, "--total-timesteps", 48)
-    replay, overs = v["run"].training(0, "replay"), len(rows(v["run"].runs[0].dir, "charts/episodic_return"))
+    replay, overs = v["run"].trainings.of(0, "replay"), len(rows(v["run"].runs[0].dir, "charts/episodic_return"))
     assert overs >= 10 and replay.done.sum() == overs
 
 

@@ -95,7 +95,7 @@ def test_targets_are_those_of_the_team_by_hand():
         actor.agents.head.weight *= 1e4
         actor.agents.head.bias *= 1e4
     logits = stepwise(actor, batch)[0]
-    got = COMA["critic_targets"](actor, target, batch, 0.0, args)
+    got = COMA["critic_targets"](target, batch, COMA["all_actions"](actor, batch, 0.0), args)
     for i in range(GAMES):
         length = int(batch.alive[:, i].any(-1).sum())
         following = None

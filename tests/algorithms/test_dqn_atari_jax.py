@@ -17,8 +17,9 @@ from safetensors.numpy import load_file
 from test_frame_replay import NaiveReplay, images, numbers_on, picture
 from test_ppo_atari_envpool_jax import as_torch
 
+from solorl.compute.xla import compiled
 from solorl.envs.interface import Step
-from solorl.run.seeds import PolicyOfSeed, _compiled
+from solorl.run.trainings import PolicyOfSeed
 
 JAX, TORCH = definitions("dqn_atari_jax"), definitions("dqn_atari")
 FrameReplay = JAX["FrameReplay"]
@@ -281,11 +282,11 @@ def test_it_learns_after_learning_starts_and_once_there_are_as_many_images(scrip
 def test_the_buffer_is_never_copied(scripted):
     """The compiled calls of a whole chunk write into it: they need little memory next to it."""
     training, iterate = scripted(buffer_size=20_000)
-    compiled = _compiled(iterate, 3, training)
-    memory, size, place = compiled.memory_analysis(), training.replay.image.nbytes, training.replay.image
+    call = compiled(iterate, 3, training)
+    memory, size, place = call.memory_analysis(), training.replay.image.nbytes, training.replay.image
     assert memory.temp_size_in_bytes < 0.1 * size < memory.alias_size_in_bytes
     place = place.unsafe_buffer_pointer()
-    training, _ = compiled(jax.tree.map(jnp.array, training._replace(replay=None))._replace(replay=training.replay), 3)
+    training, _ = call(jax.tree.map(jnp.array, training._replace(replay=None))._replace(replay=training.replay), 3)
     assert training.replay.image.unsafe_buffer_pointer() == place and training.replay.inserted == 46
 
 
@@ -312,7 +313,7 @@ def test_a_resumed_run_without_its_images_says_so_and_fills_its_buffer_first(tra
     assert v["start"] == 5
     assert [row["global_step"] for row in rows(folder, "losses/td_loss")] == [40, 64, 80]
     # at the steps 32 and 40, and from 64 on: there are 20 images after step 56, 28 after step 64
-    assert v["run"].training(0, "optimizer_state")[0].count == 2 + 3
+    assert v["run"].trainings.of(0, "optimizer_state")[0].count == 2 + 3
     games = rows(folder, "charts/episodic_length")
     assert games and all(row["charts/episodic_length"] == 6 for row in games)
 
@@ -323,16 +324,16 @@ def test_a_run_resumed_with_its_images_has_them_all(train, monkeypatch):
     use_fake_envpool(monkeypatch)
     flags = [*SHORT, "--total-timesteps", 80, "--save-every", 40, "--save-replay", "--buffer-size", 40]
     first = train("dqn_atari_jax", *flags)
-    folder, replay = first["run"].runs[0].dir, first["run"].training(0, "replay")
+    folder, replay = first["run"].runs[0].dir, first["run"].trainings.of(0, "replay")
     assert "changes nothing here" not in train.out
     v = train("dqn_atari_jax", "--resume", folder)
     for name in FrameReplay._fields:
-        np.testing.assert_array_equal(getattr(v["run"].training(0, "replay"), name), getattr(replay, name), name)
+        np.testing.assert_array_equal(getattr(v["run"].trainings.of(0, "replay"), name), getattr(replay, name), name)
     assert replay.inserted == 80 + 14  # 40 steps in two environments, and the first images of 7 games in each
     cut(folder)
     v = train("dqn_atari_jax", "--resume", folder, "--buffer-size", 90, "--resume-changed")
     assert "starts empty" not in train.out and v["start"] == 5
-    again = v["run"].training(0, "replay")
+    again = v["run"].trainings.of(0, "replay")
     assert again.inserted == 40 + 40 + 8 and rows(folder, "losses/td_loss")[-1]["global_step"] == 80
     first = np.flatnonzero(np.asarray(again.back)[40:88] == 0)  # 20 steps of games that are 6 steps long
     assert first.tolist() == [0, 1, 14, 15, 28, 29, 42, 43]
@@ -346,7 +347,7 @@ def test_it_plays_a_game_of_envpool(train, monkeypatch):
     flags = "--env-id Breakout-v5 --num-envs 2 --total-timesteps 200 --learning-starts 150 --batch-size 8".split()
     flags += "--buffer-size 500 --eval-episodes 2 --eval-every 0 --capture-video --seed 4".split()
     v = train("dqn_atari_jax", *flags)
-    run, replay = v["run"].runs[0], v["run"].training(0, "replay")
+    run, replay = v["run"].runs[0], v["run"].trainings.of(0, "replay")
     assert [row["charts/episodic_length"] for row in rows(run.dir, "charts/episodic_length")] == [30.0] * 6
     assert rows(run.dir, "eval/episodic_length")[-1]["eval/episodic_length"] == 30
     assert next((run.dir / "videos").glob("*.mp4")).stat().st_size > 1_000

@@ -20,7 +20,7 @@ from solorl.envs.envpool import EnvPoolVectorEnv
 from solorl.envs.envpool_jax import EnvPoolGames
 from solorl.envs.interface import Step
 from solorl.envs.open import open_envs
-from solorl.run.seeds import PolicyOfSeed
+from solorl.run.trainings import PolicyOfSeed
 
 JAX, TORCH = definitions("ppo_atari_envpool_jax"), definitions("ppo_atari_envpool")
 SHORT = "--env-id Catch-v5 --num-envs 2 --num-steps 8 --num-minibatches 2 --update-epochs 1 --eval-episodes 2".split()

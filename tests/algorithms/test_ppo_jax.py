@@ -18,10 +18,10 @@ from conftest import comparable, copy_layers, definitions, environment, rows, sc
 from conftest import run as shell
 from safetensors.numpy import load_file
 
+from solorl.compute import xla
 from solorl.envs.interface import Step
 from solorl.envs.open import open_envs
 from solorl.machine import own_cores
-from solorl.run import seeds
 
 JAX, TORCH = definitions("ppo_jax"), definitions("ppo")
 SMALL = "--num-envs 2 --num-steps 16 --num-minibatches 2 --eval-episodes 2 --eval-every 256 --save-every 256".split()
@@ -289,7 +289,7 @@ def test_seeds_side_by_side_are_trained_as_in_threads(train, tmp_path, monkeypat
     """As on a GPU, one call for all seeds: rows, models and checkpoints are those of threads except for rounding."""
     flags = [*SMALL, "--num-seeds", 2, "--total-timesteps", 256]
     train("ppo_jax", *flags)
-    monkeypatch.setattr("solorl.run.seeds._is_cpu", lambda device: False)
+    monkeypatch.setattr("solorl.compute.xla.is_cpu", lambda device: False)
     run = train("ppo_jax", *flags, runs_dir=tmp_path / "beside" / "runs")["run"]
     assert run.side_by_side
     for a, b in zip(folders(tmp_path), folders(tmp_path / "beside"), strict=True):
@@ -351,7 +351,7 @@ print("XLA threads:", names["tf_XLAEigen"])
 def test_the_number_of_threads_is_kept(train, tmp_path, monkeypatch):
     """For each seed while they are trained together; the run folders hold the sum."""
     asked = []
-    monkeypatch.setattr(seeds, "_start_xla", lambda threads: asked.append(threads) or threads)
+    monkeypatch.setattr(xla, "start_xla", lambda threads: asked.append(threads) or threads)
     train("ppo_jax", *SMALL, "--total-timesteps", 256, "--num-seeds", 3, "--threads", 2)
     first, second, _ = folders(tmp_path)
     more = ["--total-timesteps", 512, "--resume-changed"]

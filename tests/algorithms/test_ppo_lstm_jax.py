@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from solorl.envs.games.cue import Cue
 from solorl.envs.interface import Step
 from solorl.run.evaluation import play_episodes
-from solorl.run.seeds import PolicyOfSeed
+from solorl.run.trainings import PolicyOfSeed
 
 JAX, TORCH = definitions("ppo_lstm_jax"), definitions("ppo_lstm")
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiles in half the time

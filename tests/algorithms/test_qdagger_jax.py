@@ -19,8 +19,8 @@ from test_dqn_atari_jax import Script
 from test_dqn_atari_jax import twin as torch_teacher
 
 import solorl
+from solorl.compute.xla import compiled
 from solorl.envs.envpool_jax import EnvPoolGames
-from solorl.run.seeds import _compiled
 
 NAME = "qdagger_dqn_atari_impalacnn_jax"
 JAX, TORCH, DQN = definitions(NAME), definitions("qdagger_dqn_atari_impalacnn"), definitions("dqn_atari_jax")
@@ -228,7 +228,7 @@ def test_no_buffer_is_ever_copied(scripted):
     training, *phases = scripted(teacher_steps=10_000, buffer_size=20_000)
     size = training.replay.image.nbytes + training.teacher_replay.image.nbytes
     for iterate in phases:
-        memory = _compiled(iterate, 3, training).memory_analysis()
+        memory = compiled(iterate, 3, training).memory_analysis()
         assert memory.temp_size_in_bytes < 0.1 * size < memory.alias_size_in_bytes
 
 
@@ -264,13 +264,13 @@ def test_a_training_and_its_policy(short, train, solo):
     assert keys == documented_keys(NAME)
     assert rows(run_dir, "charts/episodic_return")[0]["global_step"] == 64 + 12
     assert f"teacher {folder}: catch_teacher_jax.py, evaluation 1.0" in train.out
-    want = run.training(0, "teacher_params")
+    want = run.trainings.of(0, "teacher_params")
     shutil.rmtree(max((run_dir / "checkpoint").iterdir()))
     again = train(NAME, "--resume", run_dir)
     for name in ("replay", "teacher_replay"):
         assert f"the part {name} was not saved (--save-replay does it): it starts empty" in train.out
     assert again["start"] * 4 == 96 - 64 and rows(run_dir)[-1]["global_step"] == 128
-    assert jax.tree.all(jax.tree.map(np.array_equal, again["run"].training(0, "teacher_params"), want))
+    assert jax.tree.all(jax.tree.map(np.array_equal, again["run"].trainings.of(0, "teacher_params"), want))
     shutil.rmtree(run_dir / "teacher")
     policy, obs = solorl.load(run_dir), np.random.default_rng(0).integers(0, 256, (5, 4, 84, 84), dtype=np.uint8)
     assert policy(obs).tolist() == JAX["q_values"](policy.models["params"], obs).argmax(1).tolist()
@@ -291,7 +291,7 @@ def test_resumed_with_its_images_it_has_them_all(step, short, train, monkeypatch
             shutil.rmtree(path)
     v = train(NAME, "--resume", run_dir)
     assert v["run"].runs[0].checkpoints.resumed["step"] == step and "starts empty" not in train.out
-    training = v["run"].training(0)
+    training = v["run"].trainings.of(0)
     assert training.teacher_replay.inserted >= 48 and training.replay.inserted >= 64 + 2 * 6
     if step in (40, 48):
         offline = [[row for row in each if step < row["global_step"] <= 64] for each in (comparable(run_dir), expected)]

@@ -188,11 +188,11 @@ def test_a_config_that_is_well_formed_and_wrong_is_one_sentence(place, value, wo
     "text", ["", "{}", "[]", "[1, 2]", '["a", "a"]', '["copy", "../b"]', '["copy", ""]', "[" * 10**5]
 )
 def test_a_list_of_seeds_that_cannot_be_is_one_sentence(text, tmp_path, capsys):
-    from solorl.run.seeds import _names_in
+    from solorl.run.group import names_in
 
     (tmp_path / "together.json").write_text(text)
     with pytest.raises(SystemExit) as end:
-        _names_in(tmp_path / "together.json")
+        names_in(tmp_path / "together.json")
     assert end.value.code == 2 and "together.json is malformed: it must be a list" in capsys.readouterr().err
 
 

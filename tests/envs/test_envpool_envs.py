@@ -118,7 +118,7 @@ def test_seeds_are_trained_alike_alone_and_together(train, tmp_path):
 def test_the_replay_buffer_holds_what_happened(train):
     flags = "--env-id LunarLanderContinuous-v3 --total-timesteps 700 --learning-starts 300 --batch-size 16".split()
     run = train("sac_continuous_action_jax", *flags, "--eval-episodes", 1)["run"]
-    replay = jax.tree.map(np.asarray, run.training(0).replay)
+    replay = jax.tree.map(np.asarray, run.trainings.of(0).replay)
     obs, next_obs, done = replay.obs, replay.next_obs, replay.done.astype(bool)
     assert done.sum() >= 3
     np.testing.assert_array_equal(obs[1:][~done[:-1]], next_obs[:-1][~done[:-1]])
@@ -140,7 +140,7 @@ def test_a_resumed_run_starts_its_episodes_again(train):
     assert rows(folder)[-1]["global_step"] == 500
     run = train("sac_continuous_action_jax", "--resume", folder, "--target-return", "None")["run"]
     assert "LunarLanderContinuous-v3 cannot be saved, so their running episodes start again" in train.out
-    replay = jax.tree.map(np.asarray, run.training(0).replay)
+    replay = jax.tree.map(np.asarray, run.trainings.of(0).replay)
     obs = replay.obs
     assert (obs[:, 1] != 0).all() and len(obs) == 900
     assert abs(obs[500, 0]) < 0.02 and obs[500, 1] > 1.3 and not np.array_equal(obs[500], obs[0])

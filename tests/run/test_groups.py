@@ -15,6 +15,7 @@ from test_ppo_jax import folders, same
 
 from solorl.checkpoints import checkpoint as state
 from solorl.run import seeds
+from solorl.run.group import choose_checkpoints
 
 FLAGS = (
     "--num-seeds 2 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 256 --save-every 64 "
@@ -165,8 +166,7 @@ RUNNING, STOPPED, FINISHED, DIVERGED = "running", "stopped", "finished", "diverg
     ],
 )
 def test_which_seeds_go_on_from_which_step(tmp_path, capsys, statuses, saved, want):
-    runs = object.__new__(seeds.Runs)
-    runs.runs, runs._code = [], None
+    runs = []
     for i, (status, steps) in enumerate(zip(statuses, saved, strict=True)):
         for step in steps:
             state.save_checkpoint(tmp_path / str(i) / "checkpoint", step, {})
@@ -175,18 +175,17 @@ def test_which_seeds_go_on_from_which_step(tmp_path, capsys, statuses, saved, wa
         run = SimpleNamespace(
             dir=tmp_path / str(i), args=SimpleNamespace(seed=i), checkpoints=SimpleNamespace(until=None)
         )
-        runs.runs.append(run)
-    runs._say = print
+        runs.append(run)
     if isinstance(want, str):
         with pytest.raises(SystemExit):
-            runs._choose_checkpoints()
+            choose_checkpoints(runs, print)
         assert want in capsys.readouterr().err
         return
-    runs._choose_checkpoints()
-    assert (runs._common, runs._active) == want
-    chosen = {run.checkpoints.until for run in runs.runs} - {None}
+    active, common, diverged = choose_checkpoints(runs, print)
+    assert (common, active) == want
+    chosen = {run.checkpoints.until for run in runs} - {None}
     assert chosen == ({want[0] or 0} if any(saved) else set())  # without a checkpoint there is nothing to choose
-    assert runs._code == (3 if DIVERGED in statuses and len(want[1]) == 1 else None)
+    assert diverged == (DIVERGED in statuses and len(want[1]) == 1)
 
 
 def test_a_command_quotes_a_folder_with_a_space(monkeypatch):

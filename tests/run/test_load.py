@@ -78,7 +78,7 @@ def test_a_run_in_jax_acts_as_it_evaluated(train, observations):
     pytest.importorskip("jax")
     v = train("ppo_jax", *SHORT)
     policy = solorl.load(v["run"].runs[0].dir, last=True)
-    wanted = np.asarray(v["act"](v["run"].training(0, "params"), observations))
+    wanted = np.asarray(v["act"](v["run"].trainings.of(0, "params"), observations))
     assert policy(observations).tolist() == wanted.tolist() and set(wanted) == {0, 1}
     env = policy.make_env()
     assert env.spec.id == "CartPole-v1"

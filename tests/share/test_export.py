@@ -276,7 +276,7 @@ def test_operations_of_jax_are_written_as_they_are(tmp_path):
     """Each of the writer's rules against JAX, with batches of 1 and 5."""
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
-    from solorl.run.seeds import PolicyOfSeed
+    from solorl.run.trainings import PolicyOfSeed
     from solorl.share.onnx_jax import JaxPolicy
 
     def act(model, x):
@@ -306,7 +306,7 @@ def test_operations_of_jax_are_written_as_they_are(tmp_path):
 def test_images_of_bytes_stay_bytes_and_keep_their_shape(tmp_path):
     """The network of a file in JAX for games of Atari, whose convolutions are products of matrices."""
     jax = pytest.importorskip("jax")
-    from solorl.run.seeds import PolicyOfSeed
+    from solorl.run.trainings import PolicyOfSeed
     from solorl.share.onnx_jax import JaxPolicy
 
     names = definitions("ppo_atari_envpool_jax")
@@ -331,7 +331,7 @@ def test_images_of_bytes_stay_bytes_and_keep_their_shape(tmp_path):
 def test_observations_in_jax_keep_shape_and_type(dtype, tmp_path):
     """It is the script's `act` that flattens them."""
     jax = pytest.importorskip("jax")
-    from solorl.run.seeds import PolicyOfSeed
+    from solorl.run.trainings import PolicyOfSeed
     from solorl.share.onnx_jax import JaxPolicy
 
     def act(params, obs):
@@ -352,7 +352,7 @@ def test_observations_in_jax_keep_shape_and_type(dtype, tmp_path):
 def test_policies_in_jax_with_memory_or_actions_of_parts_are_refused():
     jax = pytest.importorskip("jax")
     from solorl.errors import UsageError
-    from solorl.run.seeds import PolicyOfSeed
+    from solorl.run.trainings import PolicyOfSeed
 
     def remembers(params, obs, state, first):
         return obs.argmax(1), state
@@ -370,7 +370,7 @@ def test_policies_in_jax_with_memory_or_actions_of_parts_are_refused():
 def test_an_operation_without_a_rule_is_named():
     jax = pytest.importorskip("jax")
     from solorl.errors import UsageError
-    from solorl.run.seeds import PolicyOfSeed
+    from solorl.run.trainings import PolicyOfSeed
     from solorl.share.onnx_jax import JaxPolicy
 
     def act(model, obs):

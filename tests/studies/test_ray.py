@@ -21,8 +21,8 @@ from study_tasks import FAKE, attempts, finished_once, open_study, until
 
 from solorl.results import result as results
 from solorl.studies import engines
-from solorl.studies.engines import AGAIN, Job, Submission
-from solorl.studies.engines.crew import Again, run_job
+from solorl.studies.engines import AGAIN, Submission
+from solorl.studies.engines.ray import Again, work
 from solorl.studies.resources import Resources
 
 LONG = 600  # seconds: starting a process of Ray takes many on a busy machine
@@ -39,25 +39,17 @@ def place(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------------- on a node
-def job(code, output=Path(), **env):
-    return Job(("", "-c", code), output, env=env)
-
-
-def test_a_node_runs_a_job_with_its_own_python(tmp_path):
-    code = "import os, sys; print(sys.executable, os.environ['HERE']); print('to stderr', file=sys.stderr); sys.exit(3)"
-    number, text = run_job(job(code, HERE="there"), again=True)
-    assert number == 3 and set(text.splitlines()) == {f"{sys.executable} there", "to stderr"}
-    (tmp_path / "output.txt").write_text("before\n")
-    number, text = run_job(job("print('x' * 10_000)", tmp_path / "output.txt"), again=True)
-    assert number == 0 and text.strip("x\n") == "" and 3000 < len(text) < 5000
-    assert (tmp_path / "output.txt").read_text() == "before\n" + "x" * 10_000 + "\n"
+def test_a_node_runs_a_worker_with_its_own_python():
+    code = "import sys; print(sys.executable); print('to stderr', file=sys.stderr); sys.exit(3)"
+    assert set(work(["-c", code]).splitlines()) == {sys.executable, "to stderr"}
+    text = work(["-c", "print('before'); print('x' * 10_000)"])
+    assert text.strip("x\n") == "" and 3000 < len(text) < 5000
 
 
 @pytest.mark.parametrize("end", [f"sys.exit({AGAIN})", "os.kill(os.getpid(), 9)"])
-def test_a_job_that_was_killed_or_preempted_is_for_ray_to_run_again(end):
+def test_a_worker_that_was_killed_or_preempted_is_for_ray_to_run_again(end):
     with pytest.raises(Again):
-        run_job(job(f"import os, sys; {end}"), again=True)
-    assert run_job(job(f"import os, sys; {end}"), again=False)[0] in (AGAIN, -9)
+        work(["-c", f"import os, sys; {end}"])
 
 
 def interrupt_when(path, pauses):
@@ -85,11 +77,12 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(("manners", "pauses", "code"), [("polite", [0], 75), ("deaf", [0, 0.3], -signal.SIGKILL)])
-def test_interruptions_tell_a_job_to_save_and_then_kill_it(tmp_path, manners, pauses, code):
+@pytest.mark.parametrize(("manners", "pauses"), [("polite", [0]), ("deaf", [0, 0.3])])
+def test_interruptions_tell_a_worker_to_save_and_then_kill_it(tmp_path, manners, pauses):
     interrupt_when(tmp_path / "up", pauses)
-    number, text = run_job(Job(("", "-c", WAITS, str(tmp_path / "up"), manners), Path()), again=True)
-    assert number == code and text == "saved\n"  # not Again: who is told to end is not run again
+    assert (
+        work(["-c", WAITS, str(tmp_path / "up"), manners]) == "saved\n"
+    )  # not Again: told to end, it is not run again
 
 
 # ---------------------------------------------------------------------- refusals
@@ -121,6 +114,7 @@ def test_what_is_no_cluster_is_refused_in_one_sentence(solo, place, monkeypatch)
 
 def test_without_the_extra_a_sentence_names_it(solo, place, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "solorl.studies.engines.ray")
     refused(solo(*bench()), "the engine ray needs ray", "pip install 'solorl[ray]'")
 
 
@@ -227,7 +221,7 @@ def test_later_commands_find_stop_and_continue_what_one_has_submitted(solo, on_r
     solo("bench", "retry", "study")
     words.remove("--detach")
     code, out, err = solo(*words)
-    assert code == 0 and "4 of 4 finished" in out, err
+    assert code == 0 and "4 of 4 finished" in out, out + err
     assert trained(study) == {task.id: [*range(1, 51)] for task in tasks}
     states = [attempts(study, task) for task in tasks]
     assert all(one.count("finished") == 1 for one in states), states

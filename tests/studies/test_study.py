@@ -22,7 +22,7 @@ from study_tasks import FAKE, Said, attempts, open_study, planned, steps, until
 from solorl.errors import UsageError
 from solorl.machine import process_start
 from solorl.results import result as results
-from solorl.studies import engines, fleet
+from solorl.studies import fleet
 from solorl.studies.engines.workers import LocalCluster
 from solorl.studies.mirror import Mirror
 from solorl.studies.plan import load_suite
@@ -439,7 +439,6 @@ def test_a_scheduler_that_does_not_answer_is_asked_again(place):
         (["--engine", "slrm"], "there is no engine slrm; did you mean slurm"),
         (["--cores", "1000"], "a task wants 1000 cores, but this machine has"),
         (["--detach"], "--detach is for clusters"),
-        (["--write", "x.yaml"], "--write is for kubernetes and skypilot"),
         (["--attempts", "0"], "--attempts must be from 1 to 100, not 0"),
         (["--storage", "s", "--detach"], "--detach is for clusters"),
         (["--storage", "s", "--cores", "1000"], "a task wants 1000 cores, but this machine has"),
@@ -542,9 +541,3 @@ def test_verbs_refuse_what_is_not_there(solo, place):
     refused(solo("bench", "logs", "study", "fak"), "fak could be any of 2 tasks")
     refused(solo("bench", "cancel", "study", "x"), "has no task x")
     refused(solo("bench", "status.py"), "status.py")  # a script
-
-
-def test_engines_that_are_not_there_yet_or_lack_a_package_say_so(monkeypatch):
-    monkeypatch.setitem(engines.ENGINES, "later", "solorl.studies.engines.later")
-    with pytest.raises(UsageError, match="cannot use later yet"):
-        engines.open_engine("later", {})

@@ -6,22 +6,19 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, did_you_mean, missing_extra, reason
 from solorl.studies.engines.cluster import AGAIN, Cluster, Submission, check_options
-from solorl.studies.engines.local import Job
 
 __all__ = [
-    "AGAIN", "ENGINES", "Cluster", "Job", "Submission", "check_options", "check_storage", "open_again", "open_engine",
+    "AGAIN", "ENGINES", "Cluster", "Submission", "check_options", "check_storage", "open_again", "open_engine",
 ]  # fmt: skip
-# Name -> its module, which has `open(options) -> Cluster` and imports its packages inside of functions; the function
-# where it has another name.
+# Name -> its module, which has `open(options) -> Cluster`.
 ENGINES = {
     "local": "solorl.studies.engines.workers",
     "ray": "solorl.studies.engines.ray",
     "slurm": "solorl.studies.engines.slurm",
     "aws-batch": "solorl.studies.engines.aws_batch",
-    "kubernetes": "solorl.studies.engines.written:open_kubernetes",
-    "skypilot": "solorl.studies.engines.written:open_skypilot",
+    "manual": "solorl.studies.engines.manual",
 }
 # Engine -> its option that says where to connect, the variables that say it without, and where it is without these.
 ADDRESSES: dict[str, tuple[str, tuple[str, ...], str]] = {
@@ -44,14 +41,11 @@ def open_engine(name: str, options: Mapping[str, str]) -> Cluster:
     if name not in ENGINES:
         hint = did_you_mean(name, ENGINES) or f"; there are {', '.join(ENGINES)}"
         raise UsageError(f"there is no engine {name}{hint}")
-    place, _, function = ENGINES[name].partition(":")
     try:
-        module = import_module(place)
+        module = import_module(ENGINES[name])
     except ModuleNotFoundError as error:
-        if error.name != place:
-            raise
-        raise UsageError(f"this version of solorl cannot use {name} yet; it has the engine local") from None
-    cluster: Cluster = getattr(module, function or "open")(options)
+        raise UsageError(missing_extra(f"the engine {name}", error) or reason(error)) from None
+    cluster: Cluster = module.open(options)
     return cluster
 
 

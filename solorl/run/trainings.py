@@ -1,0 +1,215 @@
+"""What JAX trains: a pytree for each seed, its parts in a checkpoint, its policy in an evaluation."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from solorl.checkpoints.replay_jax import JaxReplay
+from solorl.compute.xla import compiled
+from solorl.envs.spaces import as_arrays
+from solorl.errors import UsageError
+from solorl.machine import own_cores
+from solorl.run.saving import Checkpoints
+
+OF_ENVIRONMENTS = ("replay", "env_state", "obs")  # fields of a training that are not learned
+
+
+def names_of(tree: Any) -> dict[str, Any]:
+    """The leaves of a pytree under names like `params.actor.0.weight`."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _replaced(tree: Any, field: str, new: Any) -> Any:
+    """A NamedTuple with another value in a field, or in a field of a field (`learner.actor`)."""
+    if not field:
+        return new
+    first, _, rest = field.partition(".")
+    return tree._replace(**{first: _replaced(getattr(tree, first), rest, new)})
+
+
+class Trainings:
+    """The training of each seed as it is now: a pytree each, or, where one call trains all (vmap), a single one whose
+    leaves have a first axis of seeds. `apart` are the fields that are a part of their own in a checkpoint."""
+
+    def __init__(self) -> None:
+        self.each: list[Any] = []
+        self.apart: tuple[str, ...] = ()
+        self._stack: Any = None
+
+    def stack(self) -> None:
+        """From now on all seeds are trained by one call."""
+        self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self.each)
+
+    def of(self, index: int, field: str = "", rows: Any = ...) -> Any:
+        """The training of one seed as it is now, one field of it, or some rows of one array. Its arrays are gone once
+        the training continues."""
+        tree = self.each[index] if self._stack is None else self._stack
+        tree = attrgetter(field)(tree) if field else tree
+        if self._stack is not None:
+            return jax.tree.map(lambda x: x[index] if rows is ... else x[index, rows], tree)
+        return tree if rows is ... else tree[rows]
+
+    def put(self, index: int, field: str, tree: Any) -> None:
+        """Replace the training of one seed, or one field of it; before `compile`."""
+        self.each[index] = _replaced(self.each[index], field, tree)
+
+    def all(self) -> Any:
+        """The trainings of all seeds as the script has them, see `Runs.resume`."""
+        if self._stack is not None:
+            return self._stack
+        return self.each[0] if len(self.each) == 1 else list(self.each)
+
+    def take(self, training: Any) -> None:
+        """Continue from the trainings that the script has."""
+        if self._stack is not None:
+            self._stack = training
+        else:
+            self.each = [training] if len(self.each) == 1 else list(training)
+
+    def replay(self, index: int, field: str) -> JaxReplay:
+        """The replay buffer of a seed as a part of a checkpoint."""
+
+        def get(name: str, rows: Any = ...) -> Any:
+            return self.of(index, f"{field}.{name}", rows)
+
+        def put(name: str, array: Any) -> None:
+            self.put(index, f"{field}.{name}", array)
+
+        return JaxReplay(getattr(self.each[index], field)._fields, get, put)
+
+    def train(self, iteration: Callable[[Any], Any], chunk: int) -> Callable[[range, Sequence[int]], Any]:
+        """Compile `train(iterations, active)`: all active seeds, on the CPU as many at once as there are cores; what
+        they report, (seeds, iterations, ...)."""
+        return self._together(iteration, chunk) if self._stack is not None else self._in_threads(iteration, chunk)
+
+    def _in_threads(self, iteration: Callable[[Any], Any], chunk: int) -> Callable[..., Any]:
+        call = compiled(iteration, chunk, self.each[0])
+        pool = ThreadPoolExecutor(len(own_cores()))
+
+        def one(index: int, count: int) -> Any:
+            self.each[index], report = call(self.each[index], jnp.int32(count))
+            return jax.tree.map(lambda x: np.asarray(x)[:count], report)  # waits for the end
+
+        def train(iterations: range, active: Sequence[int]) -> Any:
+            found = pool.map(lambda index: one(index, len(iterations)), active)
+            reports = dict(zip(active, found, strict=True))
+            any_of_them = reports[active[0]]
+            every = (reports.get(i, any_of_them) for i in range(len(self.each)))
+            return jax.tree.map(lambda *leaves: np.stack(leaves), *every)
+
+        return train
+
+    def _together(self, iteration: Callable[[Any], Any], chunk: int) -> Callable[..., Any]:
+        call = compiled(jax.vmap(iteration), chunk, self._stack)
+
+        def train(iterations: range, active: Sequence[int]) -> Any:
+            self._stack, report = call(self._stack, jnp.int32(len(iterations)))
+            return jax.tree.map(lambda x: np.moveaxis(np.asarray(x)[: len(iterations)], 1, 0), report)
+
+        return train
+
+
+class Part:
+    """What a checkpoint holds of one seed: its training, or one field of it (`params`, `learner.actor`)."""
+
+    def __init__(self, trainings: Trainings, index: int, checkpoints: Checkpoints, field: str = ""):
+        self.trainings, self.index, self.checkpoints, self.field = trainings, index, checkpoints, field
+
+    def tree(self) -> Any:
+        """The arrays as the script has them."""
+        return self.trainings.of(self.index, self.field)
+
+    def _tree(self, without: Sequence[str]) -> Any:
+        """The field, or all fields of the training but those named."""
+        if self.field:
+            return self.tree()
+        fields = self.trainings.each[self.index]._fields
+        return {field: self.trainings.of(self.index, field) for field in fields if field not in without}
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Name -> array."""
+        return {name: np.asarray(leaf) for name, leaf in names_of(self._tree(self.trainings.apart)).items()}
+
+    def must_be_finite(self) -> dict[str, np.ndarray]:
+        """Name -> array of the whole training, without what belongs to the environments."""
+        learned = self._tree((*OF_ENVIRONMENTS, *self.trainings.apart))
+        return {name: np.asarray(leaf) for name, leaf in names_of(learned).items()}
+
+    def load_state_dict(self, arrays: Mapping[str, Any]) -> None:
+        """Bring the training into the saved state; UsageError where the arrays do not fit.
+
+        The arrays of a field named `replay`, rings of rows, may be longer than the saved ones if those have not begun
+        to overwrite their rows.
+        """
+        tree = self._tree(self.trainings.apart)
+        leaves = []
+        for name, leaf in names_of(tree).items():
+            if name.startswith("replay.") and name in arrays:
+                rows = len(arrays[name])
+                if self.checkpoints.resumed.get("step", 0) <= rows < len(leaf):
+                    missing = [(0, len(leaf) - rows), *[(0, 0)] * (leaf.ndim - 1)]
+                    arrays = {**arrays, name: np.pad(arrays[name], missing)}
+            if name not in arrays or np.shape(arrays[name]) != leaf.shape:
+                what = f"{name} is missing or has another shape than {leaf.shape}"
+                raise UsageError(f"what was saved does not fit: {what}")
+            leaves.append(jnp.asarray(np.asarray(arrays[name]), leaf.dtype))
+        tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
+        for field, value in {self.field: tree}.items() if self.field else tree.items():
+            self.trainings.put(self.index, field, value)
+
+
+@dataclasses.dataclass(eq=False)
+class PolicyOfSeed:
+    """A policy of one seed, NumPy to NumPy, with the signature of `act` without the model and without `key`: it may
+    have memory, masks and an axis of agents (see `Policy` in evaluation.py).
+
+    Observations have the shape that the environment gave them; JAX makes 32 bits of 64. Where `act` has a parameter
+    `key`, it gets a new one at each call, drawn from NumPy's random numbers.
+    """
+
+    act: Callable[..., Any]  # a pure function of the model and of observations, as a script has it
+    compiled: Callable[..., Any]  # the same
+    model: Callable[[], Any]  # returns the model
+
+    def __post_init__(self) -> None:
+        known = list(inspect.signature(self.act).parameters.values())
+        self.draws = any(each.name == "key" for each in known)
+        self.__signature__ = inspect.Signature([each for each in known[1:] if each.name != "key"])
+
+    def __call__(self, obs: Any, *memory: Any, **given: Any) -> Any:
+        """The actions for a batch of observations; with memory also the next state, as JAX has it."""
+        if self.draws:
+            given["key"] = jax.random.PRNGKey(np.random.randint(2**31 - 1))
+        try:
+            result = self.compiled(self.model(), obs, *memory, **given)
+        except (TypeError, ValueError):
+            self._refuse_where_flat(obs, *memory, **given)
+            raise
+        if "state" not in self.__signature__.parameters:
+            return as_arrays(result)
+        action, state = result
+        return as_arrays(action), state
+
+    def _refuse_where_flat(self, obs: Any, *memory: Any, **given: Any) -> None:
+        """UsageError where `act` takes flat observations, as the library once gave them."""
+        try:
+            flat = np.asarray(obs, np.float32).reshape(len(obs), -1)
+            jax.eval_shape(self.act, self.model(), flat, *memory, **given)
+        except Exception:  # then that is not the reason
+            return
+        what = f"observations come as the environment gives them, here {np.shape(obs)}, and act takes flat ones"
+        raise UsageError(f"{what}; it must begin with: obs = obs.reshape(len(obs), -1)")
+
+    def with_weights(self, arrays: Mapping[str, Any]) -> "PolicyOfSeed":
+        """The same policy with another model, given as name -> array."""
+        model = self.model()
+        other = jax.tree.unflatten(jax.tree.structure(model), [arrays[name] for name in names_of(model)])
+        return dataclasses.replace(self, model=lambda: other)
