@@ -3,6 +3,7 @@
 import shlex
 import sys
 import time
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,8 @@ def main(argv: Sequence[str]) -> int:
         check_storage(args.engine, args.storage)
     worker_count(args.workers, "solo bench")
     folder = args.results or Path("benchmark/results") / plan.name
-    where = args.storage or str(args.runs_dir or default_storage(plan, args.engine == "local"))
+    default = Path("runs", "bench" if args.engine == "local" else "studies", plan.name)
+    where = args.storage or str(args.runs_dir or default)
     for path in (folder, Path(where)):
         if path.exists() and not path.is_dir():
             raise UsageError(f"solo bench: {path} is a file, but should be a folder")
@@ -88,8 +90,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser("bench", "Run scripts x environments x seeds x variants and collect their results.")
-    parser.formatter_class = _raw_formatter()
-    parser.epilog = EPILOG
+    parser.formatter_class, parser.epilog = RawDescriptionHelpFormatter, EPILOG
     parser.add_argument("what", metavar="SUITE.toml | SCRIPT", nargs="+", help="a suite, or algorithms and .py files")
     parser.add_argument("--env-ids", metavar="ID", nargs="+", default=[], help="environments; of a suite: only these")
     parser.add_argument("--num-seeds", metavar="N", type=int, help="seeds of each (default 1); of a suite: the first N")
@@ -104,12 +105,6 @@ def _parser() -> Parser:
     fleet.add_flags(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run nothing")
     return parser
-
-
-def _raw_formatter() -> Any:
-    from argparse import RawDescriptionHelpFormatter
-
-    return RawDescriptionHelpFormatter
 
 
 def worker_count(given: int | None, verb: str) -> int:
@@ -223,11 +218,6 @@ def write(study: Study, plan: Plan, forgive: bool) -> None:
     except OSError as error:
         if {task.id for task in plan.tasks} - study.done():
             raise UsageError(f"{study.storage.where} cannot be written: {error.strerror or error}") from None
-
-
-def default_storage(plan: Plan, local: bool) -> Path:
-    """Where a study is that no flag places."""
-    return Path("runs", "bench" if local else "studies", plan.name)
 
 
 def conclusion(runner: Fleet, code: int, seconds: float, again: str) -> list[str]:

@@ -33,12 +33,8 @@ def add_flags(parser: Parser) -> None:
     group.add_argument("--memory", metavar="SIZE", help="of each run, as 4GB (default: what the scheduler gives)")
     group.add_argument("--time", metavar="TIME", help="that each run may take, as 2h (default: no limit)")
     group.add_argument("--attempts", metavar="N", type=int, help=f"how often a run may fail (default {ATTEMPTS})")
-    group.add_argument(
-        "--lease",
-        metavar="SECONDS",
-        type=float,
-        help=f"without a sign of a worker, then it is dead (default {LEASE:.0f})",
-    )
+    lost = f"without a sign of a worker, then it is dead (default {LEASE:.0f})"
+    group.add_argument("--lease", metavar="SECONDS", type=float, help=lost)
     group.add_argument("--detach", action="store_true", help="submit and return")
 
 
@@ -49,7 +45,12 @@ def given_resources(args: Any) -> dict[str, str]:
 
 def engine_options(args: Any, plan: Plan) -> dict[str, str]:
     """The options of the engine: the suite's, then those of the command line. UsageError for one that is none."""
-    options = {**plan.engines.get(args.engine, {}), **given_options(args, "solo bench")}
+    options = dict(plan.engines.get(args.engine, {}))
+    for text in args.engine_option or []:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise UsageError(f"solo bench: --engine-option must be KEY=VALUE, such as partition=gpu, not {text}")
+        options[key] = value
     args.detach |= args.engine == "manual"
     if args.image:
         options["image"] = args.image
@@ -57,17 +58,6 @@ def engine_options(args: Any, plan: Plan) -> dict[str, str]:
         if args.engine != "local":
             raise UsageError("solo bench: --workers is for the engine local; a cluster starts as many as it can")
         options["workers"] = str(args.workers)
-    return options
-
-
-def given_options(args: Any, verb: str) -> dict[str, str]:
-    """What the command line gives as options of the engine. UsageError for one that is none."""
-    options = {}
-    for text in args.engine_option or []:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise UsageError(f"{verb}: --engine-option must be KEY=VALUE, such as partition=gpu, not {text}")
-        options[key] = value
     return options
 
 

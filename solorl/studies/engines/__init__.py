@@ -8,10 +8,9 @@ from typing import Any
 
 from solorl.errors import UsageError, did_you_mean, missing_extra, reason
 from solorl.studies.engines.cluster import AGAIN, Cluster, Submission, check_options
-from solorl.studies.engines.local import Job
 
 __all__ = [
-    "AGAIN", "ENGINES", "Cluster", "Job", "Submission", "check_options", "check_storage", "open_again", "open_engine",
+    "AGAIN", "ENGINES", "Cluster", "Submission", "check_options", "check_storage", "open_again", "open_engine",
 ]  # fmt: skip
 # Name -> its module, which has `open(options) -> Cluster`.
 ENGINES = {
