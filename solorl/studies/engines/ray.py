@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 import ray
 
@@ -40,31 +40,25 @@ class Again(Exception):
 
 
 def work(words: Sequence[str]) -> str:
-    """Run a worker on this node to its end: the end of what it printed. Raises Again where Ray is to run it again."""
+    """Run a worker on this node to its end: the end of what it printed. The first interruption (`ray.cancel`, a node
+    that shuts down) tells it to save and end, the second one kills it. Raises Again where Ray is to run it again."""
     with tempfile.TemporaryFile() as output:
-        code, told = run([sys.executable, *words], output)
-        if not told and (code < 0 or code == AGAIN):
-            raise Again(f"exit code {code}")
+        process = subprocess.Popen(
+            [sys.executable, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True, preexec_fn=end_with_parent(),
+        )  # fmt: skip
+        told = 0
+        while process.poll() is None:
+            try:
+                time.sleep(0.1)
+            except (KeyboardInterrupt, SystemExit):
+                told += 1
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL) if told > 1 else process.terminate()
+        if not told and (process.returncode < 0 or process.returncode == AGAIN):
+            raise Again(f"exit code {process.returncode}")
         output.seek(-min(TAIL, output.seek(0, os.SEEK_END)), os.SEEK_END)
         return output.read().decode(errors="replace")
-
-
-def run(words: Sequence[str], output: IO[bytes], **how: Any) -> tuple[int, int]:
-    """Run a process to its end: its exit code, and how often it was told to end. The first interruption (`ray.cancel`,
-    a node that shuts down) tells it to save and end, the second one kills it."""
-    process = subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        preexec_fn=end_with_parent(), **how,
-    )  # fmt: skip
-    told = 0
-    while process.poll() is None:
-        try:
-            time.sleep(0.1)
-        except (KeyboardInterrupt, SystemExit):
-            told += 1
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL) if told > 1 else process.terminate()
-    return process.returncode, told
 
 
 class Crew:
