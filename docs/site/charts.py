@@ -146,5 +146,5 @@ def runs_below(path, root):
             "score": text.number(run.eval["mean"][-1]) if run.eval.get("mean") else "–",
             "date": run.started[:10], "file": Path(run.source).resolve().relative_to(root).as_posix(),
         }
-        for run in found
+        for run in sorted(found, key=lambda run: (run.env_id, run.name, run.seed))
     ]  # fmt: skip

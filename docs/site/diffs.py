@@ -13,11 +13,6 @@ def address(parent, child):
     return f"diffs/{parent.name}--{child.name}.html"
 
 
-def named(scripts):
-    """File name -> script, to find what a header names."""
-    return {script.path.name: script for script in scripts.values()}
-
-
 def edges(scripts):
     """All pairs of a parent and its child."""
     known = {script.path: script for script in scripts.values()}

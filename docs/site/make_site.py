@@ -91,7 +91,7 @@ class Place:
         if script := re.fullmatch(r"algorithms/\w+/(\w+)\.py", name):
             line = None if words.endswith(".py") or words == script[1] else sources.line_of(ROOT / name, words)
             return self.to(f"{address(name)}#{f'L{line}' if line else 'source'}")
-        if name != "README.md" and not (name.endswith(".md") or there.suffix == ".html"):
+        if address(name).startswith("files/"):
             self.site.wanted.add(name)
         return self.to(address(name) + (f"#{anchor}" if anchor else ""))
 
@@ -121,7 +121,7 @@ class Site:
     """All pages, written into a folder."""
 
     def __init__(self, out, names=None):
-        self.out, self.wanted, self.entries = Path(out), set(), []
+        self.out, self.wanted, self.written, self.entries = Path(out), set(), set(), []
         self.scripts = {script.name: script for script in scripts()}
         self.chosen = [self.scripts[name] for name in names or self.scripts]
         self.families = {}
@@ -140,6 +140,8 @@ class Site:
 
     def write(self, url, template, title, description="", **values):
         """Write a page."""
+        assert url not in self.written, f"{url} is written twice"
+        self.written.add(url)
         here = Place(self, url)
         section = next((there for start, there in SECTIONS.items() if url.startswith(start)), url)
         text = self.jinja.get_template(template).render(
@@ -185,7 +187,7 @@ class Site:
         self.write(
             url, "algorithm.html", script.name, script.title, script=script, body=Markup(body),
             metrics=Markup(metrics.body), contents=Markup(writing.contents(page.headings)),
-            family=readme.partition("\n")[0].removeprefix("# "), paths=diffs.named(self.scripts),
+            family=readme.partition("\n")[0].removeprefix("# "),
             listing=Markup(sources.listing(text, script.path.name, script.path)),
             parents=diffs.parents(script, self.scripts), children=diffs.children(script, self.scripts),
             source=script.path.relative_to(ROOT).as_posix(), chart=bool(re.search(r"class=.chart", body)),
@@ -222,12 +224,13 @@ class Site:
         start, end = sources.places(ppo)["ppo_loss"]
         code = "\n".join(ppo.read_text(encoding="utf-8").splitlines()[start - 1 : end])
         chart = here.figure("docs/curves/ppo.png", "PPO on four small tasks", "README.md")
+        chart = Markup(chart.partition("</figure>")[0])  # without its table
         film = here.figure("docs/lunarlander.gif", "PPO lands on LunarLander-v3 after a million steps", "README.md")
         self.write(
             "index.html", "front.html", "SoloRL", "Deep reinforcement learning in files that stand alone.",
-            code=Markup(sources.block(code, "ppo.py")), line=start, chart=Markup(chart), film=Markup(film),
+            code=Markup(sources.block(code, "ppo.py")), line=start, film=Markup(film),
             headline=Markup(writing.render(headline, "README.md", here).body), families=self.families,
-            titles=self.titles(), count=len(self.scripts),
+            titles=self.titles(), count=len(self.scripts), chart=chart,
         )  # fmt: skip
 
     def titles(self):

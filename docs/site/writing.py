@@ -48,7 +48,8 @@ def render(text, path, site):
             page.title = page.title or words
             page.sections.append([anchor, words, []])
         elif token.type == "inline":
-            page.sections[-1][2].append(words_of(token.children))
+            if tokens[i - 1].type != "heading_open":
+                page.sections[-1][2].append(words_of(token.children))
             token.children = inline(token.children, path, site)
         elif token.type == "fence":
             page.sections[-1][2].append(token.content)
