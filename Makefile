@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 FLAGS ?=
 
-.PHONY: train test test-all coverage lint docs bench clean
+.PHONY: train test test-all coverage lint docs site bench clean
 
 train: .venv/.run
 	.venv/bin/solo train ppo --env-id CartPole-v1 --target-return 500 --capture-video $(FLAGS)
@@ -28,6 +28,10 @@ lint: .venv/.dev
 docs: .venv/.dev
 	$(PY) docs/terminal.py
 
+# Static pages in site/, which open from the disk: site/index.html
+site: .venv/.dev
+	$(PY) docs/site/make_site.py $(FLAGS)
+
 bench: .venv/.dev
 	$(PY) -m pip install --quiet "stable-baselines3>=2.6" tyro -c requirements-dev.lock
 	$(PY) benchmark/ppo_speed.py $(FLAGS)
@@ -44,4 +48,4 @@ bench: .venv/.dev
 	touch .venv/.dev
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache htmlcov .coverage*
+	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache htmlcov .coverage*

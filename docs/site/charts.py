@@ -1,0 +1,150 @@
+"""Learning curves and tables of scores, from the data in benchmark/results."""
+
+import ast
+import html
+import json
+import shlex
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import results
+
+from solorl.results import comparison as cmp
+from solorl.results import text
+from solorl.results.read import read_all
+
+MOST_SEEDS = 10  # whose own curves a page has
+DIGITS = 5  # significant digits of the numbers in the charts
+
+
+def all_of(scripts):
+    """Algorithm -> its chart: the curves that its picture in docs/curves shows, by steps and by time, and a table."""
+    return {path.stem: Chart(scripts[path.stem], *found) for path, found in results.curves().items()}
+
+
+class Chart:
+    """The runs of an algorithm and of the files that it comes from, on the environments on which it was run."""
+
+    def __init__(self, script, comparison, curves):
+        self.script, self.comparison, self.curves = script, comparison, curves
+
+    def data(self):
+        """What the script of the page draws."""
+        both = {"steps": self.curves, "time": cmp.curves(self.comparison, self.comparison.metric, "time")}
+        panels = []
+        for env in self.comparison.envs:
+            lines = {axis: self.lines(env, curves) for axis, curves in both.items()}
+            if lines["steps"]:
+                panels.append({"title": env, **lines})
+        return {"methods": self.comparison.methods, "metric": self.comparison.metric, "panels": panels}
+
+    def lines(self, env, curves):
+        """The lines of one panel."""
+        return [
+            {
+                "m": self.comparison.methods.index(method), "band": curve.kind, "x": numbers(curve.x),
+                "y": numbers(curve.y), "lo": numbers(curve.band[:, 0]), "hi": numbers(curve.band[:, 1]),
+                "seeds": {seed: numbers(each) for seed, each in [*curve.seeds.items()][:MOST_SEEDS]},
+            }
+            for (place, method), curve in curves.items()
+            if place == env
+        ]  # fmt: skip
+
+    def table(self):
+        """The scores after training, a row for each environment and method."""
+        head = ["environment", "method", "score", "seeds", "steps", "time", "date"]
+        lines, others = [], any(runs[0].script != self.script.name for runs in self.comparison.groups.values())
+        for row in cmp.env_rows(self.comparison):
+            runs = self.comparison.groups[row.env_id, row.method]
+            score = text.estimate(row.iqm).replace("-", "\N{MINUS SIGN}")
+            cells = [row.env_id, row.method, score, str(row.seeds), f"{row.steps:,.0f}", text.training_time(row)]
+            own = others and runs[0].script == self.script.name
+            cells.append(row.date)
+            lines.append(f"<tr{' class=own' * own}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>")
+        titles = "".join(f'<th scope="col">{name}</th>' for name in head)
+        return (
+            f'<div class="scroll" tabindex="0"><table class="scores"><thead><tr>{titles}</tr></thead>'
+            f"<tbody>{''.join(lines)}</tbody></table></div>"
+        )
+
+    def commands(self):
+        """The commands that repeat the rows of the algorithm itself."""
+        found = []
+        for (env, _), runs in self.comparison.groups.items():
+            if runs[0].script == self.script.name:
+                seeds = sorted(run.seed for run in runs)
+                found.append((env, command(runs, self.script), seeds))
+        return found
+
+
+def command(runs, script):
+    """The command that repeats the first of the runs of a method: what differs from the defaults of the file."""
+    run, defaults = min(runs, key=lambda run: run.seed), defaults_of(script.path)
+    words = ["solo", "train", script.name, "--env-id", run.env_id]
+    for name, value in run.args.items():
+        flag = name.replace("_", "-")
+        if name in ("env_id", "seed") or name not in defaults or value == defaults[name] or value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{flag}")
+        else:
+            words += [f"--{flag}", *map(str, value if isinstance(value, list) else [value])]
+    if run.together > 1:
+        words += ["--num-seeds", str(run.together)]
+    return shlex.join([*words, "--seed", str(run.seed)])
+
+
+def defaults_of(path):
+    """The fields of `Args` of a file and their defaults."""
+    found = {"target_return": None}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef) and node.name == "Args":
+            for child in node.body:
+                if isinstance(child, ast.AnnAssign) and child.value is not None:
+                    try:
+                        found[child.target.id] = ast.literal_eval(child.value)
+                    except ValueError:
+                        found[child.target.id] = ast.unparse(child.value)
+    return found
+
+
+def numbers(values):
+    """Numbers for JSON, short."""
+    short = (float(f"{value:.{DIGITS}g}") for value in values)
+    return [int(value) if value.is_integer() else value for value in short]
+
+
+def figure(chart, picture, made_by, words):
+    """The chart of a page, its table and commands; the picture where scripts are off."""
+    data = json.dumps(chart.data(), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    rows = "".join(
+        f"<li>{html.escape(env)}, seeds {', '.join(map(str, seeds))}: <code>{html.escape(words_)}</code></li>"
+        for env, words_, seeds in chart.commands()
+    )
+    kind = {"interval": "the 95 % interval"}
+    kinds = {kind.get(curve.kind, "the range of the runs") for curve in chart.curves.values() if curve.kind}
+    band = f"; band: {' or '.join(sorted(kinds))}" if kinds else ""
+    return (
+        f'<figure class="chart"><div class="chart-box" hidden></div><noscript>{picture}</noscript>'
+        f'<script type="application/json">{data}</script>'
+        f"<figcaption>{html.escape(words)}: interquartile mean over seeds{band}. Made by <code>{made_by}</code>; "
+        f"this page by <code>make site</code></figcaption></figure>{chart.table()}"
+        '<p class="note">Score: interquartile mean over seeds [95 % interval]; of fewer than four (range).</p>'
+        f'<details class="repeat"><summary>Commands that repeat these numbers</summary><ul>{rows}</ul></details>'
+    )
+
+
+def runs_below(path, root):
+    """What a page says of the result files in a folder, or of one: a row for each run."""
+    files = [path] if path.is_file() else sorted(path.glob("*.json.gz"))
+    found, _ = read_all(files) if files else ([], [])
+    return [
+        {
+            "env": run.env_id, "method": run.name, "seed": run.seed, "steps": f"{run.global_step:,}",
+            "score": text.number(run.eval["mean"][-1]) if run.eval.get("mean") else "–",
+            "date": run.started[:10], "file": Path(run.source).resolve().relative_to(root).as_posix(),
+        }
+        for run in sorted(found, key=lambda run: (run.env_id, run.name, run.seed))
+    ]  # fmt: skip

@@ -1,0 +1,255 @@
+"""The documentation site: its links, sources, sizes, and in a browser its scripts, widths and accessibility."""
+
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from types import SimpleNamespace
+from urllib.parse import urldefrag, urlsplit
+
+import browser
+import pytest
+from conftest import ROOT
+
+from solorl.catalog.header import code_lines, scripts
+
+sys.path.insert(0, str(ROOT / "docs/site"))
+
+import diffs
+import lineage
+import make_site
+import sources
+import verbs
+
+SOME = ["ppo", "a2c", "d3qn"]  # a root, its child, a child of two parents
+LARGEST = 500_000  # bytes of a page
+SCRIPTS = {script.name: script for script in scripts()}
+
+
+class Links(HTMLParser):
+    """What a page names: addresses of links, of what is loaded, and its anchors."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.loaded, self.anchors, self.pictures = set(), set(), set(), 0
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.pictures += tag == "img"
+        self.anchors.add(attrs.get("id"))
+        if tag in ("a", "form"):
+            self.links.add(attrs.get("href") or attrs.get("action"))
+        self.loaded |= {attrs.get("src"), attrs.get("href") if tag == "link" else None} - {None}
+
+
+def check(site, folder, whole):
+    """Each page is small, each link leads to a page and an anchor that exist, and nothing is loaded from elsewhere."""
+    pages = {path: Links(path) for path in folder.rglob("*.html")}
+    planned = {make_site.address(name) for name in site.texts()} | {make_site.address(name) for name in site.wanted}
+    planned |= {f"algorithms/{name}.html" for name in SCRIPTS} | {diffs.address(*each) for each in diffs.edges(SCRIPTS)}
+    planned |= {"index.html", "search.html", "api.html", "lineage.html", "compare.html"}
+    for path, page in pages.items():
+        assert path.stat().st_size < LARGEST, path
+        text = path.read_text()
+        assert page.pictures <= text.count("<figcaption>"), f"{path}: a picture without the command that makes it"
+        for target in page.loaded - {"data:,"}:
+            assert not urlsplit(target).scheme and (path.parent / target).exists(), f"{path} loads {target}"
+        for target in page.links:
+            if urlsplit(target).scheme:
+                continue
+            name, anchor = urldefrag(target)
+            there = (path.parent / name.partition("?")[0]).resolve() if name else path
+            if there in pages:
+                assert not anchor or anchor in pages[there].anchors, f"{path}: {target}"
+            else:
+                known = not whole and there.relative_to(folder.resolve()).as_posix() in planned
+                assert known or there.exists(), f"{path}: {target}"
+    return pages
+
+
+@pytest.fixture(scope="module")
+def part(tmp_path_factory):
+    """A part of the site, without charts, whose data take seconds."""
+    folder = tmp_path_factory.mktemp("site").resolve()
+    site = make_site.Site(folder, SOME)
+    site.charts = dict
+    for name in SOME:
+        site.algorithm(SCRIPTS[name])
+    for name in ("docs/using.md", "docs/guides/README.md", "algorithms/dqn/README.md"):
+        site.markdown(name)
+    site.differences()
+    site.api()
+    site.front()
+    site.write("search.html", "search.html", "Search")
+    site.static()
+    return SimpleNamespace(site=site, folder=folder)
+
+
+def test_a_part_of_the_site_has_no_dead_link(part):
+    pages = check(part.site, part.folder, whole=False)
+    assert len(pages) > len(SOME) + 6
+
+
+def test_a_page_has_the_source_and_details_lead_to_its_lines(part):
+    text = (part.folder / "algorithms/ppo.html").read_text()
+    lines = SCRIPTS["ppo"].path.read_text().splitlines()
+    assert len(re.findall(r'<li id="L\d+"', text)) == len(lines)
+    line = int(re.search(r'<a href="#L(\d+)"><code>gae</code>', text)[1])
+    assert lines[line - 1].startswith("def gae(")
+    phase = int(re.search(r'<a href="#L(\d+)">phase\s+3</a>', text)[1])
+    assert "# ---- 3. learn" in lines[phase - 1]
+    field = int(re.search(r'<a class="quiet" href="#L(\d+)"><code>--no-clip-vloss</code>', text)[1])
+    assert "clip_vloss: bool" in lines[field - 1]
+    assert 'href="../api.html#Run.gradient_step"' in text and "losses/explained_variance" in text
+
+
+def test_every_name_in_a_detail_has_its_line():
+    """A link from a page to a definition or a phase of an algorithm file, of all algorithms."""
+    found, missing = 0, []
+    for name in SCRIPTS:
+        page = ROOT / f"docs/algorithms/{name}.md"
+        assert page.exists(), name
+        for words, target in re.findall(r"\[([^\]\[]*)\]\(([^)#]*algorithms/\w+/\w+\.py)\)", page.read_text()):
+            words = re.sub(r"\s+", " ", words.replace("`", ""))
+            if not words.endswith(".py"):
+                found += 1
+                missing += [] if sources.line_of((page.parent / target).resolve(), words) else [f"{name}: {words}"]
+    assert missing == [] and found > 300
+
+
+def test_marks_and_colours_keep_the_text():
+    [line] = sources.coloured("x = foo(1) < 'a&b'", "a.py")
+    marked = sources.to_html(line, [("x = ", False), ("foo(1", True), (") < 'a&b'", False)])
+    assert re.sub(r"<[^>]+>", "", marked) == "x = foo(1) &lt; 'a&amp;b'"
+    assert marked.startswith("x = <mark>foo(<i ") and "1</i></mark>)" in marked
+
+
+def test_a_diff_has_all_lines_of_both_files(part):
+    text = (part.folder / "diffs/ppo--a2c.html").read_text()
+    cells = re.findall(r'<b(?: class="(\w+)")?>(\d*)</b>', text)
+    assert len([number for _, number in cells if number]) == SCRIPTS["ppo"].lines + SCRIPTS["a2c"].lines
+    added, removed = diffs.changes(SCRIPTS["ppo"], SCRIPTS["a2c"])
+    assert f"+{added}</span>" in text and f"−{removed}</span>" in text and "<details><summary>" in text
+
+
+def test_the_trees_have_every_file_once_and_an_arrow_for_each_parent(part):
+    picture = lineage.picture(part.site.families, SCRIPTS, part.site.titles())
+    names = re.findall(r'<a href="algorithms/(\w+)\.html">', picture)
+    assert sorted(names) == sorted(SCRIPTS)
+    arrows = set(re.findall(r'href="(diffs/[\w-]+\.html)"', picture))
+    assert arrows == {diffs.address(*pair) for pair in diffs.edges(SCRIPTS)} and len(arrows) > 60
+    spots = re.findall(r'class="name" x="(\S+)" y="(\S+)"', picture)
+    assert len(set(spots)) == len(SCRIPTS)  # no name lies on another one
+
+
+def test_the_verbs_are_on_the_page_of_the_api(part):
+    text = (part.folder / "api.html").read_text()
+    assert {"loop", "log", "save", "evaluate", "resume", "close"} <= verbs.of_run()
+    for verb in verbs.of_run():
+        assert f'id="Run.{verb}"' in text
+    assert "--eval-episodes" in text and "def parse" not in text
+
+
+def test_the_index_finds_words(part):
+    entries = part.site.entries
+    assert ["algorithms/ppo.html#implementation-details", "ppo", "Implementation details"] in [e[:3] for e in entries]
+    assert any("orthogonal" in words.split() for *_, words in entries)
+
+
+def test_the_commands_below_a_chart_name_what_differs_from_the_defaults():
+    args = {"env_id": "X-v0", "gamma": 0.9, "clip_vloss": False, "num_envs": 4, "seed": 2, "eval_every": 7}
+    runs = [SimpleNamespace(seed=seed, args=args, env_id="X-v0", together=1) for seed in (3, 2)]
+    command = make_site.charts.command(runs, SCRIPTS["ppo"])
+    assert command == "solo train ppo --env-id X-v0 --gamma 0.9 --no-clip-vloss --seed 2"
+
+
+def test_the_builder_stays_small():
+    assert sum(code_lines(path.read_text()) for path in (ROOT / "docs/site").glob("*.py")) <= 900
+    assert len((ROOT / "docs/site/scripts/search.js").read_text().splitlines()) < 80
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole").resolve()
+    site = make_site.Site(folder)
+    site.build()
+    return SimpleNamespace(site=site, folder=folder)
+
+
+@pytest.mark.slow
+def test_the_whole_site_has_no_dead_link(whole):
+    pages = check(whole.site, whole.folder, whole=True)
+    assert {f"{name}.html" for name in SCRIPTS} <= {path.name for path in pages}
+    charts = [path for path in pages if 'class="chart"' in path.read_text()]
+    assert {path.stem for path in charts} == {path.stem for path in (ROOT / "docs/curves").glob("*.png")} | {"index"}
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    if not browser.find():
+        pytest.skip("there is no Chromium")
+    page = browser.Browser(tmp_path_factory.mktemp("profile"))
+    yield page
+    page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_scrolls_sideways_or_complains(whole, chromium, width):
+    found = {}
+    for path in sorted(whole.folder.rglob("*.html")):
+        problems = chromium.open(path, width)
+        if wide := chromium.run("document.documentElement.scrollWidth") - width:
+            problems = [*problems, f"{wide} pixels too wide"]
+        found |= {path.relative_to(whole.folder): problems} if problems else {}
+    assert found == {}
+
+
+@pytest.mark.slow
+def test_scripts_of_the_pages_work(whole, chromium):
+    chromium.open(f"{(whole.folder / 'search.html').as_uri()}?q=orthogonal")
+    assert "ppo" in chromium.run("document.getElementById('found').textContent")
+    chromium.open(f"{(whole.folder / 'compare.html').as_uri()}?a=ppo&b=a2c")
+    ready = "const go = () => window.diff.children.length ? done() : setTimeout(go, 50); go();"
+    chromium.run(f"new Promise(done => {{ {ready} }})")
+    counts = chromium.run("document.getElementById('counts').textContent.split(':')[1]")
+    added, removed = map(int, re.findall(r"\d+", counts))
+    assert (added, removed) == (29, 70)  # of the whole files, the line Details included
+    chromium.open(whole.folder / "algorithms/ppo.html")
+    assert chromium.run("document.querySelectorAll('.chart canvas').length") == 4
+    chromium.run("document.querySelector('.controls .method').click()")
+    assert chromium.run("document.querySelectorAll('.chart canvas').length") == 1  # of the method that is left
+    line = sources.line_of(SCRIPTS["ppo"].path, "gae")
+    chromium.open(f"{(whole.folder / 'algorithms/ppo.html').as_uri()}#L{line}")
+    assert chromium.run("document.querySelectorAll('.lit').length") > 10
+    assert chromium.run("document.querySelector('.source').scrollTop") > 0
+
+
+AXE = ROOT / "node_modules/axe-core/axe.min.js"
+EXAMPLES = "index algorithms/ppo diffs/ppo--a2c lineage compare search api guides/first_hour results algorithms".split()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed (npm install --no-save axe-core)")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_pages_are_accessible(whole, chromium, dark):
+    found = {}
+    for name in EXAMPLES:
+        chromium.open(whole.folder / f"{name}.html", dark=dark)
+        chromium.run(AXE.read_text())
+        rules = "['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']"
+        broken = chromium.run(
+            f"axe.run({{runOnly: {rules}}}).then(found => found.violations.map(v => v.id + ': ' + v.nodes[0].html))"
+        )
+        found |= {name: broken} if broken else {}
+    assert found == {}
+
+
+def test_a_folder_that_is_not_a_site_is_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "mine.txt").write_text("mine")
+    monkeypatch.setattr(sys, "argv", ["make_site.py", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="is not a site"):
+        make_site.main()
+    assert (tmp_path / "mine.txt").exists()
+    shutil.rmtree(tmp_path)
