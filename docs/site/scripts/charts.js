@@ -43,7 +43,7 @@ function start(figure) {
 
   function panel([item, place]) {
     const lines = item[state.axis].filter(line => !state.hidden.has(line.m));
-    make("h4", {}, place, item.title);
+    make("h3", {}, place, item.title);
     const ends = lines.map(line => `${data.methods[line.m]} ends at ${number(line.y.at(-1))}`).join(", ");
     const canvas = make("div", {role: "img", "aria-label": `${item.title}: ${ends || "nothing is shown"}`}, place);
     const values = make("div", {class: "values"}, place);
