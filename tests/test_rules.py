@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT, refused
 
 from solorl import cli, scripts
-from solorl.catalog import budget, rules, square
+from solorl.catalog import budget, claims, rules, square
 from solorl.catalog import header as catalog
 from solorl.catalog.main_block import main_block, rebound
 from solorl.cli.check import problems_of
@@ -563,7 +563,7 @@ def test_a_file_in_jax_may_name_its_twin_in_torch(made):
     made("fam/a.py", F)
     path = made("other/a_jax.py", F, jax=True, more="Twin      a.py\n")
     script = catalog.parse_header(path)
-    assert script.twin == "a.py" and rules.bad_twin(script) == ""
+    assert script.twin == "a.py" and claims.bad_twin(script) == ""
     assert catalog.parse_header(made("other/b_jax.py", F, jax=True)).twin is None
 
 

@@ -1,5 +1,7 @@
 """ippo.py, and what mappo.py has in common with it: credit, masks, agents that leave, values in units of returns."""
 
+from types import SimpleNamespace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -299,7 +301,9 @@ def test_opening_games_moves_no_random_number_of_the_training():
     np.random.seed(1), torch.manual_seed(1)
     for env_id in ("team/two_step", "mpe/simple_spread_v3"):
         check_env_id(env_id)
-        Run.multi_agent_env(None, make_env, env_id, 2)
+        run = object.__new__(Run)  # no run folder
+        run.play, run.args = False, SimpleNamespace(env_workers=0)
+        run.multi_agent_env(make_env, env_id, 2)
     assert (np.random.random(), torch.rand(1)) == want
 
 

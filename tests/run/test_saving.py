@@ -236,7 +236,7 @@ def test_a_seed_with_nan_weights_ends_alone(train, tmp_path):
 # ---------------------------------------------------------------------- signals
 RUNNER = """
 import os, runpy, signal, sys
-from solorl.run import verbs as library
+from solorl.run import products, verbs
 path, where, *sys.argv[1:] = sys.argv[1:]
 sys.argv[0] = path
 
@@ -247,8 +247,8 @@ def interrupted(function, place):
         return function(*args, **kwargs)
     return call
 
-library.Run.log = interrupted(library.Run.log, "log")
-library.draw_learning_curve = interrupted(library.draw_learning_curve, "draw")
+verbs.Run.log = interrupted(verbs.Run.log, "log")
+products.draw_learning_curve = interrupted(products.draw_learning_curve, "draw")
 try:
     runpy.run_path(path, run_name="__main__")
 finally:
