@@ -43,6 +43,7 @@ def test_loss_gradient_and_policy_are_those_of_the_torch_twin():
     np.testing.assert_array_equal(JAX["act"](params, obs, jnp.asarray(atoms)), networks[0].act(obs))
 
 
+@pytest.mark.slow
 def test_adam_has_the_epsilon_of_its_batch(train):
     """A first step of Adam is gradient / (gradient + epsilon)."""
     flags = ["--total-timesteps", 10, "--batch-size", 50, "--learning-rate", 0.5]

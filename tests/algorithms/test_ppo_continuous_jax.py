@@ -117,6 +117,7 @@ class Blind:
         return state + 1, Step(obs, action[:, 0], end & False, end, obs)
 
 
+@pytest.mark.slow
 def test_actions_are_samples_of_a_policy_whose_first_deviation_is_a_flag(train):
     args = JAX["Args"](num_steps=4096, num_minibatches=1, update_epochs=1, std_init=0.3, learning_rate=0.01)
     setup = JAX["Setup"](args, Blind(), num_iterations=10)

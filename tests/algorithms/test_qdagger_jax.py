@@ -212,6 +212,7 @@ def test_a_life_lost_in_the_step_of_the_time_limit_ends_the_return(scripted, mon
     assert done.tolist() == [[0, 0], [1, 1], [0, 0], [1, 1], [0, 0], [1, 1]]
 
 
+@pytest.mark.slow
 def test_each_player_begins_with_the_first_epsilon(scripted):
     training, teach, offline, online = scripted(exploration_fraction=0.5)
     for iteration, want in ((2, 1), (3, 1 - 0.99 / 5)):

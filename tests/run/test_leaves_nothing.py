@@ -22,7 +22,7 @@ def mappings():
     return Path("/proc/self/maps").read_text().count("\n")
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow) if x.endswith("_jax") else x for x in FILES])
 def test_a_training_that_is_over_is_forgotten(name, train):
     """Neither `atexit`, nor a hook, nor a thread, nor a cache of JAX keeps it, its script or its compiled code. The
     first one does not count: modules that are imported then, as `multiprocessing`, remember which script runs."""

@@ -35,7 +35,7 @@ def written(where, script, seeds, name, barrier):
 def test_plans_that_begin_at_the_same_time_are_all_kept(tmp_path):
     planned(tmp_path / "other", tmp_path)
     context = multiprocessing.get_context("fork")
-    for trial in range(20):
+    for trial in range(8):
         where, barrier = f"{tmp_path}/{trial}", context.Barrier(2)
         parts = [(range(1, 4), "one"), (range(3, 8), "two")]
         args = [(where, str(tmp_path / "fake.py"), seeds, name, barrier) for seeds, name in parts]
