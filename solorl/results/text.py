@@ -83,7 +83,7 @@ def table_caption(comparison: cmp.Comparison) -> str:
 
 
 def brackets(comparison: cmp.Comparison) -> str:
-    """What stands in brackets behind the numbers of a table, to follow their names in a sentence."""
+    """What stands in brackets after the numbers of a table, to follow their names in a sentence."""
     sizes = [len(runs) for runs in comparison.groups.values()]
     single = " (a single run has none)" if 1 in sizes else ""
     interval = f", each with its 95 % bootstrap interval{single}" if max(sizes) >= cmp.ENOUGH else ""
