@@ -1,4 +1,4 @@
-"""What a run leaves behind: evaluations, checkpoints, models, pictures, and the words at its end."""
+"""What a run leaves: evaluations, checkpoints, models, pictures, and the words at its end."""
 
 import shlex
 import signal
