@@ -231,6 +231,7 @@ def watched(train, monkeypatch, *flags):
     return train("td7", "--env-id", "Given-v0", *SMALL, *flags), seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_the_best_agent_is_that_of_the_largest_smallest_return(weight, train, monkeypatch):
     """One episode each for the first steps, then three; agents stay as they are in between, and learn afterwards."""
