@@ -12,9 +12,12 @@ import pytest
 from conftest import ROOT
 
 from solorl.catalog.header import code_lines, scripts
+from solorl.results import comparison, curves
+from solorl.results.read import read_all
 
 sys.path.insert(0, str(ROOT / "docs/site"))
 
+import charts
 import diffs
 import lineage
 import make_site
@@ -22,6 +25,7 @@ import sources
 import verbs
 
 SOME = ["ppo", "a2c", "d3qn"]  # a root, its child, a child of two parents
+NAMES = ("ppo", "sb3_ppo")
 LARGEST = 500_000  # bytes of a page
 SCRIPTS = {script.name: script for script in scripts()}
 
@@ -160,8 +164,26 @@ def test_the_index_finds_words(part):
 def test_the_commands_below_a_chart_name_what_differs_from_the_defaults():
     args = {"env_id": "X-v0", "gamma": 0.9, "clip_vloss": False, "num_envs": 4, "seed": 2, "eval_every": 7}
     runs = [SimpleNamespace(seed=seed, args=args, env_id="X-v0", together=1) for seed in (3, 2)]
-    command = make_site.charts.command(runs, SCRIPTS["ppo"])
+    command = charts.command(runs, SCRIPTS["ppo"])
     assert command == "solo train ppo --env-id X-v0 --gamma 0.9 --no-clip-vloss --seed 2"
+
+
+def test_a_chart_has_every_curve_by_steps_and_by_time():
+    runs, _ = read_all(
+        ROOT / f"benchmark/results/classic/CartPole-v1__{name}__{i}.json.gz" for name in NAMES for i in (1, 2)
+    )
+    compared = comparison.compare(runs, "eval")
+    drawn = {axis: curves.curves(compared, "eval", axis) for axis in ("steps", "time")}
+    data = charts.Chart(SCRIPTS["ppo"], compared, drawn["steps"]).data()
+    [panel] = data["panels"]
+    assert panel["title"] == "CartPole-v1" and sorted(data["methods"]) == sorted(NAMES)
+    for axis, of_methods in drawn.items():
+        assert {data["methods"][line["m"]] for line in panel[axis]} == set(NAMES)
+        for line in panel[axis]:
+            curve = of_methods["CartPole-v1", data["methods"][line["m"]]]
+            assert line["x"] == pytest.approx(curve.x.tolist(), rel=1e-4)
+            assert line["y"] == pytest.approx(curve.y.tolist(), rel=1e-4)
+            assert line["seeds"].keys() == {"1", "2"} and len(line["lo"]) == len(line["hi"]) == len(line["x"])
 
 
 def test_the_builder_stays_small():
@@ -181,8 +203,10 @@ def whole(tmp_path_factory):
 def test_the_whole_site_has_no_dead_link(whole):
     pages = check(whole.site, whole.folder, whole=True)
     assert {f"{name}.html" for name in SCRIPTS} <= {path.name for path in pages}
-    charts = [path for path in pages if 'class="chart"' in path.read_text()]
-    assert {path.stem for path in charts} == {path.stem for path in (ROOT / "docs/curves").glob("*.png")} | {"index"}
+    with_chart = [path for path in pages if 'class="chart"' in path.read_text()]
+    assert {path.stem for path in with_chart} == {path.stem for path in (ROOT / "docs/curves").glob("*.png")} | {
+        "index"
+    }
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import results
 
 from solorl.results import comparison as cmp
+from solorl.results import curves as cv
 from solorl.results import text
 from solorl.results.read import read_all
 
@@ -32,7 +33,7 @@ class Chart:
 
     def data(self):
         """What the script of the page draws."""
-        both = {"steps": self.curves, "time": cmp.curves(self.comparison, self.comparison.metric, "time")}
+        both = {"steps": self.curves, "time": cv.curves(self.comparison, self.comparison.metric, "time")}
         panels = []
         for env in self.comparison.envs:
             lines = {axis: self.lines(env, curves) for axis, curves in both.items()}

@@ -3,7 +3,6 @@
 import html
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import sources
 from markdown_it import MarkdownIt
@@ -101,8 +100,3 @@ def part(text, heading):
     """The text below a heading of the second level of a Markdown page, up to the next one; empty if it has none."""
     match = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, flags=re.M | re.S)
     return match[1] if match else ""
-
-
-def stem(path):
-    """The name of a file without its ending."""
-    return Path(path).stem
