@@ -10,6 +10,7 @@ import numpy as np
 from solorl.results import comparison as cmp
 from solorl.results import curves as cv
 from solorl.results.result import Result
+from solorl.terminal import duration
 
 IGNORED = (
     "seed", "num_seeds", "device", "cuda", "env_workers", "threads", "torch_threads", "save_every", "save_model",
@@ -36,13 +37,6 @@ def estimate(one: cmp.Estimate) -> str:
     if not ends:
         return value
     return f"{value} [{', '.join(ends)}]" if one.interval else f"{value} ({' to '.join(ends)})"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the unit that fits: 40 s, 15 min, 2.5 h."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
 
 
 # ---------------------------------------------------------------------- sentences

@@ -34,9 +34,8 @@ def open_study(path: Path, name: str, about: dict[str, Any], pruner: str, prune_
             storage=storage, study_name=name, direction="maximize", load_if_exists=True,
             pruner=pruners[pruner],
         )  # fmt: skip
-        first = (
-            None if seed is None else seed + len(found.trials)
-        )  # a study that continues must not draw the same again
+        # a study that continues must not draw the same again
+        first = None if seed is None else seed + len(found.trials)
         found.sampler = optuna.samplers.TPESampler(seed=first, multivariate=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
