@@ -63,7 +63,9 @@ def killed_when(train, monkeypatch, folder, killed, *flags):
         if killed(place.parent, step):
             raise SystemExit(9)  # SIGKILL would end this process, too
 
-    monkeypatch.setattr("solorl.run.course.atexit", SimpleNamespace(register=lambda *call: None))
+    monkeypatch.setattr(
+        "solorl.run.course.atexit", SimpleNamespace(register=lambda *call: None, unregister=lambda *call: None)
+    )
     with monkeypatch.context() as patch:
         patch.setattr(state, "save_checkpoint", dying)
         patch.setattr(

@@ -222,8 +222,8 @@ def test_weights_that_are_nan_replace_nothing(flags, train, tmp_path):
 def test_a_seed_with_nan_weights_ends_alone(train, tmp_path):
     poison = (
         "        if global_step == 256:\n"
-        "            params = run.trainings.of(0, 'params')\n"
-        "            run.trainings.put(0, 'params', jax.tree.map(lambda x: x * jnp.nan, params))\n"
+        "            params = jax.tree.map(lambda x: x * jnp.nan, training[0].params)\n"
+        "            training = [training[0]._replace(params=params), *training[1:]]\n"
     )
     copy = changed(tmp_path, "ppo_jax", "        run.save(", poison)
     train(copy, *SMALL, "--total-timesteps", 512, "--save-every", 128, code=3)

@@ -268,8 +268,8 @@ def test_a_conflict_of_writes_is_asked_again(cloud):
 
 @pytest.mark.slow
 def test_a_lease_in_a_bucket_is_taken_over(cloud, tmp_path):
-    study, [task] = planned(WHERE, tmp_path, lease=1.0)
-    dead = {"machine": "gone:1", "handle": "1:1", "beat": time.time() - 1.1}
+    study, [task] = planned(WHERE, tmp_path, lease=100.0)
+    dead = {"machine": "gone:1", "handle": "1:1", "beat": time.time() - 101}
     study.storage.write(f"leases/{task.id}.json", json.dumps(dead).encode())
     lease = Lease(study, task.id)
     assert lease.take() and lease.is_mine() and lease.is_fresh(lease.holder())
@@ -433,7 +433,7 @@ def test_thirty_tasks_of_an_array_with_interruptions_have_one_result_each(cloud,
              "--pause", 0.2, "--total-timesteps", 10)  # fmt: skip
     with Agent(tmp_path / "machines", slots=4, harm=sometimes(0.4, 2.5)) as agent:
         code, out, err = solo(*words)
-    assert code == 0 and "30 of 30 finished" in out and "30 tables in results" in out, out + err
+    assert code == 0 and "30 of 30 finished" in out and "results in results; compare" in out, out + err
     study = open_study(WHERE)
     assert len(study.storage.list("results")) == 30 and study.done() == set(study.tasks)
     assert set(tables()) == set(range(1, 31))
