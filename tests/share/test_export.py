@@ -123,8 +123,19 @@ def test_policies_with_observations_or_actions_of_parts_are_refused(name, traine
     refused(solo("export", run_dir, tmp_path / "policy.onnx"), "cannot be exported", PARTS[name])
 
 
+# Files whose policies take a mask of the allowed actions.
+MASKED = [name for name, path in scripts.script_paths().items() if "action_mask" in path.read_text()]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in scripts.script_paths() if name not in PARTS])
+@pytest.mark.parametrize("name", MASKED)
+def test_policies_that_take_a_mask_are_refused(name, trained, solo, tmp_path):
+    run_dir, _ = trained(name, " ".join(flags_of(name)))
+    refused(solo("export", run_dir, tmp_path / "policy.onnx"), "action_mask", "an exported one cannot")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in scripts.script_paths() if name not in [*PARTS, *MASKED]])
 def test_every_algorithm_is_exported(name, trained, solo, tmp_path):
     """With the dtype of the environment: bytes for images."""
     run_dir, policy = trained(name, " ".join(flags_of(name)))
