@@ -2,7 +2,7 @@
 
     require, vector_env, multi_agent_env, compile, fast, gradient_step, resume, reset, loop, episodes, gather, learned,
         log, evaluate, save, close
-    teacher: the trained policy of another run
+    teacher: the trained policy of another run; dataset: the transitions that other runs have recorded
     place, share, first, answers: objects in other processes, for scripts that play and learn side by side;
         evaluation_seeds, where one of them evaluates
 
@@ -21,6 +21,7 @@ import numpy as np
 from solorl import signals
 from solorl.checkpoints import env_state
 from solorl.compute.device import EVALUATE, TRAIN, env_seed
+from solorl.data.dataset import Dataset, open_datasets
 from solorl.envs.ids import is_atari
 from solorl.envs.mistakes import try_out
 from solorl.envs.returns import teams_of
@@ -121,6 +122,14 @@ class Run(Products):
             self.taught = Teacher.find(address, self.dir, device, trust_script)
             self.taught.check(str(getattr(self.args, "env_id", "")), envs, part)
         return self.taught.policy
+
+    def dataset(self, folders: str, envs: Any) -> Dataset:
+        """The transitions that other runs have recorded in `folders`, separated by commas (see `Dataset`). Ends with
+        one sentence and exit code 2 unless each is a data set of the same environment, with the spaces of `envs`. A run
+        that is only played needs none: then the data set is empty. To be called before `resume`.
+        """
+        with in_one_sentence():
+            return open_datasets(folders, str(getattr(self.args, "env_id", "")), envs, empty=bool(self.play))
 
     def resume(self, **parts: Any) -> int:
         """Name all that a checkpoint must hold; with `--resume` bring it into the saved state. In all ranks modules

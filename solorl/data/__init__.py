@@ -1,0 +1,1 @@
+"""Recorded transitions on the disk: written in pieces while environments run, read as arrays."""
