@@ -145,7 +145,7 @@ def test_every_algorithm_is_exported(name, trained, solo, tmp_path):
     acts_as(path, policy)
     graph = onnx.load(path).graph
     kinds = share.types_of([*graph.input, *graph.output])
-    images = any(word in policy.env_id for word in ("Catch", "atari/"))
+    images = any(word in policy.env_id for word in ("Catch", "atari/", "MovingDot"))
     assert kinds["obs"].startswith("uint8 (batch, " if images else "float32 (batch, ")
     wanted = {"obs", "action"} | ({"state", "first", "next_state"} if name.endswith(("lstm", "trxl")) else set())
     if kinds["action"] in ("int64 (batch)", "int32 (batch)"):
