@@ -51,7 +51,7 @@ def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatc
     monkeypatch.setattr(torch, "compile", compile_whole)
     monkeypatch.setattr("solorl.compute.speed.compile_problem", lambda folder: None)  # wherever the tests run
     monkeypatch.setattr(products, "onednn_is_faster", lambda: False)  # on every machine
-    if "Catch-v5" in FLAGS[name]:
+    if "Catch" in FLAGS[name]:
         use_fake_envpool(monkeypatch)
     train(name, *flags_of(name), "--eval-every", 0, "--save-every", 0, "--compile")
     assert losses and all("_loss" in name for name in losses)
