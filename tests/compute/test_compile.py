@@ -37,12 +37,20 @@ def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatc
         whole = compiler(function, backend="aot_eager", fullgraph=True, dynamic=settings["dynamic"])
 
         def compare(flat, parameters, loss_of, *inputs):
+            random = torch.get_rng_state()
             gradients, *rest = function(flat, parameters, loss_of, *inputs)
             if loss_of.__name__ not in losses:
                 losses.append(loss_of.__name__)
+                after = torch.get_rng_state()
+                torch.set_rng_state(random)  # dropout draws the same
                 again = whole(flat, parameters, loss_of, *inputs)
+                torch.set_rng_state(after)
                 torch.testing.assert_close(again, (gradients, *rest), rtol=1e-3, atol=1e-5)
-                assert flat and gradients.ndim == 1 and all(key.startswith("losses/") for key in rest[0])
+                assert (
+                    flat or name == "ppg_procgen"
+                )  # whose parameters two optimisers have, of which one has the vector
+                assert gradients.ndim == 1 if flat else len(gradients) == len(parameters)
+                assert all(key.startswith("losses/") for key in rest[0])
             return gradients, *rest
 
         return compare
