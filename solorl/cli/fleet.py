@@ -45,12 +45,7 @@ def given_resources(args: Any) -> dict[str, str]:
 
 def engine_options(args: Any, plan: Plan) -> dict[str, str]:
     """The options of the engine: the suite's, then those of the command line. UsageError for one that is none."""
-    options = dict(plan.engines.get(args.engine, {}))
-    for text in args.engine_option or []:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise UsageError(f"solo bench: --engine-option must be KEY=VALUE, such as partition=gpu, not {text}")
-        options[key] = value
+    options = {**plan.engines.get(args.engine, {}), **read_options(args.engine_option, "solo bench")}
     args.detach |= args.engine == "manual"
     if args.image:
         options["image"] = args.image
@@ -58,6 +53,17 @@ def engine_options(args: Any, plan: Plan) -> dict[str, str]:
         if args.engine != "local":
             raise UsageError("solo bench: --workers is for the engine local; a cluster starts as many as it can")
         options["workers"] = str(args.workers)
+    return options
+
+
+def read_options(given: Sequence[str] | None, verb: str) -> dict[str, str]:
+    """What `--engine-option` says, each KEY=VALUE; UsageError for one that is none."""
+    options = {}
+    for text in given or []:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise UsageError(f"{verb}: --engine-option must be KEY=VALUE, such as partition=gpu, not {text}")
+        options[key] = value
     return options
 
 

@@ -10,18 +10,22 @@ from typing import Any
 from solorl.args.command_line import value_of
 from solorl.cli import Parser
 from solorl.cli.bench import split, worker_count
-from solorl.cli.fleet import say
+from solorl.cli.fleet import RESOURCES, given_resources, read_options, say
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
+from solorl.studies.elsewhere import Elsewhere
+from solorl.studies.engines import ENGINES, open_engine
 from solorl.studies.engines.workers import LocalCluster
 from solorl.studies.journal import completed, counted, open_study
 from solorl.studies.plan import Flags, load_script, merge, seed_range
+from solorl.studies.resources import read_resources
 from solorl.studies.space import space_from_file, space_of
 from solorl.studies.storage import open_storage
-from solorl.studies.study import Study
+from solorl.studies.study import ATTEMPTS, Study
 from solorl.studies.task import words
 from solorl.studies.tune import METRIC, Search, Tuner
 
+SHARED = ("local", "ray", "slurm")  # engines whose workers share folders with this machine
 EPILOG = """the space is in the script, as `lr: float = 2.5e-4  # learning rate [tune: log 1e-5..1e-2]`,
 or in a file; ppo, ppo_normalized and dqn, also in JAX, have one already:
   learning-rate = "log 1e-5..1e-2"     a number, equally likely on a logarithmic scale
@@ -43,11 +47,12 @@ def main(argv: Sequence[str]) -> int:
     for name, value in (("--trials", args.trials), ("--prune-after", args.prune_after + 1)):
         if value < 1:
             raise UsageError(f"solo tune: {name} must be at least {0 if name == '--prune-after' else 1}")
-    workers = LocalCluster(worker_count(args.workers, "solo tune"))
+    workers = make_workers(args)
     storage = args.storage or Path("tune") / f"{study.script.name}.log"
     found = open_study(storage, study.script.name, study.about(), args.pruner, args.prune_after, args.seed)
     where = args.runs_dir or Path("runs/tune") / storage.stem
-    runs = Study(open_storage(str(where)), storage.stem, {}, 1)
+    limit = 1 if args.engine == "local" else ATTEMPTS  # elsewhere a run may be killed that is not to blame
+    runs = Study(open_storage(str(where)), storage.stem, {}, limit)
     say(f"{len(counted(found))} of {args.trials} trials so far, {workers.slots} runs at once; output in {where}")
     say(f"searched: {', '.join(study.space)}")
     say(f"watch them: optuna-dashboard {shlex.quote(str(storage))}")
@@ -78,10 +83,28 @@ def _parser() -> Parser:
     parser.add_argument("--prune-after", metavar="N", type=int, default=4, help="evaluations before that (default 4)")
     parser.add_argument("--seed", metavar="S", type=int, help="seed of the search (default: a new one each time)")
     parser.add_argument("--workers", metavar="N", type=int, help="runs at once (default: one for each core)")
+    parser.add_argument("--engine", metavar="NAME", default="local", help=f"{', '.join(SHARED)} (default local)")
+    parser.add_argument("--engine-option", metavar="KEY=VALUE", action="append", help="an option of the engine")
+    for name, example in (("cores", "2"), ("gpus", "1"), ("memory", "4GB"), ("time", "2h")):
+        parser.add_argument(f"--{name}", metavar=name.upper(), help=f"of each run on a cluster, as {example}")
     steps = partial(value_of, "--total-timesteps", int)
     parser.add_argument("--total-timesteps", metavar="N", type=steps, help="given to every run")
     parser.add_argument("--runs-dir", metavar="DIR", type=Path, help="default runs/tune/NAME OF THE STORAGE")
     return parser
+
+
+def make_workers(args: Any) -> LocalCluster | Elsewhere:
+    """Who does the runs; UsageError for an engine that cannot."""
+    slots = worker_count(args.workers, "solo tune")
+    if args.engine == "local":
+        for flag in ("--engine-option", *(f"--{name}" for name in RESOURCES)):
+            if getattr(args, flag[2:].replace("-", "_")) is not None:
+                raise UsageError(f"solo tune: {flag} is for a cluster; here the runs divide the cores")
+        return LocalCluster(slots)
+    if args.engine in ENGINES and args.engine not in SHARED:
+        raise UsageError(f"solo tune: --engine {args.engine} cannot be asked for runs; allowed are {', '.join(SHARED)}")
+    options = read_options(args.engine_option, "solo tune")
+    return Elsewhere(open_engine(args.engine, options), slots, options, say)
 
 
 def make_study(args: Any, extra: Flags) -> Search:
@@ -106,6 +129,7 @@ def make_study(args: Any, extra: Flags) -> Search:
         flags=flags,
         aggregate=args.aggregate,
         metric=args.metric,
+        resources=read_resources(given_resources(args), "the flags of solo tune"),
     )
 
 

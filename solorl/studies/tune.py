@@ -1,4 +1,4 @@
-"""One set of hyper-parameters over several environments and seeds, found by Optuna with the workers of `solo bench`.
+"""One set of hyper-parameters over several environments and seeds, found by Optuna with the engines of `solo bench`.
 
 The score of a trial: each run's last evaluation is normalised by its environment's target scores (low is 0, high is 1);
 the mean over environments is one number per seed, the median (or mean) over seeds is the trial's.
@@ -19,6 +19,7 @@ from typing import Any
 from solorl import signals
 from solorl.errors import UsageError
 from solorl.metrics import read_rows
+from solorl.studies.elsewhere import Elsewhere
 from solorl.studies.engines import Submission
 from solorl.studies.engines.workers import LocalCluster
 from solorl.studies.fleet import retry, standing
@@ -27,6 +28,7 @@ from solorl.studies.journal import completed, counted, is_owned, states, this_co
 from solorl.studies.lease import Lease
 from solorl.studies.plan import Flags, Script, Task, as_flag, merge
 from solorl.studies.records import read_records
+from solorl.studies.resources import Resources
 from solorl.studies.space import Space
 from solorl.studies.storage import refusal
 from solorl.studies.study import Study
@@ -50,6 +52,7 @@ class Search:
     flags: Flags = field(default_factory=dict)  # given to every run
     aggregate: str = "median"  # median | mean, over seeds
     metric: str = METRIC
+    resources: Resources = field(default_factory=Resources)  # of each run, for engines that ask for them
 
     def about(self) -> dict[str, Any]:
         """What must be equal for a study to continue, as JSON."""
@@ -70,7 +73,9 @@ class Search:
 
     def tasks(self, params: Mapping[str, Any], seed: int) -> list[Task]:
         """The runs of one seed of a trial: every parameter is a flag of each."""
-        return [Task(self.script, env_id, seed, self.all_flags(params)) for env_id in self.env_ids]
+        return [
+            Task(self.script, env_id, seed, self.all_flags(params), resources=self.resources) for env_id in self.env_ids
+        ]
 
     def all_flags(self, params: Mapping[str, Any]) -> Flags:
         """All flags of a run with these parameters."""
@@ -115,6 +120,9 @@ class Curve:
 
 
 # ---------------------------------------------------------------------- the search
+Workers = LocalCluster | Elsewhere
+
+
 @dataclass
 class Trial:
     """A trial at work."""
@@ -135,11 +143,11 @@ class Trial:
 class Tuner:
     """Asks Optuna for trials and does their runs, several at once, until there are as many trials as there should be.
 
-    The runs are tasks of the study `runs`, done by workers of this process.
+    The runs are tasks of the study `runs`, done by workers of this process, or `Elsewhere`.
     """
 
     def __init__(
-        self, search: Search, found: Any, runs: Study, workers: LocalCluster, trials: int, say: Callable[[str], None]
+        self, search: Search, found: Any, runs: Study, workers: Workers, trials: int, say: Callable[[str], None]
     ):
         self.search, self.found, self.runs, self.workers, self.say = search, found, runs, workers, say
         self.wanted = trials
@@ -258,7 +266,8 @@ class Tuner:
         if self.runs.is_done(task.id):
             self._score(trial, task)
             return True
-        retry(self.runs, [task])  # what has failed in an earlier trial may fail in this one, too
+        if task.env_id not in trial.curves:  # what has failed in an earlier trial may fail in this one, too
+            retry(self.runs, [task])
         trial.curves[task.env_id] = Curve(self.search.metric)
         self.running[task.id] = trial, task
         self.workers.submit(Submission(self.runs.storage.where, "", self.runs.name, (task.id,), task.resources))

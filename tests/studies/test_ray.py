@@ -266,6 +266,46 @@ def test_the_page_s_commands_train(solo, on_ray):
 
 
 @pytest.mark.slow
+def test_a_search_is_done_by_a_cluster_and_loses_nothing(on_ray):
+    """Workers and the command itself are killed; the same command goes on, and no step is lost or done twice."""
+    pytest.importorskip("optuna")
+    (on_ray / "space.toml").write_text('learning-rate = "log 1e-5..1e-1"')
+    words = ["tune", "fake.py", "--env-ids", "CartPole-v1", "--space", "space.toml", "--trials", 20, "--num-seeds", 1]
+    words += ["--pruner", "none", "--engine", "ray", "--workers", 3, "--", "--total-timesteps", 30, "--pause", 0.1]
+    env = environment(RAY_ADDRESS=os.environ["RAY_ADDRESS"], PYTHONUNBUFFERED="1")
+
+    def begin():
+        command = [sys.executable, "-m", "solorl.cli", *map(str, words)]
+        return subprocess.Popen(
+            command, cwd=on_ray, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    leases, done = on_ray / "runs/tune/fake/leases", on_ray / "runs/tune/fake/results"
+
+    def kill_a_worker_of_each(process, counts):
+        """When so many runs have finished."""
+        for count in counts:
+            assert process.poll() is None, process.communicate()[0]
+            until(lambda count=count: len(list(done.glob("*"))) >= count and any(leases.glob("*.json")), LONG)
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(json.loads(next(leases.glob("*.json")).read_text())["pid"], signal.SIGKILL)
+                killed.append(count)
+
+    killed = []
+    with begin() as first:
+        kill_a_worker_of_each(first, [1, 4, 7])
+        first.kill()
+    with begin() as second:
+        kill_a_worker_of_each(second, [10, 13])
+        out = second.communicate(timeout=LONG)[0]
+    assert second.returncode == 0 and "20 trials complete" in out and len(killed) > 2, out
+    study = open_study(str(on_ray / "runs/tune/fake"))
+    assert study.done() == set(study.tasks) and len(study.tasks) == 20
+    assert finished_once(study)
+    assert trained(study) == {task: [*range(1, 31)] for task in study.tasks}
+
+
+@pytest.mark.slow
 def test_five_hundred_tasks_with_killed_workers_and_a_lost_node_have_one_result_each(cluster, on_ray):
     """The worker of every tenth task, in the mean, is killed with SIGKILL at a random moment, and after a third of the
     tasks one of the nodes."""
