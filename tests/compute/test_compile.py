@@ -46,9 +46,7 @@ def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatc
                 again = whole(flat, parameters, loss_of, *inputs)
                 torch.set_rng_state(after)
                 torch.testing.assert_close(again, (gradients, *rest), rtol=1e-3, atol=1e-5)
-                assert (
-                    flat or name == "ppg_procgen"
-                )  # two optimisers have its parameters, one the vector
+                assert flat or name == "ppg_procgen"  # two optimisers have its parameters, one the vector
                 assert gradients.ndim == 1 if flat else len(gradients) == len(parameters)
                 assert all(key.startswith("losses/") for key in rest[0])
             return gradients, *rest

@@ -121,6 +121,7 @@ def test_workers_that_leave_no_trace_fail_the_trial(place):
     assert any("fake A seed 1: 3 workers ended without a trace: last line" in line for line in said)
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_does_not_answer_is_asked_again(place):
     cluster = Processes(place)
     cluster.silent = 3
