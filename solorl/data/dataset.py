@@ -75,9 +75,9 @@ class Writer:
         `kept` pieces."""
         there = read_json(self.folder / ABOUT)
         if (self.folder / ABOUT).exists() and (not run or there.get("run") != run):
-            raise UsageError(f"--record: {self.folder} has a data set already; name another folder, or delete it")
+            raise UsageError(f"{self.folder} has a data set already; name another folder, or delete it")
         if len(there.get("pieces", ())) < kept:
-            raise UsageError(f"--record: {self.folder} lacks what this run has recorded before it was stopped")
+            raise UsageError(f"{self.folder} lacks what this run has recorded before it was stopped")
         self._kept = kept
 
     def open(self, about: Mapping[str, Any], spaces: tuple[gym.Space, gym.Space]) -> None:

@@ -117,7 +117,9 @@ class Course:
             try:
                 self.restarted = self.checkpoints.resume(getattr(self.args, "num_envs", None), len(self.meter.agents))
                 if self.recording:
-                    self.recording.writer.check(self.dir.resolve().name, self.checkpoints.resumed.get("pieces", 0))
+                    saved = self.checkpoints.resumed
+                    name = self.dir.resolve().name if "pieces" in saved or not saved else ""
+                    self.recording.writer.check(name, saved.get("pieces", 0))
             except BaseException:
                 self.folder.unlock()
                 raise

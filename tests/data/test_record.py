@@ -177,7 +177,7 @@ def test_a_folder_that_has_a_data_set_is_refused(train, tmp_path):
     train(*DQN, "--record", tmp_path / "data")
     before = {path: path.read_bytes() for path in (tmp_path / "data").iterdir()}
     train(*DQN, "--record", tmp_path / "data", runs_dir=tmp_path / "others", code=2)
-    said = f"error: --record: {tmp_path / 'data'} has a data set already; name another folder, or delete it\n"
+    said = f"error: {tmp_path / 'data'} has a data set already; name another folder, or delete it\n"
     assert train.out == said and not (tmp_path / "others").exists()
     assert {path: path.read_bytes() for path in (tmp_path / "data").iterdir()} == before
 
