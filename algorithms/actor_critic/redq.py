@@ -307,4 +307,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(actor.act, make_env)
+    run.close(actor.act, make_env, sample=lambda obs: actor.act(obs, torch.randn(len(obs), action_dim)))

@@ -163,6 +163,11 @@ def act(actor, obs, noise=0.0):  # (batch, *obs_shape) -> (batch, action_dim)
     return sample_action(actor, obs, noise)[0]
 
 
+def drawn(actor, obs, key):  # (batch, *obs_shape) -> (batch, action_dim)
+    """Samples of the policy."""
+    return act(actor, obs, jax.random.normal(key, act(actor, obs).shape))
+
+
 def q_value(critic, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (batch,)
     return mlp(critic, jnp.concatenate([obs, action], 1)).squeeze(1)
 
@@ -339,4 +344,4 @@ if __name__ == "__main__":
         run.log(global_step, {"losses/alpha": alpha[:, -1]})
         run.evaluate(global_step, act, make_env)
         run.save(global_step, training)
-    run.close(act, make_env)
+    run.close(act, make_env, sample=drawn)

@@ -166,6 +166,11 @@ def act(actor, obs, noise=0.0):  # (batch, *obs_shape) -> (batch, action_dim)
     return sample_action(actor, obs, noise)[0]
 
 
+def drawn(actor, obs, key):  # (batch, *obs_shape) -> (batch, action_dim)
+    """Samples of the policy."""
+    return act(actor, obs, jax.random.normal(key, act(actor, obs).shape))
+
+
 def quantiles_of(critics, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (num_critics, batch, num_quantiles)
     """Several estimates of the distribution of the return of an action, each by its quantiles."""
     return jax.vmap(mlp, (0, None))(critics, jnp.concatenate([obs, action], 1))
@@ -358,4 +363,4 @@ if __name__ == "__main__":
         run.log(global_step, {"losses/alpha": alpha[:, -1]})
         run.evaluate(global_step, act, make_env)
         run.save(global_step, training)
-    run.close(act, make_env)
+    run.close(act, make_env, sample=drawn)

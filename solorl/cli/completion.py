@@ -105,7 +105,7 @@ def _statuses(start: str) -> list[str]:
 # What may follow a verb and a flag: beginning of the word -> words. Where nothing fits, a shell shows files.
 AFTER_VERB: dict[str, Callable[[str], list[str]]] = {
     **dict.fromkeys(("train", "copy", "diff", "check", "bench", "tune"), algorithms),
-    **dict.fromkeys(("play", "push", "export", "report", "plot"), folders),
+    **dict.fromkeys(("play", "record", "push", "export", "report", "plot"), folders),
     "runs": lambda start: ["delete", *folders(start)],
     "completion": lambda start: list(SHELLS),
 }
@@ -130,7 +130,9 @@ def words(typed: Sequence[str]) -> list[str]:
     elif last.startswith("-"):
         found = flags(before)
     else:
-        first_only = before[0] in ("train", "play", "push", "export", "tune", "completion") and len(before) > 1
+        first_only = (
+            before[0] in ("train", "play", "record", "push", "export", "tune", "completion") and len(before) > 1
+        )
         found = [] if first_only else AFTER_VERB.get(before[0], lambda start: [])(last)
     return [word for word in found if word.startswith(last)]
 

@@ -11,7 +11,7 @@ import numpy as np
 from solorl.args.arguments import RunArgs
 from solorl.errors import UsageError
 
-TRAIN, EVALUATE, CONFIRM = range(3)  # streams of environment seeds
+TRAIN, EVALUATE, CONFIRM, RECORD = range(4)  # streams of environment seeds
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 
 

@@ -1,13 +1,15 @@
 """Data sets: what environments showed while a policy acted, in folders that NumPy alone can read.
 
 A folder has `dataset.json`, which names its pieces in their order, and a file of NumPy for each piece (`.npz`) with the
-arrays below, where `steps` differs from piece to piece. An episode may go on in the next piece.
+arrays below, where `steps` differs from piece to piece. An episode goes on in the next piece where that begins with the
+observation `after` this one; else it was cut.
 
     obs (steps, num_envs, *obs_shape), action (steps, num_envs, ...), reward, terminated, truncated (steps, num_envs)
     final_obs (ends, *obs_shape): the last observations of the episodes that end here, by step, then by environment
     after (num_envs, *obs_shape): the observations after the last step, with which the next piece begins
 """
 
+import hashlib
 import io
 import json
 import zipfile
@@ -21,10 +23,11 @@ import numpy as np
 
 from solorl.checkpoints.safety import is_plain_name
 from solorl.errors import UsageError
-from solorl.files import read_json, sha256, write, write_atomically
+from solorl.files import read_json, write_atomically
 
 FORMAT = 1
 ABOUT = "dataset.json"
+SPACES = ("observation_space", "action_space")
 ARRAYS = ("obs", "action", "reward", "terminated", "truncated", "final_obs", "after")
 
 
@@ -61,23 +64,49 @@ class Dataset:
 
 
 class Writer:
-    """Writes a data set, a piece at a time, each whole or not at all.
+    """Writes a data set into a folder, a piece at a time, each whole or not at all."""
 
-    `about` describes it: `env_id`, `observation_space` and `action_space` (see `described`), `num_envs`, `policy`, ...
-    """
+    def __init__(self, folder: Path):
+        self.folder, self._kept = folder, 0
+        self.about: dict[str, Any] = {}
 
-    def __init__(self, folder: Path, about: Mapping[str, Any]):
-        self.folder, self.about = folder, {"format": FORMAT, **about, "pieces": []}
+    def check(self, run: str = "", kept: int = 0) -> None:
+        """UsageError where the folder has a data set already, unless that is of `run`, which goes on after its first
+        `kept` pieces."""
+        there = read_json(self.folder / ABOUT)
+        if (self.folder / ABOUT).exists() and (not run or there.get("run") != run):
+            raise UsageError(f"{self.folder} has a data set already; name another folder, or delete it")
+        if len(there.get("pieces", ())) < kept:
+            raise UsageError(f"{self.folder} lacks what this run has recorded before it was stopped")
+        self._kept = kept
+
+    def open(self, about: Mapping[str, Any], spaces: tuple[gym.Space, gym.Space]) -> None:
+        """Make the folder, and delete the pieces that `check` was not told to keep. `about` describes the data:
+        `env_id`, `policy`, ...; `spaces`: see `described`. UsageError where nothing can be written."""
+        kept = read_json(self.folder / ABOUT).get("pieces", [])[: self._kept]
+        described_spaces = {key: described(space) for key, space in zip(SPACES, spaces, strict=True)}
+        self.about = {"format": FORMAT, **about, **described_spaces, "pieces": kept}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for path in self.folder.glob("[0-9]*.npz"):
+                if path.name not in [each["file"] for each in kept]:
+                    path.unlink()
+            self._write_about()
+        except OSError as error:
+            raise UsageError(f"{self.folder} cannot be written: {error.strerror}") from None
 
     def add(self, piece: Mapping[str, np.ndarray]) -> None:
-        """Write the arrays of a piece (see the module), then the list that names it; UsageError if that fails."""
+        """Write the arrays of a piece (see the module), then the list that names it. OSError."""
         name = f"{len(self.about['pieces']):06}.npz"
         data = io.BytesIO()
         save: Any = np.savez_compressed if piece["obs"].dtype == np.uint8 else np.savez
         save(data, **{key: piece[key] for key in ARRAYS})
-        write(self.folder / name, data.getvalue())
-        rows, digest = int(piece["reward"].size), sha256(self.folder / name)
+        write_atomically(self.folder / name, data.getvalue())
+        rows, digest = int(piece["reward"].size), hashlib.sha256(data.getvalue()).hexdigest()
         self.about["pieces"].append({"file": name, "transitions": rows, "sha256": digest})
+        self._write_about()
+
+    def _write_about(self) -> None:
         write_atomically(self.folder / ABOUT, json.dumps(self.about, indent=1).encode())
 
 
@@ -97,17 +126,21 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about
 
 
-def _read_piece(path: Path) -> dict[str, np.ndarray]:
+def _read_piece(path: Path, digest: Any) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise ValueError("it is damaged")
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
             return {key: file[key] for key in ARRAYS}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+        what = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise UsageError(f"{path} cannot be read: {what}") from None
 
 
 def read(folder: Path) -> Dataset:
     """The transitions of one folder; UsageError, with one sentence, where it is none or is damaged."""
-    pieces = [_read_piece(folder / each["file"]) for each in read_about(folder)["pieces"]]
+    pieces = [_read_piece(folder / each["file"], each.get("sha256")) for each in read_about(folder)["pieces"]]
     try:
         return _joined(pieces)
     except (ValueError, IndexError) as error:
@@ -117,11 +150,14 @@ def read(folder: Path) -> Dataset:
 def _joined(pieces: Sequence[Mapping[str, np.ndarray]]) -> Dataset:
     """The transitions of the pieces of one folder, all of the first environment before those of the second."""
     arrays = {key: np.concatenate([piece[key] for piece in pieces]) for key in ARRAYS[:-1]}
-    obs, done = arrays["obs"], arrays["terminated"] | arrays["truncated"]
-    next_obs = np.concatenate([obs[1:], pieces[-1]["after"][None]])
+    obs, done, truncated = arrays["obs"], arrays["terminated"] | arrays["truncated"], arrays["truncated"].copy()
+    next_obs = np.concatenate([each for piece in pieces for each in (piece["obs"][1:], piece["after"][None])])
+    last = np.cumsum([len(piece["reward"]) for piece in pieces]) - 1  # the last step of each piece
+    goes_on = np.zeros((len(pieces), obs.shape[1]), bool)
+    same = next_obs[last[:-1]] == obs[last[:-1] + 1]
+    goes_on[:-1] = same.all(tuple(range(2, obs.ndim)))
+    truncated[last] |= ~goes_on & ~done[last]
     next_obs[done] = arrays["final_obs"]  # both by step, then by environment
-    truncated = arrays["truncated"].copy()
-    truncated[-1] |= ~done[-1]  # the recording ended
     ends = (truncated | arrays["terminated"]).swapaxes(0, 1).ravel()
 
     def flat(array: np.ndarray) -> np.ndarray:
@@ -161,7 +197,7 @@ def open_datasets(folders: str, env_id: str, envs: Any, empty: bool = False) -> 
         about = read_about(path)
         if about.get("env_id") != env_id:
             raise UsageError(f"{path} is of {about.get('env_id')}: --env-id {about.get('env_id')}")
-        for key, space in zip(("observation_space", "action_space"), spaces, strict=True):
+        for key, space in zip(SPACES, spaces, strict=True):
             if about.get(key) != described(space):
                 raise UsageError(f"{path} has the {key.replace('_', ' ')} {about.get(key)}, {env_id} has {space}")
     return merged([read(path) for path in paths])

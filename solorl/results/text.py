@@ -14,7 +14,7 @@ from solorl.terminal import duration
 
 IGNORED = (
     "seed", "num_seeds", "device", "cuda", "env_workers", "threads", "torch_threads", "save_every", "save_model",
-    "save_replay", "capture_video", "plot", "track", "wandb_project_name", "upload_model", "hf_entity",
+    "save_replay", "record", "capture_video", "plot", "track", "wandb_project_name", "upload_model", "hf_entity",
 )  # fmt: skip
 
 

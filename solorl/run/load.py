@@ -121,7 +121,11 @@ class LoadedPolicy:
 
     def sample(self, obs: Any, *memory: Any, **given: Any) -> Any:
         """The same with actions drawn at random; UsageError where the script hands over no such policy."""
-        return _actions(_required(self.sampler), obs, *memory, **given)
+        return _actions(self.required_sampler(), obs, *memory, **given)
+
+    def required_sampler(self) -> Policy:
+        """The stochastic policy as the script hands it over; UsageError where it hands over none."""
+        return _required(self.sampler)
 
     def make_env(self, **kwargs: Any) -> Any:
         """An environment as the training had it; `kwargs` go to `gymnasium.make`, e.g. `render_mode="human"`."""

@@ -67,9 +67,12 @@ class Products(Course):
         self._check_finite()
         with self.folder.writing("checkpoint", f"the checkpoint of step {self.step:,}", self.checkpoints.are_there()):
             self.folder.require()
-            counters = {"phase": self.phase, "iteration": self.iteration + 1, "step": self.step}
+            counters: dict[str, Any] = {"phase": self.phase, "iteration": self.iteration + 1, "step": self.step}
             counters |= self.meter.counters() | self.evaluator.counters()
             counters["metrics_bytes"] = self.folder.metrics.sync()
+            if self.recording:
+                self.recording.flush()
+                counters["pieces"] = len(self.recording.writer.about["pieces"])
             self.checkpoints.save(self.step, counters, self.args.save_replay, of_ranks[1:])
             self._set_status(self.folder.status)
 

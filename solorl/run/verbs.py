@@ -84,7 +84,11 @@ class Run(Products):
     def vector_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> VectorEnvs:
         """`num_envs` environments `make_env(env_id)` side by side, which reset in the same step (see `VectorEnvs`): in
         this process, with `--env-workers` in others (see `in_workers`)."""
-        return self._side_by_side(VectorEnvs, make_env, env_id, num_envs)
+        envs = self._side_by_side(VectorEnvs, make_env, env_id, num_envs)
+        if self.args.record and not self.play:
+            with in_one_sentence():
+                self.record((envs.single_observation_space, envs.single_action_space))
+        return envs
 
     def _side_by_side(self, kind: type, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
         make_envs, workers = [lambda: make_env(env_id)] * num_envs, 0 if self.play else self.args.env_workers
@@ -151,12 +155,17 @@ class Run(Products):
         """The first observations (num_envs, *obs_shape): of a reset with seeds no other environment has, or, resumed,
         those at which the run stopped."""
         if self.checkpoints.resumed:
-            return env_state.observations(envs)
-        first = self.rank * envs.num_envs  # so that several ranks play the games that one would
-        seeds = [env_seed(self.args.seed, TRAIN, first + i) for i in range(envs.num_envs)]
-        envs.action_space.seed(seeds[0])
-        envs.single_action_space.seed(seeds[0])
-        return envs.reset(seed=seeds)[0]
+            obs = env_state.observations(envs)
+        else:
+            first = self.rank * envs.num_envs  # so that several ranks play the games that one would
+            seeds = [env_seed(self.args.seed, TRAIN, first + i) for i in range(envs.num_envs)]
+            envs.action_space.seed(seeds[0])
+            envs.single_action_space.seed(seeds[0])
+            obs = envs.reset(seed=seeds)[0]
+        if self.recording:
+            self.begin_recording((envs.single_observation_space, envs.single_action_space), obs)
+            self.recording.watch(envs)
+        return obs
 
     def loop(self, start: int, num_iterations: int, last: bool = True) -> Iterator[int]:
         """Count iterations from `start`. Ends early, always after a `save`, on Ctrl+C, SIGTERM, a reached

@@ -34,7 +34,8 @@ OF_RUN = ("config.json", "status.json", "metrics.jsonl", "learning_curve.png", *
 OTHERS = ("README.md", "results.json", "replay.mp4", ".gitattributes", "LICENSE")
 ALLOWED = {*OF_RUN, *OTHERS}  # next to these a repository has its script
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".joblib", ".npy", ".npz")  # may execute code when read
-OWN = ("runs_dir", "resume", "wandb_entity")  # arguments that say something of the owner's machine, nothing of the run
+# Arguments that say something of the owner's machine, nothing of the run.
+OWN = ("runs_dir", "resume", "record", "wandb_entity")
 MAX_SIZE = 2000  # MB
 PREFIX = "hf://"
 COMMIT = re.compile(r"[0-9a-f]{40}")

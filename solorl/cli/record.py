@@ -1,0 +1,99 @@
+"""`solo record`: what a trained policy does, or what random actions lead to, as a data set."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from solorl.cli import Parser
+from solorl.errors import UsageError
+from solorl.files import shown
+
+ABOUT = """Record transitions of the policy of a run folder, in the environment of the run, as a data set. Actions are
+greedy unless a flag says otherwise. This executes the script that made the folder, by the rule of `solo play`."""
+
+
+def parser() -> Parser:
+    """The command line of `solo record`."""
+    p = Parser("record", ABOUT)
+    p.add_argument("run_dir", metavar="RUN_DIR", help="a folder below runs/, or hf://USER/NAME[@REVISION]")
+    p.add_argument("--steps", metavar="N", type=int, required=True, help="transitions, summed over environments")
+    p.add_argument("--out", metavar="DIR", type=Path, help="the folder of the data set (RUN_DIR/dataset)")
+    how = p.add_mutually_exclusive_group()
+    how.add_argument("--stochastic", action="store_true", help="draw the actions at random, if the script can")
+    how.add_argument(
+        "--random", action="store_true", help="uniformly random actions, for which the policy is not asked"
+    )
+    p.add_argument("--num-envs", metavar="N", type=int, default=8, help="environments side by side (8)")
+    p.add_argument("--seed", metavar="S", type=int, help="seed of the environments and actions (that of the run)")
+    p.add_argument("--trust-script", action="store_true", help="execute the folder's script, whatever it does")
+    return p
+
+
+def main(argv: Sequence[str]) -> int:
+    """Record a data set; UsageError for a folder without a run, numbers out of range and what cannot be recorded."""
+    args = parser().parse(argv)
+    for name, least in (("steps", 1), ("num_envs", 1), ("seed", 0)):
+        if (value := getattr(args, name)) is not None and value < least:
+            raise UsageError(f"solo record: --{name.replace('_', '-')} must be at least {least}, not {value}")
+    from solorl.data.recording import Recording  # here: they load the numerical libraries
+    from solorl.run.evaluation import undisturbed
+    from solorl.run.load import load
+    from solorl.share.hub import run_dir_of
+
+    run_dir = run_dir_of(args.run_dir)
+    recording = Recording(args.out or run_dir / "dataset")
+    recording.writer.check()
+    loaded = load(run_dir, trust_script=args.trust_script)
+    act = None if args.random else loaded.required_sampler() if args.stochastic else loaded.policy
+    try:
+        with undisturbed():
+            record(loaded, act, recording, args, run_dir.resolve().name)
+    except OSError as error:
+        raise UsageError(f"{recording.writer.folder} cannot be written: {error.strerror}") from None
+    count = sum(piece["transitions"] for piece in recording.writer.about["pieces"])
+    print(f"recorded {count:,} transitions of {recording.writer.about['policy']} in {shown(recording.writer.folder)}")
+    return 0
+
+
+def record(loaded: Any, act: Any, recording: Any, args: Any, run: str) -> None:
+    """Play `act`, without one random actions, in environments side by side until all steps are recorded."""
+    import inspect
+    from dataclasses import replace
+
+    import numpy as np
+
+    from solorl.compute.device import RECORD, env_seed, seed_all
+    from solorl.envs.returns import teams_of
+    from solorl.envs.vector import VectorEnvs
+
+    together = "num_envs" in inspect.signature(loaded.maker).parameters
+    count, env_id = args.num_envs, loaded.env_id
+    envs: Any = loaded.maker(env_id, count) if together else VectorEnvs([loaded.make_env] * count)
+    if not together and teams_of(envs.envs[0]):
+        raise UsageError(f"{env_id} has several agents; what is recorded is one agent's")
+    seed = loaded.args.seed if args.seed is None else args.seed
+    seed_all(replace(loaded.args, seed=seed))
+    spaces = (envs.single_observation_space, envs.single_action_space)
+    for space in (envs.action_space, spaces[1]):
+        space.seed(seed)
+    obs, _ = envs.reset(seed=[env_seed(seed, RECORD, i) for i in range(count)])
+    how = "random actions" if act is None else f"the {'stochastic' if args.stochastic else 'greedy'} policy of {run}"
+    recording.open({"env_id": env_id, "policy": how, "of_run": run, "seed": seed}, spaces, obs)
+    recording.watch(envs)
+    known = inspect.signature(act).parameters if act else {}
+    state, first = None, np.ones(count, bool)
+    for _ in range(-(-args.steps // count)):
+        masks: Any = getattr(envs, "action_mask", None)
+        given = {"action_mask": masks} if "action_mask" in known else {}
+        if act is None and masks is None:
+            action = envs.action_space.sample()
+        elif act is None:
+            action = np.array([spaces[1].sample(mask=mask.astype(np.int8)) for mask in masks])
+        elif "state" in known:
+            action, state = act(obs, state, first, **given)
+        else:
+            action = act(obs, **given)
+        obs, _, terminated, truncated, _ = envs.step(action)
+        first = terminated | truncated
+    recording.flush()
+    envs.close()
