@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from conftest import definitions
 
-from solorl.data.dataset import Writer, described
+from solorl.data.dataset import Writer
 from solorl.envs.vector import VectorEnvs
 
 
@@ -21,11 +21,9 @@ def recorded(env_id, steps=400, num_envs=2, policy=None):
     make_env, rng = definitions("td3_continuous_action")["make_env"], np.random.default_rng(1)
     envs = VectorEnvs([lambda: make_env(env_id)] * num_envs)
     envs.action_space.seed(1)
-    spaces = {
-        "observation_space": described(envs.single_observation_space),
-        "action_space": described(envs.single_action_space),
-    }
-    writer = Writer(Path(folder.name), {"env_id": env_id, "num_envs": num_envs, "policy": "tests", **spaces})
+    writer = Writer(Path(folder.name))
+    spaces = (envs.single_observation_space, envs.single_action_space)
+    writer.open({"env_id": env_id, "num_envs": num_envs, "policy": "tests"}, spaces)
     obs = envs.reset(seed=1)[0]
     for _ in range(2):
         rows, final = [], [np.empty((0, *obs.shape[1:]), obs.dtype)]
