@@ -31,7 +31,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what is asked; UsageError for what is no data set and what cannot be written."""
+    """Do what is asked; UsageError for what is not a data set and what cannot be written."""
     args = parser().parse(argv)
     if args.what != "info" and len(args.names) != 2:
         raise UsageError(f"solo dataset {args.what} takes a folder and a name of Minari's; see `solo dataset --help`")

@@ -1,8 +1,8 @@
 """Data sets: what environments showed while a policy acted, in folders that NumPy alone can read.
 
 A folder has `dataset.json`, which names its pieces in their order, and a file of NumPy for each piece (`.npz`) with the
-arrays below, where `steps` differs from piece to piece. An episode goes on in the next piece where that begins with the
-observation `after` this one; else it was cut.
+arrays below, where `steps` differs from piece to piece. An episode continues in the next piece where that begins with
+the observation `after` this one; else it was cut.
 
     obs (steps, num_envs, *obs_shape), action (steps, num_envs, ...), reward, terminated, truncated (steps, num_envs)
     final_obs (ends, *obs_shape): the last observations of the episodes that end here, by step, then by environment
@@ -89,7 +89,7 @@ class Writer:
         self.about: dict[str, Any] = {}
 
     def check(self, run: str = "", kept: int = 0) -> None:
-        """UsageError where the folder has a data set already, unless that is of `run`, which goes on after its first
+        """UsageError where the folder has a data set already, unless that is of `run`, which continues after its first
         `kept` pieces."""
         there = read_json(self.folder / ABOUT)
         if (self.folder / ABOUT).exists() and (not run or there.get("run") != run):
@@ -131,7 +131,7 @@ class Writer:
 def read_about(folder: Path) -> dict[str, Any]:
     """The description of a data set; UsageError where there is none, or one that this version cannot read."""
     if not (about := read_json(folder / ABOUT)):
-        raise UsageError(f"{folder} is no data set: it has no {ABOUT} that can be read")
+        raise UsageError(f"{folder} is not a data set: it has no {ABOUT} that can be read")
     if about.get("format") != FORMAT:
         raise UsageError(f"{folder} has format {about.get('format')}; this version reads format {FORMAT}")
     pieces = about.get("pieces")

@@ -125,13 +125,13 @@ def test_the_metadata_are_complete(store, solo, tmp_path):
 def test_mistakes_are_said_in_one_sentence(folder, store, solo, tmp_path):
     assert solo("dataset", "export", folder, "mine/test-v0")[0] == 0
     for words, said in {
-        ("info", "nowhere"): "nowhere is no data set: it has no dataset.json that can be read",
+        ("info", "nowhere"): "nowhere is not a data set: it has no dataset.json that can be read",
         ("info", str(folder), "--random", str(folder)): "--random and --expert go together",
         ("info", str(folder), "--out", "a.txt"): "--out is a picture of info, PNG or SVG, not a.txt",
         ("export", str(folder)): "solo dataset export takes a folder and a name of Minari's",
         ("export", str(folder), "mine/test-v0"): "Minari has a data set mine/test-v0 already",
         ("export", str(folder), "a name"): "the Minari data set a name does not fit: Malformed dataset ID",
-        ("export", "nowhere", "mine/test-v1"): "nowhere is no data set",
+        ("export", "nowhere", "mine/test-v1"): "nowhere is not a data set",
         ("import", "mine/other-v0", "there"): "there is no Minari data set mine/other-v0 here",
         ("import", "mine/test-v0", str(folder)): "has a data set already",
         ("show", str(folder)): "invalid choice: 'show'",
@@ -177,7 +177,7 @@ def spoil(folder, what):
         "no pieces": "is an empty data set",
         "a path": "is damaged: its list of pieces cannot be read",
         "a later format": "has format 2; this version reads format 1",
-        "no JSON": "is no data set: it has no dataset.json that can be read",
+        "no JSON": "is not a data set: it has no dataset.json that can be read",
     }.items(),
 )
 def test_damage_is_said_in_one_sentence(what, said, folder, solo):
