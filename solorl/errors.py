@@ -73,6 +73,7 @@ BRINGS = {
     **dict.fromkeys(("mpe2", "multi_agent_ale_py"), "pettingzoo"),
     **{"lbforaging": "lbf", "rware": "rware"},
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
+    **dict.fromkeys(("minari", "h5py"), "minari"),
 }
 
 

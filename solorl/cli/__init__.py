@@ -19,6 +19,7 @@ VERBS = {
     "train": ("solorl.cli.train", "run an algorithm:  solo train ppo --env-id CartPole-v1"),
     "play": ("solorl.cli.play", "watch and score a trained agent:  solo play RUN_DIR --video"),
     "record": ("solorl.cli.record", "transitions of a policy as a data set:  solo record RUN_DIR --steps 200000"),
+    "dataset": ("solorl.cli.dataset", "look at data sets, to and from Minari:  solo dataset info DIR"),
     "push": ("solorl.cli.push", "publish a run on the Hugging Face hub:  solo push RUN_DIR USER/NAME"),
     "pull": ("solorl.cli.pull", "fetch a published run:  solo pull USER/NAME"),
     "export": ("solorl.cli.export", "a trained policy as an ONNX file:  solo export RUN_DIR policy.onnx"),

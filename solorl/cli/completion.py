@@ -108,6 +108,7 @@ AFTER_VERB: dict[str, Callable[[str], list[str]]] = {
     **dict.fromkeys(("play", "record", "push", "export", "report", "plot"), folders),
     "runs": lambda start: ["delete", *folders(start)],
     "completion": lambda start: list(SHELLS),
+    "dataset": lambda start: ["info", "export", "import", *beginning(start)],
 }
 AFTER_FLAG: dict[str, Callable[[str], list[str]]] = {
     "--from": algorithms,

@@ -6,7 +6,7 @@ from typing import Any
 
 from solorl.cli import Parser
 from solorl.errors import UsageError
-from solorl.files import shown
+from solorl.files import read_json, shown
 
 ABOUT = """Record transitions of the policy of a run folder, in the environment of the run, as a data set. Actions are
 greedy unless a flag says otherwise. This executes the script that made the folder, by the rule of `solo play`."""
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     act = None if args.random else loaded.required_sampler() if args.stochastic else loaded.policy
     try:
         with undisturbed():
-            record(loaded, act, recording, args, run_dir.resolve().name)
+            record(loaded, act, recording, args, run_dir)
     except OSError as error:
         raise UsageError(f"{recording.writer.folder} cannot be written: {error.strerror}") from None
     count = sum(piece["transitions"] for piece in recording.writer.about["pieces"])
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def record(loaded: Any, act: Any, recording: Any, args: Any, run: str) -> None:
+def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> None:
     """Play `act`, without one random actions, in environments side by side until all steps are recorded."""
     import inspect
     from dataclasses import replace
@@ -77,8 +77,10 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run: str) -> None:
     for space in (envs.action_space, spaces[1]):
         space.seed(seed)
     obs, _ = envs.reset(seed=[env_seed(seed, RECORD, i) for i in range(count)])
+    run, config = run_dir.resolve().name, read_json(run_dir / "config.json")
     how = "random actions" if act is None else f"the {'stochastic' if args.stochastic else 'greedy'} policy of {run}"
-    recording.open({"env_id": env_id, "policy": how, "of_run": run, "seed": seed}, spaces, obs)
+    about = {"env_id": env_id, "policy": how, "of_run": run, "seed": seed}
+    recording.open(about | {key: config.get(key) for key in ("script", "git")}, spaces, obs)
     recording.watch(envs)
     known = inspect.signature(act).parameters if act else {}
     state, first = None, np.ones(count, bool)

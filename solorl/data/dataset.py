@@ -1,8 +1,8 @@
 """Data sets: what environments showed while a policy acted, in folders that NumPy alone can read.
 
 A folder has `dataset.json`, which names its pieces in their order, and a file of NumPy for each piece (`.npz`) with the
-arrays below, where `steps` differs from piece to piece. An episode goes on in the next piece where that begins with the
-observation `after` this one; else it was cut.
+arrays below, where `steps` differs from piece to piece. An episode continues in the next piece where that begins with
+the observation `after` this one; else it was cut.
 
     obs (steps, num_envs, *obs_shape), action (steps, num_envs, ...), reward, terminated, truncated (steps, num_envs)
     final_obs (ends, *obs_shape): the last observations of the episodes that end here, by step, then by environment
@@ -14,7 +14,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,17 @@ def described(space: gym.Space) -> dict[str, Any]:
     raise UsageError(f"{space} cannot be recorded; allowed are Box, and Discrete from 0")
 
 
+def space_of(text: Mapping[str, Any]) -> gym.Space:
+    """The space that `described` has described."""
+    if text["kind"] == "Discrete":
+        return gym.spaces.Discrete(text["n"])
+    dtype, shape = np.dtype(text["dtype"]), tuple(text["shape"])
+    if "low" not in text:
+        return gym.spaces.Box(0, 255, shape, np.uint8)
+    low, high = (np.array(text[key], dtype).reshape(shape) for key in ("low", "high"))
+    return gym.spaces.Box(low, high, dtype=dtype.type)
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Transitions of one or several folders: those of an episode follow each other, in their order."""
@@ -54,6 +65,7 @@ class Dataset:
     truncated: np.ndarray  # (n,) bool, a time limit, or the end of the recording
     next_obs: np.ndarray  # (n, *obs_shape), at the end of an episode its last observation
     episode: np.ndarray  # (n,) int64, the number of the episode, counted from 0
+    cut: np.ndarray = field(default_factory=lambda: np.empty(0, bool))  # (episodes,), the recording ended before it did
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -61,6 +73,12 @@ class Dataset:
     def returns(self) -> np.ndarray:
         """The undiscounted return of each episode (episodes,)."""
         return np.bincount(self.episode, self.reward.astype(np.float64))
+
+    def whole_returns(self) -> np.ndarray:
+        """The returns of the episodes that were not cut; UsageError where there is none."""
+        if self.cut.all():
+            raise UsageError("the data set has no whole episode")
+        return self.returns()[~self.cut]
 
 
 class Writer:
@@ -71,7 +89,7 @@ class Writer:
         self.about: dict[str, Any] = {}
 
     def check(self, run: str = "", kept: int = 0) -> None:
-        """UsageError where the folder has a data set already, unless that is of `run`, which goes on after its first
+        """UsageError where the folder has a data set already, unless that is of `run`, which continues after its first
         `kept` pieces."""
         there = read_json(self.folder / ABOUT)
         if (self.folder / ABOUT).exists() and (not run or there.get("run") != run):
@@ -113,7 +131,7 @@ class Writer:
 def read_about(folder: Path) -> dict[str, Any]:
     """The description of a data set; UsageError where there is none, or one that this version cannot read."""
     if not (about := read_json(folder / ABOUT)):
-        raise UsageError(f"{folder} is no data set: it has no {ABOUT} that can be read")
+        raise UsageError(f"{folder} is not a data set: it has no {ABOUT} that can be read")
     if about.get("format") != FORMAT:
         raise UsageError(f"{folder} has format {about.get('format')}; this version reads format {FORMAT}")
     pieces = about.get("pieces")
@@ -124,6 +142,11 @@ def read_about(folder: Path) -> dict[str, Any]:
     if not pieces:
         raise UsageError(f"{folder} is an empty data set")
     return about
+
+
+def digest(about: Mapping[str, Any]) -> str:
+    """The SHA-256 of those of all pieces of a data set, in their order."""
+    return hashlib.sha256("".join(str(piece["sha256"]) for piece in about["pieces"]).encode()).hexdigest()
 
 
 def _read_piece(path: Path, digest: Any) -> dict[str, np.ndarray]:
@@ -171,12 +194,13 @@ def _joined(pieces: Sequence[Mapping[str, np.ndarray]]) -> Dataset:
         truncated=flat(truncated),
         next_obs=flat(next_obs),
         episode=np.cumsum(ends) - ends,
+        cut=flat(truncated & ~arrays["truncated"])[ends],
     )
 
 
 def merged(parts: Sequence[Dataset]) -> Dataset:
     """One data set with the episodes of all, in their order."""
-    names = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
+    names = ("obs", "action", "reward", "terminated", "truncated", "next_obs", "cut")
     arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     ends = arrays["terminated"] | arrays["truncated"]
     return Dataset(**arrays, episode=np.cumsum(ends) - ends)

@@ -45,7 +45,7 @@ class Recording:
         self.begin(obs)
 
     def begin(self, obs: Any) -> None:
-        """Go on from other observations than those after the last step, as after a reset."""
+        """Continue from other observations than those after the last step, as after a reset."""
         self._finals: list[np.ndarray] = []
         self._steps, self._arrays["obs"][0] = 0, obs
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
@@ -137,6 +138,19 @@ def draw_profiles(comparison: cmp.Comparison, profiles: Mapping[str, cv.Curve]) 
 def write_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cv.Curve]], path: Path) -> None:
     """Draw what `trainings` of curves.py found into `path`, a PNG or SVG. Raises OSError."""
     _write(draw_trainings(trainings), path, (path.suffix[1:],))
+
+
+def write_histogram(returns: Mapping[str, Any], path: Path) -> None:
+    """Draw how often the returns of data sets occur into `path`, a PNG or SVG. Raises OSError."""
+    figure = Figure(figsize=SINGLE, dpi=130, layout="constrained")
+    axes = figure.subplots()
+    bins = np.histogram_bin_edges(np.concatenate(list(returns.values())), 40).tolist()
+    for i, (name, values) in enumerate(returns.items()):
+        axes.hist(values, bins, label=name, alpha=0.6, color=COLOURS[i % len(COLOURS)])
+    axes.set(xlabel="return of an episode", ylabel="episodes")
+    for text in axes.legend().get_texts():
+        text.set_parse_math(False)
+    _write(figure, path, (path.suffix[1:],))
 
 
 def draw_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cv.Curve]]) -> Figure:

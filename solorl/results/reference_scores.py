@@ -5,6 +5,8 @@ low: the return of uniformly random actions. high: what counts as solved.
 
 import re
 
+import numpy as np
+
 # low: mean over 1,000 episodes (classic control, Lunar Lander), 200 (MuJoCo, Bipedal Walker) or 20 (Car Racing) of
 # uniformly random actions, seeds from 0, Gymnasium 1.4. high: the `reward_threshold` with which Gymnasium registers the
 # environment; where it has none, a result of trained agents, named after the line. MuJoCo's scores are those of -v5.
@@ -31,6 +33,14 @@ CONTROL = {
     "Pusher": (-148.7, 0.0),
     "InvertedPendulum": (5.5, 950.0),
     "InvertedDoublePendulum": (48.6, 9_100.0),
+}
+
+# What D4RL, https://arxiv.org/abs/2004.07219, counts as 0 (random) and 100 (expert).
+D4RL = {
+    "HalfCheetah": (-280.178953, 12135.0),
+    "Hopper": (-20.272305, 3234.3),
+    "Walker2d": (1.629008, 4592.3),
+    "Ant": (-325.6, 3879.7),
 }
 
 # Random play and a professional human tester on 57 Atari games, from up to 30 no-ops: Wang et al. 2016,
@@ -67,3 +77,8 @@ def reference(env_id: str) -> tuple[float, float] | None:
     name = re.sub(r"-v\d+$", "", env_id)
     game = re.sub(r"(NoFrameskip|Deterministic)$", "", name.removeprefix("ALE/"))
     return CONTROL.get(env_id) or CONTROL.get(name) or ATARI.get(game)
+
+
+def normalised(returns: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Returns as scores: 0 is `low` and 100 is `high`, as in D4RL's tables."""
+    return 100 * (returns - low) / (high - low)

@@ -23,6 +23,7 @@ from solorl.envs.returns import teams_of
 from solorl.envs.vector import VectorEnvs
 from solorl.envs.workers import InWorkers
 from solorl.errors import UsageError, in_one_sentence, quit_with
+from solorl.files import read_json
 from solorl.run.evaluation import Evaluator
 from solorl.run.folder import RunFolder, new_path
 from solorl.run.load import play_wanted
@@ -174,6 +175,7 @@ class Course:
         assert self.recording is not None
         about = {"env_id": getattr(self.args, "env_id", ""), "policy": f"{self.script.stem} while it trained"}
         about |= {"run": self.dir.resolve().name, "seed": self.args.seed, "script": self.script.name}
+        about["git"] = read_json(self.dir / "config.json").get("git")
         with in_one_sentence():
             self.recording.open(about, spaces, obs)
 

@@ -66,11 +66,12 @@ def test_each_verb_offers_its_flags(verb):
 
 
 def test_run_folders(place):
-    for before in (["train", "ppo", "--resume"], ["play"], ["runs", "delete"], ["report"], ["plot"]):
+    for before in (["train", "ppo", "--resume"], ["play"], ["record"], ["runs", "delete"], ["report"], ["plot"]):
         assert [word for word in words([*before, ""]) if word != "delete"] == [
             "runs/CartPole-v1__ppo__1",
             "runs/bench/",
         ]
+    assert words(["dataset", "i"]) == ["info", "import"] and words(["dataset", "info", "ru"]) == ["runs/"]
     assert words(["play", "runs/b"]) == ["runs/bench/"]
     assert words(["plot", "runs/CartPole-v1__ppo__1", "runs/b"]) == ["runs/bench/"]  # several may follow
     assert words(["play", "runs/bench/"]) == ["runs/bench/Acrobot-v1__dqn__2"]

@@ -1,12 +1,13 @@
 """`--record`: all transitions of a training are in the data set, once each, and the training is what it is without."""
 
+import sys
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, drop_last_checkpoint, rows
+from conftest import ROOT, comparable, drop_last_checkpoint, rows, run
 
 import solorl.envs.games  # noqa: F401  registers them
 from solorl.data import recording
@@ -198,3 +199,25 @@ def test_what_cannot_be_recorded_is_refused(words, said, train, tmp_path):
     train(*words, "--record", tmp_path / "data", code=2)
     assert said in train.out and train.out.count("\n") == 1, train.out
     assert not (tmp_path / "runs").exists() and not Path(tmp_path / "data").exists()
+
+
+# ---------------------------------------------------------------------- the script of the standard data sets
+def test_the_standard_data_sets_can_be_planned(tmp_path):
+    done = run(sys.executable, ROOT / "benchmark/offline_data.py", "Hopper-v5", "--dry-run", cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and [line.split()[1] for line in lines] == ["train"] * 2 + ["record"] * 3 + ["dataset"]
+    assert "--record data/Hopper-v5/medium-replay" in lines[1] and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_standard_data_sets_are_made(tmp_path):
+    flags = "--learning-starts 300 --eval-episodes 1 --utd-ratio 0.1 --target-return -100"
+    words = [ROOT / "benchmark/offline_data.py", "Hopper-v5", "--steps", 400, "--expert-steps", 600, "--flags", flags]
+    done = run(sys.executable, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "data/Hopper-v5"
+    sizes = {name: len(read(folder / name)) for name in ("random", "medium", "expert", "medium-replay")}
+    assert sizes.pop("medium-replay") <= 600 and set(sizes.values()) == {400}
+    assert "D4RL score" in done.stdout and "own score" in done.stdout and (folder / "returns.png").exists()
+    again = run(sys.executable, *words, cwd=tmp_path)
+    assert [line.split()[1] for line in again.stdout.splitlines() if line.startswith("solo ")] == ["dataset"]

@@ -1,0 +1,121 @@
+"""`solo dataset`: what is in a data set, and data sets to and from Minari."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from solorl.cli import Parser
+from solorl.cli.tables import aligned
+from solorl.errors import UsageError
+from solorl.files import shown
+
+ABOUT = """Look at data sets, which --record and solo record make, and exchange them with Minari.
+
+solo dataset info DIR...         episodes, returns, what observations and actions cover
+solo dataset export DIR ID       as a data set of Minari, such as hopper/medium-v0
+solo dataset import ID DIR       from a data set of Minari on this machine"""
+MOST = 40  # dimensions in a table
+
+
+def parser() -> Parser:
+    """The command line of `solo dataset`."""
+    p = Parser("dataset", ABOUT)
+    p.formatter_class = argparse.RawDescriptionHelpFormatter
+    p.add_argument("what", metavar="info|export|import", choices=("info", "export", "import"))
+    p.add_argument("names", metavar="NAME", nargs="+", help="folders of data sets, names of Minari's")
+    p.add_argument("--random", metavar="DIR", type=Path, help="data of random actions: its mean return is the score 0")
+    p.add_argument("--expert", metavar="DIR", type=Path, help="data of an expert: its mean return is the score 100")
+    p.add_argument("--out", metavar="FILE", type=Path, help="for info: a histogram of the returns, PNG or SVG")
+    return p
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do what is asked; UsageError for what is not a data set and what cannot be written."""
+    args = parser().parse(argv)
+    if args.what != "info" and len(args.names) != 2:
+        raise UsageError(f"solo dataset {args.what} takes a folder and a name of Minari's; see `solo dataset --help`")
+    if (args.random is None) != (args.expert is None):
+        raise UsageError("solo dataset: --random and --expert go together")
+    if args.out is not None and (args.what != "info" or args.out.suffix not in (".png", ".svg")):
+        raise UsageError(f"solo dataset: --out is a picture of info, PNG or SVG, not {args.out}")
+    from solorl.data import exchange  # here: they load the numerical libraries
+
+    first, *others = map(Path, args.names)
+    own = (_mean(args.random), _mean(args.expert)) if args.random else None
+    try:
+        if args.what == "info":
+            returns = {str(folder): info(folder, own) for folder in (first, *others)}
+            if args.out:
+                draw(returns, args.out)
+        elif args.what == "export":
+            low, high = own or _d4rl(first) or (None, None)
+            print(f"Minari has {args.names[1]} now: {exchange.export(first, args.names[1], low, high):,} episodes")
+        else:
+            count = exchange.bring(args.names[0], others[0])
+            print(f"{count:,} episodes in {shown(others[0])}")
+    except OSError as error:
+        raise UsageError(f"{error.filename or args.names[-1]} cannot be written: {error.strerror}") from None
+    return 0
+
+
+def _mean(folder: Path) -> float:
+    from solorl.data.dataset import read
+
+    return float(read(folder).whole_returns().mean())
+
+
+def _d4rl(folder: Path) -> tuple[float, float] | None:
+    from solorl.data.dataset import read_about
+    from solorl.results.reference_scores import D4RL
+
+    return D4RL.get(str(read_about(folder).get("env_id")).partition("-")[0])
+
+
+def draw(returns: dict[str, Any], path: Path) -> None:
+    """Write the picture of `--out`."""
+    from solorl.results import figures
+    from solorl.run.upload import require_matplotlib
+
+    require_matplotlib("solo dataset --out")
+    figures.write_histogram(returns, path)
+    print(f"picture {shown(path)}")
+
+
+def info(folder: Path, own: tuple[float, float] | None) -> Any:
+    """Print what is in a data set; returns the returns of its whole episodes."""
+    import numpy as np
+
+    from solorl.data.dataset import digest, read, read_about
+    from solorl.results.reference_scores import normalised
+    from solorl.results.text import number
+
+    about, data = read_about(folder), read(folder)
+    returns, lengths = data.whole_returns(), np.bincount(data.episode)
+
+    def spread(values: Any) -> str:
+        return f"mean {number(values.mean())}, from {number(values.min())} to {number(values.max())}"
+
+    pieces, at_limit = len(about["pieces"]), (data.truncated & ~data.terminated).sum() - data.cut.sum()
+    lines = [
+        ("data set", f"{shown(folder)}: {about.get('policy')} on {about.get('env_id')}"),
+        ("transitions", f"{len(data):,} in {pieces} piece{'s'[: pieces != 1]}, {about.get('num_envs')} side by side"),
+        ("episodes", f"{len(lengths):,}, of which {data.cut.sum():,} were cut short; length {spread(lengths)}"),
+        ("ends", f"{data.terminated.sum():,} terminated, {at_limit:,} at a limit"),
+        ("returns", f"{spread(returns)}, standard deviation {number(returns.std())}"),
+    ]
+    for name, scores in (("D4RL", _d4rl(folder)), ("own", own)):
+        if scores:
+            ends = f"0: {number(scores[0])}, 100: {number(scores[1])}"
+            lines.append((f"{name} score", f"{spread(normalised(returns, *scores))} ({ends})"))
+    lines.append(("SHA-256", digest(about)))
+    print("\n".join(aligned(lines)))
+    rows: list[Sequence[str]] = [("", "mean", "std", "min", "max", "values")]
+    for name, values in (("obs", data.obs), ("action", data.action)):
+        columns = values.reshape(len(values), -1).T
+        columns = columns if len(columns) <= MOST else values.reshape(1, -1)
+        for i, column in enumerate(columns):
+            cells = [number(float(f(column))) for f in (np.mean, np.std, np.min, np.max)]
+            rows.append((f"{name} {i}" if len(columns) > 1 else name, *cells, f"{len(np.unique(column)):,}"))
+    print("\n".join(["", *aligned(rows, right=range(1, 6)), ""]))
+    return returns

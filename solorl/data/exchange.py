@@ -1,0 +1,118 @@
+"""Data sets to and from Minari's store on this machine (`MINARI_DATASETS_PATH`, else `~/.minari`)."""
+
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from solorl.data.dataset import ABOUT, SPACES, Writer, read, read_about, space_of
+from solorl.data.recording import MOST_BYTES, MOST_ROWS
+from solorl.errors import UsageError, fitting, needs_extra
+
+ENV_ID = "solorl_env_id"  # in Minari's metadata, for environments that Gymnasium alone does not know
+
+
+@contextmanager
+def minari(name: str) -> Iterator[Any]:
+    """Minari, for its data set `name`. What it raises inside is a UsageError, as is its absence; it says nothing."""
+    try:
+        import h5py  # noqa: F401  without it nothing can be stored
+        import minari
+    except ImportError:
+        raise UsageError(needs_extra("Minari", "minari")) from None
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()), fitting(f"the Minari data set {name}"):
+        warnings.simplefilter("ignore")
+        before = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
+            minari.dataset.minari_dataset.parse_dataset_id(name)  # of a malformed name Minari would make a folder
+            yield minari
+        finally:
+            logging.disable(before)
+
+
+def export(folder: Path, name: str, low: float | None, high: float | None) -> int:
+    """Write the data set of a folder as Minari's data set `name`, images without loss, with the reference scores `low`
+    (random) and `high` (expert); the number of episodes. UsageError where there is one already, or that fails."""
+    about, data = read_about(folder), read(folder)
+    with fitting(str(folder / ABOUT)):
+        observation_space, action_space = (space_of(about[key]) for key in SPACES)
+        env_id, policy = str(about["env_id"]), str(about["policy"])
+    ends = np.flatnonzero(data.terminated | data.truncated) + 1
+    with minari(name) as library:
+        if name in library.list_local_datasets():
+            raise UsageError(f"Minari has a data set {name} already; name another one, or delete it")
+        from minari.data_collector import EpisodeBuffer
+
+        episodes = (
+            EpisodeBuffer(
+                observations=np.concatenate([data.obs[first:stop], data.next_obs[stop - 1 : stop]]),
+                actions=data.action[first:stop],
+                rewards=data.reward[first:stop],
+                terminations=data.terminated[first:stop],
+                truncations=data.truncated[first:stop],
+                infos={},
+            )
+            for first, stop in zip([0, *ends[:-1]], ends, strict=True)
+        )
+        code = f"{about.get('script', 'SoloRL')}, commit {(about.get('git') or {}).get('commit', 'unknown')}"
+        made = library.create_dataset_from_buffers(
+            name,
+            episodes,
+            env=env_id if env_id in gym.registry else None,
+            observation_space=observation_space,
+            action_space=action_space,
+            algorithm_name=policy,
+            code_permalink=code,
+            description=f"{policy} on {env_id}, seed {about.get('seed')}; actions are the agent's",
+            ref_min_score=low,
+            ref_max_score=high,
+            data_format="hdf5",
+            jpeg_encoding=False,
+        )
+        made.storage.update_metadata({ENV_ID: env_id})
+    return len(ends)
+
+
+def bring(name: str, folder: Path) -> int:
+    """Write Minari's data set `name` into a folder; the number of episodes. UsageError where that cannot be done."""
+    writer = Writer(folder)
+    writer.check()
+    with minari(name) as library:
+        if name not in library.list_local_datasets():
+            raise UsageError(f"there is no Minari data set {name} here; `minari download {name}` fetches one")
+        dataset = library.load_dataset(name)
+        spaces = dataset.observation_space, dataset.action_space
+        about, spec = dataset.storage.metadata, dataset.env_spec
+        env_id, policy = about.get(ENV_ID, spec.id if spec else ""), about.get("algorithm_name", f"Minari's {name}")
+        writer.open({"env_id": env_id, "policy": policy, "minari": name, "num_envs": 1}, spaces)
+        waiting: list[Any] = []
+        for episode in dataset.iterate_episodes():
+            waiting.append(episode)
+            if sum(map(len, waiting)) > MOST_ROWS or sum(each.observations.nbytes for each in waiting) > MOST_BYTES:
+                writer.add(_piece(waiting, spaces[0].dtype))
+                waiting = []
+        if waiting:
+            writer.add(_piece(waiting, spaces[0].dtype))
+    return int(dataset.total_episodes)
+
+
+def _piece(episodes: list[Any], dtype: Any) -> dict[str, np.ndarray]:
+    """Whole episodes as a piece of one environment. One that ends without a reason was cut."""
+    joined = {
+        name: np.concatenate([np.asarray(getattr(each, name)) for each in episodes])[:, None]
+        for name in ("actions", "rewards", "terminations", "truncations")
+    }
+    last = np.cumsum([len(each) for each in episodes]) - 1
+    joined["truncations"][last] |= ~joined["terminations"][last]
+    final_obs = np.stack([each.observations[-1] for each in episodes]).astype(dtype)
+    obs = np.concatenate([each.observations[:-1] for each in episodes])[:, None].astype(dtype)
+    names = ("action", "reward", "terminated", "truncated")
+    piece = dict(zip(names, joined.values(), strict=True)) | {"obs": obs, "final_obs": final_obs}
+    return piece | {"after": final_obs[-1:], "reward": piece["reward"].astype(np.float32)}
