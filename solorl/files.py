@@ -8,6 +8,7 @@ import re
 import shutil
 import stat
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,11 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def filled(template: Path, parts: Mapping[str, str]) -> str:
+    """The text of a template with its {{NAMES}} replaced, once: what a part says is never a name."""
+    return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], template.read_text(encoding="utf-8"))
 
 
 def sha256(path: Path) -> str:

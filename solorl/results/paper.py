@@ -46,21 +46,18 @@ def latex(words: str) -> str:
 
 def tables(comparison: cmp.Comparison) -> str:
     """The tables of the report for the package booktabs: every environment and method, then all environments."""
-    head = ["Environment", "Method", "Runs", "IQM", "Mean", "Median", "Steps"]
-    rows, last = [], ""
-    for row in cmp.env_rows(comparison):
-        numbers = (str(row.seeds), *map(text.estimate, (row.iqm, row.mean, row.median)), f"{row.steps:,.0f}")
-        rows.append([row.env_id if row.env_id != last else "", row.method, *numbers])
-        last = row.env_id
+    head, rows = text.env_table(comparison)
+    named, last = [], ""
+    for row in rows:
+        env_id, *others = map(text.words, row[:7])
+        named.append([env_id if env_id != last else "", *others])
+        last = env_id
     score = f"The score of a run is its {cmp.METRICS[comparison.metric]}"
     caption = f"{score}. Interquartile mean (IQM), mean and median over runs{text.brackets(comparison)}."
-    found = ["% \\usepackage{booktabs}\n", _table(head, rows, 2, caption, "environments")]
-    totals = [
-        [row.method, str(row.runs), *map(text.estimate, (row.iqm, row.median, row.mean, row.gap))]
-        for row in cmp.total_rows(comparison)
-    ]
-    if totals:
-        head = ["Method", "Runs", "IQM", "Median", "Mean", "Optimality gap"]
+    found = ["% \\usepackage{booktabs}\n", _table(head[:7], named, 2, caption, "environments")]
+    head, rows = text.total_table(comparison)
+    if rows:
+        totals = [list(map(text.words, row)) for row in rows]
         found.append(_table(head, totals, 1, text.total_caption(comparison), "all"))
     return "\n".join(found)
 
