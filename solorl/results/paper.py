@@ -5,7 +5,6 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from solorl.results import comparison as cmp
 from solorl.results import curves as cv
 from solorl.results import statistics as st
 from solorl.results import text
-from solorl.results.result import LARGEST, MOST_BYTES, Result, ResultError
+from solorl.results.result import LARGEST, MOST_BYTES, Result, ResultError, reading
 
 ENVIRONMENTS = "environments"  # the names of the columns in the file of scores
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
@@ -110,13 +109,11 @@ def scores(comparison: cmp.Comparison) -> tuple[dict[str, st.Array], list[str]]:
 def read_scores(path: Path) -> list[Result]:
     """The runs in a file of scores: method -> (num_runs, num_environments), as `scores` makes it or for rliable, with
     or without names of environments. Raises ResultError where it holds anything else."""
-    try:
+    with reading(path):
         if path.stat().st_size > MOST_BYTES:
             raise ResultError(f"{path} is too large for a file of scores")
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, BadZipFile, EOFError) as error:
-        raise ResultError(f"{path} cannot be read: {error}") from None
     names = found.pop(ENVIRONMENTS, None)
     results = []
     for method, table in found.items():

@@ -139,19 +139,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], left: int = 1) ->
     return "".join(f"| {' | '.join(row)} |\n" for row in [head, rule, *escaped])
 
 
-def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for the terminal: columns as wide as their widest cell, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    right = [any(row[i][:1].isdigit() or row[i][:1] == "-" for row in rows) for i in range(len(head))]
-    lines = [
-        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
-        for row in [head, *rows]
-    ]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def summary(comparison: cmp.Comparison) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the short table that the command prints."""
+def summary(comparison: cmp.Comparison) -> list[list[str]]:
+    """The rows, the head first, of the short table that the command prints."""
     shown = cmp.env_rows(comparison)
     rows = [
         [row.env_id, row.method, str(row.seeds), estimate(row.iqm), estimate(row.mean), f"{row.steps:,.0f}"]
@@ -162,7 +151,8 @@ def summary(comparison: cmp.Comparison) -> tuple[list[str], list[list[str]]]:
         for row in cmp.total_rows(comparison)
     ]
     means = " ".join(["[95 %]"] * any(row.iqm.interval for row in shown) + ["(range)"] * ranges(comparison))
-    return ["environment", "method", "runs", f"IQM {means}".strip(), f"mean {means}".strip(), "steps"], rows + totals
+    head = ["environment", "method", "runs", f"IQM {means}".strip(), f"mean {means}".strip(), "steps"]
+    return [head, *rows, *totals]
 
 
 def training_time(row: cmp.EnvRow) -> str:
