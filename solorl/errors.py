@@ -4,7 +4,7 @@ import difflib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -25,6 +25,11 @@ def did_you_mean(name: str, allowed: Iterable[str], n: int = 1) -> str:
     """`"; did you mean X?"` for the nearest names, or an empty string where nothing is near."""
     near = nearest(name, allowed, n)
     return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def hint(name: str, allowed: Collection[str], those: str) -> str:
+    """What `did_you_mean` says, or where nothing is near all there is: `; it has a, b` if `those` is "it has"."""
+    return did_you_mean(name, allowed) or f"; {those} {', '.join(allowed) or 'none'}"
 
 
 def quit_with(error: UsageError | str, code: int = 2) -> NoReturn:

@@ -1,6 +1,7 @@
 """Writing files for the verbs: whole or not at all, and every failure one sentence; and reading JSON and digests."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -8,6 +9,7 @@ import re
 import shutil
 import stat
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,23 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def filled(template: Path, parts: Mapping[str, str]) -> str:
+    """The text of a template with its {{NAMES}} replaced, once: what a part says is never a name."""
+    return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], template.read_text(encoding="utf-8"))
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process trains in a run folder, as far as the file system tells."""
+    try:
+        with open(path / ".lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def sha256(path: Path) -> str:

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -46,6 +46,19 @@ def wiped(text: str, file: Any) -> str:
 def plain(text: str) -> str:
     """A text for terminals and pages: characters that control them, or that cannot be written, as \\x1b."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] | None = None) -> list[str]:
+    """Rows, of which the first is the head, as lines of aligned columns. Those numbered in `right` stand at the right;
+    without it those that have a number or a dash in any row. Control characters become `?`."""
+    rows = [["".join(c if c.isprintable() else "?" for c in cell) for cell in row] for row in rows]
+    columns = [[cell[:1] for cell in column] for column in zip(*rows[1:], strict=True)]
+    if right is None:
+        right = [i for i, column in enumerate(columns) if any(sign.isdigit() or sign == "-" for sign in column)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.rjust if i in right else str.ljust for i in range(len(widths))]
+    cells = [[side(cell, w) for side, cell, w in zip(sides, row, widths, strict=True)] for row in rows]
+    return ["  ".join(row).rstrip() for row in cells]
 
 
 def duration(seconds: float) -> str:

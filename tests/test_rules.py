@@ -522,7 +522,7 @@ def test_parents_in_a_circle_end(made):
 def test_d3qn_is_a_square():
     """Dueling and double DQN, each a change of DQN, merged: the file, except its header."""
     found = {script.name: script for script in catalog.scripts()}
-    assert square.square(*(found["d3qn"], found["dueling_dqn"].path, found["double_dqn"].path)).lines == 0
+    assert square.square(*(found["d3qn"], found["dueling_dqn"].path, found["double_dqn"].path))[0] == 0
 
 
 # ---------------------------------------------------------------------- R3: relatives

@@ -96,8 +96,7 @@ def measure(script: Script) -> tuple[int, str]:
     if len(others) > 1:
         raise UsageError(f"Differs names {len(others) + 1} parents, but may name two at most")
     if others:
-        found = square(script, first, others[0])
-        return found.lines, found.first
+        return square(script, first, others[0])
     return sum(count_changes(counted(first), counted(script.path))), ""
 
 

@@ -74,7 +74,7 @@ def bad_command(script: Script, tree: ast.Module) -> str:
         names += [name + end for name in script_paths() for end in ("", ".py")]
     if words[:2] != ["solo", "train"] or not set(words[2:3]) & set(names):
         return f"Run must start with `solo train {as_typed(script.path)}`"
-    allowed = plumbing_flags() | set(fields_of(tree, "Args"))
+    allowed = plumbing_flags() | set(fields_of(tree))
     for word in words[3:]:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if word.startswith("--") and name not in allowed and name.removeprefix("no_") not in allowed:
@@ -121,6 +121,6 @@ def check_flags(source: Source) -> Iterator[Problem]:
     used = {name for name, _ in uses_of_args(source.tree)}
     if any(isinstance(node, ast.alias) and node.name == "Runs" for node in ast.walk(source.tree)):
         used.add("num_seeds")  # Runs reads it
-    for name, line in fields_of(source.tree, "Args").items():
+    for name, node in fields_of(source.tree).items():
         if name not in used and name not in plumbing_flags():
-            yield source.problem(line, "flags", f"args.{name} is never used; a flag that does nothing misleads")
+            yield source.problem(node.lineno, "flags", f"args.{name} is never used; a flag that does nothing misleads")

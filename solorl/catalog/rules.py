@@ -132,7 +132,7 @@ def check_size(source: Source) -> Iterator[Problem]:
 # ---------------------------------------------------------------------- R5
 def check_plumbing(source: Source) -> Iterator[Problem]:
     """R5: the library is called in the main block, in statements that begin with `run.`; its flags are not read."""
-    own = set(fields_of(source.tree, "Args"))
+    own = set(fields_of(source.tree))
     for name, line in uses_of_args(source.tree):
         if name in NEVER or (name in plumbing_flags() and name not in own):
             yield source.problem(line, "R5", f"reads args.{name}, which only the library uses")

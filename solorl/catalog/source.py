@@ -48,12 +48,12 @@ def definitions(tree: ast.Module) -> dict[str, Definition]:
     return {node.name: node for node in tree.body if isinstance(node, Definition)}
 
 
-def fields_of(tree: ast.Module, name: str) -> dict[str, int]:
-    """Field -> line of the dataclass `name`; empty if there is none."""
+def fields_of(tree: ast.Module, name: str = "Args") -> dict[str, ast.AnnAssign]:
+    """Field -> definition in the dataclass `name`; empty if there is none."""
     node = definitions(tree).get(name)
     if not isinstance(node, ast.ClassDef):
         return {}
-    return {x.target.id: x.lineno for x in node.body if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)}
+    return {x.target.id: x for x in node.body if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)}
 
 
 @lru_cache

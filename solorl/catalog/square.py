@@ -7,7 +7,6 @@ A square is four files: a base, two files that each change it, and one that has 
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -91,16 +90,9 @@ def marked(merged: str) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class Square:
-    """What a file is more, or less, than the merge of its two parents."""
-
-    lines: int  # added and removed; all lines of a conflict count
-    first: str  # where they begin, in words
-
-
-def square(script: Script, left: Path, right: Path) -> Square:
-    """The file against the merge of its parents, headers apart. UsageError where the parents share none."""
+def square(script: Script, left: Path, right: Path) -> tuple[int, str]:
+    """The file against the merge of its parents, headers apart: lines added and removed, of which all lines of a
+    conflict count, and where they begin, in words. UsageError where the parents share none."""
     above = ancestors(right)
     base = next((path for path in ancestors(left) if path in above), None)
     if base is None:
@@ -110,11 +102,11 @@ def square(script: Script, left: Path, right: Path) -> Square:
     want, have = marked(merge(ours, old, theirs)[0]), body.splitlines()
     changes = [code for code in opcodes(want, have) if code[0] != "equal"]
     if not changes:
-        return Square(0, "")
+        return 0, ""
     _, i1, i2, j1, j2 = changes[0]
     number = len((head + docstring).splitlines()) + j1 + 1
     says = f"`{have[j1].strip()}`" if j2 > j1 else "nothing"
     merge_says = (
         "a conflict" if IN_CONFLICT in "".join(want[i1:i2]) else f"`{want[i1].strip()}`" if i2 > i1 else "nothing"
     )
-    return Square(sum(count_changes(want, have)), f"line {number} has {says} where the merge has {merge_says}")
+    return sum(count_changes(want, have)), f"line {number} has {says} where the merge has {merge_says}"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from solorl.errors import UsageError, did_you_mean, quit_with
+from solorl.errors import UsageError, hint, quit_with
 
 # Verb -> its module (imported only when it is called) and its line in `solo --help`.
 VERBS = {
@@ -57,8 +57,7 @@ class Parser(argparse.ArgumentParser):
         if not flag.startswith("-"):
             raise UsageError(f"{self.prog} takes no further argument {flag}; see `{self.prog} --help`")
         flags = [option for option in self._option_string_actions if option.startswith("--")]
-        hint = did_you_mean(flag, flags) or f"; it has {', '.join(flags)}"
-        raise UsageError(f"{self.prog} has no flag {flag}{hint}")
+        raise UsageError(f"{self.prog} has no flag {flag}{hint(flag, flags, 'it has')}")
 
 
 def usage() -> str:
@@ -88,8 +87,7 @@ def dispatch(argv: Sequence[str]) -> int:
         return 0
     if verb not in VERBS:
         kind = "flag" if verb.startswith("-") else "verb"
-        hint = did_you_mean(verb, VERBS) or f"; it has {', '.join(VERBS)}"
-        raise UsageError(f"solo has no {kind} {verb}{hint}")
+        raise UsageError(f"solo has no {kind} {verb}{hint(verb, VERBS, 'it has')}")
     return int(import_module(VERBS[verb][0]).main(rest) or 0)
 
 

@@ -15,36 +15,12 @@ from pathlib import Path
 
 from solorl.args.arguments import RunArgs
 from solorl.catalog.header import find_path, parse_source, scripts
+from solorl.catalog.source import fields_of
 from solorl.cli import VERBS, Parser
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, hint
 from solorl.scripts import script_paths
-from solorl.studies.plan import args_fields
 
-BASH = """_solo() {
-    local IFS=$'\\n'
-    COMPREPLY=($("${COMP_WORDS[0]}" completion words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
-    if [[ "${COMPREPLY[*]}" == */* ]]; then compopt -o filenames 2>/dev/null; fi
-}
-complete -o default -F _solo solo
-"""
-ZSH = """#compdef solo
-_solo() {
-    local -a found
-    found=("${(@f)$($words[1] completion words "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    found=(${found:#})
-    if (( ! $#found )); then _files; return; fi
-    compadd -- ${found:#*/}
-    compadd -S '' -- ${(M)found:#*/}
-}
-compdef _solo solo
-"""
-FISH = """function __solo_words
-    set -l before (commandline -opc)
-    solo completion words $before[2..-1] (commandline -ct) 2>/dev/null
-end
-complete -c solo -a '(__solo_words)'
-"""
-SHELLS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+SHELLS = ("bash", "zsh", "fish")  # each with its script next to this file
 HELP = """usage: solo completion bash|zsh|fish
 
 Prints a script with which the shell completes verbs, algorithms, their flags and run folders:
@@ -77,7 +53,7 @@ def beginning(start: str) -> list[str]:
 
 def flags_of_script(name: str) -> list[str]:
     """The flags of an algorithm or a .py file: those of its class Args and, where that is a RunArgs, of every run."""
-    nodes = args_fields(parse_source(find_path(name)))
+    nodes = fields_of(parse_source(find_path(name)))
     kinds = {field.name: field.type in (bool, "bool") for field in fields(RunArgs)}
     kinds |= {field: getattr(node.annotation, "id", "") == "bool" for field, node in nodes.items()}
     flags = [f"--{name.replace('_', '-')}" for name in kinds]
@@ -107,7 +83,7 @@ AFTER_VERB: dict[str, Callable[[str], list[str]]] = {
     **dict.fromkeys(("train", "copy", "diff", "check", "bench", "tune"), algorithms),
     **dict.fromkeys(("play", "record", "push", "export", "report", "plot"), folders),
     "runs": lambda start: ["delete", *folders(start)],
-    "completion": lambda start: list(SHELLS),
+    "completion": lambda start: [*SHELLS],
     "dataset": lambda start: ["info", "export", "import", *beginning(start)],
 }
 AFTER_FLAG: dict[str, Callable[[str], list[str]]] = {
@@ -158,9 +134,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     args = _parser().parse(argv)
     if args.shell not in SHELLS:
-        hint = did_you_mean(args.shell, SHELLS) or f"; there are {', '.join(SHELLS)}"
-        raise UsageError(f"solo completion does not know the shell {args.shell}{hint}")
-    print(SHELLS[args.shell], end="")
+        others = hint(args.shell, SHELLS, "there are")
+        raise UsageError(f"solo completion does not know the shell {args.shell}{others}")
+    print(Path(__file__).with_name(f"completion.{args.shell}").read_text(), end="")
     return 0
 
 

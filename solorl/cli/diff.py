@@ -14,7 +14,7 @@ from solorl.catalog.header import find_path, origins, parse_header, read_source
 from solorl.catalog.square import count_changes, find_named, opcodes
 from solorl.cli import Parser
 from solorl.errors import UsageError
-from solorl.files import shown, write
+from solorl.files import filled, shown, write
 from solorl.terminal import has_colors
 
 CONTEXT = 3  # unchanged lines shown around a change
@@ -120,55 +120,7 @@ def print_diff(a: Path, b: Path, color: bool) -> None:
 
 
 # ---------------------------------------------------------------------- in the browser
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{left} and {right}</title>
-<style>
-:root {{ color-scheme: light dark; --back: #fff; --text: #1f2328; --soft: #646c76; --line: #d1d9e0; --fold: #f0f3f6;
-  --minus: #ffebe9; --minus-word: #ffb8b0; --plus: #e3f8e8; --plus-word: #96e0a8; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --back: #0d1117; --text: #e6edf3; --soft: #929ca8; --line: #30363d;
-  --fold: #161b22; --minus: #341a1d; --minus-word: #842e31; --plus: #12291c; --plus-word: #1e6433; }} }}
-body {{ margin: 0; background: var(--back); color: var(--text);
-  font: 13px/1.5 ui-monospace, Menlo, Consolas, monospace; }}
-header {{ padding: 1rem; border-bottom: 1px solid var(--line); font-family: system-ui, sans-serif; }}
-h1 {{ margin: 0 0 .5rem; font-size: 1.25rem; overflow-wrap: anywhere; }}
-p {{ margin: .25rem 0; }}
-.row {{ display: grid; grid-template-columns: 3.5em minmax(0, 1fr) 3.5em minmax(0, 1fr); }}
-.row > b {{ padding: 0 .5em; text-align: right; font-weight: normal; color: var(--soft); user-select: none; }}
-.row > span {{ padding: 0 .5em 0 1.5em; white-space: pre-wrap; overflow-wrap: anywhere; text-indent: -1em; }}
-.row > span::before {{ content: " "; display: inline-block; width: 1em; text-indent: 0; }}
-.minus {{ background: var(--minus); }}
-.plus {{ background: var(--plus); }}
-.row > .minus::before {{ content: "-"; }}
-.row > .plus::before {{ content: "+"; }}
-del, ins {{ text-decoration: none; border-radius: 2px; }}
-del {{ background: var(--minus-word); }}
-ins {{ background: var(--plus-word); }}
-summary {{ padding: .15rem 1rem; background: var(--fold); color: var(--soft); cursor: pointer; }}
-.count {{ padding: 0 .4em; border-radius: 4px; }}
-@media (max-width: 60rem) {{
-  body {{ font-size: 12px; }}
-  .row {{ grid-template-columns: 3em minmax(0, 1fr); }}
-  .none, .twin {{ display: none; }}
-}}
-</style>
-</head>
-<body>
-<header>
-<h1>{left} → {right}</h1>
-<p><strong>{left}</strong> {left_title}</p>
-<p><strong>{right}</strong> {right_title}</p>
-<p><span class="count plus">+{added}</span> <span class="count minus">-{removed}</span> lines</p>
-</header>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
+PAGE = Path(__file__).with_name("diff.html")
 
 
 def html_row(row: Row, a: Sequence[str], b: Sequence[str]) -> str:
@@ -192,11 +144,8 @@ def html_page(names: tuple[str, str], titles: tuple[str, str], a: Sequence[str],
         summary = f"<summary>{len(stretch)} equal line{'s'[: len(stretch) != 1]}</summary>"
         body.append(f"<details>{summary}\n{lines}\n</details>" if hidden else lines)
     added, removed = count_changes(a, b)
-    left, right, left_title, right_title = map(html.escape, (*names, *titles))
-    return PAGE.format(
-        left=left, right=right, left_title=left_title, right_title=right_title,
-        added=added, removed=removed, body="\n".join(body),
-    )  # fmt: skip
+    named = zip(("LEFT", "RIGHT", "LEFT_TITLE", "RIGHT_TITLE"), map(html.escape, (*names, *titles)), strict=True)
+    return filled(PAGE, {**dict(named), "ADDED": str(added), "REMOVED": str(removed), "BODY": "\n".join(body)})
 
 
 # ---------------------------------------------------------------------- the verb

@@ -12,12 +12,11 @@ from statistics import median
 from typing import Any
 
 from solorl.catalog.header import Script, parse_source, scripts
+from solorl.catalog.source import fields_of
 from solorl.cli import Parser
-from solorl.cli.tables import aligned
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, hint
 from solorl.scripts import algorithms_folder, in_checkout
-from solorl.studies.plan import args_fields
-from solorl.terminal import paint
+from solorl.terminal import aligned, paint
 
 COLUMNS = ("name", "family", "spaces", "framework", "paper", "title")
 FILTERS = ("family", "framework", "observations", "actions")
@@ -57,7 +56,7 @@ def groups(found: Sequence[Script], width: int) -> Iterator[str]:
 
 def default_budget(script: Script) -> tuple[str, int]:
     """The defaults of `--env-id` and `--total-timesteps`; ("", 0) where the file has none."""
-    fields = args_fields(parse_source(script.path))
+    fields = fields_of(parse_source(script.path))
     found = {name: field.value.value for name, field in fields.items() if isinstance(field.value, ast.Constant)}
     return str(found.get("env_id", "")), int(found.get("total_timesteps", 0))  # type: ignore[arg-type]
 
@@ -96,8 +95,8 @@ def chosen(found: Sequence[Script], wanted: dict[str, str | None]) -> list[Scrip
     for name, value in wanted.items():
         there = sorted({getattr(script, name) for script in found})
         if value is not None and value not in there:
-            hint = did_you_mean(value, there) or f"; there are {', '.join(there)}"
-            raise UsageError(f"there is no {'family' if name == 'family' else f'algorithm with {name}'} {value}{hint}")
+            what = "family" if name == "family" else f"algorithm with {name}"
+            raise UsageError(f"there is no {what} {value}{hint(value, there, 'there are')}")
     given = {name: value for name, value in wanted.items() if value is not None}
     return [script for script in found if all(getattr(script, name) == value for name, value in given.items())]
 
@@ -124,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
     if args.times:
         print("\n".join(aligned(times(found), right=(2, 3, 4))))
         return 0
-    lines = aligned([COLUMNS, *map(as_row, found)])
+    lines = aligned([COLUMNS, *map(as_row, found)], right=())
     width = shutil.get_terminal_size().columns
     if sys.stdout.isatty() and max(map(len, lines)) > width:
         lines = list(groups(found, width))

@@ -29,6 +29,7 @@ from solorl.results.gather import gathered
 from solorl.results.read import read_all
 from solorl.results.reference_scores import reference
 from solorl.results.result import Result, parse_bytes
+from solorl.terminal import aligned
 
 TOLERANCE = 0.01
 Key = tuple[str, str]  # environment, method
@@ -58,7 +59,7 @@ def run(revision: str, folders: Sequence[Path], metric: str) -> int:
         print(f"note: {problem}")
     if not found:
         raise UsageError(f"no environment and method has {metric} scores both here and at {revision}")
-    print(_table(found, revision), end="")
+    print("\n".join(_table(found, revision)))
     for name, one, other in (("new", now, then), ("gone", then, now)):
         if keys := sorted(_grouped(one).keys() - _grouped(other).keys()):
             print(f"{name}: {', '.join(f'{method} on {env}' for env, method in keys)}")
@@ -156,7 +157,7 @@ def _verdict(env_id: str, then: st.Array, now: st.Array, difference: cmp.Estimat
     return "improvement" if low > 0 else "no change beyond chance"
 
 
-def _table(found: Sequence[Change], revision: str) -> str:
+def _table(found: Sequence[Change], revision: str) -> list[str]:
     rows = [
         [
             change.env_id,
@@ -170,4 +171,4 @@ def _table(found: Sequence[Change], revision: str) -> str:
         for change in found
     ]
     head = ["Environment", "Method", "Seeds", f"IQM at {revision}", "IQM now", "Difference", "Verdict"]
-    return text.aligned(head, rows)
+    return aligned([head, *rows])

@@ -10,6 +10,7 @@ from pathlib import Path
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.files import shown, write
+from solorl.terminal import aligned
 
 DEFAULT_OUT = Path("report")
 DEFAULT_RESULTS = Path("benchmark/results")
@@ -141,7 +142,7 @@ def print_summary(comparison, problems: Sequence[str], out: Path) -> None:
     """The table, the verdicts, what was left out, and where the report is."""
     from solorl.results import text
 
-    print(text.aligned(*text.summary(comparison)), end="")
+    print("\n".join(aligned(text.summary(comparison))))
     for sentence in text.verdicts(comparison):
         print(f"\n{sentence}")
     for note in [*text.notes_on(comparison), *problems]:

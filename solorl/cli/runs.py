@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from solorl.cli import Parser
-from solorl.cli.tables import aligned
-from solorl.errors import UsageError, did_you_mean
-from solorl.files import read_json
+from solorl.errors import UsageError, did_you_mean, hint
+from solorl.files import is_locked, read_json
 from solorl.metrics import last_rows
-from solorl.terminal import duration
+from solorl.terminal import aligned, duration
 
 COLUMNS = ("env", "script", "seed", "status", "step", "evaluation", "size", "age", "folder")
 NUMBERS = (2, 4, 5, 6, 7)  # columns
@@ -65,18 +64,6 @@ def run_folders(path: Path) -> Iterator[Path]:
     for child in children:
         if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
             yield from run_folders(child)
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process trains in the folder."""
-    try:
-        with open(path / ".lock") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def read(path: Path) -> RunFolder:
@@ -162,8 +149,8 @@ def chosen(found: Sequence[RunFolder], wanted: dict[str, list[str]]) -> list[Run
         allowed = STATUSES if name == "status" else sorted({getattr(run, name) for run in found})
         for value in values:
             if value not in allowed:
-                flag, hint = f"--{name.replace('_', '-')}", did_you_mean(value, allowed)
-                raise UsageError(f"no run has {flag} {value}{hint or '; there are ' + (', '.join(allowed) or 'none')}")
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"no run has {flag} {value}{hint(value, allowed, 'there are')}")
     return [run for run in found if all(getattr(run, name) in values for name, values in wanted.items() if values)]
 
 

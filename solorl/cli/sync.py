@@ -11,7 +11,7 @@ from solorl.catalog.rules import EXEMPT, is_bound
 from solorl.catalog.source import Definition, definitions, neighbours
 from solorl.catalog.square import descendants, merge, parent_paths
 from solorl.cli import Parser
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, hint
 from solorl.files import shown, write
 
 HEADER = '"""The header of each file is its own."""\n'
@@ -27,8 +27,7 @@ def body_of(path: Path, name: str) -> list[bytes]:
     """The lines of the top-level definition `name`; UsageError with the nearest name if the file has none."""
     found = definitions(parse_source(path))
     if name not in found:
-        hint = did_you_mean(name, found) or f"; it has {', '.join(found) or 'none'}"
-        raise UsageError(f"{shown(path)} has no function or class {name}{hint}")
+        raise UsageError(f"{shown(path)} has no function or class {name}{hint(name, found, 'it has')}")
     return path.read_bytes().splitlines(keepends=True)[span(found[name])]
 
 

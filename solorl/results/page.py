@@ -3,9 +3,11 @@
 import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from solorl.files import filled
 from solorl.results import comparison as cmp
 from solorl.results import curves as cv
 from solorl.results import text
@@ -26,14 +28,7 @@ def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[s
         "NOTES": _notes([*text.notes_on(comparison), *problems]),
         "DATA": json.dumps(_data(comparison, axis), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     }
-    head, *pieces = TEMPLATE.read_text(encoding="utf-8").split("{{")
-    return head + "".join(_filled(piece, parts) for piece in pieces)
-
-
-def _filled(piece: str, parts: Mapping[str, str]) -> str:
-    """The text after a "{{", its placeholder replaced."""
-    name, _, rest = piece.partition("}}")
-    return parts[name] + rest
+    return filled(TEMPLATE, parts)
 
 
 # ---------------------------------------------------------------------- data of the charts
@@ -87,64 +82,38 @@ def _numbers(values: Iterable[float]) -> list[float]:
 
 # ---------------------------------------------------------------------- tables
 def _tables(comparison: cmp.Comparison) -> str:
-    parts = [f"<h2>Results</h2>\n<p>{html.escape(text.table_caption(comparison))}</p>\n", _env_table(comparison)]
-    if totals := cmp.total_rows(comparison):
-        rows = [[row.method, *map(_cell, (row.iqm, row.median, row.mean, row.gap)), str(row.runs)] for row in totals]
-        parts += [
-            f"<h2>All environments</h2>\n<p>{html.escape(text.total_caption(comparison))}</p>\n",
-            _table(["Method", "IQM", "Median", "Mean", "Optimality gap", "Runs"], rows),
-        ]
-    if pairs := cmp.pairs(comparison):
-        rows = [
-            [f"{pair.x} against {pair.y}", _cell(pair.probability), *map(_names, (pair.better, pair.worse))]
-            for pair in pairs
-        ]
-        parts += [
-            f"<h2>Comparisons</h2>\n<p>{html.escape(text.PAIR_CAPTION)}</p>\n",
-            _table(["Comparison", "P(improvement)", "Better on", "Worse on"], rows),
-        ]
+    parts = []
+    for title, caption, (head, rows) in text.tables(comparison):
+        parts.append(f"<h2>{title}</h2>\n<p>{html.escape(caption)}</p>\n")
+        parts.append(_grouped(head, rows) if title == "Results" else _table(head, rows))
     return "".join(parts)
 
 
-def _names(names: Sequence[str]) -> str:
-    """Names in a cell, as HTML."""
-    return f'<span class="names">{html.escape(", ".join(names))}</span>' if names else "-"
+def _grouped(head: Sequence[str], rows: Sequence[Sequence[text.Cell]]) -> str:
+    """The rows of one environment below a line with its name."""
+    lines: list[str | Sequence[text.Cell]] = []
+    for env, of_env in groupby(rows, key=lambda row: str(row[0])):
+        lines += [env, *(row[1:] for row in of_env)]
+    return _table(head[1:], lines)
 
 
-def _env_table(comparison: cmp.Comparison) -> str:
-    """All rows, those of one environment below a line with its name."""
-    rows: list[str | list[str]] = []
-    for env in comparison.envs:
-        rows.append(env)
-        rows += [
-            [
-                row.method,
-                *map(_cell, (row.iqm, row.mean, row.median)),
-                str(row.seeds),
-                f"{row.steps:,.0f}",
-                text.training_time(row),
-                "-" if row.sps is None else f"{row.sps:,.0f}",
-            ]
-            for row in cmp.env_rows(comparison, env)
-        ]
-    return _table(["Method", "IQM", "Mean", "Median", "Seeds", "Steps", "Time", "Steps/s"], rows)
+def _cell(cell: text.Cell) -> str:
+    """A cell as HTML; a number stands above its interval."""
+    if isinstance(cell, cmp.Estimate):
+        value, _, interval = text.estimate(cell).partition(" ")
+        return f"<b>{value}</b><small>{interval}</small>".replace("-", "\N{MINUS SIGN}")
+    words = html.escape(text.words(cell))
+    return f'<span class="names">{words}</span>' if isinstance(cell, list) and cell else words
 
 
-def _cell(estimate: cmp.Estimate) -> str:
-    """A number above its interval, as HTML."""
-    value, _, interval = text.estimate(estimate).partition(" ")
-    return f"<b>{value}</b><small>{interval}</small>".replace("-", "\N{MINUS SIGN}")
-
-
-def _table(head: Sequence[str], rows: Sequence[str | Sequence[str]]) -> str:
+def _table(head: Sequence[str], rows: Sequence[str | Sequence[text.Cell]]) -> str:
     """A table that scrolls sideways on its own; a string instead of a row is a line across it."""
     lines = []
     for row in rows:
         if isinstance(row, str):
             lines.append(f'<tr class="group"><th colspan="{len(head)}" scope="rowgroup">{html.escape(row)}</th></tr>')
         else:
-            cells = [f"<td>{html.escape(row[0])}</td>", *(f"<td>{cell}</td>" for cell in row[1:])]
-            lines.append(f"<tr>{''.join(cells)}</tr>")
+            lines.append(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>")
     titles = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in head)
     body = "\n".join(lines)
     return f'<div class="scroll"><table>\n<thead><tr>{titles}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>\n'

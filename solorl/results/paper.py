@@ -5,7 +5,6 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from solorl.results import comparison as cmp
 from solorl.results import curves as cv
 from solorl.results import statistics as st
 from solorl.results import text
-from solorl.results.result import LARGEST, MOST_BYTES, Result, ResultError
+from solorl.results.result import LARGEST, MOST_BYTES, Result, ResultError, reading
 
 ENVIRONMENTS = "environments"  # the names of the columns in the file of scores
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
@@ -46,21 +45,18 @@ def latex(words: str) -> str:
 
 def tables(comparison: cmp.Comparison) -> str:
     """The tables of the report for the package booktabs: every environment and method, then all environments."""
-    head = ["Environment", "Method", "Runs", "IQM", "Mean", "Median", "Steps"]
-    rows, last = [], ""
-    for row in cmp.env_rows(comparison):
-        numbers = (str(row.seeds), *map(text.estimate, (row.iqm, row.mean, row.median)), f"{row.steps:,.0f}")
-        rows.append([row.env_id if row.env_id != last else "", row.method, *numbers])
-        last = row.env_id
+    head, rows = text.env_table(comparison)
+    named, last = [], ""
+    for row in rows:
+        env_id, *others = map(text.words, row[:7])
+        named.append([env_id if env_id != last else "", *others])
+        last = env_id
     score = f"The score of a run is its {cmp.METRICS[comparison.metric]}"
     caption = f"{score}. Interquartile mean (IQM), mean and median over runs{text.brackets(comparison)}."
-    found = ["% \\usepackage{booktabs}\n", _table(head, rows, 2, caption, "environments")]
-    totals = [
-        [row.method, str(row.runs), *map(text.estimate, (row.iqm, row.median, row.mean, row.gap))]
-        for row in cmp.total_rows(comparison)
-    ]
-    if totals:
-        head = ["Method", "Runs", "IQM", "Median", "Mean", "Optimality gap"]
+    found = ["% \\usepackage{booktabs}\n", _table(head[:7], named, 2, caption, "environments")]
+    head, rows = text.total_table(comparison)
+    if rows:
+        totals = [list(map(text.words, row)) for row in rows]
         found.append(_table(head, totals, 1, text.total_caption(comparison), "all"))
     return "\n".join(found)
 
@@ -113,13 +109,11 @@ def scores(comparison: cmp.Comparison) -> tuple[dict[str, st.Array], list[str]]:
 def read_scores(path: Path) -> list[Result]:
     """The runs in a file of scores: method -> (num_runs, num_environments), as `scores` makes it or for rliable, with
     or without names of environments. Raises ResultError where it holds anything else."""
-    try:
+    with reading(path):
         if path.stat().st_size > MOST_BYTES:
             raise ResultError(f"{path} is too large for a file of scores")
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, BadZipFile, EOFError) as error:
-        raise ResultError(f"{path} cannot be read: {error}") from None
     names = found.pop(ENVIRONMENTS, None)
     results = []
     for method, table in found.items():

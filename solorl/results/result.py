@@ -11,12 +11,14 @@ import math
 import re
 import reprlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 from solorl.files import write_atomically
 
@@ -112,16 +114,31 @@ def rounded(value: Any) -> Any:
 # ---------------------------------------------------------------------- reading
 def read(path: Path) -> Result:
     """The result in a file that `collect` wrote. Raises ResultError, which names the file, where it is damaged."""
-    try:
+    with reading(path):
         return parse_bytes(bytes_of(path), str(path))
-    except OSError as error:
-        raise ResultError(f"{path} cannot be read: {error.strerror}") from error
+
+
+@contextmanager
+def reading(source: object) -> Iterator[None]:
+    """What goes wrong inside, where a file is read, becomes a ResultError that names it."""
+    try:
+        yield
+    except ResultError:
+        raise
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error, BadZipFile) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ResultError(f"{source} cannot be read: {why}") from error
+
+
+def require_regular(path: Path) -> None:
+    """ResultError for what is there and not a file, as a device."""
+    if path.exists() and not path.is_file():
+        raise ResultError(f"{path} cannot be read: it is not a regular file")
 
 
 def bytes_of(path: Path) -> bytes:
     """The bytes of a file. Raises ResultError where there are too many, and for what is not a file, as a device."""
-    if path.exists() and not path.is_file():
-        raise ResultError(f"{path} cannot be read: it is not a regular file")
+    require_regular(path)
     with open(path, "rb") as file:
         return _read_some(file, path)
 
@@ -136,13 +153,8 @@ def _read_some(file: Any, source: object) -> bytes:
 
 def parse_bytes(data: bytes, source: str) -> Result:
     """The result in the bytes of a result file. Raises ResultError, which names `source`, where it is none."""
-    try:
-        with gzip.open(BytesIO(data)) as file:
-            content = json.loads(_read_some(file, source))
-    except ResultError:
-        raise
-    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
-        raise ResultError(f"{source} cannot be read: {reason_of(error)}") from error
+    with reading(source), gzip.open(BytesIO(data)) as file:
+        content = json.loads(_read_some(file, source))
     return parse(content, source)
 
 
@@ -218,8 +230,3 @@ KINDS: dict[str, Callable[[Any], bool]] = {  # what the fields of a result must 
     "parents": lambda value: isinstance(value, list) and all(map(_is_name, value)),
     "together": lambda value: type(value) is int and 1 <= value <= LARGEST,
 }
-
-
-def reason_of(error: BaseException) -> str:
-    """Why something could not be read."""
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__

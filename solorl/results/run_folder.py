@@ -17,7 +17,8 @@ from solorl.results.result import (
     ResultError,
     bytes_of,
     checked,
-    reason_of,
+    reading,
+    require_regular,
 )
 
 BINS = 200  # rows that the training episodes of one run are thinned to
@@ -106,12 +107,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _json(path: Path, kind: type) -> Any:
     """The object or list in a JSON file. Raises ResultError where it holds none."""
-    try:
+    with reading(path):
         content = json.loads(bytes_of(path))
-    except ResultError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise ResultError(f"{path} cannot be read: {reason_of(error)}") from error
     if not isinstance(content, kind):
         raise ResultError(f"{path} cannot be read: it holds no JSON {'list' if kind is list else 'object'}")
     return content
@@ -119,16 +116,14 @@ def _json(path: Path, kind: type) -> Any:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics file; a last line that a kill cut short is left out. Raises ResultError."""
-    try:
-        if path.exists() and not path.is_file():
-            raise ResultError(f"{path} cannot be read: it is not a regular file")
-        return read_rows(path, strict=True)[0]
-    except ResultError:
-        raise
-    except (OSError, UnicodeError) as error:
-        raise ResultError(f"{path} cannot be read: {reason_of(error)}") from error
-    except ValueError as error:
-        raise ResultError(str(error)) from error
+    with reading(path):
+        require_regular(path)
+        try:
+            return read_rows(path, strict=True)[0]
+        except UnicodeError:
+            raise
+        except ValueError as error:  # it names the damaged line
+            raise ResultError(str(error)) from error
 
 
 def _portable(args: dict[str, Any]) -> dict[str, Any]:

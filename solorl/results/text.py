@@ -18,6 +18,10 @@ IGNORED = (
 )  # fmt: skip
 
 
+Cell = str | cmp.Estimate | list[str]
+Table = tuple[list[str], list[list[Cell]]]  # head and rows
+
+
 # ---------------------------------------------------------------------- numbers
 def number(value: float, like: float | None = None) -> str:
     """A score with as many decimals as its size (or that of `like`) deserves: 12,345, 490.0, 1.02.
@@ -128,26 +132,15 @@ def markdown(text: str) -> str:
     return html.escape(text, quote=False).replace("](", "]\\(")
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], left: int = 1) -> str:
     """A Markdown table; the first `left` columns are aligned left, the others right."""
     rule = ["---" if i < left else "---:" for i in range(len(head))]
-    escaped = [[markdown(cell).replace("|", "\\|") for cell in row] for row in rows]
+    escaped = [[markdown(words(cell)).replace("|", "\\|") for cell in row] for row in rows]
     return "".join(f"| {' | '.join(row)} |\n" for row in [head, rule, *escaped])
 
 
-def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for the terminal: columns as wide as their widest cell, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    right = [any(row[i][:1].isdigit() or row[i][:1] == "-" for row in rows) for i in range(len(head))]
-    lines = [
-        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
-        for row in [head, *rows]
-    ]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def summary(comparison: cmp.Comparison) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the short table that the command prints."""
+def summary(comparison: cmp.Comparison) -> list[list[str]]:
+    """The rows, the head first, of the short table that the command prints."""
     shown = cmp.env_rows(comparison)
     rows = [
         [row.env_id, row.method, str(row.seeds), estimate(row.iqm), estimate(row.mean), f"{row.steps:,.0f}"]
@@ -158,7 +151,8 @@ def summary(comparison: cmp.Comparison) -> tuple[list[str], list[list[str]]]:
         for row in cmp.total_rows(comparison)
     ]
     means = " ".join(["[95 %]"] * any(row.iqm.interval for row in shown) + ["(range)"] * ranges(comparison))
-    return ["environment", "method", "runs", f"IQM {means}".strip(), f"mean {means}".strip(), "steps"], rows + totals
+    head = ["environment", "method", "runs", f"IQM {means}".strip(), f"mean {means}".strip(), "steps"]
+    return [head, *rows, *totals]
 
 
 def training_time(row: cmp.EnvRow) -> str:
@@ -166,46 +160,45 @@ def training_time(row: cmp.EnvRow) -> str:
     return duration(row.seconds) + (f" ({row.together} at once)" if row.together > 1 else "")
 
 
-def env_table(comparison: cmp.Comparison) -> str:
+def env_table(comparison: cmp.Comparison) -> Table:
     """A row for each environment and method."""
-    head = ["Environment", "Method", "Seeds", "IQM", "Mean", "Median", "Steps", "Time", "Steps/s", "Date"]
-    rows = [
-        [
-            row.env_id,
-            row.method,
-            str(row.seeds),
-            *map(estimate, (row.iqm, row.mean, row.median)),
-            f"{row.steps:,.0f}",
-            training_time(row),
-            "-" if row.sps is None else f"{row.sps:,.0f}",
-            row.date or "-",
-        ]
+    rows: list[list[Cell]] = [
+        [row.env_id, row.method, str(row.seeds), row.iqm, row.mean, row.median, f"{row.steps:,.0f}",
+         training_time(row), "-" if row.sps is None else f"{row.sps:,.0f}", row.date or "-"]
         for row in cmp.env_rows(comparison)
-    ]
-    return table(head, rows, left=2)
+    ]  # fmt: skip
+    return ["Environment", "Method", "Seeds", "IQM", "Mean", "Median", "Steps", "Time", "Steps/s", "Date"], rows
 
 
-def total_table(comparison: cmp.Comparison) -> str:
-    """A row for each method; empty where fewer than two environments are shared."""
-    rows = [
-        [row.method, str(row.runs), *map(estimate, (row.iqm, row.median, row.mean, row.gap))]
-        for row in cmp.total_rows(comparison)
-    ]
-    return table(["Method", "Runs", "IQM", "Median", "Mean", "Optimality gap"], rows) if rows else ""
+def total_table(comparison: cmp.Comparison) -> Table:
+    """A row for each method; none where fewer than two environments are shared."""
+    found = cmp.total_rows(comparison)
+    rows: list[list[Cell]] = [[row.method, str(row.runs), row.iqm, row.median, row.mean, row.gap] for row in found]
+    return ["Method", "Runs", "IQM", "Median", "Mean", "Optimality gap"], rows
 
 
-def pair_table(comparison: cmp.Comparison) -> str:
+def pair_table(comparison: cmp.Comparison) -> Table:
     """A row for each method against its opponent."""
-    rows = [
-        [
-            f"{pair.x} against {pair.y}",
-            estimate(pair.probability),
-            ", ".join(pair.better) or "-",
-            ", ".join(pair.worse) or "-",
-        ]
-        for pair in cmp.pairs(comparison)
+    found = cmp.pairs(comparison)
+    rows: list[list[Cell]] = [[f"{one.x} against {one.y}", one.probability, one.better, one.worse] for one in found]
+    return ["Comparison", "P(improvement)", "Better on", "Worse on"], rows
+
+
+def tables(comparison: cmp.Comparison) -> list[tuple[str, str, Table]]:
+    """Title, caption and content of the tables of a report that have rows."""
+    found = [
+        ("Results", table_caption(comparison), env_table(comparison)),
+        ("All environments", total_caption(comparison), total_table(comparison)),
+        ("Comparisons", PAIR_CAPTION, pair_table(comparison)),
     ]
-    return table(["Comparison", "P(improvement)", "Better on", "Worse on"], rows) if rows else ""
+    return [(title, caption, content) for title, caption, content in found if content[1]]
+
+
+def words(cell: Cell) -> str:
+    """A cell as text."""
+    return (
+        estimate(cell) if isinstance(cell, cmp.Estimate) else cell if isinstance(cell, str) else ", ".join(cell) or "-"
+    )
 
 
 def block(comparison: cmp.Comparison, evidence: Sequence[str], pictures: Sequence[str] = ()) -> str:
@@ -217,7 +210,7 @@ def block(comparison: cmp.Comparison, evidence: Sequence[str], pictures: Sequenc
     links = ", ".join(f"[{path}]({quote(str(path))})" for path in evidence)
     shown = "".join(f"\n![learning curves]({picture})\n" for picture in pictures)
     curves = f"{shown}\n{lines_caption(comparison)}\n" if pictures else ""
-    return f"{lines}{env_table(comparison)}\n{table_caption(comparison)} Every run: {links}.\n{curves}"
+    return f"{lines}{table(*env_table(comparison), left=2)}\n{table_caption(comparison)} Every run: {links}.\n{curves}"
 
 
 def report(
@@ -226,11 +219,8 @@ def report(
     """The whole report.md; `pictures` are names of files next to it, `command` makes them again."""
     parts = [f"# {markdown(title)}\n"]
     parts += [f"**{markdown(sentence)}**\n" for sentence in verdicts(comparison)]
-    parts += ["## Results\n", table_caption(comparison) + "\n", env_table(comparison)]
-    if totals := total_table(comparison):
-        parts += ["## All environments\n", total_caption(comparison) + "\n", totals]
-    if pairs := pair_table(comparison):
-        parts += ["## Comparisons\n", PAIR_CAPTION + "\n", pairs]
+    for name, caption, content in tables(comparison):
+        parts += [f"## {name}\n", f"{caption}\n", table(*content, left=2 if name == "Results" else 1)]
     if pictures:
         parts += [
             "## Curves\n",

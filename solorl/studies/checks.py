@@ -1,9 +1,10 @@
 """What names and texts may be that come from a command line, a suite or a plan."""
 
+from collections.abc import Collection, Iterable
 from reprlib import repr as shown  # cuts what is long
 from typing import Any
 
-from solorl.errors import UsageError
+from solorl.errors import UsageError, hint
 
 LONGEST = 1000  # characters of a text
 
@@ -22,3 +23,11 @@ def check_texts(value: Any, where: str) -> None:
         raise UsageError(f"{where}: a text must have at most {LONGEST:,} characters, unlike {shown(value)}")
     for part in value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else []:
         check_texts(part, where)
+
+
+def refuse_unknown(table: Iterable[str], known: Collection[str], where: str) -> None:
+    """UsageError for a key that is not known."""
+    for key in table:
+        if key not in known:
+            name = key if len(key) < 40 else shown(key)
+            raise UsageError(f"{where} has the unknown key {name}{hint(key, known, 'it may have')}")

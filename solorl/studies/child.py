@@ -1,7 +1,6 @@
 """The training of a worker: a child process with threads and GPUs, which saves and ends where the worker is killed."""
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -93,15 +92,3 @@ def environment(task: Task, given: Mapping[str, str]) -> dict[str, str]:
     threads, gpus = str(task.resources.cores), ",".join(map(str, range(task.resources.gpus)))
     own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": gpus}
     return {**own, "PYTHONUNBUFFERED": "1", **given, "SOLORL_WORKER": str(os.getpid())}
-
-
-def is_locked(run_dir: Path | None) -> bool:
-    """Whether a process of ours trains in a run folder, as far as the file system tells."""
-    if run_dir is None or not (run_dir / ".lock").exists():
-        return False
-    with contextlib.suppress(OSError), open(run_dir / ".lock", "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

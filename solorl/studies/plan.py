@@ -18,11 +18,12 @@ from reprlib import repr as shown  # cuts what is long
 from typing import Any
 
 from solorl.catalog.header import find_path, parse_source
+from solorl.catalog.source import fields_of
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
 from solorl.files import sha256
 from solorl.results.result import Result
-from solorl.studies.checks import check_name, check_texts
+from solorl.studies.checks import check_name, check_texts, refuse_unknown
 from solorl.studies.plan_file import MAX_SEED
 from solorl.studies.resources import Resources, read_resources
 from solorl.studies.task import Flags, Script, Task
@@ -107,7 +108,7 @@ def load_script(name: str, near: Path | None = None) -> Script:
         if isinstance(node, ast.ImportFrom) and node.module == "solorl" and not node.level
         for alias in node.names
     }
-    return Script(path, sha256(path), "RunArgs" in imported, tuple(args_fields(tree)), env_kind(tree))
+    return Script(path, sha256(path), "RunArgs" in imported, tuple(fields_of(tree)), env_kind(tree))
 
 
 def find_python(name: str, near: Path | None = None) -> str:
@@ -128,17 +129,6 @@ def find_python(name: str, near: Path | None = None) -> str:
         if path.exists():
             raise UsageError(f"{path} is not a Python interpreter: it cannot be executed")
     raise UsageError(f"there is no Python interpreter {shown(name)}; name one such as venv/bin/python")
-
-
-def args_fields(tree: ast.Module) -> dict[str, ast.AnnAssign]:
-    """Name -> definition of the fields of a file's class Args."""
-    return {
-        line.target.id: line
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and node.name == "Args"
-        for line in node.body
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
-    }
 
 
 def env_kind(tree: ast.Module) -> str:
@@ -337,14 +327,6 @@ def texts(table: dict[str, Any], key: str, where: str) -> list[str]:
     if not (isinstance(found, list) and found and all(isinstance(text, str) and text for text in found)):
         raise UsageError(f"{key} in {where} must be a text or a list of texts, not {shown(value)}")
     return found
-
-
-def refuse_unknown(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """UsageError for a key that is not known."""
-    for key in table:
-        if key not in known:
-            hint = did_you_mean(key, known) or f"; it may have {', '.join(known)}"
-            raise UsageError(f"{where} has the unknown key {key if len(key) < 40 else shown(key)}{hint}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

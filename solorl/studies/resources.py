@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError
+from solorl.studies.checks import refuse_unknown
 
 MEMORY = {"MB": 1, "GB": 1000, "TB": 1_000_000}  # in megabytes
 TIME = {"s": 1, "min": 60, "h": 3600, "d": 86400}  # in seconds
@@ -32,10 +33,8 @@ def read_resources(table: Mapping[str, Any], where: str, default: Resources | No
     UsageError for an unknown key, and for a value that is not such an amount.
     """
     values = (default or Resources()).as_table()
+    refuse_unknown(table, values, where)
     for key, value in table.items():
-        if key not in values:
-            hint = did_you_mean(key, values) or f"; it may have {', '.join(values)}"
-            raise UsageError(f"{where} has the unknown key {key}{hint}")
         if key in ("memory", "time"):
             values[key] = amount(value, MEMORY if key == "memory" else TIME, f"{key} in {where}")
         else:

@@ -18,9 +18,10 @@ from typing import Any
 
 from solorl.args.command_line import whole_number
 from solorl.catalog.header import parse_source, read_source
+from solorl.catalog.source import fields_of
 from solorl.errors import UsageError
 from solorl.scripts import in_catalogue, spaces_folder
-from solorl.studies.plan import Script, args_fields, read_toml
+from solorl.studies.plan import Script, read_toml
 
 NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+|[kKM])?"
 
@@ -99,7 +100,7 @@ def space_of(script: Script) -> Space:
     """The space in the comments of a script's Args, else the one that we ship for an algorithm; UsageError where there
     is none."""
     lines, space = read_source(script.path).splitlines(), Space()
-    for name, item in args_fields(parse_source(script.path)).items():
+    for name, item in fields_of(parse_source(script.path)).items():
         comment = lines[(item.end_lineno or item.lineno) - 1].partition("#")[2]
         if match := re.search(r"\[tune: ([^\]]+)\]", comment):
             where = f"{script.path.name}:{item.lineno}"
@@ -115,7 +116,7 @@ def space_of(script: Script) -> Space:
 
 def space_from_file(path: Path, script: Script) -> Space:
     """The space in a TOML file; UsageError for what is not a space and for a flag that the script does not have."""
-    space, annotations = Space(), args_fields(parse_source(script.path))
+    space, annotations = Space(), fields_of(parse_source(script.path))
     for key, text in read_toml(path).items():
         name, where = key.removeprefix("--").replace("_", "-"), f"{key} in {path}"
         item = annotations.get(name.replace("-", "_"))

@@ -12,7 +12,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from solorl.errors import UsageError, missing_extra, reason
 from solorl.files import sync_file
@@ -21,39 +21,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk
 PASSING = ("attempts/", "collected/", "leases/")  # what a power cut may take
 
 
-class Storage(Protocol):
-    """The files of a study."""
-
-    where: str  # an absolute path or a URL: what another process must be told to find it
-    folder: Path | None  # where it is a folder that this machine sees: files may be made there in place
-
-    def read(self, name: str) -> bytes:
-        """The contents of a file."""
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file, or replace it."""
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a file unless it exists; False where it does. Of several at once one succeeds, except in a store
-        without conditional writes: there two may, and the last one stays."""
-
-    def exists(self, name: str) -> bool:
-        """Whether there is a file of this name."""
-
-    def list(self, name: str) -> list[str]:
-        """The names of all files at any depth below a name, sorted; none where there is nothing."""
-
-    def delete(self, name: str) -> None:
-        """Delete a file; nothing where there is none."""
-
-    def put(self, path: Path, name: str) -> None:
-        """Copy a file of this machine here."""
-
-    def get(self, name: str, path: Path) -> None:
-        """Copy a file to this machine; its folder is made."""
-
-
-def open_storage(where: str, make: bool = True) -> Storage:
+def open_storage(where: str, make: bool = True) -> "Storage":
     """The storage at a path or URL; with `make` a folder is made. UsageError, in one sentence, where it cannot be read:
     no such folder or bucket, no rights, no package for such URLs."""
     if "://" not in where:
@@ -107,7 +75,7 @@ def refusal(error: OSError, where: object = "") -> str:
     return ": ".join(filter(None, (str(error.filename or where), error.strerror or str(error))))
 
 
-def read_object(storage: Storage, name: str) -> dict[str, Any]:
+def read_object(storage: "Storage", name: str) -> dict[str, Any]:
     """The object in a JSON file; empty where there is none, or what is there is no object."""
     try:
         content = json.loads(storage.read(name))
@@ -120,22 +88,23 @@ class Folder:
     """A folder, which several machines may share."""
 
     def __init__(self, folder: Path):
-        self.folder: Path | None = folder.absolute()
         self._root = folder.absolute()
-        self.where = str(self._root)
+        self.folder: Path | None = self._root  # that this machine sees: files may be made there in place
+        self.where = str(self._root)  # what another process must be told to find it
 
     def read(self, name: str) -> bytes:
-        """See `Storage.read`."""
+        """The contents of a file."""
         return (self._root / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
-        """See `Storage.write`."""
+        """Write a file, or replace it."""
         with self._beside(name) as (path, temporary):
             _write(temporary, data, name)
             temporary.replace(path)
 
     def create(self, name: str, data: bytes) -> bool:
-        """See `Storage.create`: the file is written under another name, then linked to its own."""
+        """Write a file unless it exists; False where it does. Of several at once one succeeds: the file is written
+        under another name, then linked to its own."""
         with self._beside(name) as (path, temporary):
             _write(temporary, data, name)
             try:
@@ -158,28 +127,29 @@ class Folder:
         return True
 
     def exists(self, name: str) -> bool:
-        """See `Storage.exists`."""
+        """Whether there is a file of this name."""
         return (self._root / name).is_file()
 
     def list(self, name: str) -> list[str]:
-        """See `Storage.list`. Names that begin with a point are passed over: they are being written."""
+        """The names of all files at any depth below a name, sorted; none where there is nothing. Those that begin with
+        a point are passed over: they are being written."""
         found = []
         for at, _, names in os.walk(self._root / name):
             found += [str((Path(at) / each).relative_to(self._root)) for each in names if not each.startswith(".")]
         return sorted(found)
 
     def delete(self, name: str) -> None:
-        """See `Storage.delete`."""
+        """Delete a file; nothing where there is none."""
         (self._root / name).unlink(missing_ok=True)
 
     def put(self, path: Path, name: str) -> None:
-        """See `Storage.put`."""
+        """Copy a file of this machine here."""
         with self._beside(name) as (target, temporary):
             shutil.copyfile(path, temporary)
             temporary.replace(target)
 
     def get(self, name: str, path: Path) -> None:
-        """See `Storage.get`."""
+        """Copy a file to this machine; its folder is made."""
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(self._root / name, path)
 
@@ -214,20 +184,21 @@ class Objects:
         self._files = Folder(Path(path)) if local else None  # fsspec writes a local file little by little
 
     def read(self, name: str) -> bytes:
-        """See `Storage.read`."""
+        """See `Folder.read`."""
         with self._told(name):
             data: bytes = self._system.cat_file(f"{self._path}/{name}")
             return data
 
     def write(self, name: str, data: bytes) -> None:
-        """See `Storage.write`."""
+        """See `Folder.write`."""
         if self._files:
             return self._files.write(name, data)
         with self._told(name):
             self._system.pipe_file(f"{self._path}/{name}", data)
 
     def create(self, name: str, data: bytes, tries: int = 3) -> bool:
-        """See `Storage.create`: a conditional write where the store has it."""
+        """See `Folder.create`: a conditional write where the store has it. Elsewhere two may succeed at once, and the
+        last one stays."""
         if self._files:
             return self._files.create(name, data)
         with self._told(name):
@@ -252,13 +223,13 @@ class Objects:
         return True
 
     def exists(self, name: str) -> bool:
-        """See `Storage.exists`."""
+        """See `Folder.exists`."""
         self._system.invalidate_cache()  # others write there, too
         with self._told(name):
             return bool(self._system.isfile(f"{self._path}/{name}"))
 
     def list(self, name: str) -> list[str]:
-        """See `Storage.list`."""
+        """See `Folder.list`."""
         self._system.invalidate_cache()
         with self._told(name):
             found = self._system.find(f"{self._path}/{name}")
@@ -266,19 +237,19 @@ class Objects:
         return sorted(each.removeprefix(root).lstrip("/") for each in found if "/." not in each.removeprefix(root))
 
     def delete(self, name: str) -> None:
-        """See `Storage.delete`."""
+        """See `Folder.delete`."""
         with contextlib.suppress(FileNotFoundError), self._told(name):
             self._system.rm_file(f"{self._path}/{name}")
 
     def put(self, path: Path, name: str) -> None:
-        """See `Storage.put`."""
+        """See `Folder.put`."""
         if self._files:
             return self._files.put(path, name)
         with self._told(name):
             self._system.put_file(str(path), f"{self._path}/{name}")
 
     def get(self, name: str, path: Path) -> None:
-        """See `Storage.get`."""
+        """See `Folder.get`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._told(name):
             self._system.get_file(f"{self._path}/{name}", str(path))
@@ -296,3 +267,6 @@ class Objects:
             raise OSError(error.errno or 0, why_not(error), f"{self.where}/{name}") from error
         except Exception as error:  # of any kind: each store has its own
             raise OSError(0, reason(error), f"{self.where}/{name}") from error
+
+
+Storage = Folder | Objects

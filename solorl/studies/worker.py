@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from solorl.errors import UsageError
-from solorl.files import read_json, shown
+from solorl.files import is_locked, read_json, shown
 from solorl.machine import is_alive, pinned
-from solorl.studies.child import Child, environment, is_locked
+from solorl.studies.child import Child, environment
 from solorl.studies.engines.cluster import AGAIN, GRACE
 from solorl.studies.found import Found, checkpoints, is_whole, newest, newest_step, trainer, verdict
 from solorl.studies.lease import Heart, Lease
@@ -234,7 +234,7 @@ class Worker:
         said = False
         while not self._why:
             run_dir = self.find(self.tasks[0]).run_dir
-            if not is_alive(trainer(run_dir)) and not is_locked(run_dir):
+            if run_dir is None or not (is_alive(trainer(run_dir)) or is_locked(run_dir)):
                 return
             if not said:
                 self._say(f"waiting    {self}: it still runs for a command that was killed")

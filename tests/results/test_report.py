@@ -103,7 +103,7 @@ def test_seeds_trained_at_once_share_their_time():
     """The time of the process stands for all of them, so does the speed, and the table says so."""
     alone, at_once = made(), made({("CartPole-v1", "many"): [1.0, 2.0, 3.0]}, together=3)
     found = comparison.compare(alone + at_once)
-    table, caption = report_text.env_table(found), report_text.table_caption(found)
+    table, caption = report_text.table(*report_text.env_table(found)), report_text.table_caption(found)
     assert "| 10 s (3 at once) | 1,500 |" in table and table.count("at once") == 1 and "| 10 s | 500 |" in table
     assert "of seeds trained at once" in caption
     assert "at once" not in report_text.table_caption(comparison.compare(alone))

@@ -13,13 +13,13 @@ import pytest
 from conftest import ROOT, rows
 
 from solorl.catalog.header import parse_source
+from solorl.catalog.source import fields_of
 from solorl.results import comparison, run_folder
 from solorl.results import page as report_page
 from solorl.results import result as results
 from solorl.results.read import collect, read_all
 from solorl.results.result import ResultError, read
 from solorl.results.run_folder import thinned
-from solorl.studies.plan import args_fields
 
 MACHINE = {"system": "Linux-6.1.0-secret-host-x86_64", "cpu": "a CPU", "cores": 2, "device": "cpu"}
 
@@ -677,7 +677,7 @@ def test_modern_speed_gives_the_libraries_the_settings_of_our_files(monkeypatch)
     """The defaults of the file that decide how much work a step is."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmark"))
     for name, case in importlib.import_module("modern_speed").CASES.items():
-        fields = args_fields(parse_source(ROOT / "algorithms" / case.script))
+        fields = fields_of(parse_source(ROOT / "algorithms" / case.script))
         ours = {each: ast.literal_eval(field.value) for each, field in fields.items() if field.value}
         theirs, policy = case.settings, case.settings["policy_kwargs"]
         assert ours["batch_size"] == 256 and ours["utd_ratio"] == theirs.get("gradient_steps", 1), name

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from solorl.errors import UsageError, did_you_mean, missing_extra, reason
+from solorl.errors import UsageError, hint, missing_extra, reason
 from solorl.studies.engines.cluster import AGAIN, Cluster, Submission, check_options
 
 __all__ = [
@@ -39,8 +39,7 @@ def open_engine(name: str, options: Mapping[str, str]) -> Cluster:
     """The engine of that name, able to submit. UsageError for an unknown name or option, and where the engine's
     packages, its scheduler or the rights to it are missing."""
     if name not in ENGINES:
-        hint = did_you_mean(name, ENGINES) or f"; there are {', '.join(ENGINES)}"
-        raise UsageError(f"there is no engine {name}{hint}")
+        raise UsageError(f"there is no engine {name}{hint(name, ENGINES, 'there are')}")
     try:
         module = import_module(ENGINES[name])
     except ModuleNotFoundError as error:

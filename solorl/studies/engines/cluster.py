@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, hint
 from solorl.studies.resources import Resources
 
 AGAIN = 75  # exit code of a worker that has saved and is to be run again (EX_TEMPFAIL)
@@ -72,5 +72,4 @@ def check_options(options: Mapping[str, str], known: Sequence[str], engine: str)
     """UsageError for an option that an engine does not have."""
     for name in options:
         if name not in known:
-            hint = did_you_mean(name, known) or (f"; it has {', '.join(known)}" if known else "; it has none")
-            raise UsageError(f"the engine {engine} has no option {name}{hint}")
+            raise UsageError(f"the engine {engine} has no option {name}{hint(name, known, 'it has')}")

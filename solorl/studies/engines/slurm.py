@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from solorl.errors import UsageError
+from solorl.files import filled
 from solorl.studies.engines.cluster import AGAIN, GRACE, Submission, check_options
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
@@ -28,22 +29,7 @@ SILENT = r"not answered|Unable to contact|timed out|temporarily unavailable|Conn
 # The shell outlives signals, and passes them on as SIGUSR1: where Slurm sends SIGTERM, all processes of the job have it
 # already, and a second one would end the worker at once. A worker that SIGUSR1 ends (138) had not begun. A job that is
 # cancelled, or that Slurm itself puts back, is COMPLETING by now; `scontrol requeue` would revive a cancelled one.
-SCRIPT = """\
-#!/bin/bash
-{directives}
-
-told= worker=
-trap 'told=1; [ "$worker" ] && kill -USR1 $worker 2>/dev/null' TERM USR1
-{setup}{command} &
-worker=$!
-[ "$told" ] && kill -USR1 $worker
-while told=; wait $worker; code=$?; [ "$told" ]; do :; done
-if [ $code -eq {again} ] || [ $code -eq 138 ]; then
-    job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
-    [ "$(squeue --noheader --format=%T --jobs=$job)" = RUNNING ] && scontrol requeue $job
-fi
-exit $code
-"""
+SCRIPT = Path(__file__).with_name("slurm.sh")
 
 
 class Slurm:
@@ -92,7 +78,8 @@ class Slurm:
         lines += [f"#SBATCH {given['sbatch']}"] if "sbatch" in given else []
         setup = f"{given['setup']}\n" if "setup" in given else ""
         command = shlex.join(submission.command(python=given.get("python", sys.executable)))
-        return SCRIPT.format(directives="\n".join(lines), setup=setup, command=command, again=AGAIN)
+        parts = {"DIRECTIVES": "\n".join(lines), "SETUP": setup, "COMMAND": command, "AGAIN": str(AGAIN)}
+        return filled(SCRIPT, parts)
 
     def alive(self, handles: Sequence[str]) -> set[str]:
         """See `Cluster.alive`."""
