@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, comparable, environment
 from pixel_probe import plays_envpool, use_fake_envpool
+from recorded import recorded
 
 from solorl.machine import cpu_model
 
@@ -101,6 +102,7 @@ FLAGS = {
     ),
     "coma": "--env-id recall:RecallMaskedRaid-v0 --num-envs 4 --max-steps 6 --total-timesteps 400 --batch-size 4 "
     "--critic-steps 2 --target-network-frequency 10",
+    "bc": "--env-id CartPole-v1 --dataset DATASET --total-timesteps 800",
     "ppo_hybrid": "--env-id games/Tool-v0 --total-timesteps 1536",
     "ppo_dict": "--env-id games/TwoSenses-v0 --total-timesteps 1536",
     "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
@@ -128,11 +130,14 @@ FLAGS = {script: f"{flags} --log-every 100 --eval-episodes 2" for script, flags 
 
 
 def flags_of(script):
-    """The words of FLAGS, with the run folder of a teacher."""
-    if "TEACHER" not in FLAGS[script]:
-        return FLAGS[script].split()
-    teacher = importlib.import_module("catch_teacher_jax" if script.endswith("_jax") else "catch_teacher")
-    return [str(teacher.teacher_folder()) if word == "TEACHER" else word for word in FLAGS[script].split()]
+    """The words of FLAGS, with the run folder of a teacher, or with a data set of the environment."""
+    words = FLAGS[script].split()
+    if "TEACHER" in words:
+        teacher = importlib.import_module("catch_teacher_jax" if script.endswith("_jax") else "catch_teacher")
+        words[words.index("TEACHER")] = str(teacher.teacher_folder())
+    if "DATASET" in words:
+        words[words.index("DATASET")] = str(recorded(words[words.index("--env-id") + 1]))
+    return words
 
 
 def circumstances(script):
