@@ -226,9 +226,10 @@ if __name__ == "__main__":
     space = envs.single_action_space
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
-    data = Data(transitions(run.dataset(args.dataset, envs), obs_dim))  # empty if the run is only played
+    dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
     envs.close()
 
+    data = Data(transitions(dataset, obs_dim))
     scale = Standardize(data.arrays.obs)
     actor = Actor(scale, action_dim).to(run.device)
     critic = Critic(scale, action_dim).to(run.device)

@@ -203,9 +203,10 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces: nothing is played but evaluations
     run.require_spaces(envs, obs="vector", action="discrete")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
-    data = Data(transitions(run.dataset(args.dataset, envs), obs_dim))  # empty if the run is only played
+    dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
     envs.close()
 
+    data = Data(transitions(dataset, obs_dim))
     scale = Standardize(data.arrays.obs)
     actor = Actor(scale, num_actions).to(run.device)
     critic = Critic(scale, num_actions).to(run.device)
