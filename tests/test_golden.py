@@ -103,6 +103,8 @@ FLAGS = {
     "coma": "--env-id recall:RecallMaskedRaid-v0 --num-envs 4 --max-steps 6 --total-timesteps 400 --batch-size 4 "
     "--critic-steps 2 --target-network-frequency 10",
     "cql": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 20 --batch-size 32",
+    "cal_ql": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 24 --offline-steps 8 --max-episode 8 "
+    "--batch-size 16",
     "iql": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 400",
     "iql_discrete": "--env-id CartPole-v1 --dataset DATASET --total-timesteps 400",
     "bc": "--env-id CartPole-v1 --dataset DATASET --total-timesteps 800",
