@@ -103,6 +103,7 @@ FLAGS = {
     "coma": "--env-id recall:RecallMaskedRaid-v0 --num-envs 4 --max-steps 6 --total-timesteps 400 --batch-size 4 "
     "--critic-steps 2 --target-network-frequency 10",
     "bc": "--env-id CartPole-v1 --dataset DATASET --total-timesteps 800",
+    "td3_bc": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 400",
     "ppo_hybrid": "--env-id games/Tool-v0 --total-timesteps 1536",
     "ppo_dict": "--env-id games/TwoSenses-v0 --total-timesteps 1536",
     "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",

@@ -15,8 +15,8 @@ import solorl
 from solorl.data.dataset import read
 
 SHORT = "--total-timesteps 30 --batch-size 8 --eval-every 0 --eval-episodes 1".split()
-NAMES = ["bc"]
-BC = definitions("bc")
+NAMES = ["bc", "td3_bc"]
+BC, TD3_BC = map(definitions, ("bc", "td3_bc"))
 
 
 def balance(obs, rng):
@@ -41,11 +41,9 @@ def fixed(output):
 
 # ---------------------------------------------------------------------- data
 @pytest.mark.parametrize("name", NAMES)
-def test_the_batches_are_transitions_of_the_data(name, train, batches):
-    """Of the file read by another program: obs, action, reward, terminated and next_obs of the same row."""
-    train(name, *flags(), *SHORT)
-    data = read(recorded("Pendulum-v1"))
-    seen = next(each for each in batches if hasattr(each, "reward"))
+def test_the_batches_are_transitions_of_the_data(name, train):
+    """Obs, action, reward, terminated and next_obs are of the same row."""
+    seen, data = train(name, *flags(), *SHORT)["data"].sample(8, "cpu"), read(recorded("Pendulum-v1"))
     for i in range(8):
         [row] = np.flatnonzero((data.obs == seen.obs[i].numpy()).all(1))
         assert np.array_equal(seen.action[i], data.action[row])
@@ -145,6 +143,20 @@ def test_bc_loss_by_hand():
     torch.testing.assert_close(loss(logits, wanted, False), ((logits - wanted) ** 2).sum() / 12)
 
 
+# ---------------------------------------------------------------------- TD3+BC
+def test_td3_bc_actor_loss_by_hand():
+    """Eq. 3 and 5 with two transitions of one action; the gradient leaves the weight of the values alone."""
+    action = torch.tensor([[0.5], [-0.5]], requires_grad=True)
+    batch = TD3_BC["Batch"](torch.zeros(2, 1), torch.tensor([[0.0], [0.5]]), *[None] * 3)
+    critic = SimpleNamespace(first=lambda obs, action: 4 * action.squeeze(1))  # values 2 and -2, mean absolute value 2
+    loss, metrics = TD3_BC["td3_bc_actor_loss"](fixed(action), critic, batch, 3.0)
+    assert metrics["losses/bc_loss"].item() == pytest.approx((0.25 + 1.0) / 2)
+    assert loss.item() == pytest.approx(0.625 - 1.5 * 0.0)
+    loss.backward()  # of the error: the difference of each; of the values: 1.5 * 4 / 2
+    torch.testing.assert_close(action.grad, torch.tensor([[0.5 - 3.0], [-1.0 - 3.0]]))
+
+
+# ---------------------------------------------------------------------- behaviour cloning, the training
 def test_bc_learns_from_the_best_episodes_only(train, batches):
     train("bc", *flags("CartPole-v1"), *SHORT, "--top", 0.1)
     data = read(recorded("CartPole-v1"))
