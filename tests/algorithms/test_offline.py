@@ -1,5 +1,6 @@
 """The offline family: what is learned from of a data set, formulas by hand, learning from little data sets."""
 
+import dataclasses
 import shutil
 from types import SimpleNamespace
 
@@ -15,8 +16,8 @@ import solorl
 from solorl.data.dataset import read
 
 SHORT = "--total-timesteps 30 --batch-size 8 --eval-every 0 --eval-episodes 1".split()
-NAMES = ["bc", "td3_bc"]
-BC, TD3_BC = map(definitions, ("bc", "td3_bc"))
+NAMES = ["bc", "td3_bc", "rebrac"]
+BC, TD3_BC, REBRAC = map(definitions, ("bc", "td3_bc", "rebrac"))
 
 
 def balance(obs, rng):
@@ -154,6 +155,39 @@ def test_td3_bc_actor_loss_by_hand():
     assert loss.item() == pytest.approx(0.625 - 1.5 * 0.0)
     loss.backward()  # of the error: the difference of each; of the values: 1.5 * 4 / 2
     torch.testing.assert_close(action.grad, torch.tensor([[0.5 - 3.0], [-1.0 - 3.0]]))
+
+
+# ---------------------------------------------------------------------- ReBRAC
+def test_the_next_action_is_that_of_the_next_row_of_the_same_episode():
+    """Against a loop over episodes: the last transition of each, ended, cut or recorded last, has none."""
+    data = read(recorded("Pendulum-v1"))
+    data = dataclasses.replace(data, terminated=np.arange(400) % 60 == 59)
+    batch = REBRAC["transitions_in_turn"](data, 3)
+    for i in range(400):
+        last = data.terminated[i] or data.truncated[i]
+        assert batch.known[i] == (not last)
+        assert np.array_equal(batch.next_action[i], data.action[i if last else i + 1])
+    assert not batch.known[[59, 199, 399]].any()
+    empty = dataclasses.replace(data, **{key: value[:0] for key, value in vars(data).items()})
+    assert REBRAC["transitions_in_turn"](empty, 3).next_action.shape == (0, 1)
+
+
+def test_rebrac_losses_by_hand():
+    """Three transitions of two dimensions: the second is the end of the task, the third has no next action."""
+    zeros, half = torch.zeros(3, 2), torch.full((3, 2), 0.5)
+    reward, done, known = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, 0.0]), torch.tensor([1.0, 0.0, 0.0])
+    batch = REBRAC["Batch"](zeros, half, reward, done, zeros, -half, known)
+    target, q = (torch.full((3,), 4.0), torch.full((3,), 5.0)), (torch.zeros(3), torch.zeros(3))
+    args = (fixed(q), fixed(target), fixed(half), batch, torch.tensor(0.2).expand(3, 2), 0.1, 0.9, 0.5)
+    loss, metrics = REBRAC["rebrac_critic_loss"](*args)  # the target action is 0.6, its squared distance 2 * 1.1^2
+    y = [1 + 0.9 * (4 - 0.5 * 2.42), 2, 3 + 0.9 * 4]
+    assert loss.item() == pytest.approx(2 * sum(each**2 for each in y) / 3)
+    assert metrics["losses/next_bc_loss"].item() == pytest.approx(2.42 / 3)
+
+    q = (torch.tensor([1.0, -2.0, 3.0]), torch.tensor([4.0, -6.0, 2.0]))  # the smaller: 1, -6, 2
+    loss, metrics = REBRAC["rebrac_actor_loss"](fixed(zeros), fixed(q), batch, 0.3)
+    assert metrics["losses/bc_loss"].item() == pytest.approx(0.5)
+    assert loss.item() == pytest.approx(0.3 * 0.5 + 1 / 3)
 
 
 # ---------------------------------------------------------------------- behaviour cloning, the training
