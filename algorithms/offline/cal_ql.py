@@ -35,7 +35,7 @@ class Args(RunArgs):
     env_id: str = "Hopper-v5"  # Gymnasium id of the environment
     dataset: str = ""  # folders with recorded transitions, separated by commas (see solo record)
     total_timesteps: int = 2_000_000  # gradient steps on the data set and environment steps, together
-    offline_steps: int = 1_000_000  # gradient steps on the data set, before the policy plays
+    offline_steps: int = 1_000_000  # gradient steps on the data set, before the policy plays; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer of what the policy plays
     mixing: float = 0.5  # fraction of the transitions of a gradient step from the data set while it plays, from 0 to 1
     max_episode: int = 1000  # environment steps after which an episode counts as two, in the returns

@@ -40,7 +40,7 @@ class Args(RunArgs):
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target critics (1: hard copy), from 0 to 1
     expectile: float = 0.7  # of the values of actions, the value of a state (0.5: their mean), from 0 to 1
-    beta: float = 3.0  # inverse temperature: how much the policy prefers better actions; 0: it imitates all alike
+    beta: float = 3.0  # inverse temperature: how much the policy prefers better actions (0: it imitates all alike)
     max_weight: float = 100.0  # largest weight of an action in the policy's loss; inf: do not clip
 
 

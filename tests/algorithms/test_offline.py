@@ -1,5 +1,6 @@
 """The offline family: what is learned from of a data set, formulas by hand, learning from little data sets."""
 
+import dataclasses
 import shutil
 from types import SimpleNamespace
 
@@ -15,8 +16,8 @@ import solorl
 from solorl.data.dataset import read
 
 SHORT = "--total-timesteps 30 --batch-size 8 --eval-every 0 --eval-episodes 1".split()
-NAMES = ["bc"]
-BC = definitions("bc")
+NAMES = ["bc", "td3_bc", "rebrac"]
+BC, TD3_BC, REBRAC = map(definitions, ("bc", "td3_bc", "rebrac"))
 
 
 def balance(obs, rng):
@@ -41,11 +42,9 @@ def fixed(output):
 
 # ---------------------------------------------------------------------- data
 @pytest.mark.parametrize("name", NAMES)
-def test_the_batches_are_transitions_of_the_data(name, train, batches):
-    """Of the file read by another program: obs, action, reward, terminated and next_obs of the same row."""
-    train(name, *flags(), *SHORT)
-    data = read(recorded("Pendulum-v1"))
-    seen = next(each for each in batches if hasattr(each, "reward"))
+def test_the_batches_are_transitions_of_the_data(name, train):
+    """Obs, action, reward, terminated and next_obs are of the same row."""
+    seen, data = train(name, *flags(), *SHORT)["data"].sample(8, "cpu"), read(recorded("Pendulum-v1"))
     for i in range(8):
         [row] = np.flatnonzero((data.obs == seen.obs[i].numpy()).all(1))
         assert np.array_equal(seen.action[i], data.action[row])
@@ -145,6 +144,53 @@ def test_bc_loss_by_hand():
     torch.testing.assert_close(loss(logits, wanted, False), ((logits - wanted) ** 2).sum() / 12)
 
 
+# ---------------------------------------------------------------------- TD3+BC
+def test_td3_bc_actor_loss_by_hand():
+    """Eq. 3 and 5 with two transitions of one action; the gradient leaves the weight of the values alone."""
+    action = torch.tensor([[0.5], [-0.5]], requires_grad=True)
+    batch = TD3_BC["Batch"](torch.zeros(2, 1), torch.tensor([[0.0], [0.5]]), *[None] * 3)
+    critic = SimpleNamespace(first=lambda obs, action: 4 * action.squeeze(1))  # values 2 and -2, mean absolute value 2
+    loss, metrics = TD3_BC["td3_bc_actor_loss"](fixed(action), critic, batch, 3.0)
+    assert metrics["losses/bc_loss"].item() == pytest.approx((0.25 + 1.0) / 2)
+    assert loss.item() == pytest.approx(0.625 - 1.5 * 0.0)
+    loss.backward()  # of the error: the difference of each; of the values: 1.5 * 4 / 2
+    torch.testing.assert_close(action.grad, torch.tensor([[0.5 - 3.0], [-1.0 - 3.0]]))
+
+
+# ---------------------------------------------------------------------- ReBRAC
+def test_the_next_action_is_that_of_the_next_row_of_the_same_episode():
+    """Against a loop over episodes: the last transition of each, ended, cut or recorded last, has none."""
+    data = read(recorded("Pendulum-v1"))
+    data = dataclasses.replace(data, terminated=np.arange(400) % 60 == 59)
+    batch = REBRAC["transitions_in_turn"](data, 3)
+    for i in range(400):
+        last = data.terminated[i] or data.truncated[i]
+        assert batch.known[i] == (not last)
+        assert np.array_equal(batch.next_action[i], data.action[i if last else i + 1])
+    assert not batch.known[[59, 199, 399]].any()
+    empty = dataclasses.replace(data, **{key: value[:0] for key, value in vars(data).items()})
+    assert REBRAC["transitions_in_turn"](empty, 3).next_action.shape == (0, 1)
+
+
+def test_rebrac_losses_by_hand():
+    """Three transitions of two dimensions: the second is the end of the task, the third has no next action."""
+    zeros, half = torch.zeros(3, 2), torch.full((3, 2), 0.5)
+    reward, done, known = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, 0.0]), torch.tensor([1.0, 0.0, 0.0])
+    batch = REBRAC["Batch"](zeros, half, reward, done, zeros, -half, known)
+    target, q = (torch.full((3,), 4.0), torch.full((3,), 5.0)), (torch.zeros(3), torch.zeros(3))
+    args = (fixed(q), fixed(target), fixed(half), batch, torch.tensor(0.2).expand(3, 2), 0.1, 0.9, 0.5)
+    loss, metrics = REBRAC["rebrac_critic_loss"](*args)  # the target action is 0.6, its squared distance 2 * 1.1^2
+    y = [1 + 0.9 * (4 - 0.5 * 2.42), 2, 3 + 0.9 * 4]
+    assert loss.item() == pytest.approx(2 * sum(each**2 for each in y) / 3)
+    assert metrics["losses/next_bc_loss"].item() == pytest.approx(2.42 / 3)
+
+    q = (torch.tensor([1.0, -2.0, 3.0]), torch.tensor([4.0, -6.0, 2.0]))  # the smaller: 1, -6, 2
+    loss, metrics = REBRAC["rebrac_actor_loss"](fixed(zeros), fixed(q), batch, 0.3)
+    assert metrics["losses/bc_loss"].item() == pytest.approx(0.5)
+    assert loss.item() == pytest.approx(0.3 * 0.5 + 1 / 3)
+
+
+# ---------------------------------------------------------------------- behaviour cloning, the training
 def test_bc_learns_from_the_best_episodes_only(train, batches):
     train("bc", *flags("CartPole-v1"), *SHORT, "--top", 0.1)
     data = read(recorded("CartPole-v1"))
