@@ -27,8 +27,8 @@ from solorl.terminal import duration
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, SPEED, ALGORITHMS = "docs/results.md", "docs/speed.md", "algorithms/README.md"
 FAMILY = "algorithms/actor_critic/README.md"
-FAMILIES = ("ppo", "dqn", "actor_critic", "pqn", "multi_agent")
-PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT = LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
+FAMILIES = ("ppo", "dqn", "actor_critic", "pqn", "multi_agent", "offline")
+PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE = LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
 CLASSIC, CONTINUOUS, OFF_POLICY_RUNS, JAX = (
     f"benchmark/results/{name}" for name in ("classic", "ppo_continuous", "actor_critic", "jax")
 )
@@ -105,6 +105,7 @@ RUNS = {
     ACTOR_CRITIC: ["actor_critic", "jax", "modern", "elegantrl"],
     PQN: ["pqn", "minatar", "atari"],
     MULTI_AGENT: ["team_games", "teams"],
+    OFFLINE: [],
 }
 
 # The headline table of README: environment, method, folder in benchmark/results.

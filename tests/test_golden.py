@@ -102,7 +102,14 @@ FLAGS = {
     ),
     "coma": "--env-id recall:RecallMaskedRaid-v0 --num-envs 4 --max-steps 6 --total-timesteps 400 --batch-size 4 "
     "--critic-steps 2 --target-network-frequency 10",
+    "cql": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 20 --batch-size 32",
+    "cal_ql": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 24 --offline-steps 8 --max-episode 8 "
+    "--batch-size 16",
+    "iql": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 400",
+    "iql_discrete": "--env-id CartPole-v1 --dataset DATASET --total-timesteps 400",
     "bc": "--env-id CartPole-v1 --dataset DATASET --total-timesteps 800",
+    "td3_bc": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 400",
+    "rebrac": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 200 --batch-size 64",
     "ppo_hybrid": "--env-id games/Tool-v0 --total-timesteps 1536",
     "ppo_dict": "--env-id games/TwoSenses-v0 --total-timesteps 1536",
     "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",

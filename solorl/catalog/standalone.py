@@ -118,6 +118,8 @@ def standalone(path: Path, name: str) -> str:
     used = attributes_of("run", tree)
     if "teacher" in used:
         raise UsageError(f"{path.name} cannot stand alone: its teacher is a run folder, which the library reads")
+    if "dataset" in used:
+        raise UsageError(f"{path.name} cannot stand alone: its data set is a folder, which the library reads")
     if "multi_agent_env" in used or "PettingZooEnvs" in [alias.name for alias in ours.names]:
         raise UsageError(f"{path.name} cannot stand alone: the library has its games of several agents and opponents")
     lines = text.splitlines(keepends=True)

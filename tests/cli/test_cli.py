@@ -524,7 +524,8 @@ def test_play_scores_a_real_run(twins):
 TORCH = [path for path in scripts.script_paths().values() if catalog.parse_header(path).framework == "torch"]
 STUDENTS = [path for path in TORCH if "run.teacher(" in path.read_text()]
 SEVERAL = [path for path in TORCH if re.search(r"PettingZooEnvs\(|run.multi_agent_env\(", path.read_text())]
-ALONE = [path for path in TORCH if path not in STUDENTS + SEVERAL]
+OFFLINE = [path for path in TORCH if "run.dataset(" in path.read_text()]
+ALONE = [path for path in TORCH if path not in STUDENTS + SEVERAL + OFFLINE]
 
 
 @pytest.mark.parametrize("path", ALONE, ids=lambda path: path.stem)
@@ -553,6 +554,12 @@ def test_standalone_refuses_files_for_several_agents(path):
 @pytest.mark.parametrize("path", STUDENTS, ids=lambda path: path.stem)
 def test_standalone_refuses_files_with_a_teacher(path):
     with pytest.raises(UsageError, match="cannot stand alone: its teacher is a run folder, which the library reads"):
+        standalone(path, "mine.py")
+
+
+@pytest.mark.parametrize("path", OFFLINE, ids=lambda path: path.stem)
+def test_standalone_refuses_files_with_a_data_set(path):
+    with pytest.raises(UsageError, match="cannot stand alone: its data set is a folder, which the library reads"):
         standalone(path, "mine.py")
 
 
@@ -631,7 +638,7 @@ def test_stub_has_the_verbs_of_the_library():
         return {name: list(inspect.signature(f).parameters) for name, f in functions if not name.startswith("_")}
 
     ours = verbs(solorl.run.verbs.Run)
-    del ours["teacher"], ours["multi_agent_env"]  # `standalone` refuses files with one
+    del ours["teacher"], ours["multi_agent_env"], ours["dataset"]  # `standalone` refuses files with one
     assert {name: verbs(stub.Run).get(name) for name in ours} == ours
 
 

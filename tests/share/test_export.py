@@ -149,7 +149,8 @@ def test_every_algorithm_is_exported(name, trained, solo, tmp_path):
     assert kinds["obs"].startswith("uint8 (batch, " if images else "float32 (batch, ")
     wanted = {"obs", "action"} | ({"state", "first", "next_state"} if name.endswith(("lstm", "trxl")) else set())
     if kinds["action"] in ("int64 (batch)", "int32 (batch)"):
-        wanted.add("logits" if scripts.script_paths()[name].parent.name in ("ppo", "actor_critic") else "q_values")
+        actors = ("ppo", "actor_critic", "offline")
+        wanted.add("logits" if scripts.script_paths()[name].parent.name in actors else "q_values")
     assert set(kinds) == wanted
 
 
