@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from solorl.cli import Parser
-from solorl.cli.tables import aligned
 from solorl.errors import UsageError
 from solorl.files import shown
+from solorl.terminal import aligned
 
 ABOUT = """Look at data sets, which --record and solo record make, and exchange them with Minari.
 
