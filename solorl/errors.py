@@ -4,8 +4,8 @@ import difflib
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import NoReturn
 
 from solorl.terminal import paint
@@ -50,15 +50,20 @@ def reason(error: BaseException) -> str:
 
 
 @contextmanager
-def fitting(what: str) -> Iterator[None]:
-    """Whatever is raised inside becomes a UsageError: `what`, read from a file, does not fit. A file can be well-formed
-    and wrong in more ways than can be listed, hence every exception."""
+def told(what: str, why: Callable[[BaseException], str] = reason) -> Iterator[None]:
+    """Whatever is raised inside becomes a UsageError of one sentence: `what`, and `why` by the exception."""
     try:
         yield
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"{what} does not fit: {reason(error)}") from error
+        raise UsageError(f"{what}: {why(error)}") from error
+
+
+def fitting(what: str) -> AbstractContextManager[None]:
+    """Whatever is raised inside becomes a UsageError: `what`, read from a file, does not fit. A file can be well-formed
+    and wrong in more ways than can be listed, hence every exception."""
+    return told(f"{what} does not fit")
 
 
 @contextmanager

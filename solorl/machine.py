@@ -80,11 +80,6 @@ def pinned(cores: list[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def pid_of(handle: str) -> int:
-    """The id of the process of this handle."""
-    return int(handle.partition(":")[0])
-
-
 def own_handle() -> str:
     """The handle of this process."""
     return f"{os.getpid()}:{process_start(os.getpid()) or 0}"

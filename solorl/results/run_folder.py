@@ -36,7 +36,7 @@ def read_run(run_dir: Path) -> Result:
 
     Raises ResultError where a file is missing or damaged.
     """
-    config, status = _read_json(run_dir / "config.json"), _read_json(run_dir / "status.json")
+    config, status = (_json(run_dir / name, dict) for name in ("config.json", "status.json"))
     rows = _rows(run_dir / "metrics.jsonl")
     try:
         return checked(_result(run_dir, config, status, rows))
@@ -55,12 +55,13 @@ def _result(run_dir: Path, config: dict[str, Any], status: dict[str, Any], rows:
     total = int(status.get("global_step") or (rows[-1]["global_step"] if rows else 0))
     episodes = _select(rows, "charts/episodic_return", "charts/episodic_length")
     rates = sorted(float(row["charts/SPS"]) for row in rows if "charts/SPS" in row)
-    variant = str(args.get("exp_name") or "")
+    variant, script = str(args.get("exp_name") or ""), Path(config["script"])
+    copy = run_dir / script.name
     return Result(
         env_id=args["env_id"],
-        script=Path(config["script"]).stem,
+        script=script.stem,
         seed=args["seed"],
-        variant="" if variant == Path(config["script"]).stem else variant,
+        variant="" if variant == script.stem else variant,
         script_sha256=str(config.get("script_sha256", "")),
         args=_portable(args),
         git=config.get("git"),
@@ -77,7 +78,7 @@ def _result(run_dir: Path, config: dict[str, Any], status: dict[str, Any], rows:
         last_100_episodes=last_mean([row[2] for row in episodes]),
         sps=middle(rates),
         together=_together(run_dir),
-        parents=_parents(run_dir / Path(config["script"]).name),
+        parents=origins(copy) if copy.is_file() else [],
         source=str(run_dir),
     )
 
@@ -89,20 +90,10 @@ def _critic(rows: Sequence[dict[str, Any]], total: int) -> dict[str, Columns]:
     return {kind: thinned(_select(rows, name), total, CRITIC_COLUMNS) for kind, name in names.items() if name}
 
 
-def _parents(script: Path) -> list[str]:
-    """The scripts that the header of a run's copy of its script names."""
-    return origins(script) if script.is_file() else []
-
-
 def _together(run_dir: Path) -> int:
     """How many runs the process trained at once."""
     path = run_dir / "together.json"
     return len(_json(path, list)) if path.exists() else 1
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = _json(path, dict)
-    return content
 
 
 def _json(path: Path, kind: type) -> Any:

@@ -12,14 +12,13 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from solorl.args.arguments import RunArgs
 from solorl.checkpoints.safety import is_plain_name
-from solorl.errors import UsageError, needs_extra, reason
+from solorl.errors import UsageError, needs_extra, reason, told
 from solorl.files import remove_old, sha256
 from solorl.run.load import Play, play_script, script_of
 from solorl.run.pictures import draw_learning_curve
@@ -52,17 +51,6 @@ def _api() -> Any:
     disable_progress_bars()
     logging.set_verbosity(logging.CRITICAL)  # what it has to say becomes one sentence
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="solorl")
-
-
-@contextlib.contextmanager
-def _asking(what: str) -> Iterator[None]:
-    """Whatever the hub or the network does inside becomes a UsageError of one sentence, which begins with `what`."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except Exception as error:  # several libraries of HTTP with errors of their own
-        raise UsageError(f"{what}: {_why(error)}") from error
 
 
 def _why(error: BaseException) -> str:
@@ -116,10 +104,10 @@ def push(run_dir: Path, repo: str = "", private: bool = False, revision: str | N
         raise UsageError(f"the training in {run_dir} has not ended: push it afterwards, or resume it if it was killed")
     api = _api()
     repo = _full_name(api, repo or repo_name(facts.args, facts.algorithm))
-    with _asking(f"{repo} cannot be pushed to"):
+    with told(f"{repo} cannot be pushed to", _why):
         _prepare(api, repo, private, revision)
     files = contents(run_dir, copy, facts, repo)
-    with _asking(f"{run_dir} was not pushed to {repo}"):
+    with told(f"{run_dir} was not pushed to {repo}", _why):
         return _commit(api, repo, revision, files, f"{run_dir.resolve().name}: {facts.mean_reward}")
 
 
@@ -260,7 +248,7 @@ def _cached(repo: str, commit: str) -> Path:
 
 def _commit_of(api: Any, repo: str, revision: str | None) -> str:
     """The hash of the commit that a branch, a tag, or the beginning of a hash names now."""
-    with _asking(f"{repo}{f' at {revision}' if revision else ''} cannot be pulled"):
+    with told(f"{repo}{f' at {revision}' if revision else ''} cannot be pulled", _why):
         commit = str(api.model_info(repo, revision=revision).sha)
         if not COMMIT.fullmatch(commit):
             raise UsageError(f"the hub names no commit of {repo}")
@@ -269,7 +257,7 @@ def _commit_of(api: Any, repo: str, revision: str | None) -> str:
 
 def _pull(api: Any, repo: str, folder: Path, commit: str, max_size: float) -> str:
     """Fetch the files of a commit into a folder that appears whole or not at all."""
-    with _asking(f"{repo} cannot be pulled"):
+    with told(f"{repo} cannot be pulled", _why):
         entries = list(api.list_repo_tree(repo, revision=commit, recursive=False))
         check_files(repo, entries, max_size)
         folder.parent.mkdir(parents=True, exist_ok=True)
