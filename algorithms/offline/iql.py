@@ -36,11 +36,11 @@ class Args(RunArgs):
     dataset: str = ""  # folders with recorded transitions, separated by commas (see solo record)
     total_timesteps: int = 1_000_000  # gradient steps
     batch_size: int = 256  # transitions per gradient step
-    learning_rate: float = 3e-4  # learning rate of Adam; the actor's falls to 0 as a cosine does
+    learning_rate: float = 3e-4  # learning rate of Adam; the actor's is annealed by a cosine
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target critics (1: hard copy), from 0 to 1
     expectile: float = 0.7  # of the values of actions, the value of a state (0.5: their mean), from 0 to 1
-    beta: float = 3.0  # inverse temperature: how much the policy prefers better actions (0: it imitates all alike)
+    beta: float = 3.0  # inverse temperature: how much the policy prefers better actions
     max_weight: float = 100.0  # largest weight of an action in the policy's loss; inf: do not clip
 
 
