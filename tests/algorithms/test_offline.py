@@ -16,8 +16,8 @@ import solorl
 from solorl.data.dataset import read
 
 SHORT = "--total-timesteps 30 --batch-size 8 --eval-every 0 --eval-episodes 1".split()
-NAMES = ["bc", "td3_bc", "rebrac"]
-BC, TD3_BC, REBRAC = map(definitions, ("bc", "td3_bc", "rebrac"))
+NAMES = ["bc", "td3_bc", "rebrac", "awac"]
+BC, TD3_BC, REBRAC, AWAC = map(definitions, ("bc", "td3_bc", "rebrac", "awac"))
 
 
 def balance(obs, rng):
@@ -188,6 +188,33 @@ def test_rebrac_losses_by_hand():
     loss, metrics = REBRAC["rebrac_actor_loss"](fixed(zeros), fixed(q), batch, 0.3)
     assert metrics["losses/bc_loss"].item() == pytest.approx(0.5)
     assert loss.item() == pytest.approx(0.3 * 0.5 + 1 / 3)
+
+
+# ---------------------------------------------------------------------- AWAC
+def test_awac_losses_by_hand():
+    """Weights exp(advantage / temperature), the first of them clipped; the end of the task has no next value."""
+    obs, action = torch.zeros(2, 3), torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+    batch = AWAC["Batch"](obs, action, torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]), obs)
+    q = (torch.zeros(2), torch.zeros(2))
+    target = (torch.full((2,), 3.0), torch.full((2,), 4.0))
+    loss, _ = AWAC["awac_critic_loss"](fixed(q), fixed(target), fixed(action), batch, None, 0.9)
+    assert loss.item() == pytest.approx(2 * ((1 + 0.9 * 3) ** 2 + 2**2) / 2)
+
+    def critic(obs, asked):  # the policy's action is 0; the smaller values of the data are 4 and -0.5 more
+        return (
+            (5 + torch.tensor([4.0, -0.5]), torch.full((2,), 99.0)) if asked is action else (torch.full((2,), 5.0),) * 2
+        )
+
+    actor = AWAC["Actor"](AWAC["Standardize"](np.zeros((1, 3), np.float32)), 2)
+    logprob = torch.distributions.Normal(actor.net(obs).tanh(), 1.0).log_prob(action).sum(1)
+    loss, metrics = AWAC["awac_actor_loss"](actor, critic, batch, torch.zeros(2, 2), 0.5, 10.0)
+    assert loss.item() == pytest.approx(-(10 * logprob[0].item() + np.exp(-1) * logprob[1].item()) / 2, rel=1e-5)
+    assert metrics["losses/weight"].item() == pytest.approx((10 + np.exp(-1)) / 2)
+
+
+def test_awac_refuses_a_temperature_of_zero(train):
+    train("awac", *flags(), *SHORT, "--temperature", 0, code=2)
+    assert train.out == "error: --temperature must be more than 0\n"
 
 
 # ---------------------------------------------------------------------- behaviour cloning, the training
