@@ -16,8 +16,8 @@ import solorl
 from solorl.data.dataset import read
 
 SHORT = "--total-timesteps 30 --batch-size 8 --eval-every 0 --eval-episodes 1".split()
-NAMES = ["bc", "td3_bc", "rebrac", "awac"]
-BC, TD3_BC, REBRAC, AWAC = map(definitions, ("bc", "td3_bc", "rebrac", "awac"))
+NAMES = ["bc", "td3_bc", "rebrac", "awac", "edac"]
+BC, TD3_BC, REBRAC, AWAC, EDAC = map(definitions, ("bc", "td3_bc", "rebrac", "awac", "edac"))
 
 
 def balance(obs, rng):
@@ -215,6 +215,41 @@ def test_awac_losses_by_hand():
 def test_awac_refuses_a_temperature_of_zero(train):
     train("awac", *flags(), *SHORT, "--temperature", 0, code=2)
     assert train.out == "error: --temperature must be more than 0\n"
+
+
+# ---------------------------------------------------------------------- EDAC
+def test_edac_gradients_by_the_action_are_those_of_autograd():
+    torch.manual_seed(1)
+    critic, obs, action = EDAC["Critic"](3, 2, 4), torch.randn(5, 3), torch.randn(5, 2)
+    values, slope = critic.value_and_slope(obs, action)
+    torch.testing.assert_close(values, critic(obs, action))
+    for i in range(4):
+        asked = action.clone().requires_grad_()
+        [wanted] = torch.autograd.grad(critic(obs, asked)[i].sum(), asked)
+        torch.testing.assert_close(slope[i], wanted)
+
+
+def test_edac_similarity_is_that_of_pairs():
+    """A loop over pairs of different critics; 1 for two that are alike, times the number of critics."""
+    slope = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(1))
+    pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
+    wanted = sum(F.cosine_similarity(slope[i], slope[j], dim=1).mean() for i, j in pairs) / 3
+    torch.testing.assert_close(EDAC["similarity"](slope), wanted)
+    assert EDAC["similarity"](slope[:1].expand(4, 6, 3)).item() == pytest.approx(4)
+
+
+def test_edac_losses_by_hand():
+    """The smallest of three critics counts, for the target and the actor."""
+    q, slope = torch.tensor([[1.0, 5.0], [2.0, 4.0], [3.0, 6.0]]), torch.ones(3, 2, 1)
+    critic = SimpleNamespace(value_and_slope=lambda obs, action: (torch.zeros(3, 2), slope))
+    actor = fixed((torch.zeros(2, 1), torch.tensor([-1.0, 2.0])))
+    batch = EDAC["Batch"](torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(2), torch.zeros(2), torch.zeros(2, 1))
+    loss, metrics = EDAC["edac_critic_loss"](critic, fixed(q), actor, 0.5, batch, None, 0.9, 0.1)
+    y = [1 + 0.9 * (1 + 0.5), 1 + 0.9 * (4 - 1.0)]
+    assert metrics["losses/qf_loss"].item() == pytest.approx(3 * (y[0] ** 2 + y[1] ** 2) / 2)
+    assert (loss - metrics["losses/qf_loss"]).item() == pytest.approx(0.1 * 3, rel=1e-4)
+    loss, _, entropy = EDAC["edac_actor_loss"](actor, fixed(q), 0.5, batch, None)
+    assert loss.item() == pytest.approx(((-0.5 - 1) + (1.0 - 4)) / 2) and entropy.item() == -0.5
 
 
 # ---------------------------------------------------------------------- behaviour cloning, the training
