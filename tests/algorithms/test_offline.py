@@ -147,14 +147,14 @@ def test_bc_loss_by_hand():
 # ---------------------------------------------------------------------- TD3+BC
 def test_td3_bc_actor_loss_by_hand():
     """Eq. 3 and 5 with two transitions of one action; the gradient leaves the weight of the values alone."""
-    action = torch.tensor([[0.5], [-0.5]], requires_grad=True)
+    action = torch.tensor([[0.5], [-0.25]], requires_grad=True)
     batch = TD3_BC["Batch"](torch.zeros(2, 1), torch.tensor([[0.0], [0.5]]), *[None] * 3)
-    critic = SimpleNamespace(first=lambda obs, action: 4 * action.squeeze(1))  # values 2 and -2, mean absolute value 2
+    critic = SimpleNamespace(first=lambda obs, action: 4 * action.squeeze(1))  # values 2 and -1
     loss, metrics = TD3_BC["td3_bc_actor_loss"](fixed(action), critic, batch, 3.0)
-    assert metrics["losses/bc_loss"].item() == pytest.approx((0.25 + 1.0) / 2)
-    assert loss.item() == pytest.approx(0.625 - 1.5 * 0.0)
-    loss.backward()  # of the error: the difference of each; of the values: 1.5 * 4 / 2
-    torch.testing.assert_close(action.grad, torch.tensor([[0.5 - 3.0], [-1.0 - 3.0]]))
+    assert metrics["losses/bc_loss"].item() == pytest.approx((0.25 + 0.5625) / 2)
+    assert loss.item() == pytest.approx(0.40625 - 2 * 0.5)
+    loss.backward()  # of the error: the difference of each; of the values: 2 * 4 / 2
+    torch.testing.assert_close(action.grad, torch.tensor([[0.5 - 4.0], [-0.75 - 4.0]]))
 
 
 # ---------------------------------------------------------------------- ReBRAC
