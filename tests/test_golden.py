@@ -110,6 +110,8 @@ FLAGS = {
     "bc": "--env-id CartPole-v1 --dataset DATASET --total-timesteps 800",
     "td3_bc": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 400",
     "rebrac": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 200 --batch-size 64",
+    "awac": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 300",
+    "edac": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 200 --batch-size 64",
     "ppo_hybrid": "--env-id games/Tool-v0 --total-timesteps 1536",
     "ppo_dict": "--env-id games/TwoSenses-v0 --total-timesteps 1536",
     "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",

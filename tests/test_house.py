@@ -46,6 +46,7 @@ BUDGETS = {
     "run": 2378,  # episodes that another process plays (20); opponents in evaluation (111), policies in JAX with
     # memory, masks, agents (35), several loops (30), recording, also what JAX compiles (69);
     # a login of Weights & Biases (15), films of Atari
+    # files with a data set (2)
     "catalog": 980,  # relatives (16); parts that are changed in place (20), what a file comes from (18); the stub (20)
     # what a picture of a training shows, and drawing it (107); what a method is compared with; the range of few runs;
     # which run of a seed counts (60); what goes into a paper (90); returns of data sets (20)

@@ -16,8 +16,8 @@ import solorl
 from solorl.data.dataset import read
 
 SHORT = "--total-timesteps 30 --batch-size 8 --eval-every 0 --eval-episodes 1".split()
-NAMES = ["bc", "td3_bc", "rebrac"]
-BC, TD3_BC, REBRAC = map(definitions, ("bc", "td3_bc", "rebrac"))
+NAMES = ["bc", "td3_bc", "rebrac", "awac", "edac"]
+BC, TD3_BC, REBRAC, AWAC, EDAC = map(definitions, ("bc", "td3_bc", "rebrac", "awac", "edac"))
 
 
 def balance(obs, rng):
@@ -147,14 +147,14 @@ def test_bc_loss_by_hand():
 # ---------------------------------------------------------------------- TD3+BC
 def test_td3_bc_actor_loss_by_hand():
     """Eq. 3 and 5 with two transitions of one action; the gradient leaves the weight of the values alone."""
-    action = torch.tensor([[0.5], [-0.5]], requires_grad=True)
+    action = torch.tensor([[0.5], [-0.25]], requires_grad=True)
     batch = TD3_BC["Batch"](torch.zeros(2, 1), torch.tensor([[0.0], [0.5]]), *[None] * 3)
-    critic = SimpleNamespace(first=lambda obs, action: 4 * action.squeeze(1))  # values 2 and -2, mean absolute value 2
+    critic = SimpleNamespace(first=lambda obs, action: 4 * action.squeeze(1))  # values 2 and -1
     loss, metrics = TD3_BC["td3_bc_actor_loss"](fixed(action), critic, batch, 3.0)
-    assert metrics["losses/bc_loss"].item() == pytest.approx((0.25 + 1.0) / 2)
-    assert loss.item() == pytest.approx(0.625 - 1.5 * 0.0)
-    loss.backward()  # of the error: the difference of each; of the values: 1.5 * 4 / 2
-    torch.testing.assert_close(action.grad, torch.tensor([[0.5 - 3.0], [-1.0 - 3.0]]))
+    assert metrics["losses/bc_loss"].item() == pytest.approx((0.25 + 0.5625) / 2)
+    assert loss.item() == pytest.approx(0.40625 - 2 * 0.5)
+    loss.backward()  # of the error: the difference of each; of the values: 2 * 4 / 2
+    torch.testing.assert_close(action.grad, torch.tensor([[0.5 - 4.0], [-0.75 - 4.0]]))
 
 
 # ---------------------------------------------------------------------- ReBRAC
@@ -188,6 +188,68 @@ def test_rebrac_losses_by_hand():
     loss, metrics = REBRAC["rebrac_actor_loss"](fixed(zeros), fixed(q), batch, 0.3)
     assert metrics["losses/bc_loss"].item() == pytest.approx(0.5)
     assert loss.item() == pytest.approx(0.3 * 0.5 + 1 / 3)
+
+
+# ---------------------------------------------------------------------- AWAC
+def test_awac_losses_by_hand():
+    """Weights exp(advantage / temperature), the first of them clipped; the end of the task has no next value."""
+    obs, action = torch.zeros(2, 3), torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+    batch = AWAC["Batch"](obs, action, torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]), obs)
+    q = (torch.zeros(2), torch.zeros(2))
+    target = (torch.full((2,), 3.0), torch.full((2,), 4.0))
+    loss, _ = AWAC["awac_critic_loss"](fixed(q), fixed(target), fixed(action), batch, None, 0.9)
+    assert loss.item() == pytest.approx(2 * ((1 + 0.9 * 3) ** 2 + 2**2) / 2)
+
+    def critic(obs, asked):  # the policy's action is 0; the smaller values of the data are 4 and -0.5 more
+        return (
+            (5 + torch.tensor([4.0, -0.5]), torch.full((2,), 99.0)) if asked is action else (torch.full((2,), 5.0),) * 2
+        )
+
+    actor = AWAC["Actor"](AWAC["Standardize"](np.zeros((1, 3), np.float32)), 2)
+    logprob = torch.distributions.Normal(actor.net(obs).tanh(), 1.0).log_prob(action).sum(1)
+    loss, metrics = AWAC["awac_actor_loss"](actor, critic, batch, torch.zeros(2, 2), 0.5, 10.0)
+    assert loss.item() == pytest.approx(-(10 * logprob[0].item() + np.exp(-1) * logprob[1].item()) / 2, rel=1e-5)
+    assert metrics["losses/weight"].item() == pytest.approx((10 + np.exp(-1)) / 2)
+
+
+def test_awac_refuses_a_temperature_of_zero(train):
+    train("awac", *flags(), *SHORT, "--temperature", 0, code=2)
+    assert train.out == "error: --temperature must be more than 0\n"
+
+
+# ---------------------------------------------------------------------- EDAC
+def test_edac_gradients_by_the_action_are_those_of_autograd():
+    torch.manual_seed(1)
+    critic, obs, action = EDAC["Critic"](3, 2, 4), torch.randn(5, 3), torch.randn(5, 2)
+    values, slope = critic.value_and_slope(obs, action)
+    torch.testing.assert_close(values, critic(obs, action))
+    for i in range(4):
+        asked = action.clone().requires_grad_()
+        [wanted] = torch.autograd.grad(critic(obs, asked)[i].sum(), asked)
+        torch.testing.assert_close(slope[i], wanted)
+
+
+def test_edac_similarity_is_that_of_pairs():
+    """A loop over pairs of different critics; 1 for two that are alike, times the number of critics."""
+    slope = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(1))
+    pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
+    wanted = sum(F.cosine_similarity(slope[i], slope[j], dim=1).mean() for i, j in pairs) / 3
+    torch.testing.assert_close(EDAC["similarity"](slope), wanted)
+    assert EDAC["similarity"](slope[:1].expand(4, 6, 3)).item() == pytest.approx(4)
+
+
+def test_edac_losses_by_hand():
+    """The smallest of three critics counts, for the target and the actor."""
+    q, slope = torch.tensor([[1.0, 5.0], [2.0, 4.0], [3.0, 6.0]]), torch.ones(3, 2, 1)
+    critic = SimpleNamespace(value_and_slope=lambda obs, action: (torch.zeros(3, 2), slope))
+    actor = fixed((torch.zeros(2, 1), torch.tensor([-1.0, 2.0])))
+    batch = EDAC["Batch"](torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(2), torch.zeros(2), torch.zeros(2, 1))
+    loss, metrics = EDAC["edac_critic_loss"](critic, fixed(q), actor, 0.5, batch, None, 0.9, 0.1)
+    y = [1 + 0.9 * (1 + 0.5), 1 + 0.9 * (4 - 1.0)]
+    assert metrics["losses/qf_loss"].item() == pytest.approx(3 * (y[0] ** 2 + y[1] ** 2) / 2)
+    assert (loss - metrics["losses/qf_loss"]).item() == pytest.approx(0.1 * 3, rel=1e-4)
+    loss, _, entropy = EDAC["edac_actor_loss"](actor, fixed(q), 0.5, batch, None)
+    assert loss.item() == pytest.approx(((-0.5 - 1) + (1.0 - 4)) / 2) and entropy.item() == -0.5
 
 
 # ---------------------------------------------------------------------- behaviour cloning, the training
