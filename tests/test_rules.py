@@ -603,6 +603,7 @@ def test_check_prints_a_line_for_each_problem(tree, solo):
     assert lines[-1] == f"{len(lines) - 1} problems in 1 of 1 files" and len(lines) > 2
 
 
+@pytest.mark.slow
 def test_check_shows_problems_of_the_named_files_only(tree):
     edit(tree, "gamma * lam * (1 - done[t])", "gamma * lam * alive[t]")
     assert any(problem.rule == "R2" for problem in problems_of([tree]))
@@ -633,7 +634,10 @@ def home(tmp_path, monkeypatch):
     return home
 
 
-@pytest.mark.parametrize("name", ["ppo", "ppo_normalized", "ppo_jax", "rpo_continuous_action", "dqn"])
+PLAIN = ["ppo_normalized", "ppo_jax", "rpo_continuous_action", "dqn"]
+
+
+@pytest.mark.parametrize("name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in PLAIN)])
 def test_a_plain_copy_passes(home, solo, name):
     """Roots and variants, under their own names and under others."""
     for target in (f"{name}.py", "mine.py"):

@@ -38,7 +38,7 @@ class Args(RunArgs):
     learning_rate: float = 3e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    temperature: float = 1.0  # the smaller, the more the better actions count (lambda), more than zero
+    temperature: float = 1.0  # lambda, divides advantages: the smaller, the more the better actions count
     max_weight: float = 100.0  # largest weight of an action in the actor's loss; inf: do not clip
 
 

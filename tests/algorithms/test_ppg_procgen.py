@@ -169,6 +169,7 @@ def test_without_epochs_there_is_no_such_phase(train, aux_inputs):
     assert not aux_inputs
 
 
+@pytest.mark.slow
 def test_learning_rates_fall_over_the_whole_training(train):
     """Of both optimisers; not within each phase."""
     v = train("ppg_procgen", *SHORT, "--anneal-lr")

@@ -272,7 +272,8 @@ def test_envpool_resumes_with_new_games_and_says_so(train, monkeypatch):
 
 
 # ---------------------------------------------------------------------- resuming
-@pytest.mark.parametrize("stop", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [True, False])
 def test_resumed_equals_uninterrupted_with_sticky_actions(stop, train, monkeypatch):
     """Stopped after half of it, or its last checkpoint lost as after a kill; in the middle of games of Breakout."""
     flags = ["--env-id", "ALE/Breakout-v5", *SHORT, "--num-steps", "32", "--total-timesteps", "256", "--eval-every=0"]

@@ -225,7 +225,7 @@ def test_the_score_is_that_of_each_seat_against_random_actions(train):
 
 
 # ---------------------------------------------------------------------- resuming
-@pytest.mark.parametrize("env_id", [WALKOUT, "atari/pong_v3"])
+@pytest.mark.parametrize("env_id", [WALKOUT, pytest.param("atari/pong_v3", marks=pytest.mark.slow)])
 def test_resumed_equals_uninterrupted(env_id, train):
     """In the middle of games, which are replayed; the last checkpoint lost, as after a kill."""
     flags = [*SMALL, "--env-id", env_id, "--save-every", "32", "--learning-rate", "0.001", "--max-steps", "25"]

@@ -463,6 +463,7 @@ def test_a_model_that_does_not_fit_is_one_sentence(damage, solo, copy):
     refused(solo("play", copy), words)
 
 
+@pytest.mark.slow
 def test_a_buffer_larger_than_memory_is_one_sentence(tmp_path):
     """In a real process, for it is the way of an exception out of the script."""
     done = run(sys.executable, script("dqn"), "--buffer-size", 10**13, "--runs-dir", tmp_path / "runs")

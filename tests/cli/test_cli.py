@@ -614,6 +614,7 @@ def test_standalone_refuses_what_is_not_an_atari_game(tmp_path, monkeypatch, cap
     assert end.value.code == 2 and capsys.readouterr().err == "error: CartPole-v1 is not an Atari game\n"
 
 
+@pytest.mark.slow
 def test_the_stub_stays_small():
     """A file gets only those of its verbs that it uses, and what these use."""
     sizes = {}

@@ -172,6 +172,7 @@ def test_a_script_with_too_few_loops_is_refused(train, tmp_path):
 JAX_SAVING = "--num-seeds 2 --save-every 2 --eval-every 16".split()
 
 
+@pytest.mark.slow
 def test_seeds_resumed_in_any_loop_equal_uninterrupted(train, tmp_path):
     """Two seeds in JAX, inside of each loop and at each border. The chunks end where a loop ends."""
     v = train(JAX, *JAX_SAVING)

@@ -77,7 +77,7 @@ def acts_as(path, policy):
     ("name", "outputs"),
     [
         pytest.param("ppo", {"action": "int64 (batch)", "logits": "float32 (batch, 2)"}, marks=pytest.mark.slow),
-        ("ppo_continuous_action", {"action": "float32 (batch, 1)"}),
+        pytest.param("ppo_continuous_action", {"action": "float32 (batch, 1)"}, marks=pytest.mark.slow),
         pytest.param("dqn_jax", {"action": "int32 (batch)", "q_values": "float32 (batch, 2)"}, marks=pytest.mark.slow),
     ],
 )
