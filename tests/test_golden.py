@@ -112,6 +112,8 @@ FLAGS = {
     "rebrac": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 200 --batch-size 64",
     "awac": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 300",
     "edac": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 200 --batch-size 64",
+    "decision_transformer": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 300 --batch-size 8 --width 32 "
+    "--warmup-steps 100 --learning-rate 0.001 --target-return-to-go -500",
     "ppo_hybrid": "--env-id games/Tool-v0 --total-timesteps 1536",
     "ppo_dict": "--env-id games/TwoSenses-v0 --total-timesteps 1536",
     "ppo_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",

@@ -147,7 +147,8 @@ def test_every_algorithm_is_exported(name, trained, solo, tmp_path):
     kinds = share.types_of([*graph.input, *graph.output])
     images = any(word in policy.env_id for word in ("Catch", "atari/", "MovingDot"))
     assert kinds["obs"].startswith("uint8 (batch, " if images else "float32 (batch, ")
-    wanted = {"obs", "action"} | ({"state", "first", "next_state"} if name.endswith(("lstm", "trxl")) else set())
+    remembers = name.endswith(("lstm", "trxl", "decision_transformer"))
+    wanted = {"obs", "action"} | ({"state", "first", "next_state"} if remembers else set())
     if kinds["action"] in ("int64 (batch)", "int32 (batch)"):
         actors = ("ppo", "actor_critic", "offline")
         wanted.add("logits" if scripts.script_paths()[name].parent.name in actors else "q_values")
