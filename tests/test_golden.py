@@ -127,6 +127,7 @@ FLAGS = {
     "sac_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "crossq_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
     "tqc_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
+    "iql_jax": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 400",
     "c51_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "pqn_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "pqn_vdn_jax": "--num-envs 8 --num-steps 16 --total-timesteps 512 --eval-every 128",
@@ -180,7 +181,7 @@ SLOW = (
     "double_dqn", "dueling_dqn", "ez_greedy_dqn", "ppo_lstm_masked", "rpo_continuous_action", "redq", "droq",
     "simba_sac", "flash_sac", "sac_nstep", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari", "mod_sac",
     "basic_ac", "ppo_atari_multigpu", "sac_atari", "twin_d3qn", "ppo_lstm_jax", "ppo_rnd_jax", "crossq_jax", "tqc_jax",
-    "pqn_vdn_jax", "mappo_jax", "crossq", "tqc", "ppo_pettingzoo_atari",
+    "pqn_vdn_jax", "mappo_jax", "iql_jax", "crossq", "tqc", "ppo_pettingzoo_atari",
 )  # fmt: skip
 
 

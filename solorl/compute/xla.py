@@ -62,19 +62,19 @@ def choose_device(name: str) -> None:
         quit_with(f"--device {name} was asked for, but JAX sees only {', '.join(there)}; --device cpu runs everywhere")
 
 
-def compiled(iteration: Callable[[Any], Any], chunk: int, training: Any) -> Callable[[Any, Any], Any]:
-    """A call of `count` iterations, at most `chunk`, that writes over its argument: the training after them, and their
-    reports (chunk, ...), of which the first `count` mean something."""
+def compiled(iteration: Callable[..., Any], chunk: int, training: Any, *shared: Any) -> Callable[..., Any]:
+    """A call `(training, count, *shared)` of `count` iterations, at most `chunk`, that writes over its first argument:
+    the training after them, and their reports (chunk, ...), of which the first `count` mean something."""
 
-    def many(training: Any, count: Any) -> Any:
-        report = jax.eval_shape(iteration, training)[1]
+    def many(training: Any, count: Any, *shared: Any) -> Any:
+        report = jax.eval_shape(iteration, training, *shared)[1]
         history = jax.tree.map(lambda x: jnp.zeros((chunk, *x.shape), x.dtype), report)
 
         def body(i: Any, carry: Any) -> Any:
-            training, report = iteration(carry[0])
+            training, report = iteration(carry[0], *shared)
             return training, jax.tree.map(lambda all, one: all.at[i].set(one), carry[1], report)
 
         return jax.lax.fori_loop(0, count, body, (training, history))
 
     options = ONE_THREAD if is_cpu(jax.tree.leaves(training)[0].device) else None
-    return jax.jit(many, donate_argnums=0).lower(training, jnp.int32(0)).compile(options)
+    return jax.jit(many, donate_argnums=0).lower(training, jnp.int32(0), *shared).compile(options)

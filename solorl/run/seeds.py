@@ -1,6 +1,7 @@
 """The verbs of `Run` for JAX: one process trains the seeds seed, seed + 1, ..., each with a run folder of its own.
 
     require, resume, compile, loop, episodes, log, evaluate, save, close
+    dataset, vector_env: for scripts that learn from recorded transitions
 
 What the training of a seed is at any moment stands in one pytree. The host meets it between chunks of iterations
 only: a chunk is one call of compiled code. On the CPU every seed is trained by the same code as when it is alone, one
@@ -92,6 +93,15 @@ class Runs:
         self._envs = open_envs(env_id, num_envs, num_threads=max(1, len(own_cores()) // self.num_seeds))
         return self._envs
 
+    def vector_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
+        """See `Run.vector_env`; for the spaces only, for compiled code cannot step them."""
+        envs, self.runs[0].recording = self.runs[0].vector_env(make_env, env_id, num_envs), None
+        return envs
+
+    def dataset(self, folders: str, envs: Any) -> Any:
+        """See `Run.dataset`; all seeds have the same one."""
+        return self.runs[0].dataset(folders, envs)
+
     def teacher(self, address: str, envs: Any, part: str, trust_script: bool = False) -> Any:
         """See `Run.teacher`; all seeds have the same one."""
         policy = self.runs[0].teacher(address, envs, part, trust_script)
@@ -113,7 +123,7 @@ class Runs:
         list of one for each, because on the CPU each runs the same code as alone; on other devices, where one call
         trains all (vmap), it is one whose leaves have a first axis of seeds.
         """
-        lost = () if self._envs.saved else tuple(envs)
+        lost = tuple(envs) if envs and not self._envs.saved else ()
         if self.play:
             begin = functools.partial(without_replay, begin)
         start = jax.jit(begin)
@@ -165,22 +175,23 @@ class Runs:
             self.trainings.stack()
         return self.trainings.all(), starts[0]
 
-    def compile(self, iteration: Callable[[Any], Any], chunk: int) -> Callable[[Any, range], Any]:
+    def compile(self, iteration: Callable[..., Any], chunk: int, *shared: Any) -> Callable[[Any, range], Any]:
         """Compile up to `chunk` iterations into one call; returns `train(training, iterations)`, which does as many as
         the range is long and returns the training after them, and what they report, as NumPy arrays (num_seeds,
         len(iterations), ...). It writes over the training that it gets. Rows of seeds that have reached
         `--target-return` mean nothing.
 
-        `iteration` maps the training of one seed to that one iteration later and a pytree to report. It is compiled in
-        the first call; compiled code is kept on the disk for later runs. A training in several phases has an
-        `iteration` for each, which is named right before its loop.
+        `iteration` maps the training of one seed to that one iteration later and a pytree to report. It gets `shared`,
+        too, pytrees that all seeds read and that are in memory once. It is compiled in the first call; compiled code is
+        kept on the disk for later runs. A training in several phases has an `iteration` for each, which is named right
+        before its loop.
         """
         self._chunk = chunk
 
         @functools.cache
         def compiled() -> Callable[[range, Sequence[int]], Any]:
             began = time.perf_counter()
-            train = self.trainings.train(iteration, chunk)
+            train = self.trainings.train(iteration, chunk, *shared)
             self._say(f"compiled in {time.perf_counter() - began:.1f} s")
             return train
 

@@ -85,17 +85,17 @@ class Trainings:
 
         return JaxReplay(getattr(self.each[index], field)._fields, get, put)
 
-    def train(self, iteration: Callable[[Any], Any], chunk: int) -> Callable[[range, Sequence[int]], Any]:
+    def train(self, iteration: Callable[..., Any], chunk: int, *shared: Any) -> Callable[[range, Sequence[int]], Any]:
         """Compile `train(iterations, active)`: all active seeds, on the CPU as many at once as there are cores; what
-        they report, (seeds, iterations, ...)."""
-        return self._together(iteration, chunk) if self._stack is not None else self._in_threads(iteration, chunk)
+        they report, (seeds, iterations, ...). `shared`: see `Runs.compile`."""
+        return (self._in_threads if self._stack is None else self._together)(iteration, chunk, *shared)
 
-    def _in_threads(self, iteration: Callable[[Any], Any], chunk: int) -> Callable[..., Any]:
-        call = compiled(iteration, chunk, self.each[0])
+    def _in_threads(self, iteration: Callable[..., Any], chunk: int, *shared: Any) -> Callable[..., Any]:
+        call = compiled(iteration, chunk, self.each[0], *shared)
         pool = ThreadPoolExecutor(len(own_cores()))
 
         def one(index: int, count: int) -> Any:
-            self.each[index], report = call(self.each[index], jnp.int32(count))
+            self.each[index], report = call(self.each[index], jnp.int32(count), *shared)
             return jax.tree.map(lambda x: np.asarray(x)[:count], report)  # waits for the end
 
         def train(iterations: range, active: Sequence[int]) -> Any:
@@ -107,11 +107,11 @@ class Trainings:
 
         return train
 
-    def _together(self, iteration: Callable[[Any], Any], chunk: int) -> Callable[..., Any]:
-        call = compiled(jax.vmap(iteration), chunk, self._stack)
+    def _together(self, iteration: Callable[..., Any], chunk: int, *shared: Any) -> Callable[..., Any]:
+        call = compiled(jax.vmap(iteration, (0, *[None] * len(shared))), chunk, self._stack, *shared)
 
         def train(iterations: range, active: Sequence[int]) -> Any:
-            self._stack, report = call(self._stack, jnp.int32(len(iterations)))
+            self._stack, report = call(self._stack, jnp.int32(len(iterations)), *shared)
             return jax.tree.map(lambda x: np.moveaxis(np.asarray(x)[: len(iterations)], 1, 0), report)
 
         return train

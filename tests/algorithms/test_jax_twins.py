@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import comparable, definitions, environment, rows, script
+from recorded import recorded
 from safetensors.numpy import load_file
 
 from solorl.catalog import header as catalog
@@ -21,8 +22,17 @@ PPO = "--total-timesteps 1280 --num-envs 2 --num-steps 16 --num-minibatches 2"
 EVERY = "--eval-episodes 1 --eval-every 400 --save-every 400"
 ON_POLICY = {name for name in TWINS if name.startswith(("ppo", "pqn", "mappo"))}  # without replay
 GAMES = {name for name in TWINS if "atari" in name}  # of EnvPool, which cannot be saved
+OFFLINE = {"iql"}  # from a data set
 ROOTS = ("ppo", "dqn")  # the others are in `make test-all`
 ALONE = {"ppo_minatar_jax", "pqn_vdn_jax"}  # the games are in JAX: in torch they would be slow
+
+
+def short(name):
+    """The flags of a short training."""
+    if name in OFFLINE:
+        words = "--env-id Pendulum-v1 --total-timesteps 1600 --batch-size 16 --log-every 100 --dataset"
+        return [*words.split(), recorded("Pendulum-v1")]
+    return (PPO if name in ON_POLICY else OFF_POLICY).split()
 
 
 def test_there_are_twins():
@@ -55,7 +65,7 @@ def training(run):
 @pytest.mark.slow
 def test_a_stopped_training_goes_on_exactly(name, train, tmp_path):
     """Two seeds ended after a chunk, the second resumed alone: all that a checkpoint holds is equal to the bit."""
-    flags = [TWINS[name], *(PPO if name in ON_POLICY else OFF_POLICY).split(), *EVERY.split(), "--num-seeds", 2]
+    flags = [TWINS[name], *short(name), *EVERY.split(), "--num-seeds", 2]
     train(*flags)
     train(*flags, "--target-return", -10_000, runs_dir=tmp_path / "cut")
     whole, cut = (next((tmp_path / folder).glob("*__2__*")) for folder in ("runs", "cut"))
@@ -65,8 +75,9 @@ def test_a_stopped_training_goes_on_exactly(name, train, tmp_path):
     assert 0 < stopped_at < 1000 and last_steps[0] == last_steps[1] >= 1200
     a, b = training(whole), training(cut)
     assert a.keys() == b.keys() == before.keys() and all(np.array_equal(a[key], b[key]) for key in a)
-    assert ("/parts/training/replay.obs" in a) == (name not in ON_POLICY)
+    assert ("/parts/training/replay.obs" in a) == (name not in ON_POLICY | OFFLINE)
     learned = [key for key in a if any(part in key for part in ("params", "actor", "critic", "optimizer"))]
+    learned = [key for key in learned if not key.endswith((".mean", ".std"))]  # of a data set
     assert learned and all(not np.array_equal(before[key], b[key]) for key in learned)
     evaluations = "eval/episodic_return"  # the target has more of them confirm it, and they see other first states
     logged = [[row for row in comparable(run) if evaluations not in row] for run in (whole, cut)]
@@ -95,11 +106,11 @@ def test_the_learning_rate_falls_linearly_also_after_a_longer_resume(name, train
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(own_cores()) < 2, reason="needs two cores")
-@pytest.mark.parametrize("name", ["ppo", "sac_continuous_action"])
+@pytest.mark.parametrize("name", ["ppo", "sac_continuous_action", "iql"])
 def test_a_seed_of_two_is_that_trained_alone_with_as_many_threads(name, tmp_path):
     """In processes of their own, whose XLA has two threads each: as users have it, not as these tests."""
     clean = {key: value for key, value in environment(XDG_CACHE_HOME=str(tmp_path)).items() if key != "NPROC"}
-    flags = [*(PPO if name == "ppo" else OFF_POLICY).split(), *EVERY.split(), "--runs-dir"]
+    flags = [*short(name), *EVERY.split(), "--runs-dir"]
     for more in (["together", "--num-seeds", 2], ["alone", "--seed", 2, "--threads", 2]):
         words = [sys.executable, script(TWINS[name]), *flags, tmp_path / more[0], *more[1:]]
         done = subprocess.run([str(word) for word in words], env=clean, capture_output=True, text=True)

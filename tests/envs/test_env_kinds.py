@@ -66,7 +66,8 @@ def test_a_plan_reads_what_a_file_declares(name):
     assert kind.endswith("procgen") == name.endswith("_procgen")
     assert kind.endswith(("atari", "procgen")) == images
     assert kind.startswith("envpool") == ("import EnvPoolVectorEnv" in text)
-    assert ("run.open_envs(" in text) == (name.endswith("_jax")) and (kind != "jax" or name.endswith("_jax"))
+    in_jax = name.endswith("_jax")
+    assert ("run.open_envs(" in text) == (in_jax and "run.dataset(" not in text) and (kind != "jax" or in_jax)
 
 
 @functools.cache
