@@ -297,6 +297,7 @@ def test_evaluation_appends_the_reward_to_vectors_of_any_shape():
 
 
 # ---------------------------------------------------------------------- the run
+@pytest.mark.slow
 def test_a_resumed_run_ends_where_a_whole_one_does(train, tmp_path):
     """With dropout and in the middle of the warm-up, whose learning rates are logged."""
     words = ["--dataset", recorded("Pendulum-v1"), *SHORT, "--warmup-steps", 25, "--save-every", 10]
