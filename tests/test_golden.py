@@ -127,7 +127,7 @@ FLAGS = {
     "sac_continuous_action_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 200",
     "crossq_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
     "tqc_jax": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
-    "iql_jax": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 400",
+    "iql_jax": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 400 --eval-every 100",
     "c51_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "pqn_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "pqn_vdn_jax": "--num-envs 8 --num-steps 16 --total-timesteps 512 --eval-every 128",

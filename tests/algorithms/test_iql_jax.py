@@ -139,15 +139,16 @@ def test_each_seed_draws_its_own_batches_from_the_same_data():
 def test_the_policy_plays_without_the_data(train, tmp_path, solo):
     """With mean and standard deviation of the data, which are in the model; the data set is read once for all seeds."""
     folder = shutil.copytree(recorded("Pendulum-v1"), tmp_path / "data")
-    flags = "--total-timesteps 100 --batch-size 16 --log-every 50 --eval-episodes 1 --num-seeds 2".split()
-    v = train("iql_jax", "--env-id", "Pendulum-v1", "--dataset", folder, *flags)
+    flags = "--env-id Pendulum-v1 --total-timesteps 100 --batch-size 16 --log-every 50 --save-every 50 --num-seeds 2"
+    v = train("iql_jax", "--dataset", folder, *flags.split())
     shutil.rmtree(folder)
     obs = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
     for run, training in zip(v["run"].runs, v["training"], strict=True):
         np.testing.assert_allclose(solorl.load(run.dir)(obs), v["act"](training.learner.actor, obs), atol=1e-6)
         np.testing.assert_array_equal(training.learner.actor["mean"], v["setup"].mean)
-        (first, *_, last) = rows(run.dir, "charts/learning_rate")
-        assert last["global_step"] == 100 and last["charts/learning_rate"] < first["charts/learning_rate"] < 3e-4
+        rates = {row["global_step"]: row["charts/learning_rate"] for row in rows(run.dir, "charts/learning_rate")}
+        cosines = {step: 1.5e-4 * (1 + np.cos(np.pi * (step - 1) / 100)) for step in (50, 100)}
+        assert rates == pytest.approx(cosines, rel=1e-3)
     code, out, err = solo("play", run.dir, "--episodes", 1)
     assert code == 0 and "over 1 greedy episode" in out, out + err
 
