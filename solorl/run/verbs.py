@@ -132,6 +132,8 @@ class Run(Products):
         one sentence and exit code 2 unless each is a data set of the same environment, with the spaces of `envs`. A run
         that is only played needs none: then the data set is empty. To be called before `resume`.
         """
+        steps = "run.reset(" in self.script.read_text(encoding="utf-8")
+        self.require(self.play or steps or not self.args.record, f"--record: {self.script.name} steps no environment")
         with in_one_sentence():
             return open_datasets(folders, str(getattr(self.args, "env_id", "")), envs, empty=bool(self.play))
 

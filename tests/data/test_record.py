@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, comparable, drop_last_checkpoint, rows, run
+from recorded import recorded
 
 import solorl.envs.games  # noqa: F401  registers them
 from solorl.data import recording
@@ -199,6 +200,11 @@ def test_what_cannot_be_recorded_is_refused(words, said, train, tmp_path):
     train(*words, "--record", tmp_path / "data", code=2)
     assert said in train.out and train.out.count("\n") == 1, train.out
     assert not (tmp_path / "runs").exists() and not Path(tmp_path / "data").exists()
+
+
+def test_a_file_that_plays_nothing_records_nothing(train, tmp_path):
+    train("bc", "--env-id", "CartPole-v1", "--dataset", recorded("CartPole-v1"), "--record", tmp_path / "data", code=2)
+    assert train.out == "error: --record: bc.py steps no environment\n" and not (tmp_path / "runs").exists()
 
 
 # ---------------------------------------------------------------------- the script of the standard data sets
