@@ -4,7 +4,7 @@
 # ///
 """Calibrated Q-learning (Cal-QL): from recorded transitions to playing, continuous actions, vector observations.
 
-`global_step` counts gradient steps on the data set and then goes on with environment steps.
+`global_step` counts gradient steps on the data set and then environment steps.
 
 Paper     Nakamoto et al. 2023, https://arxiv.org/abs/2303.05479 ("Eq. n" below)
 Run       solo train cal_ql --dataset data/hopper-medium --env-id Hopper-v5

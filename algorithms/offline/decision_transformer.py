@@ -37,7 +37,7 @@ class Args(RunArgs):
     warmup_steps: int = 10_000  # gradient steps in which the learning rate rises linearly; 1 does without
     weight_decay: float = 1e-4  # of AdamW, for all parameters
     max_grad_norm: float = 0.25  # clip the global norm of the gradient; inf: do not clip
-    dropout: float = 0.1  # share of the numbers that are dropped in learning, from 0 to 1
+    dropout: float = 0.1  # fraction of the numbers that are dropped in learning, from 0 to 1
     target_return_to_go: float = 3_600.0  # the return that evaluations ask for; may be negative
     return_scale: float = 1_000.0  # returns are divided by it
     context_length: int = 20  # steps of a window

@@ -41,7 +41,7 @@ class Args(RunArgs):
     policy_frequency: int = 2  # critic updates per actor update (delayed updates)
     policy_noise: float = 0.2  # standard deviation of the noise on target actions
     noise_clip: float = 0.5  # largest noise on target actions (c); inf: do not clip
-    alpha: float = 2.5  # weight of the values in the actor's loss, beside that of imitation
+    alpha: float = 2.5  # weight of the values in the actor's loss; that of imitation is 1
 
 
 class Batch(NamedTuple):

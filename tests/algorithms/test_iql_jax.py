@@ -41,7 +41,7 @@ def batches(n=40):
 
 
 def same(params, net):
-    """Equal up to 2 % of a step of Adam, but for a few weights: it enlarges the rounding of gradients near 0."""
+    """Equal up to 2 % of a step of Adam, except for a few weights: it enlarges the rounding of gradients near 0."""
     for mine, layer in zip(params, linear_layers(getattr(net, "net", net)), strict=True):
         assert (abs(mine["weight"].T - layer.weight.detach().numpy()) < 2e-5).mean() > 0.999
         assert (abs(mine["bias"] - layer.bias.detach().numpy()) < 2e-5).mean() > 0.999
