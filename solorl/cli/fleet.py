@@ -1,7 +1,7 @@
 """`solo bench` on a cluster, and its verbs for a study that is there: status, logs, cancel, retry, collect."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,23 @@ RESOURCES = ("cores", "gpus", "memory", "time")
 def add_flags(parser: Parser) -> None:
     """The flags of `solo bench` that are for clusters."""
     group = parser.add_argument_group("on a cluster, or with --storage")
-    group.add_argument("--engine", metavar="NAME", default="local", help=f"{', '.join(ENGINES)} (default local)")
-    group.add_argument("--engine-option", metavar="KEY=VALUE", action="append", help="an option of the engine")
+    add_engine_flags(group, ENGINES)
     group.add_argument("--image", metavar="NAME", help="container of the workers: --engine-option image=NAME")
     group.add_argument("--storage", metavar="WHERE", help="folder or URL of the study (default runs/studies/NAME)")
-    group.add_argument("--cores", metavar="N", help="of each run (default 1)")
-    group.add_argument("--gpus", metavar="N", help="of each run (default 0)")
-    group.add_argument("--memory", metavar="SIZE", help="of each run, as 4GB (default: what the scheduler gives)")
-    group.add_argument("--time", metavar="TIME", help="that each run may take, as 2h (default: no limit)")
     group.add_argument("--attempts", metavar="N", type=int, help=f"how often a run may fail (default {ATTEMPTS})")
     lost = f"without a sign of a worker, then it is dead (default {LEASE:.0f})"
     group.add_argument("--lease", metavar="SECONDS", type=float, help=lost)
     group.add_argument("--detach", action="store_true", help="submit and return")
+
+
+def add_engine_flags(group: Any, engines: Iterable[str]) -> None:
+    """The flags that choose an engine, its options, and what each run gets of it."""
+    group.add_argument("--engine", metavar="NAME", default="local", help=f"{', '.join(engines)} (default local)")
+    group.add_argument("--engine-option", metavar="KEY=VALUE", action="append", help="an option of the engine")
+    group.add_argument("--cores", metavar="N", help="of each run (default 1)")
+    group.add_argument("--gpus", metavar="N", help="of each run (default 0)")
+    group.add_argument("--memory", metavar="SIZE", help="of each run, as 4GB (default: what the scheduler gives)")
+    group.add_argument("--time", metavar="TIME", help="that each run may take, as 2h (default: no limit)")
 
 
 def given_resources(args: Any) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from solorl.args.command_line import value_of
 from solorl.cli import Parser
 from solorl.cli.bench import split, worker_count
-from solorl.cli.fleet import RESOURCES, given_resources, read_options, say
+from solorl.cli.fleet import RESOURCES, add_engine_flags, given_resources, read_options, say
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
 from solorl.studies.elsewhere import Elsewhere
@@ -83,10 +83,7 @@ def _parser() -> Parser:
     parser.add_argument("--prune-after", metavar="N", type=int, default=4, help="evaluations before that (default 4)")
     parser.add_argument("--seed", metavar="S", type=int, help="seed of the search (default: a new one each time)")
     parser.add_argument("--workers", metavar="N", type=int, help="runs at once (default: one for each core)")
-    parser.add_argument("--engine", metavar="NAME", default="local", help=f"{', '.join(SHARED)} (default local)")
-    parser.add_argument("--engine-option", metavar="KEY=VALUE", action="append", help="an option of the engine")
-    for name, example in (("cores", "2"), ("gpus", "1"), ("memory", "4GB"), ("time", "2h")):
-        parser.add_argument(f"--{name}", metavar=name.upper(), help=f"of each run on a cluster, as {example}")
+    add_engine_flags(parser.add_argument_group("on a cluster"), SHARED)
     steps = partial(value_of, "--total-timesteps", int)
     parser.add_argument("--total-timesteps", metavar="N", type=steps, help="given to every run")
     parser.add_argument("--runs-dir", metavar="DIR", type=Path, help="default runs/tune/NAME OF THE STORAGE")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from solorl.studies.engines import Cluster, Submission
-from solorl.studies.fleet import LOOK, LOOK_ELSEWHERE, TRIES
+from solorl.studies.fleet import LOOK, LOOK_ELSEWHERE, TRIES, submit
 from solorl.studies.study import Study
 
 
@@ -34,9 +34,9 @@ class Elsewhere:
         seen, tries = self._tries.get(task_id, (0, 0))
         now = len(self._study.attempts(task_id))
         self._tries[task_id] = (now, tries + 1 if now == seen else 1)
-        name = self._study.open_submission([self._study.tasks[task_id]], self._cluster.name, self._options)
-        where = Submission(submission.plan, name, submission.title, submission.tasks, submission.resources)
-        [self._handles[task_id]] = handles = self._cluster.submit(where)
+        tasks = [self._study.tasks[task_id]]
+        name = self._study.open_submission(tasks, self._cluster.name, self._options)
+        [self._handles[task_id]] = handles = submit(self._study, self._cluster, name, tasks, submission.resources)
         self._study.note_handles(name, handles)
         self._alive.add(task_id)
         return [task_id]

@@ -20,6 +20,7 @@ from solorl.studies.engines import Cluster, Submission
 from solorl.studies.engines.workers import LocalCluster
 from solorl.studies.found import signal_name
 from solorl.studies.lease import Lease
+from solorl.studies.resources import Resources
 from solorl.studies.storage import FULL, refusal
 from solorl.studies.study import Study, used
 from solorl.studies.task import Task
@@ -260,23 +261,28 @@ class Fleet:
             equal, limit = list(group), self._cluster.array_limit
             for part in [equal[i : i + limit] for i in range(0, len(equal), limit)]:
                 name = "" if self.local else self.study.open_submission(part, self._cluster.name, self._options)
-                ids = tuple(task.id for task in part)
-                submission = Submission(self.study.storage.where, name, self.study.name, ids, resources)
-                try:
-                    handles = self._cluster.submit(submission)
-                except (UsageError, OSError):
-                    if name:
-                        self.study.storage.delete(name)
-                    raise
+                handles = submit(self.study, self._cluster, name, part, resources)
                 self._known.add(name)
-                for task_id, handle in zip(ids, handles, strict=True):
-                    self._handles.setdefault(task_id, []).append(handle)
-                    seen, tries = self._tries[task_id]
-                    self._tries[task_id] = (seen, tries + 1)
+                for task, handle in zip(part, handles, strict=True):
+                    self._handles.setdefault(task.id, []).append(handle)
+                    seen, tries = self._tries[task.id]
+                    self._tries[task.id] = (seen, tries + 1)
                 if name:
                     self.study.note_handles(name, handles)
                     tasks_of = f"{len(part)} {'task' if len(part) == 1 else 'tasks'}"
                     self.view.say(f"submitted  {tasks_of} to {self._cluster.name}: {name}")
+
+
+def submit(study: Study, cluster: Cluster, name: str, tasks: Sequence[Task], resources: Resources) -> list[str]:
+    """Start workers for the tasks of an open submission, empty where it has no file, which equal `resources`; their
+    handles. Where the cluster refuses (UsageError) or does not answer (OSError), the submission is taken back."""
+    ids = tuple(task.id for task in tasks)
+    try:
+        return cluster.submit(Submission(study.storage.where, name, study.name, ids, resources))
+    except (UsageError, OSError):
+        if name:
+            study.storage.delete(name)
+        raise
 
 
 def kind(task: Task) -> str:

@@ -15,6 +15,7 @@ from study_tasks import FAKE, until
 optuna = pytest.importorskip("optuna")
 
 from solorl.cli.tune import SHARED  # noqa: E402
+from solorl.errors import UsageError  # noqa: E402
 from solorl.studies import elsewhere, tune  # noqa: E402
 from solorl.studies.elsewhere import Elsewhere  # noqa: E402
 from solorl.studies.journal import open_study  # noqa: E402
@@ -119,6 +120,19 @@ def test_workers_that_leave_no_trace_fail_the_trial(place):
     tuner, found, said = search(place, cluster, trials=1)
     assert tuner.run() == 1 and states(found) == {"FAIL": 1} and len(cluster.jobs) == 3
     assert any("fake A seed 1: 3 workers ended without a trace: last line" in line for line in said)
+
+
+def test_what_the_cluster_refuses_is_no_submission(place, monkeypatch):
+    cluster = Processes(place)
+
+    def refuse(submission):
+        raise UsageError("no such partition")
+
+    monkeypatch.setattr(cluster, "submit", refuse)
+    tuner, _, _ = search(place, cluster, trials=1)
+    with pytest.raises(UsageError, match="no such partition"):
+        tuner.run()
+    assert tuner.runs.submissions() == []
 
 
 @pytest.mark.slow

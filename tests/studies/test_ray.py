@@ -267,7 +267,7 @@ def test_the_page_s_commands_train(solo, on_ray):
 
 @pytest.mark.slow
 def test_a_search_is_done_by_a_cluster_and_loses_nothing(on_ray):
-    """Workers and the command itself are killed; the same command goes on, and no step is lost or done twice."""
+    """Workers and the command itself are killed; the same command continues, and no step is lost or done twice."""
     pytest.importorskip("optuna")
     (on_ray / "space.toml").write_text('learning-rate = "log 1e-5..1e-1"')
     words = ["tune", "fake.py", "--env-ids", "CartPole-v1", "--space", "space.toml", "--trials", 20, "--num-seeds", 1]
