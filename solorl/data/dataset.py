@@ -224,4 +224,5 @@ def open_datasets(folders: str, env_id: str, envs: Any, empty: bool = False) -> 
         for key, space in zip(SPACES, spaces, strict=True):
             if about.get(key) != described(space):
                 raise UsageError(f"{path} has the {key.replace('_', ' ')} {about.get(key)}, {env_id} has {space}")
-    return merged([read(path) for path in paths])
+    parts = [read(path) for path in paths]
+    return merged(parts) if len(parts) > 1 else parts[0]
