@@ -1,6 +1,7 @@
 """Every command printed in README and docs works: all of them are run here, shortened where they train."""
 
 import ast
+import functools
 import io
 import re
 import runpy
@@ -423,6 +424,7 @@ MEANT = {"solorl/run/verbs.py": "behind a few verbs", "docs/design.md": "behind 
 PLAIN_SINCE = "2026-11-23"  # entries of the log before this day stay as they were
 
 
+@functools.cache
 def texts():
     """Path -> text of all that must be plain English."""
     paths = [*PAGES]
