@@ -70,13 +70,15 @@ def test_samples_are_uniform():
 
 @pytest.mark.parametrize("top", [0.0, 0.1, 0.3, 0.5, 1.0])
 def test_the_best_episodes(top):
-    """Against a loop over episodes of random lengths and returns."""
+    """Against a loop over episodes of random lengths and returns; those that were cut come last."""
     rng = np.random.default_rng(3)
     episode = np.repeat(np.arange(10), rng.integers(1, 6, 10))
     reward = rng.normal(size=len(episode)).astype(np.float32)
     returns = [reward[episode == i].sum() for i in range(10)]
-    data = SimpleNamespace(episode=episode, returns=lambda: np.array(returns))
-    best = sorted(range(10), key=lambda i: -returns[i])[: max(1, round(top * 10))]
+    cut = np.arange(10) % 4 == 1
+    data = SimpleNamespace(episode=episode, cut=cut, returns=lambda: np.array(returns))
+    best = sorted(range(10), key=lambda i: (cut[i], -returns[i]))[: max(1, round(top * 10))]
+    assert top != 0.3 or cut[np.argsort(returns)[-3:]].any()  # one of the highest returns is of an episode that was cut
     assert BC["best_episodes"](data, top).tolist() == [i in best for i in episode]
 
 
