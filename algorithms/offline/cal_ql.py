@@ -205,7 +205,7 @@ class Actor(nn.Module):
 
     def __init__(self, scale, action_dim):
         super().__init__()
-        self.scale, self.net = scale, mlp(len(scale.mean), 256, 256, 2 * action_dim)
+        self.scale, self.net = scale, mlp(len(scale.mean), 256, 256, 256, 2 * action_dim)
 
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
         """Actions for standard normal noise, and their log-probabilities (appendix C)."""

@@ -10,7 +10,7 @@ Paper     Kumar et al. 2020, https://arxiv.org/abs/2006.04779 ("Eq. n" below)
 Run       solo train cql --dataset data/hopper-medium --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from sac_continuous_action.py: learns from a data set; the critics' loss lowers the values of all actions and
-          raises those of the data's actions; targets without entropy, critics with a third hidden layer
+          raises those of the data's actions; targets without entropy, a third hidden layer
 Not for   discrete actions: iql_discrete.py; learning by playing: sac_continuous_action.py
 Details   docs/algorithms/cql.md
 """
@@ -126,7 +126,7 @@ class Actor(nn.Module):
 
     def __init__(self, scale, action_dim):
         super().__init__()
-        self.scale, self.net = scale, mlp(len(scale.mean), 256, 256, 2 * action_dim)
+        self.scale, self.net = scale, mlp(len(scale.mean), 256, 256, 256, 2 * action_dim)
 
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
         """Actions for standard normal noise, and their log-probabilities (appendix C)."""

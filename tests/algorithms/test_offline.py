@@ -106,12 +106,15 @@ def test_a_resumed_run_ends_where_a_whole_one_does(name, train, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_policy_plays_without_the_data(name, train, tmp_path):
-    """With the mean and the standard deviation of the data, which are in the model."""
+    """With the mean and the standard deviation of the data, which are in the model; Gaussian ones can be sampled."""
     folder = shutil.copytree(recorded("Pendulum-v1"), tmp_path / "data")
     v = train(name, "--env-id", "Pendulum-v1", "--dataset", folder, *SHORT)
     shutil.rmtree(folder)
     policy, obs = solorl.load(v["run"].dir, device="cpu"), np.random.default_rng(1).normal(size=(5, 3))
     np.testing.assert_allclose(policy(obs.astype(np.float32)), v["actor"].act(obs.astype(np.float32)), atol=1e-6)
+    if name in ("awac", "edac"):
+        draw = policy.required_sampler()
+        assert not np.array_equal(draw(obs.astype(np.float32)), draw(obs.astype(np.float32)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -212,6 +215,15 @@ def test_awac_losses_by_hand():
     loss, metrics = AWAC["awac_actor_loss"](actor, critic, batch, torch.zeros(2, 2), 0.5, 10.0)
     assert loss.item() == pytest.approx(-(10 * logprob[0].item() + np.exp(-1) * logprob[1].item()) / 2, rel=1e-5)
     assert metrics["losses/weight"].item() == pytest.approx((10 + np.exp(-1)) / 2)
+
+
+def test_the_deviation_of_awac_stays_within_bounds():
+    """Data of a deterministic policy makes it ever smaller, and the log-probabilities ever larger."""
+    actor = AWAC["Actor"](AWAC["Standardize"](np.zeros((1, 3), np.float32)), 2)
+    actor.log_std.data = torch.tensor([-9.0, 9.0])
+    _, std = actor.mean_and_std(torch.zeros(1, 3))
+    torch.testing.assert_close(std, torch.tensor([-5.0, 2.0]).exp())
+    assert torch.isfinite(actor.logprob(torch.zeros(1, 3), torch.ones(1, 2))).all()
 
 
 def test_awac_refuses_a_temperature_of_zero(train):
