@@ -20,10 +20,10 @@ NAMES = ["bc", "td3_bc", "rebrac", "awac", "edac"]
 BC, TD3_BC, REBRAC, AWAC, EDAC = map(definitions, ("bc", "td3_bc", "rebrac", "awac", "edac"))
 
 
-def balance(obs, rng):
-    """CartPole: to the side to which the pole falls, three of ten actions at random."""
-    good = obs[:, 2] + 0.5 * obs[:, 3] + 0.02 * obs[:, 0] + 0.05 * obs[:, 1] > 0
-    return np.where(rng.random(len(obs)) < 0.3, rng.integers(2, size=len(obs)), good)
+def half_random(obs, rng):
+    """CartPole: to the side to which the pole falls, half of the actions at random."""
+    good = obs[:, 2] + 0.5 * obs[:, 3] + 0.1 * obs[:, 1] > 0
+    return np.where(rng.random(len(obs)) < 0.5, rng.integers(2, size=len(obs)), good)
 
 
 def swing(obs, rng):
@@ -275,10 +275,14 @@ def test_bc_learns_from_the_best_episodes_only(train, batches):
     assert all((best == row.numpy()).all(1).any() for batch in batches for row in batch.obs)
 
 
-@pytest.mark.slow
-def test_bc_balances_the_pole(train):
-    words = [*flags("CartPole-v1", steps=4000, policy=balance), "--total-timesteps", 500, "--eval-episodes", 5]
-    run = train("bc", *words, "--learning-rate", 1e-3, "--eval-every", 0)["run"]
+@pytest.mark.parametrize("name", ["bc", "iql_discrete"])
+def test_the_pole_is_balanced_better_than_in_the_data(name, train):
+    """The data is as good as that of a half-trained DQN, 183 steps an episode, but of a controller with random actions
+    in half of the steps: that is made in a moment."""
+    folder = recorded("CartPole-v1", 4000, 8, half_random)
+    assert read(folder).whole_returns().mean() < 200
+    words = "--env-id CartPole-v1 --total-timesteps 200 --batch-size 64 --learning-rate 0.003 --log-every 200".split()
+    run = train(name, "--dataset", folder, *words, "--eval-every", 0, "--eval-episodes", 3)["run"]
     assert rows(run.dir, "eval/episodic_return")[-1]["eval/episodic_return"] > 400
 
 
