@@ -219,7 +219,7 @@ class Actor(nn.Module):
     @torch.no_grad()
     def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch, action_dim)
         """The actions of the mean; with standard normal noise (batch, action_dim), samples of the policy."""
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.scale.mean.device).flatten(1)
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.net[0].weight.device).flatten(1)
         noise = torch.as_tensor(noise, dtype=torch.float32, device=obs.device)
         return self(obs, noise)[0].cpu().numpy()
 

@@ -140,7 +140,7 @@ class Actor(nn.Module):
     @torch.no_grad()
     def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch, action_dim)
         """The actions of the mean; with standard normal noise (batch, action_dim), samples of the policy."""
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.scale.mean.device).flatten(1)
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.net[0].weight.device).flatten(1)
         noise = torch.as_tensor(noise, dtype=torch.float32, device=obs.device)
         return self(obs, noise)[0].cpu().numpy()
 
@@ -231,7 +231,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces: nothing is played but evaluations
+    envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces
     run.require_spaces(envs, obs="vector", action="continuous")
     space = envs.single_action_space
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
