@@ -6,7 +6,8 @@
 
 Nothing is played but evaluations: `global_step` counts gradient steps, of all networks together.
 
-Paper     Kumar et al. 2020, https://arxiv.org/abs/2006.04779 ("Eq. n" below)
+Paper     Kumar et al. 2020, https://arxiv.org/abs/2006.04779 ("CQL's Eq. n" below); SAC:
+          https://arxiv.org/abs/1812.05905 ("Eq. n")
 Run       solo train cql --dataset data/hopper-medium --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from sac_continuous_action.py: learns from a data set; the critics' loss lowers the values of all actions and
@@ -171,8 +172,8 @@ class Temperature(nn.Module):
 
 def log_sum_exp(critic, actor, batch, uniform, noise):
     """The logarithms of the integrals of exp(value) over all actions, by each critic (batch,), estimated with
-    importance weights from three times N actions (appendix F): `uniform` ones (N, batch, action_dim), and those of the
-    policy in the state and in the next one, for standard normal noise (2, N, batch, action_dim)."""
+    importance weights from three times N actions (CQL's appendix F): `uniform` ones (N, batch, action_dim), and those
+    of the policy in the state and in the next one, for standard normal noise (2, N, batch, action_dim)."""
     n, _, action_dim = uniform.shape
     with torch.no_grad():
         action, logprob = actor(batch.obs.repeat(n, 1), noise[0].flatten(0, 1))
@@ -184,8 +185,8 @@ def log_sum_exp(critic, actor, batch, uniform, noise):
 
 
 def cql_critic_loss(critic, target_critic, actor, batch, noise, uniform, cql_noise, cql_alpha, gamma):
-    """Eq. 4 for both critics, added, and the metrics; the squared error has no factor 1/2, as in the authors' code. The
-    target has the smaller value of the two target critics, without entropy. For the noise see log_sum_exp."""
+    """CQL's Eq. 4 for both critics, added, and the metrics; the squared error has no factor 1/2, as in the authors'
+    code. The target has the smaller value of the two target critics, without entropy. For the noise see log_sum_exp."""
     with torch.no_grad():
         next_action, _ = actor(batch.next_obs, noise)
         target = batch.reward + gamma * (1 - batch.done) * torch.min(*target_critic(batch.next_obs, next_action))
