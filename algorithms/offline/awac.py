@@ -9,7 +9,8 @@ Nothing is played but evaluations: `global_step` counts gradient steps of the cr
 Paper     Nair et al. 2020, https://arxiv.org/abs/2006.09359
 Run       solo train awac --dataset data/hopper-medium --env-id Hopper-v5
 Spaces    vector -> continuous
-Differs   from td3_bc.py: a Gaussian policy that only imitates, better actions more; no target network of the actor
+Differs   from td3_bc.py: a Gaussian policy that only imitates, better actions more; no target network of the actor;
+          a third hidden layer
 Not for   discrete actions: bc.py
 Details   docs/algorithms/awac.md
 """
@@ -38,7 +39,7 @@ class Args(RunArgs):
     learning_rate: float = 3e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    temperature: float = 1.0  # lambda, divides advantages: the smaller, the more the better actions count
+    temperature: float = 0.3333  # lambda, divides advantages: the smaller, the more the better actions count
     max_weight: float = 100.0  # largest weight of an action in the actor's loss; inf: do not clip
 
 
@@ -122,17 +123,21 @@ class Actor(nn.Module):
 
     def __init__(self, scale, action_dim):
         super().__init__()
-        self.scale, self.net = scale, mlp(len(scale.mean), 256, 256, action_dim)
+        self.scale, self.net = scale, mlp(len(scale.mean), 256, 256, 256, action_dim)
         self.log_std = nn.Parameter(torch.zeros(action_dim))
+
+    def mean_and_std(self, obs):  # (batch, obs_dim) -> (batch, action_dim), (action_dim,)
+        """The means, and the standard deviation, the same in all states."""
+        return self.net(self.scale(obs)).tanh(), self.log_std.clamp(-5, 2).exp()
 
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim)
         """Actions for standard normal noise."""
-        return (self.net(self.scale(obs)).tanh() + self.log_std.exp() * noise).clamp(-1, 1)
+        mean, std = self.mean_and_std(obs)
+        return (mean + std * noise).clamp(-1, 1)
 
     def logprob(self, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (batch,)
         """The log-probabilities of actions, before they are clipped."""
-        policy = Normal(self.net(self.scale(obs)).tanh(), self.log_std.exp(), validate_args=False)
-        return policy.log_prob(action).sum(1)
+        return Normal(*self.mean_and_std(obs), validate_args=False).log_prob(action).sum(1)
 
     @torch.no_grad()
     def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch, action_dim)
@@ -147,7 +152,7 @@ class Critic(nn.Module):
 
     def __init__(self, scale, action_dim):
         super().__init__()
-        self.scale, sizes = scale, (len(scale.mean) + action_dim, 256, 256, 1)
+        self.scale, sizes = scale, (len(scale.mean) + action_dim, 256, 256, 256, 1)
         self.q1, self.q2 = (mlp(*sizes) for _ in range(2))
 
     def forward(self, obs, action):  # (batch, obs_dim), (batch, action_dim) -> (batch,), (batch,)
@@ -209,7 +214,7 @@ if __name__ == "__main__":
     data = Data(transitions(dataset, obs_dim))
     scale = Standardize(data.arrays.obs)
     actor = Actor(scale, action_dim).to(run.device)
-    critic = Critic(copy.deepcopy(scale), action_dim).to(run.device)
+    critic = Critic(scale, action_dim).to(run.device)
     target_critic = copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)

@@ -95,8 +95,9 @@ class Data:
 
 
 def best_episodes(dataset, top):
-    """Which transitions (n,) are of the fraction `top` of the episodes, at least one, with the highest returns."""
-    returns = dataset.returns()
+    """Which transitions (n,) are of the fraction `top` of the episodes, at least one, with the highest returns. Those
+    that the end of the recording cut come last: with negative rewards their returns are too high."""
+    returns = np.where(dataset.cut, -np.inf, dataset.returns())
     best = np.argsort(-returns, kind="stable")[: max(1, round(top * len(returns)))]
     return np.isin(dataset.episode, best)
 

@@ -6,7 +6,8 @@
 
 `global_step` counts gradient steps on the data set and then environment steps.
 
-Paper     Nakamoto et al. 2023, https://arxiv.org/abs/2303.05479 ("Eq. n" below)
+Paper     Nakamoto et al. 2023, https://arxiv.org/abs/2303.05479; CQL: https://arxiv.org/abs/2006.04779; SAC:
+          https://arxiv.org/abs/1812.05905 ("Eq. n" below)
 Run       solo train cal_ql --dataset data/hopper-medium --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from cql.py: values of the policy's actions are not pressed below the returns of the data, so that they fit
@@ -205,7 +206,7 @@ class Actor(nn.Module):
 
     def __init__(self, scale, action_dim):
         super().__init__()
-        self.scale, self.net = scale, mlp(len(scale.mean), 256, 256, 2 * action_dim)
+        self.scale, self.net = scale, mlp(len(scale.mean), 256, 256, 256, 2 * action_dim)
 
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
         """Actions for standard normal noise, and their log-probabilities (appendix C)."""
@@ -219,7 +220,7 @@ class Actor(nn.Module):
     @torch.no_grad()
     def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch, action_dim)
         """The actions of the mean; with standard normal noise (batch, action_dim), samples of the policy."""
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.scale.mean.device).flatten(1)
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.net[0].weight.device).flatten(1)
         noise = torch.as_tensor(noise, dtype=torch.float32, device=obs.device)
         return self(obs, noise)[0].cpu().numpy()
 
@@ -250,8 +251,8 @@ class Temperature(nn.Module):
 
 def calibrated_log_sum_exp(critic, actor, batch, uniform, noise):
     """The logarithms of the integrals of exp(value) over all actions, by each critic (batch,), estimated with
-    importance weights from three times N actions (appendix F): `uniform` ones (N, batch, action_dim), and those of the
-    policy in the state and in the next one, for standard normal noise (2, N, batch, action_dim)."""
+    importance weights from three times N actions (CQL's appendix F): `uniform` ones (N, batch, action_dim), and those
+    of the policy in the state and in the next one, for standard normal noise (2, N, batch, action_dim)."""
     n, _, action_dim = uniform.shape
     with torch.no_grad():
         action, logprob = actor(batch.obs.repeat(n, 1), noise[0].flatten(0, 1))
@@ -259,7 +260,7 @@ def calibrated_log_sum_exp(critic, actor, batch, uniform, noise):
     actions = torch.cat([uniform.flatten(0, 1), action, next_action])
     density = torch.cat([torch.full_like(logprob, -action_dim * math.log(2)), logprob, next_logprob])
     values = critic(batch.obs.repeat(3 * n, 1), actions)
-    # calibration (section 5): values of the policy's actions count as at least the return of the data
+    # calibration (section 5 of the paper): values of the policy's actions count as at least the return of the data
     bound = torch.cat([torch.full_like(batch.mc_return, -math.inf).repeat(n), batch.mc_return.repeat(2 * n)])
     return [(torch.maximum(q, bound) - density).view(3 * n, -1).logsumexp(0) - math.log(3 * n) for q in values]
 

@@ -6,11 +6,12 @@
 
 Nothing is played but evaluations: `global_step` counts gradient steps, of all networks together.
 
-Paper     Kumar et al. 2020, https://arxiv.org/abs/2006.04779 ("Eq. n" below)
+Paper     Kumar et al. 2020, https://arxiv.org/abs/2006.04779 ("CQL's Eq. n" below); SAC:
+          https://arxiv.org/abs/1812.05905 ("Eq. n")
 Run       solo train cql --dataset data/hopper-medium --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from sac_continuous_action.py: learns from a data set; the critics' loss lowers the values of all actions and
-          raises those of the data's actions; targets without entropy, critics with a third hidden layer
+          raises those of the data's actions; targets without entropy, a third hidden layer
 Not for   discrete actions: iql_discrete.py; learning by playing: sac_continuous_action.py
 Details   docs/algorithms/cql.md
 """
@@ -126,7 +127,7 @@ class Actor(nn.Module):
 
     def __init__(self, scale, action_dim):
         super().__init__()
-        self.scale, self.net = scale, mlp(len(scale.mean), 256, 256, 2 * action_dim)
+        self.scale, self.net = scale, mlp(len(scale.mean), 256, 256, 256, 2 * action_dim)
 
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
         """Actions for standard normal noise, and their log-probabilities (appendix C)."""
@@ -140,7 +141,7 @@ class Actor(nn.Module):
     @torch.no_grad()
     def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch, action_dim)
         """The actions of the mean; with standard normal noise (batch, action_dim), samples of the policy."""
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.scale.mean.device).flatten(1)
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.net[0].weight.device).flatten(1)
         noise = torch.as_tensor(noise, dtype=torch.float32, device=obs.device)
         return self(obs, noise)[0].cpu().numpy()
 
@@ -171,8 +172,8 @@ class Temperature(nn.Module):
 
 def log_sum_exp(critic, actor, batch, uniform, noise):
     """The logarithms of the integrals of exp(value) over all actions, by each critic (batch,), estimated with
-    importance weights from three times N actions (appendix F): `uniform` ones (N, batch, action_dim), and those of the
-    policy in the state and in the next one, for standard normal noise (2, N, batch, action_dim)."""
+    importance weights from three times N actions (CQL's appendix F): `uniform` ones (N, batch, action_dim), and those
+    of the policy in the state and in the next one, for standard normal noise (2, N, batch, action_dim)."""
     n, _, action_dim = uniform.shape
     with torch.no_grad():
         action, logprob = actor(batch.obs.repeat(n, 1), noise[0].flatten(0, 1))
@@ -184,8 +185,8 @@ def log_sum_exp(critic, actor, batch, uniform, noise):
 
 
 def cql_critic_loss(critic, target_critic, actor, batch, noise, uniform, cql_noise, cql_alpha, gamma):
-    """Eq. 4 for both critics, added, and the metrics; the squared error has no factor 1/2, as in the authors' code. The
-    target has the smaller value of the two target critics, without entropy. For the noise see log_sum_exp."""
+    """CQL's Eq. 4 for both critics, added, and the metrics; the squared error has no factor 1/2, as in the authors'
+    code. The target has the smaller value of the two target critics, without entropy. For the noise see log_sum_exp."""
     with torch.no_grad():
         next_action, _ = actor(batch.next_obs, noise)
         target = batch.reward + gamma * (1 - batch.done) * torch.min(*target_critic(batch.next_obs, next_action))
@@ -231,7 +232,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces: nothing is played but evaluations
+    envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces
     run.require_spaces(envs, obs="vector", action="continuous")
     space = envs.single_action_space
     run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")

@@ -10,7 +10,7 @@ Paper     An et al. 2021, https://arxiv.org/abs/2110.01548; SAC: https://arxiv.o
 Run       solo train edac --dataset data/hopper-medium --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from sac_continuous_action.py: a data set in place of acting and replay; the smallest of many critics counts,
-          whose gradients by the action are kept apart
+          whose gradients by the action are kept apart; a third hidden layer
 Not for   discrete actions: bc.py
 Details   docs/algorithms/edac.md
 """
@@ -113,7 +113,7 @@ class Actor(nn.Module):
 
     def __init__(self, obs_dim, action_dim):
         super().__init__()
-        self.net = mlp(obs_dim, 256, 256, 2 * action_dim)
+        self.net = mlp(obs_dim, 256, 256, 256, 2 * action_dim)
 
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
         """Actions for standard normal noise, and their log-probabilities (appendix C)."""
@@ -150,7 +150,7 @@ class Critic(nn.Module):
 
     def __init__(self, obs_dim, action_dim, num_critics):
         super().__init__()
-        self.num_critics, widths = num_critics, (obs_dim + action_dim, 256, 256, 1)
+        self.num_critics, widths = num_critics, (obs_dim + action_dim, 256, 256, 256, 1)
         layers = [x for sizes in pairwise(widths) for x in (EnsembleLinear(num_critics, *sizes), nn.ReLU())]
         self.net = nn.Sequential(*layers[:-1])
 
@@ -162,12 +162,14 @@ class Critic(nn.Module):
         """The values (num_critics, batch) and their gradients by the action (num_critics, batch, action_dim), by the
         chain rule: a derivative of autograd's derivative would be slower and not be compiled."""
         x = torch.cat([obs, action], 1)
-        first, _, second, _, last = self.net
+        first, _, second, _, third, _, last = self.net
         hidden1 = first(x.expand(self.num_critics, *x.shape))
         hidden2 = second(hidden1.relu())
-        slope = last.weight.mT * (hidden2 > 0)  # by the second hidden layer
+        hidden3 = third(hidden2.relu())
+        slope = last.weight.mT * (hidden3 > 0)  # by the third hidden layer
+        slope = slope @ third.weight.mT * (hidden2 > 0)
         slope = slope @ second.weight.mT * (hidden1 > 0)
-        return last(hidden2.relu()).squeeze(2), slope @ first.weight[:, obs.shape[1] :].mT
+        return last(hidden3.relu()).squeeze(2), slope @ first.weight[:, obs.shape[1] :].mT
 
 
 class Temperature(nn.Module):
@@ -282,4 +284,4 @@ if __name__ == "__main__":
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)
 
-    run.close(actor.act, make_env)
+    run.close(actor.act, make_env, sample=lambda obs: actor.act(obs, torch.randn(len(obs), action_dim)))

@@ -200,7 +200,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces: nothing is played but evaluations
+    envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces
     run.require_spaces(envs, obs="vector", action="discrete")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
     dataset = run.dataset(args.dataset, envs)  # empty if the run is only played

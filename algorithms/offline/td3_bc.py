@@ -208,7 +208,7 @@ if __name__ == "__main__":
     data = Data(transitions(dataset, obs_dim))
     scale = Standardize(data.arrays.obs)
     actor = Actor(scale, action_dim).to(run.device)
-    critic = Critic(copy.deepcopy(scale), action_dim).to(run.device)
+    critic = Critic(scale, action_dim).to(run.device)
     target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)

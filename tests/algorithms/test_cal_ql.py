@@ -1,13 +1,18 @@
 """Cal-QL: returns to go, the lower bound of the policy's values, episodes and mixtures; both loops, resumed."""
 
 import math
+import shutil
+import signal
 
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, drop_last_checkpoint, rows
+from conftest import comparable, definitions, rows
 from recorded import recorded
+from safetensors.numpy import load_file
 from test_iql import OBS
+
+from solorl import Run
 
 CAL = definitions("cal_ql")
 Batch = CAL["Batch"]
@@ -69,24 +74,46 @@ def test_a_mixture_has_its_share_from_the_data():
     assert batch.reward.shape == (40,) and batch.reward.sum() == 10
 
 
+FLAGS = (
+    "--env-id Pendulum-v1 --total-timesteps 240 --offline-steps 20 --batch-size 4 --cql-actions 2 --log-every 10 "
+    "--save-every 10 --save-replay --eval-every 120 --eval-episodes 1".split()
+)
+
+
 @pytest.mark.slow
-def test_resumed_in_either_loop_as_if_it_had_never_stopped(train):
-    words = "--env-id Pendulum-v1 --total-timesteps 240 --offline-steps 20 --batch-size 4 --log-every 10"
-    words = [
-        *words.split(),
-        "--save-every",
-        "110",
-        "--eval-every",
-        "240",
-        "--eval-episodes",
-        "1",
-        "--save-replay",
-        "--cql-actions",
-        "2",
-    ]
-    run = train("cal_ql", "--dataset", recorded("Pendulum-v1"), *words)["run"]
-    whole = comparable(run.dir)
-    assert {row["global_step"] for row in rows(run.dir, "losses/cql_gap")} >= {10, 20, 230, 240}
-    drop_last_checkpoint(run.dir)
-    train("cal_ql", "--resume", run.dir)
-    assert comparable(run.dir) == whole
+def test_resumed_anywhere_as_if_it_had_never_stopped(train, tmp_path, monkeypatch):
+    """Killed in the offline loop, at the switch, in the first episode online, which no replay has yet, and after it;
+    ended by a signal at the switch and later: the same rows and weights, bit for bit."""
+    save, cuts = Run.save, {step: tmp_path / f"killed{step}" for step in (10, 20, 30, 210, 230)}
+
+    def copy_as_if_killed(run, step):
+        save(run, step)
+        if step in cuts:
+            shutil.copytree(run.dir, cuts[step])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "save", copy_as_if_killed)
+        run = train("cal_ql", "--dataset", recorded("Pendulum-v1"), *FLAGS)["run"]
+    whole, weights = comparable(run.dir), load_file(run.dir / "model_last.safetensors")
+    assert {row["global_step"] for row in rows(run.dir, "losses/cql_gap")} == {10, 20, 220, 230, 240}
+
+    for stop in (20, 220):
+        runs_dir = tmp_path / f"ended{stop}"
+
+        def end_here(run, step, stop=stop):
+            if step == stop:
+                run.hear(signal.SIGTERM, None)
+            save(run, step)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Run, "save", end_here)
+            train("cal_ql", "--dataset", recorded("Pendulum-v1"), *FLAGS, "--runs-dir", runs_dir)
+        [cuts[-stop]] = runs_dir.iterdir()
+        assert max(row["global_step"] for row in rows(cuts[-stop])) == stop
+
+    for stop, folder in cuts.items():
+        train("cal_ql", "--resume", folder)
+        assert comparable(folder) == whole, stop
+        again = load_file(folder / "model_last.safetensors")
+        assert again.keys() == weights.keys()
+        assert all(np.array_equal(again[key], weights[key]) for key in weights), stop

@@ -1,4 +1,4 @@
-"""IQL: the expectile of a sample, the three losses against NumPy, the data, and learning from a poor player."""
+"""IQL: the expectile of a sample, the three losses against NumPy, and resuming."""
 
 import numpy as np
 import pytest
@@ -157,18 +157,3 @@ def test_resumed_and_played_as_if_it_had_never_stopped(name, train):
     obs = np.zeros((2, 4 if name == "iql_discrete" else 3), np.float32)
     assert len(solorl.load(run.dir)(obs)) == 2
     assert rows(run.dir, "losses/value_loss")
-
-
-def balance(obs, rng):
-    """A controller of CartPole, from the cart's speed, the pole's angle and its speed; 30 % are random."""
-    action = (0.1 * obs[:, 1] + obs[:, 2] + 0.5 * obs[:, 3] > 0).astype(np.int64)
-    return np.where(rng.random(len(obs)) < 0.3, rng.integers(2, size=len(obs)), action)
-
-
-@pytest.mark.slow
-def test_discrete_iql_learns_more_than_the_data_shows(train):
-    """From a controller whose actions are random in 30 % of the steps."""
-    folder = recorded("CartPole-v1", 10_000, policy=balance)
-    flags = "--env-id CartPole-v1 --total-timesteps 3000 --learning-rate 0.001 --log-every 1000 --eval-every 3000"
-    run = train("iql_discrete", "--dataset", folder, *flags.split(), "--eval-episodes", "10")["run"]
-    assert rows(run.dir, "eval/episodic_return")[-1]["eval/episodic_return"] > 400
