@@ -13,7 +13,6 @@ before TOLERANCE): 3.5 % with 4 runs on both sides, 2.8 % with 5, 2.6 % with 10.
 there the bootstrap interval is too narrow.
 """
 
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from solorl.catalog.square import git
 from solorl.errors import UsageError
 from solorl.results import comparison as cmp
 from solorl.results import statistics as st
@@ -84,32 +84,20 @@ def files_at(revision: str, folder: Path) -> dict[str, bytes]:
     """
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder} to compare with {revision}")
-    _git(folder, "rev-parse", "--git-dir")
+    git(folder, "rev-parse", "--git-dir")
     try:
-        commit = _git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
+        commit = git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
     except UsageError:
         raise UsageError(f"git does not know a commit or tag {revision}") from None
-    names = _git(folder, "ls-tree", "-r", "--name-only", "-z", commit, ".").decode().split("\0")
+    names = git(folder, "ls-tree", "-r", "--name-only", "-z", commit, ".").decode().split("\0")
     names = [name for name in names if name.endswith(".json.gz")]
-    objects = _git(folder, "cat-file", "--batch", given="".join(f"{commit}:./{name}\n" for name in names))
+    objects = git(folder, "cat-file", "--batch", given="".join(f"{commit}:./{name}\n" for name in names))
     files = {}
     for name in names:  # each: "<hash> blob <size>", a line end, the bytes, a line end
         head, _, rest = objects.partition(b"\n")
         size = int(head.split()[-1])
         files[name], objects = rest[:size], rest[size + 1 :]
     return files
-
-
-def _git(place: Path, *words: str, given: str = "") -> bytes:
-    """What git prints, given a text to read; UsageError with its last line where it fails."""
-    try:
-        command = ["git", "-C", str(place), *words]
-        return subprocess.run(command, input=given.encode(), capture_output=True, check=True).stdout
-    except FileNotFoundError:
-        raise UsageError("--against needs git, which is not installed") from None
-    except subprocess.CalledProcessError as error:
-        reason = error.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
-        raise UsageError(f"{place}: {reason[-1]}") from None
 
 
 # ---------------------------------------------------------------------- comparing

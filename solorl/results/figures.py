@@ -106,10 +106,7 @@ def draw_curves(
     axis: str,
 ) -> Figure:
     """One panel per environment and, where there are `totals`, one for all: IQM over runs, the band its interval."""
-    panels = [(env, {m: curves[env, m] for m in comparison.methods if (env, m) in curves}) for env in comparison.envs]
-    panels = [(env, lines) for env, lines in panels if lines]
-    if totals:
-        panels.append((f"{cmp.ALL}, normalised", dict(totals)))
+    panels = cv.panels(comparison, curves, totals)
     figure, axes = _grid(len(panels))
     for place, (env, lines) in zip(axes, panels, strict=True):
         unit, name = time_unit(max(curve.x[-1] for curve in lines.values())) if axis == "time" else (1, "")

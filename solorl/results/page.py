@@ -44,14 +44,9 @@ def _data(comparison: cmp.Comparison, axis: str) -> dict[str, Any]:
 
 def _panels(comparison: cmp.Comparison, metric: str, axis: str) -> list[dict[str, Any]]:
     """One panel per environment and one for all."""
-    curves = cv.curves(comparison, metric, axis)
-    panels = []
-    for env in comparison.envs:
-        of_env = {method: curves[env, method] for method in comparison.methods if (env, method) in curves}
-        panels.append({"title": env, "lines": _lines(comparison, of_env)})
-    if totals := cv.total_curves(comparison, metric, axis):
-        panels.append({"title": f"{cmp.ALL}, normalised", "lines": _lines(comparison, totals)})
-    return [panel for panel in panels if panel["lines"]]
+    curves, totals = cv.curves(comparison, metric, axis), cv.total_curves(comparison, metric, axis)
+    found = cv.panels(comparison, curves, totals)
+    return [{"title": title, "lines": _lines(comparison, lines)} for title, lines in found]
 
 
 def _profile(comparison: cmp.Comparison) -> list[dict[str, Any]]:
