@@ -75,9 +75,7 @@ def _d4rl(folder: Path) -> tuple[float, float] | None:
 def draw(returns: dict[str, Any], path: Path) -> None:
     """Write the picture of `--out`."""
     from solorl.results import figures
-    from solorl.run.upload import require_matplotlib
 
-    require_matplotlib("solo dataset --out")
     figures.write_histogram(returns, path)
     print(f"picture {shown(path)}")
 

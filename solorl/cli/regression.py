@@ -32,7 +32,6 @@ from solorl.results.result import Result, parse_bytes
 from solorl.terminal import aligned
 
 TOLERANCE = 0.01
-Key = tuple[str, str]  # environment, method
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def run(revision: str, folders: Sequence[Path], metric: str) -> int:
         raise UsageError(f"no environment and method has {metric} scores both here and at {revision}")
     print("\n".join(_table(found, revision)))
     for name, one, other in (("new", now, then), ("gone", then, now)):
-        if keys := sorted(_grouped(one).keys() - _grouped(other).keys()):
+        if keys := sorted(cmp.grouped(one).keys() - cmp.grouped(other).keys()):
             print(f"{name}: {', '.join(f'{method} on {env}' for env, method in keys)}")
     worse = [change for change in found if change.verdict == "REGRESSION"]
     print(f"\n{len(worse)} of {len(found)} compared regressed since {revision}" if worse else "\nno regression")
@@ -103,21 +102,12 @@ def files_at(revision: str, folder: Path) -> dict[str, bytes]:
 # ---------------------------------------------------------------------- comparing
 def changes(then: Sequence[Result], now: Sequence[Result], metric: str) -> list[Change]:
     """A change for every environment and method that has scores on both sides."""
-    before, after = _grouped(then), _grouped(now)
-    found = []
-    for env_id, method in before:
-        if (env_id, method) in after:
-            old, new = (_scores(runs[env_id, method], metric) for runs in (before, after))
-            if len(old) and len(new):
-                found.append(_change(env_id, method, old, new))
+    before, after, found = cmp.grouped(then), cmp.grouped(now), []
+    for env_id, method in [key for key in before if key in after]:
+        old, new = (_scores(runs[env_id, method], metric) for runs in (before, after))
+        if len(old) and len(new):
+            found.append(_change(env_id, method, old, new))
     return found
-
-
-def _grouped(results: Sequence[Result]) -> dict[Key, list[Result]]:
-    groups: dict[Key, list[Result]] = {}
-    for result in results:
-        groups.setdefault((result.env_id, result.name), []).append(result)
-    return groups
 
 
 def _scores(runs: Sequence[Result], metric: str) -> st.Array:
