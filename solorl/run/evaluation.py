@@ -100,24 +100,24 @@ def play_scores(envs: Sequence[Any], policy: Policy, seeds: Sequence[int], oppon
     return {SCORE: np.mean(list(scores.values()), 0)} | of_teams, np.mean([steps for *_, steps in played.values()], 0)
 
 
-def stepwise(policy: Policy, num_envs: int, seeds: Sequence[int] = ()) -> Callable[[Any, Any], Any]:
+def stepwise(policy: Policy, num_envs: int, seeds: Sequence[int] = ()) -> Callable[..., Any]:
     """The policy as a function of the observations and the infos that came with them (see `masks_in`), for `num_envs`
-    episodes that all begin with the first call; what a policy with memory remembers is kept here. `seeds` are for a
-    Seat."""
+    episodes that all begin with the first call; what a policy with memory remembers is kept here. Where episodes follow
+    each other, `first` (num_envs,) says in each call which begin. `seeds` are for a Seat."""
     if isinstance(policy, Seat):
         return policy.stepwise(seeds)
     known = inspect.signature(policy).parameters
-    state, first = None, np.ones(num_envs, bool)
+    state, begin = None, np.ones(num_envs, bool)
 
-    def act(obs: Any, infos: Any) -> Any:
-        nonlocal state, first
+    def act(obs: Any, infos: Any, first: Any = None) -> Any:
+        nonlocal state, begin
         given: dict[str, Any] = {}
         if "action_mask" in known:
             given["action_mask"] = masks_in(infos)
         if "state" not in known:
             return as_arrays(policy(obs, **given))
-        action, state = policy(obs, state, first, **given)
-        first = np.zeros(num_envs, bool)
+        action, state = policy(obs, state, begin if first is None else first, **given)
+        begin = np.zeros(num_envs, bool)
         return as_arrays(action)
 
     return act
