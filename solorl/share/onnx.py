@@ -70,8 +70,9 @@ def export(run_dir: Path, path: Path, *, last: bool = False, trust_script: bool 
     if "action" not in errors:
         found.append(f"actions equal except {ties} where the two best are equally good")
     checked = f"checked with ONNX Runtime on {OBSERVATIONS:,} observations: {'; '.join(found)}"
-    sides = f"input  {types_of(model.graph.input)}", f"output {types_of(model.graph.output)}"
-    return "\n".join([f"wrote {path}", *sides, checked])
+    sides = (("input ", model.graph.input), ("output", model.graph.output))
+    lines = [f"{side} {', '.join(f'{name} {kind}' for name, kind in types_of(of).items())}" for side, of in sides]
+    return "\n".join([f"wrote {path}", *lines, checked])
 
 
 # ---------------------------------------------------------------------- before
@@ -314,13 +315,13 @@ def describe(model: Any, loaded: LoadedPolicy) -> None:
     set_model_props(model, {"env_id": loaded.env_id, "action_space": str(space)})
 
 
-def types_of(values: Sequence[Any]) -> str:
-    """Names, types and shapes of the inputs or outputs of a graph."""
+def types_of(values: Sequence[Any]) -> dict[str, str]:
+    """Name -> type and shape of the inputs or outputs of a graph."""
     from onnx.helper import tensor_dtype_to_np_dtype
 
-    found = []
+    found = {}
     for value in values:
         kind = value.type.tensor_type
         shape = ", ".join("batch" if dim.dim_param else str(dim.dim_value) for dim in kind.shape.dim)
-        found.append(f"{value.name} {tensor_dtype_to_np_dtype(kind.elem_type)} ({shape})")
-    return ", ".join(found)
+        found[value.name] = f"{tensor_dtype_to_np_dtype(kind.elem_type)} ({shape})"
+    return found
