@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from solorl.errors import UsageError
+from solorl.errors import UsageError, did_you_mean
 from solorl.machine import process_start
 
 DAY = 86_400.0  # seconds
@@ -38,6 +38,12 @@ def shown(path: Path) -> str:
     path = path.resolve()
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def missing(what: str, path: Path) -> UsageError:
+    """The error that there is no such path, with the nearest name there."""
+    names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    return UsageError(f"there is no {what} {path}{did_you_mean(path.name, names)}")
 
 
 def sync_file(path: Path) -> None:

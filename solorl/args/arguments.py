@@ -14,7 +14,8 @@ from solorl import memory
 from solorl.args.command_line import check_ranges, given_arguments
 from solorl.checkpoints.safety import refuse_links
 from solorl.envs.ids import check_env_id_of, reward_threshold
-from solorl.errors import UsageError, did_you_mean, quit_with
+from solorl.errors import UsageError, quit_with
+from solorl.files import missing
 from solorl.terminal import warn
 
 ONCE = ("resume", "resume_changed", "trust_script")  # what is said holds for this command, whatever a run folder says
@@ -96,7 +97,7 @@ def saved_arguments(folder: Path, args_type: type[A]) -> A:
     """The arguments of the run in `folder`, which must be a run of the script that asks."""
     file = folder / "config.json"
     if not folder.is_dir():
-        raise UsageError(f"there is no run folder {folder}{did_you_mean(folder.name, _siblings(folder))}")
+        raise missing("run folder", folder)
     refuse_links(folder)
     try:
         config = json.loads(file.read_text())
@@ -122,10 +123,6 @@ def _is_of(value: Any, hint: Any) -> bool:
     """Whether a value from JSON is of the type of a field; of other types than the plain ones any value is."""
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     return any(type(value) in KINDS.get(kind, (type(value),)) for kind in kinds)
-
-
-def _siblings(folder: Path) -> list[str]:
-    return [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
 
 
 def script_path() -> Path:

@@ -23,7 +23,6 @@ import inspect
 import math
 import re
 import sys
-import textwrap
 import types
 import typing
 from fractions import Fraction
@@ -42,20 +41,10 @@ def given_arguments(args_type: type, argv: list[str]) -> dict[str, typing.Any]:
     ArgumentError for an unknown flag, a missing value, and a value that is not of the field's type.
     """
     if "--help" in argv or "-h" in argv:
-        print(help_text(args_type))
+        parser_of(args_type).print_help()
         raise SystemExit(0)
-    parser = argparse.ArgumentParser(
-        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
-    )
-    parser._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)")  # for argparse, -1e3 would be a flag
-    flags, hints = [], typing.get_type_hints(args_type)
-    for field in dataclasses.fields(args_type):
-        flag, hint = "--" + field.name.replace("_", "-"), hints[field.name]
-        flags += [flag, f"--no-{flag[2:]}"] if hint is bool else [flag]
-        if hint is bool:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction)
-        else:
-            parser.add_argument(flag, type=functools.partial(value_of, flag, hint))
+    parser = parser_of(args_type)
+    flags = [flag for action in parser._actions for flag in action.option_strings]
     words = [re.sub(r"^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
     try:
         found, unknown = parser.parse_known_args(words)
@@ -72,6 +61,30 @@ def given_arguments(args_type: type, argv: list[str]) -> dict[str, typing.Any]:
         nearest = f"; did you mean {near[0]}?" if near else ""
         raise argparse.ArgumentError(None, f"unknown option {name}{nearest} (--help lists all)")
     return vars(found)
+
+
+def parser_of(args_type: type) -> argparse.ArgumentParser:
+    """argparse with the fields as flags. Its help has the script's header, its own options, then those every script
+    has; each with the comment after its field and its default."""
+    base, comments, hints = args_type.__mro__[-2], comments_of(args_type), typing.get_type_hints(args_type)  # RunArgs
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS,
+        usage=argparse.SUPPRESS, description=(sys.modules[args_type.__module__].__doc__ or "").strip(),
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=120),
+    )  # fmt: skip
+    parser._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)")  # for argparse, -1e3 would be a flag
+    own = parser.add_argument_group(f"options of {Path(inspect.getfile(args_type)).stem}")
+    shared = parser.add_argument_group("options of every run")
+    for field in dataclasses.fields(args_type):
+        flag, hint = "--" + field.name.replace("_", "-"), hints[field.name]
+        default = "" if field.default in (None, "") else f" [{field.default}]"
+        text = f"{comments.get(field.name, '')}{default}".replace("%", "%%")
+        group = shared if hasattr(base, field.name) else own
+        if hint is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            group.add_argument(flag, type=functools.partial(value_of, flag, hint), metavar="", help=text)
+    return parser
 
 
 def value_of(flag: str, hint: typing.Any, text: str) -> typing.Any:
@@ -127,24 +140,6 @@ def check_ranges(args: typing.Any) -> None:
             wrong = f"at most {high}"
         if wrong:
             raise argparse.ArgumentError(None, f"{flag} is {value}, but must be {wrong}")
-
-
-def help_text(args_type: type) -> str:
-    """What `--help` prints: the script's header, its own options, then those every script has; each with its
-    default and the comment after its field."""
-    own: list[str] = []
-    shared: list[str] = []
-    comments, base = comments_of(args_type), args_type.__mro__[-2]  # RunArgs
-    for field in dataclasses.fields(args_type):
-        flag = "--" + field.name.replace("_", "-")
-        flag += f", --no-{flag[2:]}" if isinstance(field.default, bool) else ""
-        default = "" if field.default in (None, "") else f" [{field.default}]"
-        text = textwrap.fill(comments.get(field.name, "") + default, 88, subsequent_indent=" " * 32)
-        lead = f"  {flag:<28}  " if len(flag) <= 28 else f"  {flag}\n{'':32}"
-        (shared if hasattr(base, field.name) else own).append(lead + text)
-    header = (sys.modules[args_type.__module__].__doc__ or "").strip()
-    script = Path(inspect.getfile(args_type)).stem
-    return "\n".join([header, "", f"options of {script}:", *own, "", "options of every run:", *shared])
 
 
 def comments_of(args_type: type) -> dict[str, str]:

@@ -6,7 +6,7 @@ changes. What a file says of itself is in claims.py.
 
 import ast
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from solorl.catalog import budget
@@ -74,28 +74,18 @@ def is_bound(name: str, a: Script, b: Script) -> bool:
 
 
 # ---------------------------------------------------------------------- R1
-def depths(nodes: Sequence[ast.stmt], depth: int = 0) -> Iterator[tuple[int, int]]:
+def depths(nodes: Iterable[ast.AST], depth: int = 0) -> Iterator[tuple[int, int]]:
     """(depth, line) of every compound statement; `elif` is no deeper than its `if`."""
     for node in nodes:
-        if not isinstance(node, COMPOUND):
-            continue
-        yield depth + 1, node.lineno
-        for name in ("body", "handlers", "cases", "orelse", "finalbody"):
-            for inner in _blocks(getattr(node, name, [])):
-                is_elif = name == "orelse" and isinstance(node, ast.If) and _is_elif(inner, node)
-                yield from depths(inner, depth if is_elif else depth + 1)
-
-
-def _blocks(nodes: Sequence[ast.AST]) -> Iterator[Sequence[ast.stmt]]:
-    """The blocks of statements in a part of a compound statement (one, or one per handler or case)."""
-    if nodes and isinstance(nodes[0], (ast.ExceptHandler, ast.match_case)):
-        yield from (node.body for node in nodes if isinstance(node, (ast.ExceptHandler, ast.match_case)))
-    else:
-        yield [node for node in nodes if isinstance(node, ast.stmt)]
-
-
-def _is_elif(block: Sequence[ast.stmt], node: ast.If) -> bool:
-    return len(block) == 1 and isinstance(block[0], ast.If) and block[0].col_offset == node.col_offset
+        children, inside = list(ast.iter_child_nodes(node)), depth
+        if isinstance(node, COMPOUND):
+            inside = depth + 1
+            yield inside, node.lineno
+        if isinstance(node, ast.If):
+            elifs = [each for each in node.orelse if each.col_offset == node.col_offset]
+            yield from depths(elifs, depth)
+            children = [each for each in children if each not in elifs]
+        yield from depths(children, inside)
 
 
 def check_imports(source: Source) -> Iterator[Problem]:

@@ -30,6 +30,18 @@ def count_changes(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
     return sum(j2 - j1 for *_, j1, j2 in changed), sum(i2 - i1 for _, i1, i2, _, _ in changed)
 
 
+def git(place: Path, *words: str, given: str = "") -> bytes:
+    """What git prints in a folder, given a text to read; UsageError with its last line where it fails."""
+    try:
+        command = ["git", "-C", str(place), *words]
+        return subprocess.run(command, input=given.encode(), capture_output=True, check=True).stdout
+    except FileNotFoundError:
+        raise UsageError("this needs git, which is not installed") from None
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
+        raise UsageError(f"{place}: {reason[-1]}") from None
+
+
 # ---------------------------------------------------------------------- who comes from whom
 def find_named(script: Script, name: str) -> Path | None:
     """The file that a header names: in its own folder, or else in another family; for a user's own file in the

@@ -8,6 +8,7 @@ import contextlib
 import glob
 import io
 import re
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib import import_module
@@ -17,13 +18,12 @@ from solorl.args.arguments import RunArgs
 from solorl.catalog.header import find_path, parse_source, scripts
 from solorl.catalog.source import fields_of
 from solorl.cli import VERBS, Parser
+from solorl.cli.runs import STATUSES, is_run
 from solorl.errors import UsageError, hint
 from solorl.scripts import script_paths
 
 SHELLS = ("bash", "zsh", "fish")  # each with its script next to this file
-HELP = """usage: solo completion bash|zsh|fish
-
-Prints a script with which the shell completes verbs, algorithms, their flags and run folders:
+ABOUT = """Print a script with which the shell completes verbs, algorithms, their flags and run folders:
 
   eval "$(solo completion bash)"      in ~/.bashrc
   eval "$(solo completion zsh)"       in ~/.zshrc, below compinit
@@ -39,8 +39,6 @@ def algorithms(start: str) -> list[str]:
 
 def folders(start: str) -> list[str]:
     """The run folders whose path begins with `start`, those below runs where it is empty, and folders on the way."""
-    from solorl.cli.runs import is_run
-
     paths = [path for path in beginning(start or "runs/") if path.endswith("/")]
     return [path.rstrip("/") if is_run(Path(path)) else path for path in paths]
 
@@ -72,12 +70,6 @@ def _property(name: str) -> Callable[[str], list[str]]:
     return lambda start: sorted({getattr(script, name) for script in scripts()})
 
 
-def _statuses(start: str) -> list[str]:
-    from solorl.cli.runs import STATUSES
-
-    return list(STATUSES)
-
-
 # What may follow a verb and a flag: beginning of the word -> words. Where nothing fits, a shell shows files.
 AFTER_VERB: dict[str, Callable[[str], list[str]]] = {
     **dict.fromkeys(("train", "copy", "diff", "check", "bench", "tune"), algorithms),
@@ -86,11 +78,12 @@ AFTER_VERB: dict[str, Callable[[str], list[str]]] = {
     "completion": lambda start: [*SHELLS],
     "dataset": lambda start: ["info", "export", "import", *beginning(start)],
 }
+TAKE_ONE = ("train", "play", "record", "push", "export", "tune", "completion")  # verbs that one name follows
 AFTER_FLAG: dict[str, Callable[[str], list[str]]] = {
     "--from": algorithms,
     "--resume": folders,
     "--script": lambda start: list(script_paths()),
-    "--status": _statuses,
+    "--status": lambda start: [*STATUSES],
     **{f"--{name}": _property(name) for name in ("family", "framework", "observations", "actions")},
 }
 
@@ -106,11 +99,10 @@ def words(typed: Sequence[str]) -> list[str]:
         found = []
     elif last.startswith("-"):
         found = flags(before)
+    elif before[0] in TAKE_ONE and len(before) > 1:
+        found = []
     else:
-        first_only = (
-            before[0] in ("train", "play", "record", "push", "export", "tune", "completion") and len(before) > 1
-        )
-        found = [] if first_only else AFTER_VERB.get(before[0], lambda start: [])(last)
+        found = AFTER_VERB.get(before[0], lambda start: [])(last)
     return [word for word in found if word.startswith(last)]
 
 
@@ -129,18 +121,12 @@ def main(argv: Sequence[str]) -> int:
     if argv[:1] == ["words"]:
         print("\n".join(words(argv[1:])))
         return 0
-    if argv[:1] in (["-h"], ["--help"]):
-        print(HELP)
-        return 0
-    args = _parser().parse(argv)
+    parser = Parser("completion", ABOUT)
+    parser.formatter_class = RawDescriptionHelpFormatter
+    parser.add_argument("shell", metavar="bash|zsh|fish", help="the shell")
+    args = parser.parse(argv)
     if args.shell not in SHELLS:
         others = hint(args.shell, SHELLS, "there are")
         raise UsageError(f"solo completion does not know the shell {args.shell}{others}")
     print(Path(__file__).with_name(f"completion.{args.shell}").read_text(), end="")
     return 0
-
-
-def _parser() -> Parser:
-    parser = Parser("completion", "Print a script with which a shell completes the words of solo.")
-    parser.add_argument("shell", metavar="bash|zsh|fish", help="the shell")
-    return parser

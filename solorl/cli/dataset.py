@@ -47,7 +47,10 @@ def main(argv: Sequence[str]) -> int:
         if args.what == "info":
             returns = {str(folder): info(folder, own) for folder in (first, *others)}
             if args.out:
-                draw(returns, args.out)
+                from solorl.results import figures
+
+                figures.write_histogram(returns, args.out)
+                print(f"picture {shown(args.out)}")
         elif args.what == "export":
             low, high = own or _d4rl(first) or (None, None)
             print(f"Minari has {args.names[1]} now: {exchange.export(first, args.names[1], low, high):,} episodes")
@@ -70,16 +73,6 @@ def _d4rl(folder: Path) -> tuple[float, float] | None:
     from solorl.results.reference_scores import D4RL
 
     return D4RL.get(str(read_about(folder).get("env_id")).partition("-")[0])
-
-
-def draw(returns: dict[str, Any], path: Path) -> None:
-    """Write the picture of `--out`."""
-    from solorl.results import figures
-    from solorl.run.upload import require_matplotlib
-
-    require_matplotlib("solo dataset --out")
-    figures.write_histogram(returns, path)
-    print(f"picture {shown(path)}")
 
 
 def info(folder: Path, own: tuple[float, float] | None) -> Any:

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 
 from solorl.catalog.header import find_path, origins, parse_header, read_source
@@ -38,27 +38,16 @@ def likeness(a: Counter[str], b: Counter[str]) -> float:
 
 
 def pairs(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
-    """The lines of two replaced blocks that are alike, in order: the choice with the greatest likeness in sum."""
+    """The lines of two replaced blocks that are alike, in order: the most alike first, then what fits to these."""
     if len(a) * len(b) > MAX_PAIRS:
         return []
     counted_a, counted_b = ([Counter(w for w in words(line) if w.strip()) for line in text] for text in (a, b))
-    best: list[list[tuple[float, bool]]] = [[(0.0, False)] * (len(b) + 1) for _ in range(len(a) + 1)]
-    for i in reversed(range(len(a))):
-        for j in reversed(range(len(b))):
-            score = likeness(counted_a[i], counted_b[j])
-            together = best[i + 1][j + 1][0] + score if score >= ALIKE else 0.0
-            best[i][j] = max((best[i + 1][j][0], False), (best[i][j + 1][0], False), (together, together > 0))
-    found, i, j = [], 0, 0
-    while i < len(a) and j < len(b):
-        score, together = best[i][j]
-        if together:
+    scored = [(likeness(x, y), i, j) for i, x in enumerate(counted_a) for j, y in enumerate(counted_b)]
+    found: list[tuple[int, int]] = []
+    for _, i, j in sorted((one for one in scored if one[0] >= ALIKE), key=lambda one: -one[0]):
+        if all((i - k) * (j - m) > 0 for k, m in found):
             found.append((i, j))
-            i, j = i + 1, j + 1
-        elif score == best[i + 1][j][0]:
-            i += 1
-        else:
-            j += 1
-    return found
+    return sorted(found)
 
 
 def rows(a: Sequence[str], b: Sequence[str]) -> Iterator[Row]:
@@ -79,15 +68,8 @@ def fold(all_rows: Sequence[Row], a: Sequence[str], b: Sequence[str]) -> Iterato
     """Stretches of rows, each with whether it is to be folded away: unchanged and far from every change."""
     changed = [i for i, row in enumerate(all_rows) if not is_equal(row, a, b)]
     near = {k for i in changed for k in range(i - CONTEXT, i + CONTEXT + 1)}
-    stretch: list[Row] = []
-    hidden = bool(all_rows) and 0 not in near
-    for i, row in enumerate(all_rows):
-        if (i not in near) != hidden:
-            yield hidden, stretch
-            stretch, hidden = [], not hidden
-        stretch.append(row)
-    if stretch:
-        yield hidden, stretch
+    for hidden, stretch in groupby(range(len(all_rows)), key=lambda i: i not in near):
+        yield hidden, [all_rows[i] for i in stretch]
 
 
 def is_equal(row: Row, a: Sequence[str], b: Sequence[str]) -> bool:

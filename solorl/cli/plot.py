@@ -7,7 +7,6 @@ from solorl.cli import Parser
 from solorl.cli.report import PATHS_HELP
 from solorl.errors import UsageError
 from solorl.files import shown
-from solorl.run.upload import require_matplotlib
 
 
 def parser() -> Parser:
@@ -23,7 +22,6 @@ def main(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     if args.out.suffix not in (".png", ".svg"):
         raise UsageError(f"solo plot: --out must end in .png or .svg, not {args.out}")
-    require_matplotlib("solo plot")
     from solorl.results import curves as cv  # here, because it loads NumPy
     from solorl.results import figures
     from solorl.results.read import read_all

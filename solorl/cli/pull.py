@@ -13,12 +13,6 @@ is executed only if it is equal to the algorithm of this name in your installati
 --trust-script."""
 
 
-def check_max_size(verb: str, size: float) -> None:
-    """UsageError unless `--max-size` is a positive number."""
-    if not 0 < size < float("inf"):
-        raise UsageError(f"solo {verb}: --max-size must be a positive number of MB, not {size:g}")
-
-
 def main(argv: Sequence[str]) -> int:
     """Pull a run; UsageError where that cannot be done, and then there is no folder."""
     parser = Parser("pull", ABOUT)
@@ -27,7 +21,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--revision", metavar="REV", help="a branch, a tag or a commit (default: the newest commit)")
     parser.add_argument("--max-size", metavar="MB", type=float, default=2000, help="size of all files (default 2000)")
     args = parser.parse(argv)
-    check_max_size("pull", args.max_size)
+    if not 0 < args.max_size < float("inf"):
+        raise UsageError(f"solo pull: --max-size must be a positive number of MB, not {args.max_size:g}")
     from solorl.share.hub import PREFIX, pull  # here: it loads the numerical libraries
 
     repo = args.repo.removeprefix(PREFIX)

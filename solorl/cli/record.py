@@ -64,7 +64,8 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
 
     from solorl.compute.device import RECORD, env_seed, seed_all
     from solorl.envs.returns import teams_of
-    from solorl.envs.vector import VectorEnvs
+    from solorl.envs.vector import VectorEnvs, masks_in
+    from solorl.run.evaluation import stepwise
 
     together = "num_envs" in inspect.signature(loaded.maker).parameters
     count, env_id = args.num_envs, loaded.env_id
@@ -76,26 +77,22 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
     spaces = (envs.single_observation_space, envs.single_action_space)
     for space in (envs.action_space, spaces[1]):
         space.seed(seed)
-    obs, _ = envs.reset(seed=[env_seed(seed, RECORD, i) for i in range(count)])
+    obs, infos = envs.reset(seed=[env_seed(seed, RECORD, i) for i in range(count)])
     run, config = run_dir.resolve().name, read_json(run_dir / "config.json")
     how = "random actions" if act is None else f"the {'stochastic' if args.stochastic else 'greedy'} policy of {run}"
     about = {"env_id": env_id, "policy": how, "of_run": run, "seed": seed}
     recording.open(about | {key: config.get(key) for key in ("script", "git")}, spaces, obs)
     recording.watch(envs)
-    known = inspect.signature(act).parameters if act else {}
-    state, first = None, np.ones(count, bool)
+    player, first = stepwise(act, count) if act else None, np.ones(count, bool)
     for _ in range(-(-args.steps // count)):
-        masks: Any = getattr(envs, "action_mask", None)
-        given = {"action_mask": masks} if "action_mask" in known else {}
-        if act is None and masks is None:
+        masks: Any = masks_in(infos)
+        if player:
+            action = player(obs, infos, first)
+        elif masks is None:
             action = envs.action_space.sample()
-        elif act is None:
-            action = np.array([spaces[1].sample(mask=mask.astype(np.int8)) for mask in masks])
-        elif "state" in known:
-            action, state = act(obs, state, first, **given)
         else:
-            action = act(obs, **given)
-        obs, _, terminated, truncated, _ = envs.step(action)
+            action = np.array([spaces[1].sample(mask=mask.astype(np.int8)) for mask in masks])
+        obs, _, terminated, truncated, infos = envs.step(action)
         first = terminated | truncated
     recording.flush()
     envs.close()

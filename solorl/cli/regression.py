@@ -13,7 +13,6 @@ before TOLERANCE): 3.5 % with 4 runs on both sides, 2.8 % with 5, 2.6 % with 10.
 there the bootstrap interval is too narrow.
 """
 
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from solorl.catalog.square import git
 from solorl.errors import UsageError
 from solorl.results import comparison as cmp
 from solorl.results import statistics as st
@@ -32,7 +32,6 @@ from solorl.results.result import Result, parse_bytes
 from solorl.terminal import aligned
 
 TOLERANCE = 0.01
-Key = tuple[str, str]  # environment, method
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def run(revision: str, folders: Sequence[Path], metric: str) -> int:
         raise UsageError(f"no environment and method has {metric} scores both here and at {revision}")
     print("\n".join(_table(found, revision)))
     for name, one, other in (("new", now, then), ("gone", then, now)):
-        if keys := sorted(_grouped(one).keys() - _grouped(other).keys()):
+        if keys := sorted(cmp.grouped(one).keys() - cmp.grouped(other).keys()):
             print(f"{name}: {', '.join(f'{method} on {env}' for env, method in keys)}")
     worse = [change for change in found if change.verdict == "REGRESSION"]
     print(f"\n{len(worse)} of {len(found)} compared regressed since {revision}" if worse else "\nno regression")
@@ -84,14 +83,14 @@ def files_at(revision: str, folder: Path) -> dict[str, bytes]:
     """
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder} to compare with {revision}")
-    _git(folder, "rev-parse", "--git-dir")
+    git(folder, "rev-parse", "--git-dir")
     try:
-        commit = _git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
+        commit = git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
     except UsageError:
         raise UsageError(f"git does not know a commit or tag {revision}") from None
-    names = _git(folder, "ls-tree", "-r", "--name-only", "-z", commit, ".").decode().split("\0")
+    names = git(folder, "ls-tree", "-r", "--name-only", "-z", commit, ".").decode().split("\0")
     names = [name for name in names if name.endswith(".json.gz")]
-    objects = _git(folder, "cat-file", "--batch", given="".join(f"{commit}:./{name}\n" for name in names))
+    objects = git(folder, "cat-file", "--batch", given="".join(f"{commit}:./{name}\n" for name in names))
     files = {}
     for name in names:  # each: "<hash> blob <size>", a line end, the bytes, a line end
         head, _, rest = objects.partition(b"\n")
@@ -100,36 +99,15 @@ def files_at(revision: str, folder: Path) -> dict[str, bytes]:
     return files
 
 
-def _git(place: Path, *words: str, given: str = "") -> bytes:
-    """What git prints, given a text to read; UsageError with its last line where it fails."""
-    try:
-        command = ["git", "-C", str(place), *words]
-        return subprocess.run(command, input=given.encode(), capture_output=True, check=True).stdout
-    except FileNotFoundError:
-        raise UsageError("--against needs git, which is not installed") from None
-    except subprocess.CalledProcessError as error:
-        reason = error.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
-        raise UsageError(f"{place}: {reason[-1]}") from None
-
-
 # ---------------------------------------------------------------------- comparing
 def changes(then: Sequence[Result], now: Sequence[Result], metric: str) -> list[Change]:
     """A change for every environment and method that has scores on both sides."""
-    before, after = _grouped(then), _grouped(now)
-    found = []
-    for env_id, method in before:
-        if (env_id, method) in after:
-            old, new = (_scores(runs[env_id, method], metric) for runs in (before, after))
-            if len(old) and len(new):
-                found.append(_change(env_id, method, old, new))
+    before, after, found = cmp.grouped(then), cmp.grouped(now), []
+    for env_id, method in [key for key in before if key in after]:
+        old, new = (_scores(runs[env_id, method], metric) for runs in (before, after))
+        if len(old) and len(new):
+            found.append(_change(env_id, method, old, new))
     return found
-
-
-def _grouped(results: Sequence[Result]) -> dict[Key, list[Result]]:
-    groups: dict[Key, list[Result]] = {}
-    for result in results:
-        groups.setdefault((result.env_id, result.name), []).append(result)
-    return groups
 
 
 def _scores(runs: Sequence[Result], metric: str) -> st.Array:

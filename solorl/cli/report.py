@@ -52,18 +52,17 @@ def parser() -> Parser:
 
 def check_flags(args: Namespace) -> None:
     """Refuse combinations of flags that mean nothing."""
-    if bool(args.markdown) != bool(args.marker):
-        raise UsageError("solo report: --markdown FILE and --marker NAME go together")
-    if args.curves and not args.markdown:
-        raise UsageError("solo report: --curves PNG needs --markdown FILE and --marker NAME")
-    if args.curves and args.curves.suffix != ".png":
-        raise UsageError(f"solo report: --curves must end in .png, not {args.curves}")
-    if args.check and not args.markdown:
-        raise UsageError("solo report: --check needs --markdown FILE and --marker NAME")
-    if args.against and (args.markdown or args.out):
-        raise UsageError("solo report: --against prints its table; it goes with neither --markdown nor --out")
-    if args.against and (args.env_ids or args.methods):
-        raise UsageError("solo report: --against compares all there is; it goes with neither --env-ids nor --methods")
+    chosen, writes = args.env_ids or args.methods, args.markdown or args.out
+    for wrong, why in (
+        (bool(args.markdown) != bool(args.marker), "--markdown FILE and --marker NAME go together"),
+        (args.curves and not args.markdown, "--curves PNG needs --markdown FILE and --marker NAME"),
+        (args.curves and args.curves.suffix != ".png", f"--curves must end in .png, not {args.curves}"),
+        (args.check and not args.markdown, "--check needs --markdown FILE and --marker NAME"),
+        (args.against and writes, "--against prints its table; it goes with neither --markdown nor --out"),
+        (args.against and chosen, "--against compares all there is; it goes with neither --env-ids nor --methods"),
+    ):
+        if wrong:
+            raise UsageError(f"solo report: {why}")
     if not args.paths and not args.against:
         raise UsageError("solo report needs run folders or results, as in `solo report runs/`")
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from solorl.cli import Parser
-from solorl.errors import UsageError, did_you_mean, hint
-from solorl.files import is_locked, read_json
+from solorl.errors import UsageError, hint
+from solorl.files import is_locked, missing, read_json
 from solorl.metrics import last_rows
 from solorl.terminal import aligned, duration
 
@@ -137,8 +137,7 @@ def found_below(paths: Sequence[Path]) -> list[RunFolder]:
     """The run folders at or below the paths, that with the latest change last; UsageError for a path that is none."""
     for path in paths:
         if not path.is_dir():
-            near = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-            raise UsageError(f"there is no folder {path}{did_you_mean(path.name, near)}")
+            raise missing("folder", path)
     unique = {folder.resolve(): folder for path in paths for folder in run_folders(path)}
     return sorted(map(read, unique.values()), key=lambda run: (run.changed, run.folder))
 

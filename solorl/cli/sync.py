@@ -2,14 +2,13 @@
 those that come from it."""
 
 import ast
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from solorl.catalog.header import find_path, parse_header, parse_source, read_source, split_header
 from solorl.catalog.rules import EXEMPT, is_bound
 from solorl.catalog.source import Definition, definitions, neighbours
-from solorl.catalog.square import descendants, merge, parent_paths
+from solorl.catalog.square import descendants, git, merge, parent_paths
 from solorl.cli import Parser
 from solorl.errors import UsageError, hint
 from solorl.files import shown, write
@@ -70,14 +69,10 @@ def copy_definition(name: str, source: Path, check: bool) -> int:
 # ---------------------------------------------------------------------- the main block, by three-way merges
 def text_at(path: Path, revision: str) -> str:
     """The text of a file in a revision of its git repository. UsageError where there is none."""
-    command = ["git", "-C", str(path.parent), "show", f"{revision}:./{path.name}"]
     try:
-        done = subprocess.run(command, capture_output=True, check=False)
-    except FileNotFoundError:
-        raise UsageError("solo sync --main needs git, which is not installed") from None
-    if done.returncode:
-        raise UsageError(f"git has no {shown(path)} at {revision}: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout.decode()
+        return git(path.parent, "show", f"{revision}:./{path.name}").decode()
+    except UsageError as error:
+        raise UsageError(f"git has no {shown(path)} at {revision}: {error}") from None
 
 
 def without_docstring(text: str) -> str:

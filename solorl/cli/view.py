@@ -1,6 +1,7 @@
 """What `solo bench` shows while it runs: lines, and in a terminal a live table below them."""
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 from solorl.metrics import last_rows
@@ -12,14 +13,8 @@ from solorl.terminal import duration
 COLUMNS = {"running": "left", "seed": "right", "done": "right", "evaluation": "right", "for": "right"}
 
 
-class Lines:
+class Lines(nullcontext[None]):
     """Plain lines, for pipes and files."""
-
-    def __enter__(self) -> "Lines":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
     def say(self, text: str) -> None:
         """Print a line at once."""

@@ -74,14 +74,14 @@ class Forward:
         self.module, self.fast = module, fast
         tables: list[Any] = [table for each in module.modules() for table in (each._parameters, each._buffers)]
         self._places = [(table, name) for table in tables for name, weight in table.items() if weight is not None]
-        self._addresses, self._in_numpy = self._find(), self._trace()
+        self._addresses, self.in_numpy = self._find(), self._trace()  # None where NumPy lacks an operation
 
     def __call__(self, x: np.ndarray) -> Any:
         """The output of the module; a tuple where it gives one."""
         if (addresses := self._find()) != self._addresses:  # some weights are in other memory now
-            self._addresses, self._in_numpy = addresses, self._trace()
-        if self._in_numpy is not None:
-            return self._in_numpy(x.astype(np.float32, copy=False))
+            self._addresses, self.in_numpy = addresses, self._trace()
+        if self.in_numpy is not None:
+            return self.in_numpy(x.astype(np.float32, copy=False))
         dtype = torch.uint8 if x.dtype == np.uint8 else torch.float32  # images are moved as bytes
         with torch.no_grad():
             y = self.module(torch.as_tensor(x, dtype=dtype, device=self.device))
@@ -96,11 +96,6 @@ class Forward:
     def _find(self) -> list[int]:
         """Where in memory each of the weights and buffers is."""
         return [table[name].data_ptr() for table, name in self._places]
-
-    @property
-    def in_numpy(self) -> bool:
-        """Whether NumPy knows all operations of the module."""
-        return self._in_numpy is not None
 
     def _trace(self) -> Callable[[np.ndarray], np.ndarray] | None:
         """The module as a function of NumPy with views of the weights; None if NumPy lacks one of its operations."""

@@ -25,7 +25,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from solorl.envs.interface import key_of
+from solorl.envs.interface import key_of, restored
 from solorl.envs.open import compiled
 
 
@@ -71,10 +71,7 @@ class BraxTensors(gym.vector.VectorEnv):
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from such a state. ValueError where it is of other environments."""
         key = jax.random.PRNGKey(0)
-        like, obs = jax.eval_shape(self._begin, key)
-        shapes = [(leaf.shape, leaf.dtype) for leaf in (key, obs, *jax.tree.leaves(like))]
-        found = [np.asarray(array) for array in (saved["key"], saved["obs"].cpu(), *saved["leaves"])]
-        if [(array.shape, array.dtype) for array in found] != shapes:
-            raise ValueError(f"it is not of {self.num_envs} environments of this kind")
-        self._key, _, *leaves = map(jax.numpy.asarray, found)
-        self._state, self.obs = jax.tree.unflatten(jax.tree.structure(like), leaves), saved["obs"].to(self.device)
+        arrays = [saved["key"], *saved["leaves"], saved["obs"].cpu()]
+        like = (key, *jax.eval_shape(self._begin, key))
+        self._key, self._state, _ = restored(like, arrays, f"{self.num_envs} environments")
+        self.obs = saved["obs"].to(self.device)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from solorl.envs.interface import Step
+from solorl.envs.interface import Step, where_ended
 from solorl.errors import quit_with
 
 BODIES = (
@@ -65,11 +65,8 @@ class BraxEnvs:
         terminated = inner.done > 0.5
         truncated = (steps >= MAX_STEPS) & ~terminated
         done = terminated | truncated
-
-        def choose(first: Any, here: Any) -> Any:
-            return jnp.where(done.reshape(-1, *[1] * (here.ndim - 1)), first, here).astype(here.dtype)
-
-        begin = lambda: jax.tree.map(choose, jax.vmap(self.body.reset)(jax.random.split(key, self.num_envs)), inner)  # noqa: E731
+        keys = jax.random.split(key, self.num_envs)
+        begin = lambda: where_ended(done, jax.vmap(self.body.reset)(keys), inner)  # noqa: E731
         begun = jax.lax.cond(done.any(), begin, lambda: inner)  # a reset costs as much as a part of a step
         step = Step(begun.obs, inner.reward, terminated, truncated, inner.obs)
         return (begun, jnp.where(done, 0, steps)), step

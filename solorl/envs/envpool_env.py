@@ -7,34 +7,22 @@ They are slower than many in one `EnvPoolVectorEnv`. Every episode has a seed of
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 
 from solorl.envs.envpool import EnvPoolVectorEnv
 from solorl.envs.load_envpool import import_envpool
+from solorl.envs.spaces import First
 
 
-class EnvPoolEnv(gym.Env[np.ndarray, Any]):
+class EnvPoolEnv(First):
     """One environment of EnvPool; `info["action_mask"]` where it tells what is allowed."""
 
     def __init__(self, env_id: str):
-        self.envs = EnvPoolVectorEnv(env_id, 1, 1)
-        self.observation_space, self.action_space = self.envs.single_observation_space, self.envs.single_action_space
+        super().__init__(EnvPoolVectorEnv(env_id, 1, 1))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """See `gymnasium.Env.reset`."""
-        super().reset(seed=seed)
-        obs, infos = self.envs.reset(seed=int(self.np_random.integers(2**31)))
-        return obs[0], self._info(infos)
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """See `gymnasium.Env.step`."""
-        obs, reward, terminated, truncated, infos = self.envs.step(np.asarray(action)[None])
-        if terminated[0] or truncated[0]:
-            obs, infos = infos["final_obs"], infos["final_info"]
-        return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), self._info(infos)
-
-    def _info(self, infos: dict[str, Any]) -> dict[str, Any]:
-        return {name: infos[name][0] for name in ("action_mask", "lives") if name in infos}
+        gym.Env.reset(self, seed=seed)
+        return super().reset(seed=int(self.np_random.integers(2**31)))
 
 
 for _id in import_envpool().list_all_envs():

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from solorl.envs.load_envpool import import_envpool
 from solorl.errors import BRINGS, UsageError, did_you_mean, missing_extra, nearest, needs_extra, reason
@@ -204,23 +204,23 @@ def check_env_id_of(script: Path, env_id: str, kind: str, typed: bool = True) ->
         check_envpool_id(env_id)
     elif kind != "jax" or not is_atari(env_id):
         check_env_id(env_id, typed)
+
+    def refuse(why: str, instead: str) -> NoReturn:
+        raise UsageError(f"{env_id} {why}{use_instead(script, instead)}")
+
     if kind == "batched" and not is_batched(env_id):
-        raise UsageError(f"{env_id} does not step batches of tensors{use_instead(script, 'other environments')}")
+        refuse("does not step batches of tensors", "other environments")
     games = has_agents(env_id)
     if kind.startswith("agents") and not games and ":" not in env_id:
-        use = use_instead(script, "one agent")
-        raise UsageError(f"{env_id} has one agent, but {script.name} takes several{use}")
+        refuse(f"has one agent, but {script.name} takes several", "one agent")
     if kind == "agents-jax" and not fnmatch(env_id, "team/*"):
-        use = use_instead(script, "other games")
-        raise UsageError(f"{env_id} is not a game of several agents written in JAX, as team/simple_spread_v3 is{use}")
+        refuse("is not a game of several agents written in JAX, as team/simple_spread_v3 is", "other games")
     if kind == "jax" and games:
-        use = use_instead(script, "several agents")
-        raise UsageError(f"{env_id} has several agents, but {script.name} takes one{use}")
+        refuse(f"has several agents, but {script.name} takes one", "several agents")
     several = fnmatch(env_id.rpartition(":")[2], "atari/*")
     if kind.endswith("atari") and several != (kind == "pettingzoo-atari") and (several or is_atari(env_id)):
-        use = use_instead(script, "several agents" if several else "one agent")
         has, takes = ("several agents", "one") if several else ("one agent", "several")
-        raise UsageError(f"{env_id} has {has}, but {script.name} takes {takes}{use}")
+        refuse(f"has {has}, but {script.name} takes {takes}", has)
     if kind.endswith("atari") and not (several or is_atari(env_id)):
         is_game = kind.startswith("envpool") and is_procgen(env_id)
         kinds = ("games of Procgen",) if is_game else ("vector observations", "other images")
@@ -231,8 +231,7 @@ def check_env_id_of(script: Path, env_id: str, kind: str, typed: bool = True) ->
         use = use_instead(script, what)
         raise UsageError(f"{env_id} is not a game of Procgen{use and f'{use} for {what}'}")
     if kind == "jax" and is_atari(env_id):
-        use = use_instead(script, "Atari games")
-        raise UsageError(f"{env_id} is an Atari game, but {script.name} takes vector observations{use}")
+        refuse(f"is an Atari game, but {script.name} takes vector observations", "Atari games")
 
 
 def check_envpool_id(env_id: str) -> Any:

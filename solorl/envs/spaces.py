@@ -5,7 +5,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import concatenate, create_empty_array
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 
 def as_arrays(batch: Any) -> Any:
@@ -41,3 +41,39 @@ def action_kind(space: Any) -> str:
     if type(space).__name__ == "MultiDiscrete" and np.any(space.start):
         return "multidiscrete (not from 0)"
     return type(space).__name__.lower()
+
+
+class First(gym.Env[Any, Any]):
+    """A vector environment of one environment, resetting in the same step, as that environment."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        self.envs, self.metadata = envs, envs.metadata
+        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """See `gymnasium.Env.reset`."""
+        obs, infos = self.envs.reset(seed=None if seed is None else [seed], options=options)  # type: ignore[arg-type]
+        return self._only(obs), self._info(infos)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """See `gymnasium.Env.step`."""
+        obs, reward, terminated, truncated, infos = self.envs.step(batch_of_one(self.action_space, action))
+        seen = self._only(obs)
+        if terminated[0] or truncated[0]:
+            seen, infos = infos["final_obs"][0], infos.get("final_info", infos)
+        return seen, float(reward[0]), bool(terminated[0]), bool(truncated[0]), self._info(infos)
+
+    def _only(self, obs: Any) -> Any:
+        return next(iter(iterate(self.envs.observation_space, obs)))
+
+    def _info(self, infos: Any) -> dict[str, Any]:
+        return {name: infos[name][0] for name in ("action_mask", "lives") if name in infos}
+
+    def render(self) -> Any:
+        """See `gymnasium.Env.render`."""
+        frames = self.envs.render()
+        return None if frames is None else np.asarray(frames)[0]
+
+    def close(self) -> None:
+        """See `gymnasium.Env.close`."""
+        self.envs.close()

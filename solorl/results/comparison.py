@@ -5,7 +5,7 @@ of its last greedy evaluation, with "train" the mean return of its last 100 trai
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,9 +155,7 @@ def compare(
     if len(kept) < len(results):
         left_out = [result.source for result in results if score(result, metric) is None]
         notes.append(f"Left out, because they have no {metric} scores: {listed(left_out)}.")
-    groups: dict[tuple[str, str], list[Result]] = {}
-    for result in kept:
-        groups.setdefault((result.env_id, result.name), []).append(result)
+    groups = grouped(kept)
     envs, methods = list(dict.fromkeys(env for env, _ in groups)), list(dict.fromkeys(name for _, name in groups))
     if baseline is not None and baseline not in methods:
         raise UsageError(f"there is no method {baseline}{_hint(baseline, methods)}")
@@ -167,21 +165,24 @@ def compare(
     opponents = lineage.opponents(runs, first, not (baseline or as_given))
     comparison = Comparison(groups, envs, methods, first, opponents, metric, {}, notes)
     comparison.scale = {env: _scale(comparison, env) if normalise else (0.0, 1.0) for env in envs}
-    comparison.notes += _scale_notes(envs, normalise)
+    if normalise and (unknown := [env for env in envs if reference(env) is None]):
+        what = f"No reference scores are known for {listed(unknown)}"
+        notes.append(f"{what}: there 0 and 1 are the worst and best run compared.")
     return comparison
+
+
+def grouped(results: Iterable[Result]) -> dict[tuple[str, str], list[Result]]:
+    """Environment and method -> runs."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.env_id, result.name), []).append(result)
+    return groups
 
 
 def _scale(comparison: Comparison, env_id: str) -> tuple[float, float]:
     """The reference scores of an environment, or the lowest and highest score among the runs."""
     runs = [comparison.scores(env_id, method) for env, method in comparison.groups if env == env_id]
     return reference(env_id) or (float(np.min(np.concatenate(runs))), float(np.max(np.concatenate(runs))))
-
-
-def _scale_notes(envs: Sequence[str], normalise: bool) -> list[str]:
-    unknown = [env for env in envs if reference(env) is None]
-    if not normalise or not unknown:
-        return []
-    return [f"No reference scores are known for {listed(unknown)}: there 0 and 1 are the worst and best run compared."]
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from solorl.results import statistics as st
-from solorl.results.comparison import AXES, ENOUGH, METRICS, Comparison
+from solorl.results.comparison import ALL, AXES, ENOUGH, METRICS, Comparison
 from solorl.results.result import Result
 
 MOST_CURVES = 4  # methods in one picture
@@ -155,6 +155,14 @@ def _normalised(
     """The curves of one environment on a grid, on the scale from 0 to 1: (num_runs, p)."""
     values = st.on_grid(grid, [x for x, _ in lines], [y for _, y in lines])
     return st.normalise(values, *comparison.scale[env_id])
+
+
+def panels(
+    comparison: Comparison, curves: Mapping[tuple[str, str], Curve], totals: Mapping[str, Curve]
+) -> list[tuple[str, dict[str, Curve]]]:
+    """Title and curves, by method, of a panel for each environment that has any, and of one for all environments."""
+    found = [(env, {m: curves[env, m] for m in comparison.methods if (env, m) in curves}) for env in comparison.envs]
+    return [panel for panel in [*found, (f"{ALL}, normalised", dict(totals))] if panel[1]]
 
 
 def profiles(comparison: Comparison) -> dict[str, Curve]:

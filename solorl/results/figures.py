@@ -106,17 +106,14 @@ def draw_curves(
     axis: str,
 ) -> Figure:
     """One panel per environment and, where there are `totals`, one for all: IQM over runs, the band its interval."""
-    panels = [(env, {m: curves[env, m] for m in comparison.methods if (env, m) in curves}) for env in comparison.envs]
-    panels = [(env, lines) for env, lines in panels if lines]
-    if totals:
-        panels.append((f"{cmp.ALL}, normalised", dict(totals)))
+    panels = cv.panels(comparison, curves, totals)
     figure, axes = _grid(len(panels))
     for place, (env, lines) in zip(axes, panels, strict=True):
         unit, name = time_unit(max(curve.x[-1] for curve in lines.values())) if axis == "time" else (1, "")
         for method, curve in lines.items():
             _draw(place, curve, style(comparison.methods.index(method)), unit)
         place.set_title(env, fontsize=10, parse_math=False)
-        _number(place, step_label if axis == "steps" else f"{{x:g}} {name}")
+        _number(place, None if axis == "steps" else f"{{x:g}} {name}")
     kinds = {curve.kind for _, lines in panels for curve in lines.values()}
     bands = BANDS if "range" in kinds else ""
     figure.supxlabel(AXIS_LABELS[axis] + bands, fontsize=10)
@@ -201,7 +198,7 @@ def _panel(
     second.set_ylim(bottom=0)
     place.set_zorder(second.get_zorder() + 1)  # the lines are above the area
     place.patch.set_visible(False)
-    _number(place, step_label)
+    _number(place)
     place.legend(
         list(handles.values()), list(handles), loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False,
         fontsize=9, title_fontsize=10, alignment="left",
@@ -229,9 +226,9 @@ def _plain(place: Any) -> None:
     place.tick_params(labelsize=9)
 
 
-def _number(place: Any, form: Any) -> None:
-    """The numbers below a panel, from 0 on."""
-    place.xaxis.set_major_formatter(form)
+def _number(place: Any, form: str | None = None) -> None:
+    """The numbers below a panel, from 0 on; without a form as 250k and 1.5M."""
+    place.xaxis.set_major_formatter(form or matplotlib.ticker.EngFormatter(sep=""))
     place.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     place.set_xlim(left=0)
 
@@ -252,11 +249,6 @@ def _legend(figure: Figure, methods: Sequence[str], shown: Collection[str]) -> N
     legend = figure.legend(lines, methods, loc="outside upper center", ncols=columns, frameon=False, fontsize=10)
     for name in legend.get_texts():
         name.set_parse_math(False)  # a name with $ is not a formula
-
-
-def step_label(value: float, _: Any = None) -> str:
-    """A number of steps, as in 250k or 1.5M."""
-    return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}"
 
 
 def time_unit(seconds: float) -> tuple[int, str]:

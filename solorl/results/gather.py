@@ -39,18 +39,14 @@ def _printable(result: Result) -> Result:
 
 def _each_once(results: Sequence[Result]) -> list[Result]:
     """The results without the copies: a run folder and the file made of it are one, and its variant is the file's."""
-    contents = [repr((one.env_id, one.script, one.seed, _content(one))) for one in results]
+    names = ("env_id", "script", "seed", "started", "global_step", "args", "eval", "last_100_episodes")
+    contents = [repr(rounded([getattr(one, name) for name in names])) for one in results]
     with_variant = {content for one, content in zip(results, contents, strict=True) if one.variant}
     kept: dict[tuple[str, str], Result] = {}
     for one, content in zip(results, contents, strict=True):
         if one.variant or content not in with_variant:
             kept.setdefault((content, one.variant), one)
     return list(kept.values())
-
-
-def _content(result: Result) -> Any:
-    """What a run folder and the file made of it share, and no other run."""
-    return rounded([result.started, result.global_step, result.args, result.eval, result.last_100_episodes])
 
 
 def _newest(results: Sequence[Result]) -> tuple[list[Result], list[str]]:

@@ -19,13 +19,14 @@ DIGITS = 5  # significant digits of the numbers in the charts
 def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[str], command: str = "") -> str:
     """The page's text. `axis` is the one shown first, `problems` are sentences on what could not be read, `command`
     makes the page again."""
+    notes = "".join(f"<li>{html.escape(note)}</li>\n" for note in [*text.notes_on(comparison), *problems])
     parts = {
         "TITLE": html.escape(title),
         "INTRO": "".join(f'<p class="verdict">{html.escape(line)}</p>\n' for line in text.verdicts(comparison)),
         "COMMAND": f"<p>Made by <code>{html.escape(command)}</code></p>" if command else "",
         "CAPTION": html.escape(f"{text.lines_caption(comparison)} {text.CURVE_CAPTION}"),
         "TABLES": _tables(comparison),
-        "NOTES": _notes([*text.notes_on(comparison), *problems]),
+        "NOTES": f'<h2>Notes</h2>\n<ul class="quiet">\n{notes}</ul>\n' if notes else "",
         "DATA": json.dumps(_data(comparison, axis), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     }
     return filled(TEMPLATE, parts)
@@ -34,30 +35,20 @@ def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[s
 # ---------------------------------------------------------------------- data of the charts
 def _data(comparison: cmp.Comparison, axis: str) -> dict[str, Any]:
     metrics = cv.available(comparison)
+    profiles = _lines(comparison, cv.profiles(comparison)) if len(comparison.shared) > 1 else []
     return {
         "methods": comparison.methods,
         "start": {"axis": axis, "metric": metrics[0]},
         "curves": {m: {a: _panels(comparison, m, a) for a in cmp.AXES} for m in metrics},
-        "profiles": _profile(comparison),
+        "profiles": [{"title": "Fraction of runs above a score", "lines": profiles}] if profiles else [],
     }
 
 
 def _panels(comparison: cmp.Comparison, metric: str, axis: str) -> list[dict[str, Any]]:
     """One panel per environment and one for all."""
-    curves = cv.curves(comparison, metric, axis)
-    panels = []
-    for env in comparison.envs:
-        of_env = {method: curves[env, method] for method in comparison.methods if (env, method) in curves}
-        panels.append({"title": env, "lines": _lines(comparison, of_env)})
-    if totals := cv.total_curves(comparison, metric, axis):
-        panels.append({"title": f"{cmp.ALL}, normalised", "lines": _lines(comparison, totals)})
-    return [panel for panel in panels if panel["lines"]]
-
-
-def _profile(comparison: cmp.Comparison) -> list[dict[str, Any]]:
-    if len(comparison.shared) < 2:
-        return []
-    return [{"title": "Fraction of runs above a score", "lines": _lines(comparison, cv.profiles(comparison))}]
+    curves, totals = cv.curves(comparison, metric, axis), cv.total_curves(comparison, metric, axis)
+    found = cv.panels(comparison, curves, totals)
+    return [{"title": title, "lines": _lines(comparison, lines)} for title, lines in found]
 
 
 def _lines(comparison: cmp.Comparison, curves: Mapping[str, cv.Curve]) -> list[dict[str, Any]]:
@@ -117,10 +108,3 @@ def _table(head: Sequence[str], rows: Sequence[str | Sequence[text.Cell]]) -> st
     titles = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in head)
     body = "\n".join(lines)
     return f'<div class="scroll"><table>\n<thead><tr>{titles}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>\n'
-
-
-def _notes(notes: Sequence[str]) -> str:
-    if not notes:
-        return ""
-    items = "".join(f"<li>{html.escape(note)}</li>\n" for note in notes)
-    return f'<h2>Notes</h2>\n<ul class="quiet">\n{items}</ul>\n'

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl.envs.ids import NAMESPACES
-from solorl.results.result import Columns, Result, ResultError
+from solorl.results.result import Result, ResultError
 from solorl.results.run_folder import evaluations, last_mean, middle, thinned
 
 TRAIN_TAGS = (  # return, length; the first that a folder holds
@@ -51,7 +51,7 @@ def read_tensorboard(folder: Path, names: tuple[str, str, int] | None = None) ->
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
         global_step=total,
         wall_time=max(row[1] for rows in series.values() for row in rows),
-        eval=_evaluations(evals),
+        eval=evaluations([[*row[:3], 0.0, row[3]] for row in evals]),  # neither library logs a deviation
         train=thinned(episodes, total),
         last_100_episodes=last_mean([row[2] for row in episodes], 1 if smoothed else 100),
         sps=middle(sorted(value for _, _, value in speed)),
@@ -114,8 +114,3 @@ def _table(series: dict[str, Series], pairs: tuple[tuple[str, str], ...]) -> lis
         return []
     lengths = {row[0]: row[2] for row in series.get(pair[1], [])}
     return [[step, seconds, value, lengths.get(step, 0.0)] for step, seconds, value in series[pair[0]]]
-
-
-def _evaluations(rows: list[list[float]]) -> Columns:
-    """Evaluations without a standard deviation, which neither library logs: 0."""
-    return evaluations([[step, seconds, value, 0.0, length] for step, seconds, value, length in rows])

@@ -141,18 +141,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], left: int = 1) ->
 
 def summary(comparison: cmp.Comparison) -> list[list[str]]:
     """The rows, the head first, of the short table that the command prints."""
-    shown = cmp.env_rows(comparison)
-    rows = [
-        [row.env_id, row.method, str(row.seeds), estimate(row.iqm), estimate(row.mean), f"{row.steps:,.0f}"]
-        for row in shown
-    ]
-    totals = [
-        [cmp.ALL, row.method, str(row.runs), estimate(row.iqm), estimate(row.mean), "-"]
-        for row in cmp.total_rows(comparison)
-    ]
-    means = " ".join(["[95 %]"] * any(row.iqm.interval for row in shown) + ["(range)"] * ranges(comparison))
+    rows, totals = env_table(comparison)[1], total_table(comparison)[1]
+    short = [[*row[:5], row[6]] for row in rows] + [[cmp.ALL, *row[:3], row[4], "-"] for row in totals]
+    intervals = any(isinstance(row[3], cmp.Estimate) and row[3].interval for row in rows)
+    means = " ".join(["[95 %]"] * intervals + ["(range)"] * ranges(comparison))
     head = ["environment", "method", "runs", f"IQM {means}".strip(), f"mean {means}".strip(), "steps"]
-    return [head, *rows, *totals]
+    return [head, *(list(map(words, row)) for row in short)]
 
 
 def training_time(row: cmp.EnvRow) -> str:

@@ -31,7 +31,7 @@ from solorl.run.meter import Diverged, Meter, check_finite
 from solorl.run.saving import Checkpoints
 from solorl.run.teacher import Teacher
 from solorl.run.trackers import Safe, check_wandb, trackers_of
-from solorl.run.upload import check_upload, require_matplotlib
+from solorl.run.upload import check_upload
 from solorl.terminal import Progress, paint, say, wiped
 
 DIVERGED = 3  # exit code of a run that met a NaN or an infinite number
@@ -62,8 +62,6 @@ class Course:
                 check_wandb()
             if args.upload_model and not self.play:
                 check_upload(args)
-            if args.plot and not self.play:
-                require_matplotlib("--plot")
         seed_all(args)
         self.ranks = Ranks(self.rank, self.world_size)
         self.processes = Processes(self._say)

@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from solorl.checkpoints.checkpoint import random_states, set_random_states
 from solorl.compute.device import CONFIRM, EVALUATE, env_seed
 from solorl.envs.returns import named, of_game, teams_of
-from solorl.envs.spaces import as_arrays, batch_of_one
+from solorl.envs.spaces import First, as_arrays
 from solorl.envs.vector import masks_in
 from solorl.errors import UsageError
 from solorl.run.meter import Diverged
@@ -100,24 +100,24 @@ def play_scores(envs: Sequence[Any], policy: Policy, seeds: Sequence[int], oppon
     return {SCORE: np.mean(list(scores.values()), 0)} | of_teams, np.mean([steps for *_, steps in played.values()], 0)
 
 
-def stepwise(policy: Policy, num_envs: int, seeds: Sequence[int] = ()) -> Callable[[Any, Any], Any]:
+def stepwise(policy: Policy, num_envs: int, seeds: Sequence[int] = ()) -> Callable[..., Any]:
     """The policy as a function of the observations and the infos that came with them (see `masks_in`), for `num_envs`
-    episodes that all begin with the first call; what a policy with memory remembers is kept here. `seeds` are for a
-    Seat."""
+    episodes that all begin with the first call; what a policy with memory remembers is kept here. Where episodes follow
+    each other, `first` (num_envs,) says in each call which begin. `seeds` are for a Seat."""
     if isinstance(policy, Seat):
         return policy.stepwise(seeds)
     known = inspect.signature(policy).parameters
-    state, first = None, np.ones(num_envs, bool)
+    state, begin = None, np.ones(num_envs, bool)
 
-    def act(obs: Any, infos: Any) -> Any:
-        nonlocal state, first
+    def act(obs: Any, infos: Any, first: Any = None) -> Any:
+        nonlocal state, begin
         given: dict[str, Any] = {}
         if "action_mask" in known:
             given["action_mask"] = masks_in(infos)
         if "state" not in known:
             return as_arrays(policy(obs, **given))
-        action, state = policy(obs, state, first, **given)
-        first = np.zeros(num_envs, bool)
+        action, state = policy(obs, state, begin if first is None else first, **given)
+        begin = np.zeros(num_envs, bool)
         return as_arrays(action)
 
     return act
@@ -136,41 +136,6 @@ def open_game(make_env: Callable[..., Any], env_id: str, render_mode: str) -> An
     if "num_envs" in inspect.signature(make_env).parameters:
         return First(make_env(env_id, 1, render_mode=render_mode))
     return make_env(env_id, render_mode=render_mode)
-
-
-class First(gym.Env[Any, Any]):
-    """A vector environment of one environment, resetting in the same step, as that environment."""
-
-    def __init__(self, envs: gym.vector.VectorEnv):
-        self.envs, self.metadata = envs, envs.metadata
-        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """See `gymnasium.Env.reset`."""
-        obs, infos = self.envs.reset(seed=None if seed is None else [seed], options=options)  # type: ignore[arg-type]
-        return self._only(obs), self._info(infos)
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """See `gymnasium.Env.step`."""
-        obs, reward, terminated, truncated, infos = self.envs.step(batch_of_one(self.action_space, action))
-        last = infos["final_obs"][0] if terminated[0] or truncated[0] else self._only(obs)
-        return last, float(reward[0]), bool(terminated[0]), bool(truncated[0]), self._info(infos)
-
-    def _only(self, obs: Any) -> Any:
-        return next(iter(iterate(self.envs.observation_space, obs)))
-
-    def _info(self, infos: Any) -> dict[str, Any]:
-        masks = masks_in(infos)
-        return {} if masks is None else {"action_mask": masks[0]}
-
-    def render(self) -> Any:
-        """See `gymnasium.Env.render`."""
-        frames = self.envs.render()
-        return None if frames is None else np.asarray(frames)[0]
-
-    def close(self) -> None:
-        """See `gymnasium.Env.close`."""
-        self.envs.close()
 
 
 def play_episodes(envs: Sequence[Any], policy: Policy, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ from solorl.args.arguments import ONCE, RunArgs
 from solorl.checkpoints.safety import refuse_hard_link
 from solorl.compute.device import device_name
 from solorl.errors import UsageError
-from solorl.files import read_json, remove_leftovers, sha256, write_atomically
+from solorl.files import remove_leftovers, sha256, write_atomically
 from solorl.machine import cpu_model, git_state
 from solorl.run.trackers import MetricsFile
 from solorl.scripts import script_paths
@@ -34,11 +34,6 @@ def new_path(args: RunArgs, script: Path) -> Path:
     env_id = str(getattr(args, "env_id", "run")).replace("/", "_").replace(":", "_")
     name = f"{env_id}__{args.exp_name or script.stem}__{args.seed}"
     return Path(args.runs_dir) / f"{name}__{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def read_status(folder: Path) -> dict[str, Any]:
-    """What status.json says; empty where it cannot be read."""
-    return read_json(folder / "status.json")
 
 
 def config_of(args: RunArgs, script: Path, device: Any) -> dict[str, Any]:

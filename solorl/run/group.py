@@ -11,7 +11,7 @@ from solorl.args.arguments import check_unchanged, saved_arguments
 from solorl.checkpoints import checkpoint
 from solorl.checkpoints.safety import is_plain_name
 from solorl.errors import UsageError, quit_with
-from solorl.run.folder import read_status
+from solorl.files import read_json
 from solorl.run.verbs import Run
 from solorl.terminal import warn
 
@@ -66,7 +66,7 @@ def choose_checkpoints(runs: Sequence[Run], say: Callable[[str], None]) -> tuple
     folders = [run.dir / "checkpoint" for run in runs]
     found = [[checkpoint.step_of(path) for path in checkpoint.checkpoints(folder)] for folder in folders]
     newest = [max(steps, default=0) for steps in found]
-    statuses = [str(read_status(run.dir).get("status", "")) for run in runs]
+    statuses = [str(read_json(run.dir / "status.json").get("status", "")) for run in runs]
     active = going_on(newest, statuses)
     if not active:
         quit_with(f"the seeds stand at different steps ({newest}); resume each alone, by its own folder")

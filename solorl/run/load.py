@@ -25,7 +25,8 @@ import numpy as np
 from solorl.checkpoints.safety import is_plain_name, refuse_links
 from solorl.compute.device import CONFIRM, env_seed
 from solorl.envs.spaces import as_arrays
-from solorl.errors import UsageError, did_you_mean, missing_extra
+from solorl.errors import UsageError, missing_extra
+from solorl.files import missing
 from solorl.run.evaluation import SCORE, Policy, open_game, open_games, play_scores, undisturbed, watch
 from solorl.run.folder import RunFolder
 from solorl.run.pictures import film_to
@@ -225,8 +226,7 @@ def script_of(run_dir: Path) -> tuple[Path, Path | None]:
     """The copied script in a run folder, and the file outside of it that may be executed for it, if there is one;
     UsageError if the folder, its config.json or the script is missing, or the folder holds links."""
     if not run_dir.is_dir():
-        others = [path.name for path in run_dir.parent.iterdir()] if run_dir.parent.is_dir() else []
-        raise UsageError(f"there is no run folder {run_dir}{did_you_mean(run_dir.name, others)}")
+        raise missing("run folder", run_dir)
     refuse_links(run_dir)
     try:
         config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))

@@ -84,6 +84,7 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     rows = []
     for row in read_rows(metrics)[0] if metrics.exists() else ():
@@ -112,9 +113,7 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
         axes.plot(step, value, "o-", color="#1f6feb", markersize=3, label="greedy evaluation, standard error")
     axes.set(title=title, xlabel="environment steps", ylabel="episodic return")
     axes.set_xlim(0, 1.05 * max([1, *(row[0] for row in train + test)]))  # also around a single point
-    axes.xaxis.set_major_formatter(
-        lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k" if x >= 1e3 else f"{x:g}"
-    )
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     if train or test:

@@ -55,13 +55,9 @@ class Products(Course):
                 seed, env_id = env_seed(self.args.seed, EVALUATE, 0), evaluator.args.env_id
                 film_to(self.folder, f"step_{self.step}.mp4", seed, policy, make_env, env_id, opponent)
             if self.args.plot:
-                self._plot()
-
-    def _plot(self) -> None:
-        """Draw curve.png; where that fails, one warning says so."""
-        done, said = solo("plot", str(self.dir), "--out", str(self.dir / "curve.png"))
-        if not done:
-            warn(f"no curve.png: {said}")
+                drawn, why = solo("plot", str(self.dir), "--out", str(self.dir / "curve.png"))
+                if not drawn:
+                    warn(f"no curve.png: {why}")
 
     def _checkpoint(self, of_ranks: Sequence[Any]) -> None:
         self._check_finite()

@@ -16,9 +16,8 @@ from solorl.checkpoints.replay import ReplayLog, is_replay
 from solorl.checkpoints.safety import check_checkpoint, check_running_episodes
 from solorl.compute.ranks import Ranks
 from solorl.errors import UsageError, fitting
-from solorl.files import write_atomically
+from solorl.files import read_json, write_atomically
 from solorl.run.evaluation import undisturbed
-from solorl.run.folder import read_status
 from solorl.run.meter import Diverged
 from solorl.terminal import warn
 
@@ -132,7 +131,7 @@ class Checkpoints:
     def _had_one(self) -> str:
         """What shows that the run in this folder, which has no checkpoint, was not killed before its first one; else
         an empty string: what such a run has left, the same seed makes again."""
-        record = read_status(self.run_dir)
+        record = read_json(self.run_dir / "status.json")
         if record.get("checkpoint") is not None:
             return f"it had one of step {record['checkpoint']}"
         if record.get("status", "running") not in ("running", "failed"):

@@ -5,8 +5,6 @@ So a resumed run has the teacher with which it began, wherever the other folder 
 
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from solorl.errors import UsageError
 from solorl.files import read_json, write_atomically
 from solorl.run.evaluation import open_games
 from solorl.run.load import LoadedPolicy, load, script_of
+from solorl.run.upload import solo
 from solorl.trust import note_start
 
 PREFIX = "hf://"  # of an address on the Hugging Face hub
@@ -94,19 +93,16 @@ def _folder_of(address: str, copy: Path) -> Iterator[Path]:
         yield copy
     elif address.startswith(PREFIX):
         with tempfile.TemporaryDirectory() as place:
-            yield _pulled(address, Path(place, "run"))
+            yield _pulled(address, str(Path(place, "run")))
     else:
         yield Path(address)
 
 
-def _pulled(address: str, folder: Path) -> Path:
-    """The folder, with the run of an address on the hub: pulled by a process of its own, for this room does not know
-    the hub."""
+def _pulled(address: str, folder: str) -> Path:
+    """The folder, with the run of an address on the hub: pulled by another process, for this room does not know the
+    hub."""
     repo, _, revision = address.removeprefix(PREFIX).partition("@")
-    words = [sys.executable, "-m", "solorl.cli", "pull", repo, str(folder)]
-    words += ["--revision", revision] if revision else []
-    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"solo pull ended with exit code {done.returncode}"]
-        raise UsageError(said[-1].removeprefix("error: "))
-    return folder
+    done, said = solo("pull", repo, folder, *(["--revision", revision] if revision else []))
+    if not done:
+        raise UsageError(said)
+    return Path(folder)

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +37,6 @@ def upload(run_dir: Path, script: Path, args: RunArgs) -> tuple[bool, str]:
     name = repo_name(vars(args), script.stem)
     repo = f"{args.hf_entity}/{name}" if args.hf_entity else name
     return solo("push", str(run_dir), repo)
-
-
-def require_matplotlib(what: str) -> None:
-    """UsageError where `what` cannot draw, as where SoloRL was installed without what it depends on."""
-    if find_spec("matplotlib") is None:
-        raise UsageError(f"{what} needs matplotlib, which is not installed: pip install matplotlib")
 
 
 def solo(*words: str) -> tuple[bool, str]:

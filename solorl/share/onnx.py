@@ -7,7 +7,6 @@ best of several. A policy with memory has also the inputs `state` and `first` an
 import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -47,28 +46,9 @@ class Exporter(Protocol):
         """The policy as an `onnx.ModelProto` with the outputs of `outputs`; UsageError where that cannot be done."""
 
 
-@dataclass(frozen=True)
-class Exported:
-    """What was written and how exact it is."""
-
-    path: Path
-    inputs: dict[str, str]  # name -> type and shape
-    outputs: dict[str, str]
-    errors: dict[str, float]  # output -> the largest relative error
-    ties: int  # observations where the actions differ, because the two best scores do not
-
-    def __str__(self) -> str:
-        sides = (("input ", self.inputs), ("output", self.outputs))
-        lines = [f"{side} {', '.join(f'{name} {kind}' for name, kind in of.items())}" for side, of in sides]
-        found = [f"largest relative error of {name} {error:.1e}" for name, error in self.errors.items()]
-        if "action" not in self.errors:
-            found.append(f"actions equal except {self.ties} where the two best are equally good")
-        checked = f"checked with ONNX Runtime on {OBSERVATIONS:,} observations: {'; '.join(found)}"
-        return "\n".join([f"wrote {self.path}", *lines, checked])
-
-
-def export(run_dir: Path, path: Path, *, last: bool = False, trust_script: bool = False) -> Exported:
-    """Write the greedy policy of a run folder, with its normaliser, as an ONNX file.
+def export(run_dir: Path, path: Path, *, last: bool = False, trust_script: bool = False) -> str:
+    """Write the greedy policy of a run folder, with its normaliser, as an ONNX file. Returns what was written and how
+    exact it is, in words.
 
     `last` and `trust_script`: see `load`. UsageError for bad input, CheckFailed where the file would not compute what
     the policy does; nothing is written then.
@@ -86,7 +66,13 @@ def export(run_dir: Path, path: Path, *, last: bool = False, trust_script: bool 
         data = model.SerializeToString()
         errors, ties = check(data, exporter, inputs, batch_axes)
     write(path, data)
-    return Exported(path, types_of(model.graph.input), types_of(model.graph.output), errors, ties)
+    found = [f"largest relative error of {name} {error:.1e}" for name, error in errors.items()]
+    if "action" not in errors:
+        found.append(f"actions equal except {ties} where the two best are equally good")
+    checked = f"checked with ONNX Runtime on {OBSERVATIONS:,} observations: {'; '.join(found)}"
+    sides = (("input ", model.graph.input), ("output", model.graph.output))
+    lines = [f"{side} {', '.join(f'{name} {kind}' for name, kind in types_of(of).items())}" for side, of in sides]
+    return "\n".join([f"wrote {path}", *lines, checked])
 
 
 # ---------------------------------------------------------------------- before

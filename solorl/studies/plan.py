@@ -21,7 +21,7 @@ from solorl.catalog.header import find_path, parse_source
 from solorl.catalog.source import fields_of
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
-from solorl.files import sha256
+from solorl.files import missing, sha256
 from solorl.results.result import Result
 from solorl.studies.checks import check_name, check_texts, refuse_unknown
 from solorl.studies.plan_file import MAX_SEED
@@ -286,10 +286,7 @@ def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, limit: int | None,
 
 
 def _named_flags(job: dict[str, Any], key: str, where: str) -> dict[str, Flags]:
-    table = job.get(key, {})
-    if not isinstance(table, dict):
-        raise UsageError(f"{key} in {where} must be a table of names and their flags")
-    return {name: table_flags(value, f"{key}.{name} in {where}") for name, value in table.items()}
+    return {name: table_flags(value, f"{key}.{name} in {where}") for name, value in _table(job, key, where).items()}
 
 
 def _seeds(job: dict[str, Any], where: str) -> Sequence[int]:
@@ -334,8 +331,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        others = [file.name for file in path.parent.glob("*.toml")] if path.parent.is_dir() else []
-        raise UsageError(f"there is no file {path}{did_you_mean(path.name, others)}") from None
+        raise missing("file", path) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     except ValueError as error:  # a number of thousands of digits is not a TOMLDecodeError

@@ -3,6 +3,7 @@ study may come from somebody else."""
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from reprlib import repr as shown  # cuts what is long
 from typing import Any
@@ -29,7 +30,7 @@ def as_table(name: str, limit: int, lease: float, package: dict[str, str], tasks
     lines = [
         {"id": task.id, "script": task.script.sha256, "env_id": task.env_id, "seed": task.seed,
          "flags": {name: list(values) for name, values in task.flags.items()},
-         "variant": task.variant, "python": task.python, "resources": task.resources.as_table()}
+         "variant": task.variant, "python": task.python, "resources": asdict(task.resources)}
         for task in tasks
     ]  # fmt: skip
     return {"format": 1, "name": name, "attempts": limit, "lease": lease, "solorl": package, "scripts": scripts,

@@ -22,17 +22,13 @@ class Resources:
     memory: int = 0  # megabytes of 1,000,000 bytes; 0: what the scheduler gives
     time: int = 0  # seconds; 0: no limit of ours, and the scheduler's default
 
-    def as_table(self) -> dict[str, int]:
-        """For JSON."""
-        return asdict(self)
 
-
-def read_resources(table: Mapping[str, Any], where: str, default: Resources | None = None) -> Resources:
-    """Resources from `{cores = 2, gpus = 1, memory = "4 GB", time = "2 h"}`; what is not there is `default`'s.
+def read_resources(table: Mapping[str, Any], where: str) -> Resources:
+    """Resources from `{cores = 2, gpus = 1, memory = "4 GB", time = "2 h"}`; what is not there is as by default.
 
     UsageError for an unknown key, and for a value that is not such an amount.
     """
-    values = (default or Resources()).as_table()
+    values = asdict(Resources())
     refuse_unknown(table, values, where)
     for key, value in table.items():
         if key in ("memory", "time"):

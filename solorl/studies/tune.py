@@ -32,6 +32,7 @@ from solorl.studies.resources import Resources
 from solorl.studies.space import Space
 from solorl.studies.storage import refusal
 from solorl.studies.study import Study
+from solorl.studies.task import words
 
 SEED_STEPS = 10_000  # pruning steps of one seed: its evaluations 1, 2, ...; the last step is the score so far
 LOOK = 1.0  # seconds between two looks at the learning curves
@@ -229,7 +230,8 @@ class Tuner:
     def _close(self, trial: Trial) -> None:
         """Tell Optuna how a trial ended, and say so."""
         self.trials.remove(trial)
-        number, flags = trial.asked.number, " ".join(_words(trial.params))
+        number, params = trial.asked.number, (as_flag(name, value) for name, value in trial.params.items())
+        flags = " ".join(words(merge(*params)))
         if trial.end == "interrupted":
             self._give_back(trial.asked, trial.params)
             return
@@ -356,9 +358,3 @@ class Tuner:
         self.workers.end(self._forced)
         for trial in [trial for trial in self.trials if not trial.end]:
             self._end(trial, "interrupted", "")
-
-
-def _words(params: Mapping[str, Any]) -> list[str]:
-    """Parameters as words of a command line."""
-    flags = merge(*(as_flag(name, value) for name, value in params.items()))
-    return [" ".join([name, *values]) for name, values in flags.items()]

@@ -15,7 +15,7 @@ from conftest import ROOT
 
 from solorl import RunArgs
 from solorl.args import command_line
-from solorl.args.command_line import RANGE, check_ranges, comments_of, given_arguments, help_text, value_of
+from solorl.args.command_line import RANGE, check_ranges, comments_of, given_arguments, parser_of, value_of
 from solorl.catalog import stub
 from solorl.scripts import script_paths
 from solorl.studies.plan import table_flags
@@ -213,7 +213,7 @@ def test_phrases_are_documented_where_they_are_read_and_for_contributors():
 
 
 def test_help_shows_the_range_as_it_stands():
-    text = " ".join(help_text(args_of("dqn")).split())
+    text = " ".join(parser_of(args_of("dqn")).format_help().split())
     assert "--gamma discount factor, from 0 to 1 [0.99]" in text
     assert "--learning-starts environment steps before the first gradient step; 0: learn at once [10000]" in text
     assert "(auto: the environment's); may be negative --capture-video" in text

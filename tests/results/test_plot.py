@@ -189,10 +189,8 @@ def test_a_picture_can_be_svg(solo, tmp_path):
     assert "<!-- critic loss -->" in (tmp_path / "v1.2.svg").read_text()
 
 
-def test_what_cannot_be_drawn_is_one_sentence(solo, tmp_path, monkeypatch):
+def test_what_cannot_be_drawn_is_one_sentence(solo, tmp_path):
     run = a_run(tmp_path / "run")
     refused(solo("plot", run, "--out", tmp_path / "no" / "curve.png"), "curve.png cannot be written: No such file")
     (run / "metrics.jsonl").write_text("")
     refused(solo("plot", run), "nothing to draw: no episode has ended yet")
-    monkeypatch.setattr("solorl.run.upload.find_spec", lambda name: None)
-    refused(solo("plot", run), "solo plot needs matplotlib, which is not installed: pip install matplotlib")

@@ -370,13 +370,6 @@ def test_plot_leaves_a_picture_and_a_failure_one_warning(train, monkeypatch):
     assert "warning: no curve.png: exit code 1" in train.out and not (run_dir / "curve.png").exists()
 
 
-def test_plot_without_matplotlib_is_one_sentence_before_the_training(train, tmp_path, monkeypatch):
-    monkeypatch.setattr("solorl.run.upload.find_spec", lambda name: None)
-    train("ppo", *TINY, "--plot", code=2)
-    assert train.out == "error: --plot needs matplotlib, which is not installed: pip install matplotlib\n"
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_file_named_stop_ends_the_run_cleanly(tmp_path):
     words = [sys.executable, script("ppo"), "--num-steps", "32", "--eval-episodes", "1", "--runs-dir", tmp_path]
     process = subprocess.Popen([*map(str, words)], env=environment(), stdout=subprocess.PIPE, text=True)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from solorl.envs.interface import where_ended
 from solorl.envs.pettingzoo import Game
 from solorl.envs.teams import GAMES, team_game
 from solorl.envs.teams.parallel import ParallelGame
@@ -113,11 +114,7 @@ class JaxTeams:
         steps = state[1] + 1
         truncated = (steps >= self.game.max_steps) & ~terminated
         done = terminated | truncated
-
-        def choose(first: Any, here: Any) -> Any:
-            return jnp.where(done.reshape(-1, *[1] * (here.ndim - 1)), first, here)
-
-        begin = lambda: jax.tree.map(choose, self.game.start(key, self.num_envs), inner)  # noqa: E731
+        begin = lambda: where_ended(done, self.game.start(key, self.num_envs), inner)  # noqa: E731
         begun = jax.lax.cond(done.any(), begin, lambda: inner)
         last, state = (inner, steps), (begun, jnp.where(done, 0, steps))
         obs, final_obs = self.game.observe(begun), self.game.observe(inner)

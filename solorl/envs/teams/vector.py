@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from solorl.envs.interface import advancing, key_of
+from solorl.envs.interface import advancing, key_of, restored
 from solorl.envs.pettingzoo import PettingZooEnvs
 from solorl.envs.teams import function_of
 from solorl.envs.teams.game import JaxTeams
@@ -108,16 +108,12 @@ class TeamEnvs(gym.vector.VectorEnv):
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from such a state. ValueError where it is of other games."""
-        _, like, *now = jax.eval_shape(self._begin, key := jax.random.PRNGKey(0))
-        shapes = [(leaf.shape, leaf.dtype) for leaf in (key, *jax.tree.leaves(like), *jax.tree.leaves(now))]
         told = [saved[name] for name in ("obs", "state", "action_mask") if saved[name] is not None]
-        found = [np.asarray(array) for array in (saved["key"], *saved["leaves"], *told)]
-        if [(array.shape, array.dtype) for array in found] != shapes:
-            raise ValueError(f"it is not of {self.num_envs} games of this kind")
+        like = jax.eval_shape(self._begin, jax.random.PRNGKey(0))
+        games = restored(like, [saved["key"], *saved["leaves"], *told], f"{self.num_envs} games")
         for space, state in zip((self.action_space, self.single_action_space), saved["spaces"], strict=True):
             space.np_random.bit_generator.state = state
-        self._key, *leaves = map(jax.numpy.asarray, (saved["key"], *saved["leaves"]))
-        self._games = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        self._key, self._games = games[:2]
         self._now(saved["obs"], saved["state"], saved["action_mask"])
 
 
