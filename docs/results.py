@@ -79,6 +79,7 @@ TABLES = [
     (ACTOR_CRITIC, "elegantrl", "benchmark/results/elegantrl --baseline 'inter_sac whole'"),
     (MULTI_AGENT, "team-games", "benchmark/results/team_games"),
     (MULTI_AGENT, "particles", "benchmark/results/teams --env-ids team/simple_spread_v3"),
+    (OFFLINE, "results", "benchmark/results/offline"),
 ]
 
 # page, its markers, module in benchmark, its data in benchmark/results/speed
@@ -96,6 +97,8 @@ SPEEDS = [
     (ACTOR_CRITIC, "jax-speed", "jax_speed", "jax_actor_critic"),
     (ACTOR_CRITIC, "modern-speed", "modern_speed", "modern"),
     (ACTOR_CRITIC, "parallel-speed", "parallel_speed", "parallel"),
+    (MULTI_AGENT, "speed", "teams_speed", "teams"),
+    (OFFLINE, "speed", "offline_speed", "offline"),
 ]
 
 # Page with results of a family -> the folders of its runs in benchmark/results
@@ -105,7 +108,7 @@ RUNS = {
     ACTOR_CRITIC: ["actor_critic", "jax", "modern", "elegantrl"],
     PQN: ["pqn", "minatar", "atari"],
     MULTI_AGENT: ["team_games", "teams"],
-    OFFLINE: [],
+    OFFLINE: ["offline"],
 }
 
 # The headline table of README: environment, method, folder in benchmark/results.
@@ -296,15 +299,16 @@ def qdagger():
 
 
 def curves():
-    """Picture of an algorithm file -> what it shows: the learning curves of its results, of its parents and its twin,
-    on the environments on which it was run; at most four. Nothing for a file without results."""
+    """Picture of an algorithm file -> what it shows: the learning curves of its results, of its parents and its twin, of
+    offline files also behaviour cloning, on the environments on which it was run; at most four. Nothing for a file
+    without results."""
     found = {}
     for log in RUNS:
         runs = [run for each in runs_of(log).values() for run in each]
         for script in (each for each in scripts() if each.family == Path(log).stem):
             envs = {run.env_id for run in runs if run.script == script.name}
-            near = (*script.parents, *script.relatives, script.twin)
-            names = [script.name, *(Path(each).stem for each in near if each)]
+            near = (*script.parents, *script.relatives, script.twin, *(["bc"] if log == OFFLINE else []))
+            names = dict.fromkeys([script.name, *(Path(each).stem for each in near if each)])
             ours = [run for name in names for run in runs if run.script == name and run.env_id in envs]
             methods = list(dict.fromkeys(run.name for run in ours))[: cv.MOST_CURVES]
             if ours:

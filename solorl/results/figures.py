@@ -24,7 +24,7 @@ from solorl.results import curves as cv
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#767676")
 DASHES = ("-", "--", ":", "-.")
-AXIS_LABELS = {"steps": "environment steps", "time": "time of training"}
+AXIS_LABELS = {"steps": "steps", "time": "time of training"}
 BANDS = f"\nbands: range of the runs where there are fewer than {cmp.ENOUGH}, else 95 % interval"
 PANEL = (3.9, 2.9)  # inches
 SINGLE = (6.0, 3.6)  # one alone

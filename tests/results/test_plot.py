@@ -84,7 +84,7 @@ def test_the_panels_hold_what_the_rows_say(plot, tmp_path):
     assert edges(loss.collections[0]) == {step: (0, step * 0.01) for step in STEPS}
     assert [upper.get_ylabel(), length.get_ylabel()] == ["episodic return", "episode length (agent steps)"]
     assert [lower.get_ylabel(), loss.get_ylabel()] == ["mean Q", "critic loss"]
-    assert plot.figure.get_supxlabel() == "environment steps" and upper.get_xlim() == lower.get_xlim()
+    assert plot.figure.get_supxlabel() == "steps" and upper.get_xlim() == lower.get_xlim()
     assert labels(upper.get_legend()) == [
         "episode length",
         "training episodes",

@@ -439,7 +439,7 @@ def test_figures_are_pictures_and_the_same_each_time(report, folder, tmp_path):
         assert ElementTree.parse(report / f"{name}.svg").getroot().tag.endswith("svg")
     text = (report / "curves_steps.svg").read_text()
     assert all(
-        f"<!-- {words} -->" in text for words in ("CartPole-v1", "Acrobot-v1", "environment steps", "new", "old")
+        f"<!-- {words} -->" in text for words in ("CartPole-v1", "Acrobot-v1", "steps", "new", "old")
     )
     compared = comparison.compare(read_all([folder])[0], baseline="old")
     found = cv.curves(compared, "eval", "steps")
