@@ -22,7 +22,7 @@ import speed
 ENV, PEER, TRANSITIONS = "HalfCheetah-v5", "d3rlpy", 10_000
 PEER_FILE = Path(__file__).parent / "peers/d3rlpy_offline.py"
 CASES = {"td3_bc": "TD3+BC", "iql": "IQL", "cql": "CQL"}
-STEPS = {"td3_bc": (1_000, 4_000), "iql": (1_000, 4_000), "cql": (100, 400)}  # when the clock starts and stops
+STEPS = {"td3_bc": (500, 2_000), "iql": (500, 2_000), "cql": (50, 200)}  # when the clock starts and stops
 
 
 def record(folder):

@@ -645,14 +645,8 @@ def test_a_plain_copy_passes(home, solo, name):
         assert solo("check", target)[:2] == (0, "1 file, no problems\n")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ppo_normalized",
-        pytest.param("ppo", marks=pytest.mark.slow),
-        pytest.param("td3_continuous_action_jax", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo_normalized", "ppo", "td3_continuous_action_jax"])
 def test_a_new_variant_passes_without_a_budget(home, solo, name):
     assert solo("new", "mine", "--from", name)[0] == 0
     assert "solo train mine.py" in (home / "mine.py").read_text()

@@ -233,6 +233,7 @@ def test_the_number_of_gradient_steps_is_the_ratio_times_the_environment_steps(u
     assert count_of(last.learner.actor_optimizer_state) == of_actor[1].sum()
 
 
+@pytest.mark.slow
 def test_the_buffer_holds_the_last_transitions_of_each_environment():
     """More than an episode of Pendulum's 200 steps: a time limit is not an end, and next_obs is where it led."""
     history, (reward, done, _) = iterations("ddpg", 260, learning_starts=10_000, num_envs=2)
@@ -269,7 +270,8 @@ def test_training_acts_by_the_present_policy_with_its_noise(name):
     assert abs(np.corrcoef(z.T) - np.eye(4)).max() < 0.5  # and in each environment
 
 
-@pytest.mark.parametrize("name", ["ddpg", *(pytest.param(x, marks=pytest.mark.slow) for x in ("td3", "sac"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddpg", "td3", "sac"])
 def test_the_actor_moves_every_policy_frequency_updates(name):
     """As many steps in a row as were left out in SAC, else one, and then the targets move with it."""
     history, (_, _, (of_critic, of_actor), *_) = played(name)

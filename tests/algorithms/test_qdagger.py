@@ -194,8 +194,9 @@ def test_a_life_lost_in_the_step_of_the_time_limit_ends_the_return(train):
         assert begins.sum() > 1 and (done == begins).all()  # a game ends where the next one begins
 
 
-@pytest.mark.parametrize("step", [20, pytest.param(120, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("saved", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [20, 120])
+@pytest.mark.parametrize("saved", [True, False])
 def test_stacks_after_a_resume_are_of_one_game(step, saved, train, monkeypatch):
     """Where games begin again, of teacher or student, and without the replay buffers where games go on: then the older
     images of their stacks are there. The student's return of a game that is gone is forgotten."""

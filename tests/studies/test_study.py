@@ -155,7 +155,7 @@ def test_a_checkpoint_that_is_deleted_while_it_goes_up_comes_up_whole(storage, t
 def test_resources_are_read_with_units():
     found = read_resources({"cores": 2, "memory": "1.5 GB", "time": "90min"}, "x")
     assert found == Resources(2, 0, 1500, 5400)
-    assert read_resources({"gpus": "1", "time": "1 d"}, "x", found) == Resources(2, 1, 1500, 86400)
+    assert read_resources({"gpus": "1", "time": "1 d"}, "x") == Resources(1, 1, 0, 86400)
     for table, sentence in [
         ({"core": 1}, "unknown key core; did you mean cores"),
         ({"cores": 0}, "must be a whole number from 1 to 1,024, not 0"),
