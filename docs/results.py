@@ -299,8 +299,8 @@ def qdagger():
 
 
 def curves():
-    """Picture of an algorithm file -> what it shows: the learning curves of its results, of its parents and its twin, of
-    offline files also behaviour cloning, on the environments on which it was run; at most four. Nothing for a file
+    """Picture of an algorithm file -> what it shows: the learning curves of its results, of its parents and its twin,
+    of offline files also behaviour cloning, on the environments on which it was run; at most four. Nothing for a file
     without results."""
     found = {}
     for log in RUNS:

@@ -438,9 +438,7 @@ def test_figures_are_pictures_and_the_same_each_time(report, folder, tmp_path):
         assert (report / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n")
         assert ElementTree.parse(report / f"{name}.svg").getroot().tag.endswith("svg")
     text = (report / "curves_steps.svg").read_text()
-    assert all(
-        f"<!-- {words} -->" in text for words in ("CartPole-v1", "Acrobot-v1", "steps", "new", "old")
-    )
+    assert all(f"<!-- {words} -->" in text for words in ("CartPole-v1", "Acrobot-v1", "steps", "new", "old"))
     compared = comparison.compare(read_all([folder])[0], baseline="old")
     found = cv.curves(compared, "eval", "steps")
     figure = figures.draw_curves(compared, found, cv.total_curves(compared, "eval", "steps"), "steps")
