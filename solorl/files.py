@@ -40,9 +40,9 @@ def shown(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def missing(what: str, path: Path) -> UsageError:
-    """The error that there is no such path, with the nearest name there."""
-    names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+def missing(what: str, path: Path, pattern: str = "*") -> UsageError:
+    """The error that a path does not exist, with the nearest name next to it of those that fit to a pattern."""
+    names = [one.name for one in path.parent.glob(pattern)]
     return UsageError(f"there is no {what} {path}{did_you_mean(path.name, names)}")
 
 

@@ -331,7 +331,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise missing("file", path) from None
+        raise missing("file", path, "*.toml") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     except ValueError as error:  # a number of thousands of digits is not a TOMLDecodeError

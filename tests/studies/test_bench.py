@@ -856,6 +856,7 @@ def test_bad_suite_is_one_sentence(solo, place, old, new, sentence):
 )
 def test_bad_command_line_is_one_sentence(solo, place, words, sentence):
     (place / "t.toml").write_text(SUITE)
+    (place / "s.tom").write_text("no suite, by its name")
     (place / "venv/bin").mkdir(parents=True)
     (place / "venv/bin/python").symlink_to(sys.executable)
     shutil.copy(FAKE, place / "...py")
