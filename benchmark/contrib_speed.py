@@ -10,9 +10,6 @@ with a mask. Both: value clipping, Adam, one torch thread, CPU. How a round meas
 ppo_speed.py.
 """
 
-import json
-from pathlib import Path
-
 import speed
 
 CASES = {  # environment: (script, steps of one iteration, iterations, iterations before the clock starts)
@@ -69,11 +66,7 @@ def measure(env_id, name):
 
 def table(path):
     """The measurements of a file as Markdown tables."""
-    about, lines = json.loads(Path(path).read_text()), []
-    for env_id, rounds in about["rounds"].items():
-        lines += [f"| {TITLES[env_id]} | steps/s, median | range | ratio to {PEER} |", "|---|---:|---:|---:|"]
-        lines += [*speed.rows(rounds, [PEER]), ""]
-    return "\n".join([*lines, f"{speed.where(next(iter(about['rounds'].values())), about)}, one thread."])
+    return speed.tables(path, TITLES, PEER, [PEER], ", one thread.")
 
 
 def main():

@@ -2,7 +2,7 @@
 
     python benchmark/offline_speed.py --rounds 5 --d3rlpy PYTHON_WITH_D3RLPY
 
-10,000 random transitions of HalfCheetah-v5, batches of 256, hidden layers of 256 units (two; CQL's critics three),
+10,000 random transitions of HalfCheetah-v5, batches of 256, hidden layers of 256 units (two, CQL: three),
 standardised observations, Adam, CPU, one thread; the defaults of our files, to which d3rlpy is set (see
 peers/d3rlpy_offline.py). CQL draws 10 actions of each of three distributions for each observation.
 
@@ -11,7 +11,6 @@ compilation are left out, and stops after STEPS[1]. A round measures every conte
 to `--out`.
 """
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -45,11 +44,7 @@ def measure(name, contestant, data, python):
 
 def table(path):
     """The measurements of a file as Markdown tables."""
-    about, lines = json.loads(Path(path).read_text()), []
-    for name, rounds in about["rounds"].items():
-        lines += [f"| {CASES[name]} | gradient steps/s, median | range | ratio to {PEER} |", "|---|---:|---:|---:|"]
-        lines += [*speed.rows(rounds, [PEER]), ""]
-    return "\n".join([*lines, f"{speed.where(next(iter(about['rounds'].values())), about)}, one thread."])
+    return speed.tables(path, CASES, PEER, [PEER], ", one thread.", "gradient steps/s")
 
 
 def main():

@@ -150,6 +150,16 @@ def rows(rounds, *bases, more=None):
         yield row(name, [each[name] for each in rounds], *ratios, *([more[name]] if more else []))
 
 
+def tables(path, titles, peer, peers, ending, unit="steps/s"):
+    """The measurements of a file as Markdown: a table for each of its cases, whose ratio is that to the fastest of
+    `peers`, called `peer`; below them where they were made."""
+    about, lines = json.loads(Path(path).read_text()), []
+    for name, rounds in about["rounds"].items():
+        lines += [f"| {titles[name]} | {unit}, median | range | ratio to {peer} |", "|---|---:|---:|---:|"]
+        lines += [*rows(rounds, peers), ""]
+    return "\n".join([*lines, f"{where(next(iter(about['rounds'].values())), about)}{ending}"])
+
+
 def in_words(parts):
     """Shares of phases as one line."""
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts.items())

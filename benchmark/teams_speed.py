@@ -13,7 +13,6 @@ agents. XLA gives JaxMARL all cores, unless told otherwise; ours gets one. A rou
 turn. Writes the numbers to `--out`.
 """
 
-import json
 from pathlib import Path
 
 import speed
@@ -37,12 +36,8 @@ def measure(name, contestant, python, checkout):
 
 def table(path):
     """The measurements of a file as Markdown tables."""
-    about, lines = json.loads(Path(path).read_text()), []
-    for name, rounds in about["rounds"].items():
-        head = f"| {CASES[name][0]} | steps/s, median | range | ratio to the best of JaxMARL |"
-        lines += [head, "|---|---:|---:|---:|"]
-        lines += [*speed.rows(rounds, list(PEERS)), ""]
-    return "\n".join([*lines, f"{speed.where(next(iter(about['rounds'].values())), about)}; SoloRL on one core."])
+    titles = {name: title for name, (title, *_) in CASES.items()}
+    return speed.tables(path, titles, "the best of JaxMARL", list(PEERS), "; SoloRL on one core.")
 
 
 def main():

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from d3rlpy.models.encoders import VectorEncoderFactory
 
+DEEP = VectorEncoderFactory([256, 256, 256])
 ALGORITHMS = {
     "td3_bc": d3rlpy.algos.TD3PlusBCConfig(),
     "iql": d3rlpy.algos.IQLConfig(),
@@ -27,7 +28,8 @@ ALGORITHMS = {
         alpha_learning_rate=0.0,
         initial_alpha=1.0,
         conservative_weight=10.0,
-        critic_encoder_factory=VectorEncoderFactory([256, 256, 256]),
+        actor_encoder_factory=DEEP,
+        critic_encoder_factory=DEEP,
     ),
 }
 
