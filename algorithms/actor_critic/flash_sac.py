@@ -436,7 +436,6 @@ if __name__ == "__main__":
             # "update target network weights"; its running statistics are those of its own batches
             if update % args.target_network_frequency == 0:
                 soft_update(target_critic, critic, args.tau)
-                normalize_parameters(target_critic)
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         metrics = {"charts/learning_rate": learning_rate, "charts/reward_scale": scale}

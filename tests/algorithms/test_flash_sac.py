@@ -145,7 +145,7 @@ def test_normalisation_keeps_directions_and_the_bias_of_the_head():
 
 
 @pytest.mark.parametrize("fast", ["--fast", "--no-fast"])
-def test_networks_and_target_have_unit_norms_after_every_step(fast, train, monkeypatch):
+def test_networks_have_unit_norms_after_every_step_and_the_target_averages(fast, train, monkeypatch):
     seen = []
 
     class Watched(solorl.Run):
@@ -154,15 +154,16 @@ def test_networks_and_target_have_unit_norms_after_every_step(fast, train, monke
             return super().resume(**parts)
 
         def save(self, step):
-            seen.extend(np.concatenate(norms_of(self.parts[x])) for x in ("actor", "critic", "target_critic"))
+            seen.extend(np.concatenate(norms_of(self.parts[x])) for x in ("actor", "critic"))
             return super().save(step)
 
     monkeypatch.setattr("solorl.Run", Watched)
     v = train("flash_sac", *DIARY, fast, "--learning-rate", "0.1", "--final-learning-rate", "0.1")
-    assert len(seen) == 180
+    assert len(seen) == 120
     np.testing.assert_allclose(np.concatenate(seen), 1, rtol=1e-4)
     assert v["critic"].nets[0].head.bias.abs().max() > 0.1  # which is free
-    assert (weights(v["critic"]) != weights(v["target_critic"])).any()
+    norms = np.concatenate(norms_of(v["target_critic"]))  # an average of unit vectors is shorter
+    assert norms.max() <= 1 + 1e-4 and norms.min() < 0.99
 
 
 # ---------------------------------------------------------------------- losses
