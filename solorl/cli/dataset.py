@@ -99,8 +99,8 @@ def info(folder: Path, own: tuple[float, float] | None) -> Any:
     ]
     for name, scores in (("D4RL", _d4rl(folder)), ("own", own)):
         if scores:
-            ends = f"0: {number(scores[0])}, 100: {number(scores[1])}"
-            lines.append((f"{name} score", f"{spread(normalised(returns, *scores))} ({ends})"))
+            low, high = map(number, scores)
+            lines.append((f"{name} score", f"{spread(normalised(returns, *scores))} (0: {low}, 100: {high})"))
     lines.append(("SHA-256", digest(about)))
     print("\n".join(aligned(lines)))
     rows: list[Sequence[str]] = [("", "mean", "std", "min", "max", "values")]

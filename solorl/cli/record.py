@@ -20,9 +20,7 @@ def parser() -> Parser:
     p.add_argument("--out", metavar="DIR", type=Path, help="the folder of the data set (RUN_DIR/dataset)")
     how = p.add_mutually_exclusive_group()
     how.add_argument("--stochastic", action="store_true", help="draw the actions at random, if the script can")
-    how.add_argument(
-        "--random", action="store_true", help="uniformly random actions, for which the policy is not asked"
-    )
+    how.add_argument("--random", action="store_true", help="uniformly random actions; the policy is not asked")
     p.add_argument("--num-envs", metavar="N", type=int, default=8, help="environments side by side (8)")
     p.add_argument("--seed", metavar="S", type=int, help="seed of the environments and actions (that of the run)")
     p.add_argument("--trust-script", action="store_true", help="execute the folder's script, whatever it does")

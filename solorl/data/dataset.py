@@ -34,9 +34,8 @@ ARRAYS = ("obs", "action", "reward", "terminated", "truncated", "final_obs", "af
 def described(space: gym.Space) -> dict[str, Any]:
     """A `Box` or `Discrete` space as JSON can hold it; UsageError for another one."""
     if isinstance(space, gym.spaces.Box):
-        bounds = {"low": space.low.ravel().tolist(), "high": space.high.ravel().tolist()}
-        if space.dtype == np.uint8:
-            bounds = {}
+        names = () if space.dtype == np.uint8 else ("low", "high")
+        bounds = {name: getattr(space, name).ravel().tolist() for name in names}
         return {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype), **bounds}
     if isinstance(space, gym.spaces.Discrete) and space.start == 0:
         return {"kind": "Discrete", "n": int(space.n)}
