@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import comparable, definitions, documented_keys, drop_last_checkpoint, rows
-from test_actor_critic import SMALL, random_batch, weights
+from test_actor_critic import SMALL, random_batch
 from test_c51 import projected
 
 import solorl
