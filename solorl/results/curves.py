@@ -30,7 +30,7 @@ class Curve:
 def points(result: Result, metric: str, axis: str) -> tuple[st.Array, st.Array]:
     """A run's curve: positions (n,) and returns (n,). Training curves are means over the last WINDOW bins."""
     columns = result.eval if metric == "eval" else result.train
-    if not columns:
+    if not columns or not columns["global_step"]:  # as offline, where no episode is played in training
         return np.empty(0), np.empty(0)
     x = np.asarray(columns[AXES[axis]], np.float64)
     if metric == "eval":

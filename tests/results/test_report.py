@@ -394,6 +394,14 @@ def test_training_curves_are_means_over_the_last_bins_weighted_by_episodes():
     assert y.tolist() == pytest.approx([0, 50 / 19, 59 / 19])
 
 
+def test_runs_without_training_episodes_have_curves_of_evaluations_only(tmp_path, solo):
+    """As offline, where no episode is played in training."""
+    for result in made(train=run_folder.thinned([], 5_000)):
+        results.write(result, tmp_path / "results")
+    assert solo("report", tmp_path / "results", "--out", tmp_path / "out")[0] == 0
+    assert list(page_data((tmp_path / "out/report.html").read_text())["curves"]) == ["eval"]
+
+
 def test_sample_efficiency_is_the_iqm_of_normalised_curves():
     curve = cv.total_curves(comparison.compare(made()), "eval", "steps")["new"]
     last = [
