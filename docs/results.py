@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import mean, median
@@ -41,6 +42,13 @@ LANDER = "ppo 'ppo unclipped' sb3_ppo ppo_jax 'ppo_jax unclipped'"
 PPO_PENDULUM = "ppo_continuous_action_jax 'ppo_continuous_action_jax unclipped'"
 OTHER = "BipedalWalker-v3 Hopper-v5 InvertedPendulum-v5 Walker2d-v5"
 LONG = "BipedalWalker-v3 HalfCheetah-v5 Hopper-v5 LunarLanderContinuous-v3"
+# What learned from the same data, by marker.
+DATA_SETS = {
+    "medium": "'bc medium' 'td3_bc medium'",
+    "medium-short": " ".join(f"'{name} medium short'" for name in ("bc", "td3_bc", "iql", "awac", "rebrac"))
+    + " --baseline 'bc medium short'",
+    "medium-replay-short": "'bc medium-replay short' 'td3_bc medium-replay short'",
+}
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
 OFF_POLICY_JAX = OFF_POLICY.replace("action", "action_jax")
 
@@ -79,7 +87,7 @@ TABLES = [
     (ACTOR_CRITIC, "elegantrl", "benchmark/results/elegantrl --baseline 'inter_sac whole'"),
     (MULTI_AGENT, "team-games", "benchmark/results/team_games"),
     (MULTI_AGENT, "particles", "benchmark/results/teams --env-ids team/simple_spread_v3"),
-    (OFFLINE, "results", "benchmark/results/offline"),
+    *((OFFLINE, marker, f"benchmark/results/offline --methods {methods}") for marker, methods in DATA_SETS.items()),
 ]
 
 # page, its markers, module in benchmark, its data in benchmark/results/speed
@@ -298,13 +306,32 @@ def qdagger():
     return "\n".join(lines)
 
 
+def with_data(run):
+    """An offline run whose data set, the first word of its variant, is part of its environment."""
+    data, _, rest = run.variant.partition(" ")
+    return replace(run, env_id=f"{run.env_id}, {data}", variant=rest, method=f"{run.script} {rest}".strip())
+
+
+def as_long(runs, script):
+    """Of each method on each environment the runs of one number of steps: as many as the longest runs of `script` there
+    have, else the next larger number, else the largest."""
+    own, lengths = {}, {}
+    for run in runs:
+        steps = run.args["total_timesteps"]
+        lengths.setdefault((run.name, run.env_id), set()).add(steps)
+        if run.script == script:
+            own[run.env_id] = max(steps, own.get(run.env_id, 0))
+    kept = {(*key, min((n for n in each if n >= own[key[1]]), default=max(each))) for key, each in lengths.items()}
+    return [run for run in runs if (run.name, run.env_id, run.args["total_timesteps"]) in kept]
+
+
 def curves():
     """Picture of an algorithm file -> what it shows: the learning curves of its results, of its parents and its twin,
     of offline files also behaviour cloning, on the environments on which it was run; at most four. Nothing for a file
     without results."""
     found = {}
     for log in RUNS:
-        runs = [run for each in runs_of(log).values() for run in each]
+        runs = [with_data(run) if log == OFFLINE else run for each in runs_of(log).values() for run in each]
         for script in (each for each in scripts() if each.family == Path(log).stem):
             envs = {run.env_id for run in runs if run.script == script.name}
             near = (*script.parents, *script.relatives, script.twin, *(["bc"] if log == OFFLINE else []))
@@ -312,7 +339,7 @@ def curves():
             ours = [run for name in names for run in runs if run.script == name and run.env_id in envs]
             methods = list(dict.fromkeys(run.name for run in ours))[: cv.MOST_CURVES]
             if ours:
-                ours = [run for method in methods for run in ours if run.name == method]
+                ours = as_long([run for method in methods for run in ours if run.name == method], script.name)
                 comparison = cmp.compare(ours, "auto", None, None, True)
                 path = ROOT / f"docs/curves/{script.name}.png"
                 found[path] = comparison, cv.curves(comparison, comparison.metric, "steps")
