@@ -134,9 +134,8 @@ def read_about(folder: Path) -> dict[str, Any]:
     if about.get("format") != FORMAT:
         raise UsageError(f"{folder} has format {about.get('format')}; this version reads format {FORMAT}")
     pieces = about.get("pieces")
-    if not isinstance(pieces, list) or not all(
-        isinstance(each, dict) and is_plain_name(each.get("file")) for each in pieces
-    ):
+    named = isinstance(pieces, list) and all(isinstance(p, dict) and is_plain_name(p.get("file")) for p in pieces)
+    if not named:
         raise UsageError(f"{folder / ABOUT} is damaged: its list of pieces cannot be read")
     if not pieces:
         raise UsageError(f"{folder} is an empty data set")
