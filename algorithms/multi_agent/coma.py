@@ -37,12 +37,12 @@ class Args(RunArgs):
     max_steps: int = 25  # most steps stored in one piece: a longer episode is cut, and the memory begins empty in each
     batch_size: int = 8  # fewest pieces per update: an episode, or a part of a longer one
     critic_steps: int = 16  # gradient steps of the critic per update
-    actor_lr: float = 5e-4  # learning rate of the actor's Adam
-    critic_lr: float = 5e-4  # learning rate of the critic's Adam
+    actor_lr: float = 0.002  # learning rate of the actor's Adam
+    critic_lr: float = 0.002  # learning rate of the critic's Adam
     max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
-    gamma: float = 0.99  # discount factor, from 0 to 1
+    gamma: float = 0.95  # discount factor, from 0 to 1
     td_lambda: float = 0.8  # lambda of the critic's targets (0: TD(0), 1: Monte Carlo), from 0 to 1
-    target_network_frequency: int = 200  # gradient steps of the critic between target network updates
+    target_network_frequency: int = 50  # gradient steps of the critic between target network updates
     tau: float = 1.0  # soft-update coefficient of the target network (1: hard copy), from 0 to 1
     start_e: float = 0.5  # initial epsilon: probability with which a policy draws uniformly, from 0 to 1
     end_e: float = 0.01  # final epsilon, from 0 to 1

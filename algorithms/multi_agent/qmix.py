@@ -15,7 +15,6 @@ Details   docs/algorithms/qmix.md
 
 import copy
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -31,7 +30,7 @@ from solorl import Run, RunArgs, parse
 class Args(RunArgs):
     env_kind = "agents"  # --env-id is a game of several agents
     env_id: str = "team/simple_spread_v3"  # id of the game
-    total_timesteps: int = 500_000  # environment steps, summed over environments
+    total_timesteps: int = 1_000_000  # environment steps, summed over environments
     num_envs: int = 8  # environments stepped in parallel
     max_steps: int = 25  # most steps stored in one piece: a longer episode is cut, and the memory begins empty in each
     buffer_size: int = 5_000  # pieces in the replay buffer: an episode, or a part of a longer one
@@ -39,9 +38,9 @@ class Args(RunArgs):
     train_frequency: int = 1  # pieces stored per gradient step
     learning_rate: float = 5e-4  # learning rate of Adam
     max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
-    gamma: float = 0.99  # discount factor, from 0 to 1
-    target_network_frequency: int = 200  # gradient steps between target network updates
-    tau: float = 1.0  # soft-update coefficient of the target network (1: hard copy), from 0 to 1
+    gamma: float = 0.95  # discount factor, from 0 to 1
+    target_network_frequency: int = 1  # gradient steps between target network updates
+    tau: float = 0.01  # soft-update coefficient of the target network (1: hard copy), from 0 to 1
     start_e: float = 1.0  # initial epsilon: probability of a random action, from 0 to 1
     end_e: float = 0.05  # final epsilon, from 0 to 1
     exploration_fraction: float = 0.5  # fraction of total_timesteps over which epsilon is annealed, from 0 to 1
@@ -143,12 +142,6 @@ class AgentNetwork(nn.Module):
         return self.head(hidden), hidden
 
 
-def mlp(*sizes):
-    """Linear layers with ReLU between them."""
-    layers = [layer for fan_in, fan_out in pairwise(sizes) for layer in (nn.Linear(fan_in, fan_out), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
-
-
 class MonotonicMixer(nn.Module):
     """The value of a joint action, which never falls where the value of an agent's action rises: the best joint action
     is the best one of each agent. Hypernetworks make weights and biases of two layers from the central state."""
@@ -156,10 +149,13 @@ class MonotonicMixer(nn.Module):
     def __init__(self, num_agents, state_dim):
         super().__init__()
         self.num_agents = num_agents
-        self.weight1, self.weight2 = mlp(state_dim, 64, num_agents * 32), mlp(state_dim, 64, 32)
-        self.bias1, self.bias2 = nn.Linear(state_dim, 32), mlp(state_dim, 32, 1)
+        # normalised: states far from those of the replay buffer cannot have weights of any size
+        self.encoder = nn.Sequential(nn.Linear(state_dim, 64), nn.LayerNorm(64), nn.ReLU())
+        self.weight1, self.weight2 = nn.Linear(64, num_agents * 32), nn.Linear(64, 32)
+        self.bias1, self.bias2 = nn.Linear(64, 32), nn.Linear(64, 1)
 
     def forward(self, values, state):  # (..., num_agents), (..., state_dim) -> (...)
+        state = self.encoder(state)
         weight1 = self.weight1(state).abs().unflatten(-1, (self.num_agents, 32))  # abs: monotonic
         hidden = F.elu((values[..., None] * weight1).sum(-2) + self.bias1(state))
         return (hidden * self.weight2(state).abs()).sum(-1) + self.bias2(state).squeeze(-1)

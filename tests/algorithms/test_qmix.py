@@ -10,7 +10,8 @@ from test_vdn import AGENTS, GAMES, STATE, VDN, network, random_batch, stepwise,
 
 QMIX = definitions("qmix")
 TWO_STEP = "--env-id team/two_step --max-steps 2 --start-e 1 --end-e 1 --total-timesteps 6000 --buffer-size 500"
-TWO_STEP += " --train-frequency 5 --learning-rate 0.004 --target-network-frequency 50 --eval-every 0 --eval-episodes 1"
+TWO_STEP += " --train-frequency 5 --learning-rate 0.004 --target-network-frequency 50 --tau 1"
+TWO_STEP += " --eval-every 0 --eval-episodes 1"
 
 
 def mixer(seed=0):
@@ -19,16 +20,18 @@ def mixer(seed=0):
 
 
 def by_hand(mix, values, state):
-    """One joint value, entry by entry: elu(q |W1(s)| + b1(s)) |W2(s)| + V(s)."""
+    """One joint value, entry by entry: elu(q |W1(s)| + b1(s)) |W2(s)| + V(s), each linear in the encoded state."""
     w = {name: p.detach().numpy() for name, p in mix.named_parameters()}
     linear = lambda name, x: w[f"{name}.weight"] @ x + w[f"{name}.bias"]  # noqa: E731
-    two = lambda name, x: linear(f"{name}.2", np.maximum(linear(f"{name}.0", x), 0))  # noqa: E731
-    weight1 = np.abs(two("weight1", state)).reshape(len(values), 32)
-    hidden = linear("bias1", state).astype(float)
+    x = linear("encoder.0", state)
+    x = (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
+    encoded = np.maximum(x * w["encoder.1.weight"] + w["encoder.1.bias"], 0)
+    weight1 = np.abs(linear("weight1", encoded)).reshape(len(values), 32)
+    hidden = linear("bias1", encoded).astype(float)
     for k, value in enumerate(values):
         hidden += value * weight1[k]
     hidden = np.where(hidden > 0, hidden, np.expm1(np.minimum(hidden, 0)))
-    return hidden @ np.abs(two("weight2", state)) + two("bias2", state)[0]
+    return hidden @ np.abs(linear("weight2", encoded)) + linear("bias2", encoded)[0]
 
 
 def test_the_mixing_network_is_the_formula():
@@ -38,6 +41,14 @@ def test_the_mixing_network_is_the_formula():
     want = [[by_hand(mix, *each) for each in zip(*rows, strict=True)] for rows in zip(values, state, strict=True)]
     np.testing.assert_allclose(got, want, atol=1e-5)
     assert np.std(want) > 0.01
+
+
+def test_the_weights_stay_bounded_where_the_state_is_far_away():
+    """A final state is in no loss, so what the mixer makes of one must not grow with its distance."""
+    mix, g = mixer(), torch.Generator().manual_seed(0)
+    values, state = torch.randn(200, AGENTS, generator=g), torch.randn(200, STATE, generator=g)
+    near, far = mix(values, 10 * state), mix(values, 1e4 * state)
+    assert (far - near).abs().max() < 0.5 and far.std() > 0.01
 
 
 def test_the_joint_value_never_falls_where_an_agents_value_rises():

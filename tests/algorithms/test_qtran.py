@@ -11,7 +11,8 @@ from test_vdn import ACTIONS, AGENTS, GAMES, STEPS, best_of, network, random_bat
 
 QTRAN = definitions("qtran")
 MATRIX = "--env-id team/qtran_matrix --max-steps 1 --start-e 1 --end-e 1 --total-timesteps 10000 --buffer-size 500"
-MATRIX += " --train-frequency 4 --learning-rate 0.002 --target-network-frequency 50 --eval-every 0 --eval-episodes 1"
+MATRIX += " --train-frequency 4 --learning-rate 0.002 --target-network-frequency 50 --tau 1"
+MATRIX += " --eval-every 0 --eval-episodes 1"
 
 
 def arguments(alt=False, lambda_opt=1.0, lambda_nopt=0.1):

@@ -249,7 +249,7 @@ def test_gradient_steps_and_copies_are_made_as_often_as_said(train, monkeypatch)
         return metrics
 
     monkeypatch.setattr(GradientStep, "__call__", note)
-    flags = "--total-timesteps 210 --train-frequency 3 --target-network-frequency 2 --batch-size 10".split()
+    flags = "--total-timesteps 210 --train-frequency 3 --target-network-frequency 2 --tau 1 --batch-size 10".split()
     v = train("vdn", *RAID, *SMALL, *flags)
     total = v["replay"].inserted
     skipped = [n for n in range(1, total // 3 + 1) if n * 3 < 10]
@@ -305,5 +305,6 @@ def test_too_few_steps_are_refused(train):
 def test_learns_what_must_be_remembered_by_all(train, script):
     """Both see the cue three steps before they must give it, and each may do what the other may not."""
     flags = "--env-id recall:RecallCue-v0 --max-steps 4 --total-timesteps 12000 --learning-rate 0.002 --gamma 0.9"
-    v = train(script, *flags.split(), "--target-network-frequency", "50", "--eval-every", "0", "--eval-episodes", "50")
+    flags += " --target-network-frequency 50 --tau 1 --eval-every 0 --eval-episodes 50"
+    v = train(script, *flags.split())
     assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] == 1
