@@ -37,7 +37,7 @@ class Args(RunArgs):
     buffer_size: int = 5_000  # pieces in the replay buffer: an episode, or a part of a longer one
     batch_size: int = 32  # pieces per gradient step
     train_frequency: int = 1  # pieces stored per gradient step
-    learning_rate: float = 5e-4  # learning rate of Adam
+    learning_rate: float = 0.001  # learning rate of Adam
     max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
     alt: bool = False  # QTRAN-alt, whose second condition holds for the worst action of each agent; else QTRAN-base
     lambda_opt: float = 1.0  # coefficient of the loss at the best joint action
@@ -47,7 +47,7 @@ class Args(RunArgs):
     tau: float = 0.01  # soft-update coefficient of the target network (1: hard copy), from 0 to 1
     start_e: float = 1.0  # initial epsilon: probability of a random action, from 0 to 1
     end_e: float = 0.05  # final epsilon, from 0 to 1
-    exploration_fraction: float = 0.5  # fraction of total_timesteps over which epsilon is annealed, from 0 to 1
+    exploration_fraction: float = 0.1  # fraction of total_timesteps over which epsilon is annealed, from 0 to 1
 
 
 class Batch(NamedTuple):

@@ -44,7 +44,7 @@ class Args(RunArgs):
     tau: float = 0.01  # soft-update coefficient of the target network (1: hard copy), from 0 to 1
     start_e: float = 1.0  # initial epsilon: probability of a random action, from 0 to 1
     end_e: float = 0.05  # final epsilon, from 0 to 1
-    exploration_fraction: float = 0.5  # fraction of total_timesteps over which epsilon is annealed, from 0 to 1
+    exploration_fraction: float = 0.1  # fraction of total_timesteps over which epsilon is annealed, from 0 to 1
 
 
 class Batch(NamedTuple):
