@@ -49,6 +49,7 @@ DATA_SETS = {
     + " --baseline 'bc medium short'",
     "medium-replay-short": "'bc medium-replay short' 'td3_bc medium-replay short'",
 }
+TEAMS = "benchmark/results/teams --env-ids"
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
 OFF_POLICY_JAX = OFF_POLICY.replace("action", "action_jax")
 
@@ -86,7 +87,11 @@ TABLES = [
     (ACTOR_CRITIC, "modern", "benchmark/results/modern --env-ids Pendulum-v1 Hopper-v5"),
     (ACTOR_CRITIC, "elegantrl", "benchmark/results/elegantrl --baseline 'inter_sac whole'"),
     (MULTI_AGENT, "team-games", "benchmark/results/team_games"),
-    (MULTI_AGENT, "particles", "benchmark/results/teams --env-ids team/simple_spread_v3"),
+    (MULTI_AGENT, "pairs", f"{TEAMS} team/climbing team/penalty --baseline vdn"),
+    (MULTI_AGENT, "particles", f"{TEAMS} team/simple_spread_v3 --baseline mappo"),
+    (MULTI_AGENT, "speaker-listener", f"{TEAMS} team/simple_speaker_listener_v4 --baseline 'maddpg single'"),
+    (MULTI_AGENT, "tag", f"{TEAMS} team/simple_tag_v3 --baseline 'maddpg single'"),
+    (MULTI_AGENT, "foraging", "benchmark/results/foraging --baseline vdn"),
     *((OFFLINE, marker, f"benchmark/results/offline --methods {methods}") for marker, methods in DATA_SETS.items()),
 ]
 
@@ -115,7 +120,7 @@ RUNS = {
     DQN: ["dqn", "jax", "minatar", "modern", "dqn_variants"],
     ACTOR_CRITIC: ["actor_critic", "jax", "modern", "elegantrl"],
     PQN: ["pqn", "minatar", "atari"],
-    MULTI_AGENT: ["team_games", "teams"],
+    MULTI_AGENT: ["team_games", "teams", "foraging"],
     OFFLINE: ["offline"],
 }
 
