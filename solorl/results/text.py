@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -45,8 +46,14 @@ def estimate(one: cmp.Estimate) -> str:
 
 # ---------------------------------------------------------------------- sentences
 def verdicts(comparison: cmp.Comparison) -> list[str]:
-    """One sentence for each method against its opponent."""
-    return [verdict(pair) for pair in cmp.pairs(comparison)]
+    """One sentence for each method against its opponent, and one for all of which nothing can be said."""
+    pairs = cmp.pairs(comparison)
+    nothing = [pair for pair in pairs if pair.few and not pair.probability.interval]
+    together = [
+        replace(nothing[0], x=", ".join(pair.x for pair in nothing if pair.y == y), y=y)
+        for y in dict.fromkeys(pair.y for pair in nothing)
+    ]
+    return [verdict(pair) for pair in [*(pair for pair in pairs if pair not in nothing), *together]]
 
 
 def verdict(one: cmp.Pair) -> str:

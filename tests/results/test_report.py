@@ -171,6 +171,14 @@ def test_three_runs_decide_nothing():
     assert "too few runs to decide on any environment" in report_text.verdict(pair)
 
 
+def test_methods_of_which_nothing_can_be_said_share_a_sentence():
+    """Those with the same opponent; what can be said of others keeps a sentence of its own."""
+    scores = {("A-v0", name): [1.0] * n for name, n in (("old", 4), ("x", 2), ("new", 4), ("y", 3))}
+    decided, together = report_text.verdicts(comparison.compare(made(scores), baseline="old"))
+    assert decided.startswith("new is not distinguishable from old; P(improvement)")
+    assert together.startswith("x, y against old: too few runs to decide on any environment or for an interval")
+
+
 def test_fewer_than_four_runs_show_their_range(solo, tmp_path, monkeypatch):
     """In tables, figures and the page, and called so: a 95 % interval of three runs is that range, or less."""
     few = {("CartPole-v1", name): scores for name, scores in (("old", [100.0, 130.0]), ("new", [200.0, 300.0, 500.0]))}
