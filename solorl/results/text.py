@@ -47,13 +47,14 @@ def estimate(one: cmp.Estimate) -> str:
 # ---------------------------------------------------------------------- sentences
 def verdicts(comparison: cmp.Comparison) -> list[str]:
     """One sentence for each method against its opponent, and one for all of which nothing can be said."""
-    pairs = cmp.pairs(comparison)
-    nothing = [pair for pair in pairs if pair.few and not pair.probability.interval]
-    together = [
-        replace(nothing[0], x=", ".join(pair.x for pair in nothing if pair.y == y), y=y)
-        for y in dict.fromkeys(pair.y for pair in nothing)
-    ]
-    return [verdict(pair) for pair in [*(pair for pair in pairs if pair not in nothing), *together]]
+    one_each, together = list[cmp.Pair](), dict[str, cmp.Pair]()
+    for pair in cmp.pairs(comparison):
+        if pair.few and not pair.probability.interval:
+            before = together.get(pair.y)
+            together[pair.y] = replace(pair, x=f"{before.x}, {pair.x}") if before else pair
+        else:
+            one_each.append(pair)
+    return [verdict(pair) for pair in [*one_each, *together.values()]]
 
 
 def verdict(one: cmp.Pair) -> str:

@@ -233,7 +233,8 @@ def test_agents_choose_the_best_of_the_allowed_or_at_random(train, played, epsil
 
 
 def test_epsilon_falls_to_its_end_in_a_fraction_of_the_training(train):
-    v = train("vdn", *RAID, *SMALL, "--total-timesteps", "60", "--start-e", "0.9", "--end-e", "0.1")
+    flags = "--total-timesteps 60 --start-e 0.9 --end-e 0.1 --exploration-fraction 0.5".split()
+    v = train("vdn", *RAID, *SMALL, *flags)
     found = [row["charts/epsilon"] for row in rows(v["run"].dir, "charts/epsilon")]
     assert found == pytest.approx([max(0.9 - 0.8 * i / 10, 0.1) for i in range(20)])
 
