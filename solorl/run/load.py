@@ -146,7 +146,7 @@ def load(
     run_dir: str | os.PathLike[str], *, last: bool = False, trust_script: bool = False, device: str | None = None
 ) -> LoadedPolicy:
     """The policy of a run folder's best evaluation; with `last`, the one at the end of training (`model_last`). It
-    computes on `device`, as `--device` takes it, or where the training did.
+    computes on `device`, as `--device` takes it; by default on a GPU where there is one, else on the CPU.
 
     This executes the script that made the folder, up to its `run.close`. It must be equal to the algorithm of its name
     in this installation or to your own file from which the run was started; `trust_script` executes any other. Random
@@ -198,7 +198,8 @@ def play_script(
     says. `flags` may be those of the run library, such as `--device`. `how`: see `trust.HOW`."""
     before, asked = _PLAY.set(play), HOW.set(how)
     try:
-        run_script(path, ["--resume", str(run_dir), *flags], neighbours)
+        # on what there is here, since who trains on a GPU may play on a machine that has none
+        run_script(path, ["--resume", str(run_dir), "--device", "auto", *flags], neighbours)
     finally:
         _PLAY.reset(before)
         HOW.reset(asked)

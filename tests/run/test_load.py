@@ -47,6 +47,15 @@ def test_it_acts_as_at_the_end_of_the_training(ppo, observations):
     assert policy.env_id == "CartPole-v1" and policy.args.num_steps == 64
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_run_of_a_gpu_plays_where_there_is_none(ppo, observations):
+    config = ppo["run"].dir / "config.json"
+    config.write_text(config.read_text().replace('"device": "auto"', '"device": "cuda"'))
+    policy = solorl.load(ppo["run"].dir, last=True)
+    assert policy(observations).tolist() == ppo["agent"].act(observations).tolist()
+    assert "torch sees no CUDA device" in sentence(ppo["run"].dir, device="cuda")
+
+
 def test_the_default_is_the_model_of_the_best_evaluation(ppo, observations):
     from safetensors.torch import load_file
 
