@@ -14,8 +14,8 @@ from solorl.machine import own_cores
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solorl" / "jax"  # of compiled code
 # Operations of microseconds: handing them to other threads costs more than it brings.
 PARALLEL = ("xla_cpu_multi_thread_eigen", "xla_cpu_enable_concurrency_optimized_scheduler")
-ONE_THREAD: dict[str, str | bool] = dict.fromkeys(PARALLEL, False)
-SAME_AGAIN: dict[str, str | bool] = {"xla_gpu_deterministic_ops": True}  # else a resumed run differs in the last bits
+# of the compiler; on a GPU other operations, without which a resumed run differs in the last bits
+OPTIONS: dict[str, Any] = {"cpu": dict.fromkeys(PARALLEL, False), "gpu": {"xla_gpu_deterministic_ops": True}}
 
 
 def is_cpu(device: Any) -> bool:
@@ -77,6 +77,5 @@ def compiled(iteration: Callable[..., Any], chunk: int, training: Any, *shared: 
 
         return jax.lax.fori_loop(0, count, body, (training, history))
 
-    platform = jax.tree.leaves(training)[0].device.platform
-    options = {"cpu": ONE_THREAD, "gpu": SAME_AGAIN}.get(platform)
+    options = OPTIONS.get(jax.tree.leaves(training)[0].device.platform)
     return jax.jit(many, donate_argnums=0).lower(training, jnp.int32(0), *shared).compile(options)
