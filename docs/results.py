@@ -43,11 +43,17 @@ PPO_PENDULUM = "ppo_continuous_action_jax 'ppo_continuous_action_jax unclipped'"
 OTHER = "BipedalWalker-v3 Hopper-v5 InvertedPendulum-v5 Walker2d-v5"
 LONG = "BipedalWalker-v3 HalfCheetah-v5 Hopper-v5 LunarLanderContinuous-v3"
 # What learned from the same data, by marker.
+HALFCHEETAH, HOPPER = ("--env-ids HalfCheetah-v5 --methods", "--env-ids Hopper-v5 --methods")
+SHORT = " ".join(f"'{name} medium short'" for name in ("bc", "td3_bc", "iql", "awac", "rebrac"))
 DATA_SETS = {
-    "medium": "'bc medium' 'td3_bc medium'",
-    "medium-short": " ".join(f"'{name} medium short'" for name in ("bc", "td3_bc", "iql", "awac", "rebrac"))
-    + " --baseline 'bc medium short'",
-    "medium-replay-short": "'bc medium-replay short' 'td3_bc medium-replay short'",
+    "medium": f"{HALFCHEETAH} 'bc medium' 'td3_bc medium'",
+    "medium-short": f"{HALFCHEETAH} {SHORT} --baseline 'bc medium short'",
+    "medium-replay-short": f"{HALFCHEETAH} 'bc medium-replay short' 'td3_bc medium-replay short'",
+    "medium-expert": f"{HALFCHEETAH} 'bc medium-expert short' 'bc medium-expert top short'",
+    "hopper-medium": f"{HOPPER} 'bc medium'",
+    "hopper-medium-replay": f"{HOPPER} 'bc medium-replay' 'bc medium-replay top' 'iql medium-replay'",
+    "cartpole": "--env-ids CartPole-v1 --methods 'bc medium-replay' 'iql_discrete medium-replay'",
+    "stopped-early": "--methods 'decision_transformer medium-replay early' 'cql medium early' 'cal_ql medium-replay early'",
 }
 TEAMS = "benchmark/results/teams --env-ids"
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
@@ -92,7 +98,7 @@ TABLES = [
     (MULTI_AGENT, "speaker-listener", f"{TEAMS} team/simple_speaker_listener_v4 --baseline 'maddpg single'"),
     (MULTI_AGENT, "tag", f"{TEAMS} team/simple_tag_v3 --baseline 'maddpg single'"),
     (MULTI_AGENT, "foraging", "benchmark/results/foraging --baseline vdn"),
-    *((OFFLINE, marker, f"benchmark/results/offline --methods {methods}") for marker, methods in DATA_SETS.items()),
+    *((OFFLINE, marker, f"benchmark/results/offline {words}") for marker, words in DATA_SETS.items()),
 ]
 
 # page, its markers, module in benchmark, its data in benchmark/results/speed
