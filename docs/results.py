@@ -53,7 +53,9 @@ DATA_SETS = {
     "hopper-medium": f"{HOPPER} 'bc medium'",
     "hopper-medium-replay": f"{HOPPER} 'bc medium-replay' 'bc medium-replay top' 'iql medium-replay'",
     "cartpole": "--env-ids CartPole-v1 --methods 'bc medium-replay' 'iql_discrete medium-replay'",
-    "stopped-early": "--methods 'decision_transformer medium-replay early' 'cql medium early' 'cal_ql medium-replay early'",
+    "cql": f"{HALFCHEETAH} 'cql medium early'",
+    "transformer": f"{HALFCHEETAH} 'decision_transformer medium-replay early'",
+    "cal-ql": f"{HOPPER} 'cal_ql medium-replay early'",
 }
 TEAMS = "benchmark/results/teams --env-ids"
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
