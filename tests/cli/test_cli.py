@@ -303,7 +303,7 @@ def test_play_asks_the_script_of_the_run(solo, tmp_path):
     folder = run_folder(tmp_path / "r", '{"script": "show.py", "args": {}}')
     code, out, _ = solo("play", folder, "--episodes", 3, "--video", "--seed", 7, "--trust-script")
     asked = solorl.run.load.Play(episodes=3, video=True, render=False, seed=7)
-    assert code == 0 and out == f"{['--resume', str(folder)]} {asked}\n"
+    assert code == 0 and out == f"{['--resume', str(folder), '--device', 'auto']} {asked}\n"
     assert solorl.run.load.play_wanted() is None
 
 
@@ -333,7 +333,7 @@ def test_play_takes_the_newest_of_several_runs(solo, tmp_path, monkeypatch):
     for given in (names, ["runs/*__ppo__2__*"]):
         code, out, _ = solo("play", *given, "--video", "--trust-script")
         assert code == 0
-        assert out.startswith(f"{names[1]} is the newest of 3 runs\n['--resume', '{names[1]}'] ")
+        assert out.startswith(f"{names[1]} is the newest of 3 runs\n['--resume', '{names[1]}', '--device', 'auto'] ")
     assert "newest" not in solo("play", names[0], "--trust-script")[1]
     refused(solo("play", names[0], "hf://me/ppo"), "takes several run folders", "hf://me/ppo is none")
     refused(solo("play", "runs/*__dqn__*"), "there is no run folder runs/*__dqn__*")
