@@ -42,9 +42,9 @@ LANDER = "ppo 'ppo unclipped' sb3_ppo ppo_jax 'ppo_jax unclipped'"
 PPO_PENDULUM = "ppo_continuous_action_jax 'ppo_continuous_action_jax unclipped'"
 OTHER = "BipedalWalker-v3 Hopper-v5 InvertedPendulum-v5 Walker2d-v5"
 LONG = "BipedalWalker-v3 HalfCheetah-v5 Hopper-v5 LunarLanderContinuous-v3"
-# What learned from the same data, by marker.
-HALFCHEETAH, HOPPER = ("--env-ids HalfCheetah-v5 --methods", "--env-ids Hopper-v5 --methods")
+HALFCHEETAH, HOPPER = "--env-ids HalfCheetah-v5 --methods", "--env-ids Hopper-v5 --methods"
 SHORT = " ".join(f"'{name} medium short'" for name in ("bc", "td3_bc", "iql", "awac", "rebrac"))
+# What learned from the same data, by marker.
 DATA_SETS = {
     "medium": f"{HALFCHEETAH} 'bc medium' 'td3_bc medium'",
     "medium-short": f"{HALFCHEETAH} {SHORT} --baseline 'bc medium short'",
