@@ -21,7 +21,9 @@ import torch.fx
 import torch.nn as nn
 from torch.utils._pytree import tree_map_only
 
+from solorl.compute.graphs import Recorded
 from solorl.errors import UsageError
+from solorl.terminal import warn
 
 # Optimisers that treat each number alone: what they do to a vector is what they do to its parts.
 ELEMENTWISE = tuple(getattr(torch.optim, x) for x in ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop"))
@@ -70,8 +72,10 @@ class Forward:
     change in place, move to other memory, or be replaced by others of their name.
     """
 
-    def __init__(self, module: nn.Module, fast: bool):
+    def __init__(self, module: nn.Module, fast: bool, graphs: Any = None):
         self.module, self.fast = module, fast
+        name = f"the forward pass of {type(module).__name__}"
+        self.in_torch = Recorded(self._in_torch, name, graphs, [module]) if graphs else self._in_torch
         tables: list[Any] = [table for each in module.modules() for table in (each._parameters, each._buffers)]
         self._places = [(table, name) for table in tables for name, weight in table.items() if weight is not None]
         self._addresses, self.in_numpy = self._find(), self._trace()  # None where NumPy lacks an operation
@@ -84,8 +88,18 @@ class Forward:
             return self.in_numpy(x.astype(np.float32, copy=False))
         dtype = torch.uint8 if x.dtype == np.uint8 else torch.float32  # images are moved as bytes
         with torch.no_grad():
-            y = self.module(torch.as_tensor(x, dtype=dtype, device=self.device))
-        return tuple(one.cpu().numpy() for one in y) if isinstance(y, tuple) else y.cpu().numpy()
+            together, shapes = self.in_torch(torch.as_tensor(x, dtype=dtype, device=self.device))
+        ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+        y = [part.reshape(shape) for part, shape in zip(np.split(together.cpu().numpy(), ends), shapes, strict=True)]
+        return tuple(y) if self.is_tuple else y[0]
+
+    def _in_torch(self, x: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, ...]]:
+        """The outputs of the module one after the other in one vector, since each copy from a GPU waits for it; and
+        their shapes."""
+        y = self.module(x)
+        self.is_tuple = isinstance(y, tuple)
+        parts = y if isinstance(y, tuple) else (y,)
+        return torch.cat([part.flatten() for part in parts]), tuple(tuple(part.shape) for part in parts)
 
     @property
     def device(self) -> torch.device:
@@ -230,6 +244,14 @@ def _before_loading(optimizer: Any, saved: Any) -> None:
         unflatten(optimizer)
 
 
+class Metrics(dict[str, Any]):
+    """Metrics of a gradient step as views of one `vector`, which can be added up at once."""
+
+    def __init__(self, names: tuple[str, ...], vector: torch.Tensor):
+        super().__init__(zip(names, vector.unbind(), strict=True))
+        self.vector = vector
+
+
 class GradientStep:
     """`metrics = step(*inputs)`: one step of the optimiser down the gradient of `loss_of(module, *inputs)`, as plain
     PyTorch takes it; `metrics, extra = step(*inputs)` where the loss gives (loss, metrics, extra).
@@ -238,7 +260,7 @@ class GradientStep:
     no part in the loss stays as it is. If `fast`, they become views of one vector (see `flatten`): clipping and
     stepping are single operations. Where a parameter is in memory and what an optimiser sees is looked up at each step,
     so several steps may share both. `average` maps a list of tensors, gradients and metrics, to what they
-    are over all ranks.
+    are over all ranks. With `graphs` (see `Recorded`) the whole step is recorded.
     """
 
     def __init__(
@@ -250,6 +272,7 @@ class GradientStep:
         compiled: Any,
         fast: bool,
         average: Callable[[list[Any]], list[Any]] | None = None,
+        graphs: Any = None,
     ):
         self.average = average
         self.loss_of, self.module, self.optimizer, self.max_grad_norm = loss_of, module, optimizer, max_grad_norm
@@ -257,9 +280,54 @@ class GradientStep:
         self._check()
         if fast:
             flatten(optimizer)
+        self.step: Any = None
+        name = f"the gradient step of {getattr(loss_of, '__name__', type(loss_of).__name__)}"
+        if graphs and "capturable" not in optimizer.param_groups[0]:
+            warn(f"{name} runs without a CUDA graph: {type(optimizer).__name__} cannot be recorded")
+        elif graphs:
+            for group in optimizer.param_groups:
+                group["capturable"] = True
+            self.rates = [torch.tensor(0.0, device=graphs.device) for _ in optimizer.param_groups]
+            self.step = Recorded(self._vectors, name, graphs, [module], self._settings, self._state)
 
     def __call__(self, *inputs: Any) -> Any:
         """Take the step; returns the metrics of the loss, or (metrics, extra)."""
+        if self.step is None:
+            return self._take(*inputs)
+        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
+            rate.fill_(group["lr"])
+        metrics, *extra = self.step(*inputs)
+        named = Metrics(self.names, metrics)
+        return (named, *extra) if extra else named
+
+    def _vectors(self, *inputs: Any) -> tuple[Any, ...]:
+        """`_take` for a recording: the metrics are one vector, learning rates and numbers of steps on the device."""
+        groups = self.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for state in self.optimizer.state.values():
+            state["step"] = state["step"].to(self.rates[0].device, torch.float32)
+        try:
+            for group, rate in zip(groups, self.rates, strict=True):
+                group["lr"] = rate
+            found = self._take(*inputs)
+        finally:
+            for group, number in zip(groups, rates, strict=True):
+                group["lr"] = number
+        metrics, *extra = found if isinstance(found, tuple) else (found,)
+        self.names = tuple(metrics)
+        return torch.stack([x.float() for x in metrics.values()]), *extra
+
+    def _settings(self) -> Any:
+        """What the step takes for granted of the optimiser: its parameters, where its state is, all but the rates."""
+        groups = self.optimizer.param_groups
+        parts = [[(name, x) for name, x in group.items() if name not in ("params", "lr")] for group in groups]
+        return id(self.optimizer.state), [list(map(id, group["params"])) for group in groups], parts
+
+    def _state(self) -> list[torch.Tensor]:
+        """The tensors of the optimiser's state."""
+        return [x for state in self.optimizer.state.values() for x in state.values() if torch.is_tensor(x)]
+
+    def _take(self, *inputs: Any) -> Any:
         flat = stays_flat(self.optimizer)
         parameters = [x for x in parameters_of(self.optimizer) if x.requires_grad]
         gradients, metrics, *extra = self.gradients(flat, parameters, self.loss_of, self.module, *inputs)
@@ -306,13 +374,13 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
     cannot compile here."""
     if hasattr(torch._dynamo.config, "trace_autograd_ops"):  # else torch.autograd.grad cuts the graph in two
         torch._dynamo.config.trace_autograd_ops = True
-    options: dict[str, Any] = {}
+    # the random numbers of plain PyTorch, on the CPU in half the time of the compiler's own
+    options: dict[str, Any] = {"fallback_random": True}
     if device.type == "cpu":
         problem = compile_problem(Path(torch.__file__).parent)
         if problem:
             raise UsageError(f"--compile {problem}; train without --compile")
         options["cpp_wrapper"] = True
-        options["fallback_random"] = True  # the random numbers of plain PyTorch, in half the time of the compiler's own
         if importlib.util.find_spec("torch._inductor.custom_graph_pass"):  # since torch 2.6
             from solorl.compute.onednn import ProductsByOneDNN, onednn_is_faster
 

@@ -41,6 +41,7 @@ class Meter:
         self.sps = 0.0  # steps per second at the last row of metrics
         self._recent: deque[float] = deque(maxlen=100)  # returns
         self._means: dict[str, tuple[Any, int]] = {}  # of each metric since the last row: sum, number of gradient steps
+        self._vectors: dict[tuple[str, ...], tuple[Any, int]] = {}  # the same where all metrics of a step are a vector
         self._due: dict[str, int] = {}  # step of the last call per verb
         self._elapsed, self._resumed_at = 0.0, time.perf_counter()  # seconds of earlier sessions, start of this one
         self._paused = 0.0  # seconds spent on evaluation and saving since the last row
@@ -105,9 +106,27 @@ class Meter:
 
     def learned(self, sums: Mapping[str, Any], number: int = 1) -> None:
         """Count metrics into the means of the next row: `sums` over `number` gradient steps."""
+        vector = getattr(sums, "vector", None)  # of all metrics: one addition on the device instead of one for each
+        if vector is not None:
+            names = tuple(sums)
+            if names not in self._vectors and self._means.keys() >= sums.keys():  # of a checkpoint
+                totals, counts = zip(*(self._means.pop(name) for name in names), strict=True)
+                self._vectors[names] = (vector.new_tensor([float(x) for x in totals]), counts[0])
+            total, count = self._vectors.get(names, (0.0, 0))
+            self._vectors[names] = (total + vector, count + number)
+            return
         for name, value in sums.items() if number else ():
             total, count = self._means.get(name, (0.0, 0))
             self._means[name] = (total + value, count + number)
+
+    def _learned(self) -> dict[str, tuple[Any, int]]:
+        """The sum of each metric since the last row, and of how many gradient steps."""
+        found = dict(self._means)
+        for names, (vector, number) in self._vectors.items():
+            for name, value in zip(names, vector, strict=True):
+                total, count = found.get(name, (0.0, 0))
+                found[name] = (total + value, count + number)
+        return found
 
     # ------------------------------------------------------------------ rows
     def add_row(self, step: int, values: Mapping[str, float]) -> None:
@@ -122,8 +141,8 @@ class Meter:
     def report(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Add the row of `step`: metrics, the means of what was learned, and the steps per second. Returns it with the
         means of the episodes that have ended since the last one. Raises Diverged, and then adds no row."""
-        means = {name: total / count for name, (total, count) in self._means.items()}
-        self._means = {}
+        means = {name: total / count for name, (total, count) in self._learned().items()}
+        self._means, self._vectors = {}, {}
         values = {name: float(value) for name, value in (*metrics.items(), *means.items())}
         check_finite(values)
         for row in self.rows:
@@ -146,7 +165,7 @@ class Meter:
             "returns": self.returns,
             "lengths": self.lengths,
             "recent": list(self._recent),
-            "learned": {name: list(pair) for name, pair in self._means.items()},
+            "learned": {name: list(pair) for name, pair in self._learned().items()},
         }
 
     def resume(self, saved: Mapping[str, Any]) -> None:

@@ -321,7 +321,7 @@ class Run(Products):
         for a few rows on the CPU several times as fast as torch, if it is an `nn.Sequential` of simple layers."""
         from solorl.compute.speed import Forward
 
-        return Forward(module, self.args.fast)
+        return Forward(module, self.args.fast, self._graphs())
 
     def gradient_step(
         self, loss_of: Callable[..., Any], module: Any, optimizer: Any, max_grad_norm: float = math.inf
@@ -340,7 +340,16 @@ class Run(Products):
 
         average = self.ranks.average if self.world_size > 1 else None
         with in_one_sentence():
-            return GradientStep(loss_of, module, optimizer, max_grad_norm, self.compile, self.args.fast, average)
+            graphs = self._graphs() if average is None else None
+            return GradientStep(
+                loss_of, module, optimizer, max_grad_norm, self.compile, self.args.fast, average, graphs
+            )
+
+    def _graphs(self) -> Any:
+        """What records CUDA graphs on this device, if they are wanted."""
+        from solorl.compute.graphs import Cuda, wanted
+
+        return Cuda(self.device) if wanted(self.device, self.args.fast, self.args.compile) else None
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.compile(function)` with `--compile`, else the function itself. On the CPU what calls the compiled
