@@ -29,6 +29,7 @@ def seed_all(args: RunArgs) -> None:
         torch.manual_seed(args.seed)
         torch.set_num_threads(args.threads)
         keep_freed_memory()
+        torch.backends.cudnn.allow_tf32 = False  # else convolutions on a GPU keep 10 of 23 bits
         if args.torch_deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
