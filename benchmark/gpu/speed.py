@@ -18,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,8 +94,8 @@ CASES = [
          published="33 to 45 (PureJaxRL, A40)", until=9_900_000),
     Case("3", "PQN on Breakout-MinAtar", "SoloRL pqn_jax",
          ["pqn/pqn_jax.py", "--env-id", "Breakout-MinAtar", *PQN, "--learning-rate", 5e-4], 1),
-    Case("3", "PQN on Breakout-MinAtar", "PureJaxQL, convolutional", ["purejax.py", "purejaxql_pqn", "--steps", 819_200],
-         0, published="170,000 (A40)"),
+    Case("3", "PQN on Breakout-MinAtar", "PureJaxQL, convolutional",
+         ["purejax.py", "purejaxql_pqn", "--steps", 819_200], 0, published="170,000 (A40)"),
     Case("5", "PPO on Breakout-v5", "SoloRL --compile, CUDA graphs", [*BREAKOUT, "--compile"], 3_072, published=""),
     Case("5", "PPO on Breakout-v5", "SoloRL", BREAKOUT, 3_072),
     Case("5", "PPO on Breakout-v5", "SoloRL ppo_atari_envpool_jax",
@@ -120,7 +122,7 @@ def rates(points, count=WINDOWS):
     """Steps per second in `count` windows (fewer where there are fewer points) of as many points each."""
     count = min(count, len(points) - 1)
     ends = [points[i * (len(points) - 1) // count] for i in range(count + 1)] if count else []
-    return [(b[0] - a[0]) / (b[1] - a[1]) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [(b[0] - a[0]) / (b[1] - a[1]) for a, b in pairwise(ends)]
 
 
 def tiny(case):
@@ -154,7 +156,7 @@ class Program:
         self.words = [sys.executable, *map(str, words)]
         self.output = self.folder / "output"
         self.process = subprocess.Popen(
-            self.words, env=os.environ | variables, start_new_session=True, stdout=open(self.output, "wb"),
+            self.words, env=os.environ | variables, start_new_session=True, stdout=self.output.open("wb"),
             stderr=subprocess.STDOUT, cwd=args.peers if self.peer else ROOT,
         )  # fmt: skip
 
@@ -171,10 +173,8 @@ class Program:
         return [(row["global_step"], row["wall_time"]) for row in rows if "charts/SPS" in row]
 
     def signal(self, number):
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            pass
 
     def end(self):
         self.signal(signal.SIGKILL)
@@ -261,7 +261,7 @@ def measure(cases, args, say):
             else:
                 [program] = [each for each in programs if each.case is case]
                 if program.ready is None:
-                    how = f"ended with {program.process.returncode} or had {args.warm_up:.0f} seconds, before it was ready"
+                    how = f"not ready in {args.warm_up:.0f} seconds, or ended (code {program.process.returncode})"
                     say(entry(case, error=how, tail=program.tail()))
                     continue
                 points = program.measure(args.seconds, min(left, 3 * args.seconds))
@@ -278,8 +278,9 @@ def measure(cases, args, say):
 def about(args):
     """When, where and with what."""
     query = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit"
+    words = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     try:
-        gpu = subprocess.check_output(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], text=True).strip()
+        gpu = subprocess.check_output(words, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         gpu = ""
     found = {}
@@ -306,7 +307,8 @@ def table(path=DATA):
             cases = [case for case in call["cases"] if case["title"] == title]
             peers = [case["rate"] for case in cases if case.get("rate") and not case["name"].startswith("SoloRL")]
             unit = "seconds" if any("seconds" in case for case in cases) else "steps/s, median"
-            lines += [f"| {title} | {unit} | range | ratio to the fastest other | published |", "|---|---:|---:|---:|---:|"]
+            head = f"| {title} | {unit} | range | ratio to the fastest other | published |"
+            lines += [head, "|---|---:|---:|---:|---:|"]
             for case in cases:
                 rate, windows = case.get("rate"), case.get("windows")
                 number = f"{rate:,.0f}" if rate else str(case.get("seconds", "not measured"))
