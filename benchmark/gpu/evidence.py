@@ -1,19 +1,21 @@
 """Trainings of evidence.toml for the minutes that are left, in order, as many side by side as their shares allow.
 
-    python benchmark/gpu/evidence.py --minutes 4 --out OUT                      # writes OUT/NAME-ENV.tar.gz
+    python benchmark/gpu/evidence.py --minutes 4 --out OUT                      # writes OUT/NAME-ENV.tar.gz.0 ...
     python benchmark/gpu/evidence.py --minutes 4 --out OUT --continue BEFORE    # from the archives in BEFORE
 
-They are stopped (SIGTERM, so that they save) before the time is over. An archive holds a job's run folders; one that is
-larger than 16 MiB is left out, and said.
+They are stopped (SIGTERM, so that they save) before the time is over. An archive holds a job's run folders, in parts of
+at most 16 MiB.
 """
 
 import argparse
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 import tomllib
 from pathlib import Path
@@ -43,13 +45,20 @@ def going_on(folder, flags):
 
 
 def pack(folder, out):
-    """The run folders as an archive."""
-    archive = out / f"{folder.name}.tar.gz"
-    with tarfile.open(archive, "w:gz") as file:
+    """The run folders as an archive, in parts of MOST bytes."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as file:
         file.add(folder, folder.name)
-    if archive.stat().st_size > MOST:
-        print(f"{folder.name}: {archive.stat().st_size:,} bytes are too many")
-        archive.unlink()
+    for i, start in enumerate(range(0, len(data.getvalue()), MOST)):
+        (out / f"{folder.name}.tar.gz.{i}").write_bytes(data.getvalue()[start : start + MOST])
+
+
+def unpack(before, work):
+    """What `pack` has written."""
+    for first in sorted(before.glob("*.tar.gz.0")):
+        parts = [first.with_suffix(f".{i}") for i in range(len(list(before.glob(f"{first.stem}.*"))))]
+        with tarfile.open(fileobj=io.BytesIO(b"".join(part.read_bytes() for part in parts))) as file:
+            file.extractall(work, filter="data")
 
 
 def main():
@@ -61,11 +70,10 @@ def main():
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     stop = time.monotonic() + 60 * args.minutes - SAVING
-    work = Path(args.out) / "runs"
+    work = Path(tempfile.mkdtemp())
     waiting, running = list(jobs(args.names)), {}
-    for archive in sorted(args.before.glob("*.tar.gz")) if args.before else ():
-        with tarfile.open(archive) as file:
-            file.extractall(work, filter="data")
+    if args.before:
+        unpack(args.before, work)
     while (waiting or running) and time.monotonic() < stop:
         while waiting and waiting[0][1] + sum(share for _, share in running.values()) <= 1:
             name, share, words, flags = waiting.pop(0)
