@@ -32,6 +32,19 @@ OFF_POLICY = LOGGING | ENDS | FINAL_OBS | {f"{ONE_ENV})": f"{ONE_ENV}{SAME_STEP}
 NORMALIZED = {  # arguments that wrappers need since Gymnasium 1.0
     "lambda obs: np.clip(obs, -10, 10))": "lambda obs: np.clip(obs, -10, 10), env.observation_space)",
 }
+DETACHED = {  # with current tensordict the parameters of the copy that acts need gradients again
+    "from_module(actor).data.to_module(actor_detach)\n": "from_module(actor).data.to_module(actor_detach)\n"
+    "    actor_detach.requires_grad_(False)\n",
+}
+ACTION = {  # a module of tensordict may no longer have more results than keys
+    'TensorDictModule(actor_detach.get_action, in_keys=["observation"], out_keys=["action"])': (
+        "lambda obs: actor_detach.get_action(obs)[0]"
+    ),
+}
+INFERENCE = {
+    "agent_inference_p.to_module(agent_inference)\n": "agent_inference_p.to_module(agent_inference)\n"
+    "    agent_inference.requires_grad_(False)\n",
+}
 PPO_ENVS = "[make_env(args.env_id, i, args.capture_video, run_name, args.gamma) for i in range(args.num_envs)]"
 PPO = ENDS | NORMALIZED | {PPO_ENVS: f"{PPO_ENVS}{SAME_STEP[:-1]}"}
 SEVERAL = "[make_env(args.env_id, args.seed + i, i, args.capture_video, run_name) for i in range(args.num_envs)]"
@@ -40,12 +53,12 @@ CLEAN = TENSORBOARD | ENDS | FINAL_OBS | {SEVERAL: f"{SEVERAL}{SAME_STEP[:-1]}"}
 # repository -> file -> (name here, replacements)
 CHANGES = {
     "leanrl": {
-        "leanrl/sac_continuous_action_torchcompile.py": ("leanrl_sac.py", OFF_POLICY),
-        "leanrl/td3_continuous_action_torchcompile.py": ("leanrl_td3.py", OFF_POLICY),
+        "leanrl/sac_continuous_action_torchcompile.py": ("leanrl_sac.py", OFF_POLICY | DETACHED | ACTION),
+        "leanrl/td3_continuous_action_torchcompile.py": ("leanrl_td3.py", OFF_POLICY | DETACHED),
         "leanrl/ppo_continuous_action_torchcompile.py": (
             "leanrl_ppo.py",
             # a point each iteration, not each tenth: one of 2,048 steps
-            LOGGING | PPO | {"iteration % 10 == 0": "iteration % 1 == 0"},
+            LOGGING | PPO | INFERENCE | {"iteration % 10 == 0": "iteration % 1 == 0"},
         ),
     },
     "cleanrl": {
