@@ -73,13 +73,24 @@ CHANGES = {
             {
                 "import distrax": "import stand_ins as distrax",
                 "from wrappers import": "from gymnax.wrappers.purerl import",  # the same two wrappers
+                # gymnax since 1.0 tells terminations and truncations apart
+                "obsv, env_state, reward, done, info = jax.vmap": "obsv, env_state, reward, end, cut, info = jax.vmap",
+                ")(rng_step, env_state, action, env_params)\n": ")(rng_step, env_state, action, env_params)\n"
+                "                done = end | cut\n",
             },
         ),
     },
     "purejaxql": {
         "purejaxql/pqn_minatar.py": (
             "purejaxql_pqn.py",
-            LOGGING | {"import hydra\n": "import stand_ins as hydra\n", "from omegaconf import OmegaConf\n": ""},
+            LOGGING
+            | {
+                "import hydra\n": "import stand_ins as hydra\n",
+                "from omegaconf import OmegaConf\n": "",
+                "reward, new_done, info = vmap": "reward, end, cut, info = vmap",
+                ")(rng_s, env_state, new_action)\n": ")(rng_s, env_state, new_action)\n"
+                "                new_done = end | cut\n",
+            },
         ),
     },
 }

@@ -34,13 +34,13 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, required=True, help="of a seed in one call")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     sys.path.insert(0, str(Path.cwd()))
     config = SETTINGS[args.file] | {"TOTAL_TIMESTEPS": args.steps, "TOTAL_TIMESTEPS_DECAY": args.steps}
     for name, value in (each.split("=") for each in args.settings):
         config[name] = type(config[name])(value)
     make_train = importlib.import_module(args.file).make_train
-    keys = jax.random.split(jax.random.key(30), args.seeds)
+    keys = jax.random.split(jax.random.PRNGKey(30), args.seeds)
 
     def train(keys):  # the curves, which they also return, would fill the memory: only the end is asked for
         return jax.vmap(make_train(config))(keys)["runner_state"][0].params
