@@ -108,6 +108,7 @@ SPEEDS = [
     (SPEED, "ppo", "ppo_speed", "ppo"),
     (SPEED, "jax", "jax_speed", "jax"),
     (SPEED, "atari", "atari_speed", "atari"),
+    (SPEED, "gpu", "gpu.speed", "gpu"),
     (PPO, "speed", "ppo_speed", "ppo_halfcheetah"),
     (PPO, "contrib", "contrib_speed", "contrib"),
     (PPO, "wide", "jax_speed", "jax_wide"),
