@@ -125,8 +125,7 @@ def td_loss(q_network, target_network, batch, gamma):
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        for x, y in zip(target.parameters(), online.parameters(), strict=True):
-            x.lerp_(y, tau)
+        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
 
 
 if __name__ == "__main__":

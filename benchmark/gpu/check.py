@@ -23,10 +23,13 @@ CRITIC = "--total-timesteps 300 --learning-starts 200 --batch-size 64"
 FILES = {
     "ppo/ppo": ("--total-timesteps 512 --num-minibatches 16 --update-epochs 6", "agent"),
     "ppo/a2c": ("--total-timesteps 2000", "agent"),
-    "ppo/ppo_continuous_action": ("--env-id Pendulum-v1 --total-timesteps 2048 --num-minibatches 16 --update-epochs 6", "agent"),  # noqa: E501
+    "ppo/ppo_continuous_action": (
+        "--env-id Pendulum-v1 --total-timesteps 2048 --num-minibatches 16 --update-epochs 6",
+        "agent",
+    ),
     "ppo/ppo_lstm": ("--total-timesteps 2048", "agent"),
     "ppo/ppo_trxl": ("--total-timesteps 2048", "agent"),
-    "ppo/ppo_rnd": ("--total-timesteps 2048", "agent"),
+    "ppo/ppo_rnd": ("--total-timesteps 10240", "agent"),
     "pqn/pqn": ("--total-timesteps 2560", "q_network"),
     "dqn/dqn": ("--total-timesteps 1200 --learning-starts 200", "q_network"),
     "dqn/c51": ("--total-timesteps 1200 --learning-starts 200", "q_network"),

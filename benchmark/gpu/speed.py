@@ -64,8 +64,9 @@ def halfcheetah(name, script, after, published, *flags):
         Case("4", title, "SoloRL --compile, CUDA graphs", [*ours, "--compile"], after),
         Case("4", title, "LeanRL, compiled, CUDA graphs", [f"leanrl_{name}.py", *theirs, "--compile", "--cudagraphs"],
              after, published=lean),
-        Case("4", title, "SoloRL, CUDA graphs", ours, after, variables={"SOLORL_GRAPHS": "1"}),
-        Case("4", title, "SoloRL", ours, after, 2),
+        Case("4", title, "SoloRL, CUDA graphs", ours, after),
+        Case("4", title, "LeanRL, CUDA graphs", [f"leanrl_{name}.py", *theirs, "--cudagraphs"], after),
+        Case("4", title, "SoloRL", ours, after, 2, variables={"SOLORL_GRAPHS": "0"}),
         Case("4", title, "CleanRL", [f"cleanrl_{name}.py", *theirs], after, 2, published=clean),
         Case("4", title, "SoloRL --compile", [*ours, "--compile"], after, 3, variables={"SOLORL_GRAPHS": "0"}),
     ]  # fmt: skip

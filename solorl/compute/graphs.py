@@ -22,9 +22,9 @@ MOST = 4  # recordings of one function that are kept, for shapes that take turns
 LIMIT = 32  # recordings that fit no more after which it is not recorded again
 
 
-def wanted(device: Any, fast: bool, compiled: bool) -> bool:
-    """Whether functions are recorded: on CUDA with `--compile`; always by SOLORL_GRAPHS=1, never by SOLORL_GRAPHS=0."""
-    return device.type == "cuda" and fast and os.environ.get("SOLORL_GRAPHS", str(int(compiled))) == "1"
+def wanted(device: Any, fast: bool) -> bool:
+    """Whether functions are recorded: on CUDA, but not with `--no-fast` or SOLORL_GRAPHS=0."""
+    return device.type == "cuda" and fast and os.environ.get("SOLORL_GRAPHS") != "0"
 
 
 class Unfit(Exception):
@@ -115,10 +115,12 @@ class Recorded:
         modules: list[nn.Module],
         state: Any = None,
         kept: Any = None,
+        from_host: bool = False,
     ):
         self.function, self.name, self.backend = function, name, backend
         self.modules, self.state, self.kept = modules, state, kept
         self.entries: dict[Any, Entry] = {}  # the latest is the last
+        self.from_host = from_host  # inputs may be anywhere, since the function brings them to the device
         self.recordings, self.why = 0, ""  # why it is not recorded
 
     def __call__(self, *inputs: Any) -> Any:
@@ -138,8 +140,7 @@ class Recorded:
                 self._count(entry)
                 entry.calls, entry.state, entry.again = 0, state, None
             if entry.again is not None:
-                for here, x in zip(entry.inputs, tensors, strict=True):
-                    here.copy_(x)
+                self._copy(entry.inputs, tensors)
                 entry.again()
                 return replace(entry.output, map(torch.clone, entry.outputs))
             entry.calls += 1
@@ -151,6 +152,12 @@ class Recorded:
         self.entries.clear()
         warn(f"{self.name} runs without a CUDA graph: {self.why}")
         return self.function(*inputs)
+
+    def _copy(self, there: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+        """Copy inputs to where the recording reads them: those of one type in one call."""
+        for kind in {x.dtype for x in there}:
+            those = [i for i, here in enumerate(there) if here.dtype == kind]
+            torch._foreach_copy_([there[i] for i in those], [tensors[i] for i in those])
 
     def _forget(self) -> None:
         """Drop what has not come for the longest time; Unfit where that happens again and again."""
@@ -185,9 +192,9 @@ class Recorded:
         return output
 
     def _record(self, entry: Entry, inputs: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
-        if any(x.device.type != self.backend.device.type for x in tensors):
+        if not self.from_host and any(x.device.type != self.backend.device.type for x in tensors):
             raise Unfit(f"one of its inputs is a tensor that is not on {self.backend.device}")
-        entry.inputs, entry.outputs = [x.clone() for x in tensors], []
+        entry.inputs, entry.outputs = [x.to(self.backend.device, copy=True) for x in tensors], []
         fixed = replace(inputs, iter(entry.inputs))
         try:
             entry.output, entry.again = self.backend.record(lambda: self.function(*fixed))

@@ -75,7 +75,7 @@ class Forward:
     def __init__(self, module: nn.Module, fast: bool, graphs: Any = None):
         self.module, self.fast = module, fast
         name = f"the forward pass of {type(module).__name__}"
-        self.in_torch = Recorded(self._in_torch, name, graphs, [module]) if graphs else self._in_torch
+        self.in_torch = Recorded(self._in_torch, name, graphs, [module], from_host=True) if graphs else self._in_torch
         tables: list[Any] = [table for each in module.modules() for table in (each._parameters, each._buffers)]
         self._places = [(table, name) for table in tables for name, weight in table.items() if weight is not None]
         self._addresses, self.in_numpy = self._find(), self._trace()  # None where NumPy lacks an operation
@@ -88,7 +88,7 @@ class Forward:
             return self.in_numpy(x.astype(np.float32, copy=False))
         dtype = torch.uint8 if x.dtype == np.uint8 else torch.float32  # images are moved as bytes
         with torch.no_grad():
-            together, shapes = self.in_torch(torch.as_tensor(x, dtype=dtype, device=self.device))
+            together, shapes = self.in_torch(torch.as_tensor(x, dtype=dtype))
         ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
         y = [part.reshape(shape) for part, shape in zip(np.split(together.cpu().numpy(), ends), shapes, strict=True)]
         return tuple(y) if self.is_tuple else y[0]
@@ -96,7 +96,7 @@ class Forward:
     def _in_torch(self, x: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, ...]]:
         """The outputs of the module one after the other in one vector, since each copy from a GPU waits for it; and
         their shapes."""
-        y = self.module(x)
+        y = self.module(x.to(self.device))
         self.is_tuple = isinstance(y, tuple)
         parts = y if isinstance(y, tuple) else (y,)
         return torch.cat([part.flatten() for part in parts]), tuple(tuple(part.shape) for part in parts)
@@ -288,14 +288,18 @@ class GradientStep:
             for group in optimizer.param_groups:
                 group["capturable"] = True
             self.rates = [torch.tensor(0.0, device=graphs.device) for _ in optimizer.param_groups]
+            self.written = [0.0 for _ in optimizer.param_groups]  # the numbers in `rates`
             self.step = Recorded(self._vectors, name, graphs, [module], self._settings, self._state)
 
     def __call__(self, *inputs: Any) -> Any:
         """Take the step; returns the metrics of the loss, or (metrics, extra)."""
         if self.step is None:
             return self._take(*inputs)
-        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
-            rate.fill_(group["lr"])
+        now = [group["lr"] for group in self.optimizer.param_groups]
+        if now != self.written:
+            for rate, number in zip(self.rates, now, strict=True):
+                rate.fill_(number)
+            self.written = now
         metrics, *extra = self.step(*inputs)
         named = Metrics(self.names, metrics)
         return (named, *extra) if extra else named

@@ -349,7 +349,7 @@ class Run(Products):
         """What records CUDA graphs on this device, if they are wanted."""
         from solorl.compute.graphs import Cuda, wanted
 
-        return Cuda(self.device) if wanted(self.device, self.args.fast, self.args.compile) else None
+        return Cuda(self.device) if wanted(self.device, self.args.fast) else None
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.compile(function)` with `--compile`, else the function itself. On the CPU what calls the compiled

@@ -344,15 +344,12 @@ def test_a_forward_pass_is_recorded_and_has_the_current_weights():
 
 
 # ---------------------------------------------------------------------- when, and the means of metrics
-def test_graphs_are_for_cuda_and_compile(monkeypatch):
+def test_graphs_are_for_cuda(monkeypatch):
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     monkeypatch.delenv("SOLORL_GRAPHS", raising=False)
-    assert wanted(cuda, True, True) and not wanted(cuda, True, False) and not wanted(cuda, False, True)
-    assert not wanted(cpu, True, True)
-    monkeypatch.setenv("SOLORL_GRAPHS", "1")
-    assert wanted(cuda, True, False) and not wanted(cpu, True, False)
+    assert wanted(cuda, True) and not wanted(cuda, False) and not wanted(cpu, True)
     monkeypatch.setenv("SOLORL_GRAPHS", "0")
-    assert not wanted(cuda, True, True)
+    assert not wanted(cuda, True)
 
 
 def test_metrics_of_recorded_steps_have_the_means_of_plain_ones():
