@@ -95,8 +95,8 @@ def needs_extra(what: str, extra: str) -> str:
 
 def missing_extra(who: str, error: ImportError) -> str:
     """The sentence that names the extra for a module that `who` cannot import; empty where none brings it."""
-    name = error.name or ""
-    module = name if name in BRINGS else name.partition(".")[0]
-    if not isinstance(error, ModuleNotFoundError) or module not in BRINGS:
+    parts = (error.name or "").split(".")
+    module = next((each for each in (".".join(parts[:2]), parts[0]) if each in BRINGS), "")
+    if not isinstance(error, ModuleNotFoundError) or not module:
         return ""
     return f"{who} needs {module}, which is not installed: pip install 'solorl[{BRINGS[module]}]'"
