@@ -77,9 +77,9 @@ def in_one_sentence() -> Iterator[None]:
 
 # Module that a script or an environment may import -> our extra that brings it.
 BRINGS = {
-    **{name: name for name in ("jax", "envpool", "gymnax", "brax", "mujoco", "wandb", "pettingzoo", "ray")},
+    **{name: name for name in ("jax", "envpool", "gymnax", "mujoco", "wandb", "pettingzoo", "ray")},
     **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune", "ale_py": "atari", "cv2": "atari"},
-    **{"ray": "ray", "boto3": "aws", "s3fs": "aws", "huggingface_hub": "hub"},
+    **{"mujoco.mjx": "mjx", "boto3": "aws", "s3fs": "aws", "huggingface_hub": "hub"},
     **dict.fromkeys(("mpe2", "multi_agent_ale_py"), "pettingzoo"),
     **{"lbforaging": "lbf", "rware": "rware"},
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
@@ -95,7 +95,8 @@ def needs_extra(what: str, extra: str) -> str:
 
 def missing_extra(who: str, error: ImportError) -> str:
     """The sentence that names the extra for a module that `who` cannot import; empty where none brings it."""
-    module = (error.name or "").partition(".")[0]
-    if not isinstance(error, ModuleNotFoundError) or module not in BRINGS:
+    parts = (error.name or "").split(".")
+    module = next((each for each in (".".join(parts[:2]), parts[0]) if each in BRINGS), "")
+    if not isinstance(error, ModuleNotFoundError) or not module:
         return ""
     return f"{who} needs {module}, which is not installed: pip install 'solorl[{BRINGS[module]}]'"

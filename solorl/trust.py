@@ -51,8 +51,10 @@ def check_module(env_id: str, module: str, typed: bool) -> None:
     for name in (".".join(names[: i + 1]) for i in range(len(names))):
         there = name in sys.modules  # then nothing of it is executed any more
         spec = getattr(sys.modules[name], "__spec__", None) if there else importlib.util.find_spec(name)
-        if spec is None or spec.origin is None or _is_installed(Path(spec.origin)):
-            continue  # it is not there, has no code, or was chosen by who installed it
+        if spec is None:
+            return  # it is not there
+        if spec.origin is None or _is_installed(Path(spec.origin)):
+            continue  # it has no code, or was chosen by who installed it
         if typed:
             note_start(Path(spec.origin).resolve())
         elif how != "" and not there and not was_started(Path(spec.origin).resolve()):

@@ -40,7 +40,7 @@ sys.path[:0] = [str(TESTS), *(str(folder) for folder in sorted(TESTS.iterdir()) 
 def own_registry(monkeypatch):
     """A registry of Gymnasium for one test. What modules register where they are imported for the first time must
     outlive it, so they are imported before."""
-    for module in ("ale_py", "solorl.envs.gymnax", "solorl.envs.brax", "solorl.envs.pettingzoo", "solorl.envs.teams"):
+    for module in ("ale_py", "solorl.envs.gymnax", "solorl.envs.mjx", "solorl.envs.pettingzoo", "solorl.envs.teams"):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))

@@ -1,11 +1,11 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[brax]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# dependencies = ["solorl>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
 # ///
 """PPO for simulators that step batches of tensors on one device, continuous actions, vector observations.
 
 Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below); GAE: https://arxiv.org/abs/1506.02438
-Run       solo train ppo_continuous_action_batched --env-id brax/inverted_pendulum
+Run       solo train ppo_continuous_action_batched --env-id games/TensorPendulum-v0
 Spaces    vector -> continuous, batches of tensors
 Differs   from ppo_continuous_action.py: rollouts are tensors that stay on the device of the simulator, and so does what
           is computed from them; settings for many environments. solorl/envs/batched.py says what a simulator needs
@@ -30,7 +30,7 @@ from solorl import Run, RunArgs, parse
 @dataclass
 class Args(RunArgs):
     env_kind = "batched"  # simulators that step batches of tensors
-    env_id: str = "brax/inverted_pendulum"  # id of the simulator, one of your own: module:Name-v0
+    env_id: str = "games/TensorPendulum-v0"  # id of the simulator, one of your own: module:Name-v0
     total_timesteps: int = 100_000  # environment steps, summed over environments
     num_envs: int = 64  # environments stepped in parallel
     num_steps: int = 16  # length of a rollout in each environment

@@ -18,14 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from solorl.envs.interface import Step
+from solorl.envs.interface import Step, where_ended
 
 
 @dataclass(frozen=True)
 class Dynamics:
     """One environment: functions of `num_envs` states side by side.
 
-    start: (key, num_envs) -> state (num_envs, state_dim)
+    start: (key, num_envs) -> state (num_envs, state_dim), or a tree of such arrays
     step: (state, action) -> state, reward (num_envs,), terminated (num_envs,)
     observe: state -> obs (num_envs, obs_dim)
     """
@@ -142,7 +142,7 @@ DYNAMICS = {
 class JaxEnvs:
     """`num_envs` environments of one kind side by side, with Gymnasium's time limit; see the top of this file.
 
-    `env_id` is one of `DYNAMICS`, or any that `dynamics` are those of.
+    `env_id` is one of `DYNAMICS`, or any of Gymnasium's that `dynamics` are those of.
     """
 
     saved = True  # their state is part of the training, and so of a checkpoint
@@ -168,6 +168,6 @@ class JaxEnvs:
         truncated = (steps >= self.max_steps) & ~terminated
         done = terminated | truncated
         final_obs = self.dynamics.observe(inner)
-        inner = jnp.where(done[:, None], self.dynamics.start(key, self.num_envs), inner)
+        inner = where_ended(done, self.dynamics.start(key, self.num_envs), inner)
         steps = jnp.where(done, 0, steps)
         return (inner, steps), Step(self.dynamics.observe(inner), reward, terminated, truncated, final_obs)

@@ -28,10 +28,10 @@ EXTRAS = {
 
 
 # Environments that exist in JAX only: pattern of their ids -> (class that steps many of them, in a module that
-# registers them; our extra, named as the package it brings).
+# registers them; the package that they need).
 REGISTER = {
     "*-MinAtar": ("solorl.envs.gymnax:GymnaxEnvs", "gymnax"),
-    "brax/*": ("solorl.envs.brax:BraxEnvs", "brax"),
+    "mjx/*": ("solorl.envs.mjx:MjxEnvs", "mujoco.mjx"),
 }
 
 
@@ -100,6 +100,13 @@ def family_of(env_id: str) -> tuple[str, str] | None:
     return next((family for pattern, family in REGISTER.items() if fnmatch(env_id, pattern)), None)
 
 
+def _is_there(package: str) -> bool:
+    """Whether a package is installed, or a part of one, whose parent may be missing."""
+    with contextlib.suppress(ModuleNotFoundError):
+        return importlib.util.find_spec(package) is not None
+    return False
+
+
 def _register_games(env_id: str) -> None:
     """Register games of several agents if `env_id` is like one; UsageError where its package is not installed."""
     for pattern, (module, *packages) in GAMES.items():
@@ -152,8 +159,8 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
             if not package.startswith("solorl."):
                 check_module(env_id, package, typed)
         if family:
-            if importlib.util.find_spec(family[1]) is None:
-                raise UsageError(needs_extra(env_id, family[1]))
+            if not _is_there(family[1]):
+                raise UsageError(needs_extra(env_id, BRINGS[family[1]]))
             importlib.import_module(family[0].partition(":")[0])
         _register_games(name)
         if space in NAMESPACES and importlib.util.find_spec(NAMESPACES[space][0]):
@@ -170,7 +177,7 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
             raise UsageError(sentence) from error
         more = ("solorl.envs.pettingzoo", "pettingzoo"), ("solorl.envs.teams", "jax"), ("ale_py", "ale_py")
         for where, package in (*REGISTER.values(), *more):
-            if importlib.util.find_spec(package):
+            if _is_there(package):
                 with contextlib.suppress(ImportError):  # without jax
                     importlib.import_module(where.partition(":")[0])  # which registers its ids
         # EnvPool's ids one by one repeat those of other families

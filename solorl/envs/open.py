@@ -15,7 +15,7 @@ from solorl.errors import quit_with
 
 
 def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
-    """`num_envs` environments to be stepped inside a compiled loop: JaxEnvs, JaxTeams, GymnaxEnvs or BraxEnvs if there
+    """`num_envs` environments to be stepped inside a compiled loop: JaxEnvs, JaxTeams, GymnaxEnvs or MjxEnvs if there
     are any of this kind, else EnvPoolGames or EnvPoolEnvs, stepped by `num_threads`; one sentence and exit code 2 where
     there are none."""
     if env_id in DYNAMICS:

@@ -148,11 +148,11 @@ def test_without_jax_a_sentence_names_the_extra(solo, tmp_path, monkeypatch, fla
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("module", ["optax", "envpool", "gymnax", "brax", "pettingzoo", "mpe2"])
+@pytest.mark.parametrize("module", ["optax", "envpool", "gymnax", "mujoco.mjx", "pettingzoo", "mpe2"])
 def test_any_module_of_an_extra_that_a_script_misses_is_named(module, solo, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     (tmp_path / "own.py").write_text(f"import {module}.part")
-    extra = {"optax": "jax", "mpe2": "pettingzoo"}.get(module, module)
+    extra = {"optax": "jax", "mujoco.mjx": "mjx", "mpe2": "pettingzoo"}.get(module, module)
     refused(solo("train", tmp_path / "own.py"), f"own.py needs {module}, which is not installed", f"solorl[{extra}]'")
     (tmp_path / "own.py").write_text("import no_extra_has_it")
     with pytest.raises(ModuleNotFoundError):
@@ -163,7 +163,7 @@ def test_every_extra_that_a_sentence_names_exists():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     text = "".join(path.read_text() for path in (ROOT / "solorl").rglob("*.py"))
     named = set(re.findall(r"solorl\[(\w+)\]", text)) | {extra for _, extra in ids.EXTRAS.values()}
-    named |= {package for _, package in ids.REGISTER.values()} | set(errors.BRINGS.values())
+    named |= {errors.BRINGS[package] for _, package in ids.REGISTER.values()} | set(errors.BRINGS.values())
     assert len(named) >= 5 and named <= set(extras)
 
 

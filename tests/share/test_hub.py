@@ -548,7 +548,7 @@ def test_a_published_run_is_played_without_an_account(hub, run_dir, solo, monkey
     [
         ({"env_id": "ALE/Breakout-v5", "seed": 3}, "ALE-Breakout-v5-dqn-seed3"),
         ({"env_id": "my.module:Walk-v0", "exp_name": "a  b--c", "seed": 1}, "Walk-v0-a-b-c-seed1"),
-        ({"env_id": "brax/ant", "exp_name": "é..", "seed": 0}, "brax-ant-seed0"),
+        ({"env_id": "mjx/Ant", "exp_name": "é..", "seed": 0}, "mjx-Ant-seed0"),
         ({"env_id": "CartPole-v1", "exp_name": "v1.2", "seed": 0}, "CartPole-v1-v1.2-seed0"),
     ],
 )

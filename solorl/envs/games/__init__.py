@@ -29,5 +29,6 @@ GAMES: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "MovingDotGrey-v0": ("moving_dot:MovingDot", 20, {"height": 40, "width": 56, "grey": True}),
 }
 
+gym.register("games/TensorPendulum-v0", vector_entry_point="solorl.envs.batched:Pendulum")
 for _name, (_entry, _steps, _kwargs) in GAMES.items():
     gym.register(f"games/{_name}", f"solorl.envs.games.{_entry}", max_episode_steps=_steps, kwargs=_kwargs)
