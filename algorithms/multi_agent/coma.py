@@ -138,8 +138,8 @@ def mixed_policy(logits, mask, epsilon):
 
 
 def sampled(policy):
-    """Actions drawn from probabilities, (..., num_actions) -> (...)."""
-    return torch.multinomial(policy.flatten(0, -2), 1).view(policy.shape[:-1])
+    """Actions drawn from probabilities, (..., num_actions) -> (...); from equal ones where they are NaN."""
+    return torch.multinomial(policy.flatten(0, -2).nan_to_num(1.0), 1).view(policy.shape[:-1])
 
 
 class Critic(nn.Module):
