@@ -72,8 +72,8 @@ class Forward:
 
     def __init__(self, module: nn.Module, fast: bool):
         self.module, self.fast = module, fast
-        kinds = ("_parameters", "_buffers")  # parameters first: their device is the module's
-        tables: list[Any] = [getattr(each, kind) for kind in kinds for each in module.modules()]
+        # parameters first: their device is the module's
+        tables: list[Any] = [getattr(x, kind) for kind in ("_parameters", "_buffers") for x in module.modules()]
         self._places = [(table, name) for table in tables for name, weight in table.items() if weight is not None]
         self._addresses, self.in_numpy = self._find(), self._trace()  # None where NumPy lacks an operation
 
