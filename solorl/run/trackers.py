@@ -130,8 +130,8 @@ class WandB:
         import wandb
 
         run_id = "".join(c if c.isalnum() or c in "-_" else "-" for c in folder.name)[-128:]
-        about = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": folder.name, "id": run_id}
-        self._run = wandb.init(**about, resume="allow", config=asdict(args), dir=str(folder))
+        more: dict[str, Any] = {"project": args.wandb_project_name, "entity": args.wandb_entity, "config": asdict(args)}
+        self._run = wandb.init(name=folder.name, id=run_id, resume="allow", dir=str(folder), **more)
         self._run.define_metric("*", step_metric="global_step")
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
