@@ -113,25 +113,30 @@ class Replay:
 
 
 class RunningMeanStd(nn.Module):
-    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979."""
+    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979: on the host in float64, so that small
+    differences of large numbers count."""
 
     def __init__(self, *shape):
         super().__init__()
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("var", torch.ones(shape))
-        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
-    def update(self, x):  # (n, *shape)
+    def _apply(self, function, recurse=True):  # what `to(device)` calls: the statistics stay where they are
+        return self
+
+    def update(self, x):  # NumPy (n, *shape)
+        x = torch.as_tensor(x, dtype=torch.float64)
         self.count += len(x)
         weight, delta = len(x) / self.count, x.mean(0) - self.mean
         self.var += weight * (x.var(0, correction=0) - self.var + (1 - weight) * delta**2)
         self.mean += weight * delta
 
-    def scale(self, x):  # (n, *shape) -> (n, *shape)
-        return (x / (self.var + 1e-8).sqrt()).clamp(-10, 10)
+    def scale(self, x):  # NumPy (n, *shape) -> NumPy (n, *shape)
+        return (x / (self.var.numpy() + 1e-16) ** 0.5).clip(-10, 10)
 
-    def forward(self, x):  # (n, *shape) -> (n, *shape)
-        return self.scale(x - self.mean)
+    def forward(self, x):  # NumPy (n, *shape) -> NumPy (n, *shape)
+        return self.scale(x - self.mean.numpy())
 
 
 def discounted_returns(reward, done, so_far, gamma):
@@ -264,7 +269,7 @@ def project(p, value, atoms):
     clipped to their range, gives its probability to the two atoms next to it, more to the closer one."""
     last = len(atoms) - 1
     b = ((value - atoms[0]) / (atoms[last] - atoms[0]) * last).clamp(0, last)  # position among the atoms
-    lower = b.long()
+    lower = b.nan_to_num().long()  # an index also for NaN, which stays NaN in the target
     to_upper = p * (b - lower)  # nothing where the value is an atom: the lower one gets all
     target = torch.zeros(len(p), last + 2, device=p.device)  # with a column after the last atom, which gets nothing
     target.scatter_add_(1, lower, p - to_upper).scatter_add_(1, lower + 1, to_upper)
@@ -315,7 +320,7 @@ def soft_update(target, online, tau):
 def reward_scale(return_var, largest_return, max_value):
     """What rewards are divided by: the standard deviation of the discounted returns; more where the largest of them, by
     size, would else exceed max_value."""
-    return max(math.sqrt(return_var + 1e-8), largest_return / max_value)
+    return max(math.sqrt(return_var + 1e-16), largest_return / max_value)
 
 
 def cosine(first, last, progress):
@@ -356,7 +361,7 @@ if __name__ == "__main__":
     replay = Replay(args.buffer_size, obs_dim, space)
     repeated_noise, steps_left = torch.zeros(args.num_envs, action_dim), torch.zeros(1, dtype=torch.int64)
     so_far = np.zeros(args.num_envs, np.float32)  # discounted rewards of the running episodes
-    return_statistics, largest_return = RunningMeanStd().to(run.device), np.zeros(1, np.float32)
+    return_statistics, largest_return = RunningMeanStd(), np.zeros(1, np.float32)
     # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
     start = run.resume(
         actor=actor,
@@ -400,7 +405,7 @@ if __name__ == "__main__":
         obs = current_obs
         # raw rewards are stored, and scaled by the newest statistics of the returns when they are sampled
         returns = discounted_returns(reward[None], (terminated | truncated)[None], so_far, args.gamma)
-        return_statistics.update(torch.as_tensor(returns[0], dtype=torch.float32, device=run.device))
+        return_statistics.update(returns[0])
         largest_return[:] = max(largest_return[0], np.abs(returns).max())
         scale = reward_scale(return_statistics.var, largest_return.item(), args.max_value)
 

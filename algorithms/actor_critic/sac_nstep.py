@@ -93,13 +93,13 @@ class NStepReplay:
             "reward": np.zeros(capacity, np.float32),
             "done": np.zeros(capacity, np.float32),
             "next_obs": np.zeros((capacity, obs_dim), np.float32),
-            "over": np.zeros(capacity, bool),
+            "first": np.zeros(capacity, bool),
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: transitions ever inserted
 
     def add(self, *transitions):
-        """Write transitions over the oldest: obs, action, reward, done, next_obs and over, NumPy (num_envs, ...) each.
-        over: the episode ended with this transition, by a time limit or by itself."""
+        """Write transitions over the oldest: obs, action, reward, done, next_obs and first, NumPy (num_envs, ...)
+        each. first: an episode begins with this transition."""
         index = (self.inserted + np.arange(len(transitions[0]))) % self.capacity
         for array, rows in zip(self.arrays.values(), transitions, strict=True):
             array[index] = rows.reshape(len(index), *array.shape[1:])
@@ -113,12 +113,11 @@ class NStepReplay:
         reward, discount = np.zeros(batch_size, np.float32), np.ones(batch_size, np.float32)
         included = np.ones(batch_size, bool)
         for step in number + num_envs * np.arange(n_step)[:, None]:
-            included = included & (step < self.inserted)
             row = step % self.capacity
+            included = included & (step < self.inserted) & ((step == number) | ~self.arrays["first"][row])
             last = np.where(included, row, last)
             reward += included * discount * self.arrays["reward"][row]
             discount = np.where(included, gamma * discount, discount).astype(np.float32)
-            included = included & ~self.arrays["over"][row]
         obs, action, _, done, next_obs, _ = self.arrays.values()
         batch = Batch(obs[first], action[first], reward, done[last], next_obs[last], discount)
         return Batch(*(torch.from_numpy(x).to(device) for x in batch))
@@ -243,6 +242,7 @@ if __name__ == "__main__":
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = NStepReplay(args.buffer_size, obs_dim, space)
+    first = np.ones(args.num_envs, bool)  # whether an episode begins with the next step
     # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
     start = run.resume(
         actor=actor,
@@ -253,8 +253,10 @@ if __name__ == "__main__":
         critic_optimizer=critic_optimizer,
         alpha_optimizer=alpha_optimizer,
         replay=replay,
+        first=first,
         envs=envs,
     )
+    first[run.restarted] = True
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -272,8 +274,8 @@ if __name__ == "__main__":
         next_obs = current_obs.copy()
         for i in np.flatnonzero(terminated | truncated):  # current_obs is the next episode's
             next_obs[i] = infos["final_obs"][i]
-        replay.add(obs, action, reward, terminated, next_obs, terminated | truncated)
-        obs = current_obs
+        replay.add(obs, action, reward, terminated, next_obs, first)
+        obs, first[:] = current_obs, terminated | truncated
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
         # critic updates due in total by the end of the previous iteration, and of this one; while the buffer holds too

@@ -115,25 +115,30 @@ def mlp(*sizes):
 
 
 class RunningMeanStd(nn.Module):
-    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979."""
+    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979: on the host in float64, so that small
+    differences of large numbers count."""
 
     def __init__(self, *shape):
         super().__init__()
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("var", torch.ones(shape))
-        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
-    def update(self, x):  # (n, *shape)
+    def _apply(self, function, recurse=True):  # what `to(device)` calls: the statistics stay where they are
+        return self
+
+    def update(self, x):  # NumPy (n, *shape)
+        x = torch.as_tensor(x, dtype=torch.float64)
         self.count += len(x)
         weight, delta = len(x) / self.count, x.mean(0) - self.mean
         self.var += weight * (x.var(0, correction=0) - self.var + (1 - weight) * delta**2)
         self.mean += weight * delta
 
-    def scale(self, x):  # (n, *shape) -> (n, *shape)
-        return (x / (self.var + 1e-8).sqrt()).clamp(-10, 10)
+    def scale(self, x):  # NumPy (n, *shape) -> NumPy (n, *shape)
+        return (x / (self.var.numpy() + 1e-16) ** 0.5).clip(-10, 10)
 
-    def forward(self, x):  # (n, *shape) -> (n, *shape)
-        return self.scale(x - self.mean)
+    def forward(self, x):  # NumPy (n, *shape) -> NumPy (n, *shape)
+        return self.scale(x - self.mean.numpy())
 
 
 class FeedforwardBlock(nn.Module):
@@ -179,9 +184,10 @@ class Actor(nn.Module):
     @torch.no_grad()
     def act(self, obs, noise=0.0):  # NumPy (batch, *obs_shape) -> NumPy (batch, action_dim)
         """The actions of the mean; with standard normal noise (batch, action_dim), samples of the policy."""
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.net[0].weight.device).flatten(1)
+        obs = self.obs_normalizer(obs.reshape(obs.shape[0], -1))
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.net[0].weight.device)
         noise = torch.as_tensor(noise, dtype=torch.float32, device=obs.device)
-        return self(self.obs_normalizer(obs), noise)[0].cpu().numpy()
+        return self(obs, noise)[0].cpu().numpy()
 
 
 class Critic(nn.Module):
@@ -292,7 +298,7 @@ if __name__ == "__main__":
         global_step = (iteration + 1) * args.num_envs  # at the end of this iteration
 
         # ---- 1. act: one step in every environment, after its observation has been counted in the statistics
-        actor.obs_normalizer.update(torch.as_tensor(obs, dtype=torch.float32, device=run.device).flatten(1))
+        actor.obs_normalizer.update(obs.reshape(args.num_envs, obs_dim))
         if global_step <= args.learning_starts:
             action = envs.action_space.sample()
         else:
@@ -315,9 +321,10 @@ if __name__ == "__main__":
         updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
         for update in range(updates_before, updates_after):
             # "update the Q-function parameters" (Algorithm 1)
-            batch, alpha = replay.sample(args.batch_size, run.device), temperature().detach()
-            obs_normalizer = actor.obs_normalizer  # by the newest statistics; the buffer holds raw ones
-            batch = batch._replace(obs=obs_normalizer(batch.obs), next_obs=obs_normalizer(batch.next_obs))
+            batch, alpha = replay.sample(args.batch_size, "cpu"), temperature().detach()
+            normalize = actor.obs_normalizer  # by the newest statistics; the buffer holds raw ones
+            batch = batch._replace(obs=normalize(batch.obs.numpy()), next_obs=normalize(batch.next_obs.numpy()))
+            batch = Batch(*(torch.as_tensor(x, dtype=torch.float32, device=run.device) for x in batch))
             noise = torch.randn(args.batch_size, action_dim, device=run.device)
             metrics = critic_step(target_critic, actor, alpha, batch, noise, args.gamma)
             run.learned(metrics)

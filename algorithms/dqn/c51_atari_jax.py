@@ -218,7 +218,7 @@ def project(p, value, atoms):
     clipped to their range, gives its probability to the two atoms next to it, more to the closer one."""
     last, row = len(atoms) - 1, jnp.arange(len(p))[:, None]
     b = ((value - atoms[0]) / (atoms[last] - atoms[0]) * last).clip(0, last)  # position among the atoms
-    lower = b.astype(jnp.int32)
+    lower = jnp.nan_to_num(b).astype(jnp.int32)  # an index also for NaN, which stays NaN in the target
     to_upper = p * (b - lower)  # nothing where the value is an atom: the lower one gets all
     target = jnp.zeros((len(p), last + 2))  # with a column after the last atom, which gets nothing
     return target.at[row, lower].add(p - to_upper).at[row, lower + 1].add(to_upper)[:, :-1]

@@ -359,7 +359,7 @@ def project(p, value, atoms):
     clipped to their range, gives its probability to the two atoms next to it, more to the closer one."""
     last = len(atoms) - 1
     b = ((value - atoms[0]) / (atoms[last] - atoms[0]) * last).clamp(0, last)  # position among the atoms
-    lower = b.long()
+    lower = b.nan_to_num().long()  # an index also for NaN, which stays NaN in the target
     to_upper = p * (b - lower)  # nothing where the value is an atom: the lower one gets all
     target = torch.zeros(len(p), last + 2, device=p.device)  # with a column after the last atom, which gets nothing
     target.scatter_add_(1, lower, p - to_upper).scatter_add_(1, lower + 1, to_upper)

@@ -10,7 +10,8 @@ Run       solo train coma --env-id team/simple_spread_v3
 Spaces    vector -> discrete, of each agent
 Differs   from vdn.py: policies in place of values, learned from the newest episodes only; a critic that sees all, with
           TD(lambda); an agent's advantage is over its own other actions, while the others did what they did
-Not for   one agent: ppo.py; continuous actions: maddpg.py; a reward of each agent's own: ippo.py
+Not for   one agent: ppo.py; continuous actions: maddpg.py; a reward of each agent's own: ippo.py; what agents
+          must remember and the central state lacks, because the critic has no memory: qmix.py
 Details   docs/algorithms/coma.md
 """
 
@@ -138,8 +139,8 @@ def mixed_policy(logits, mask, epsilon):
 
 
 def sampled(policy):
-    """Actions drawn from probabilities, (..., num_actions) -> (...)."""
-    return torch.multinomial(policy.flatten(0, -2), 1).view(policy.shape[:-1])
+    """Actions drawn from probabilities, (..., num_actions) -> (...); from equal ones where they are NaN."""
+    return torch.multinomial(policy.flatten(0, -2).nan_to_num(1.0), 1).view(policy.shape[:-1])
 
 
 class Critic(nn.Module):

@@ -79,25 +79,30 @@ def tanh_mlp(*sizes, gain):
 
 
 class RunningMeanStd(nn.Module):
-    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979."""
+    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979: on the host in float64, so that small
+    differences of large numbers count."""
 
     def __init__(self, *shape):
         super().__init__()
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("var", torch.ones(shape))
-        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
-    def update(self, x):  # (n, *shape)
+    def _apply(self, function, recurse=True):  # what `to(device)` calls: the statistics stay where they are
+        return self
+
+    def update(self, x):  # NumPy (n, *shape)
+        x = torch.as_tensor(x, dtype=torch.float64)
         self.count += len(x)
         weight, delta = len(x) / self.count, x.mean(0) - self.mean
         self.var += weight * (x.var(0, correction=0) - self.var + (1 - weight) * delta**2)
         self.mean += weight * delta
 
-    def scale(self, x):  # (n, *shape) -> (n, *shape)
-        return (x / (self.var + 1e-8).sqrt()).clamp(-10, 10)
+    def scale(self, x):  # NumPy (n, *shape) -> NumPy (n, *shape)
+        return (x / (self.var.numpy() + 1e-16) ** 0.5).clip(-10, 10)
 
-    def forward(self, x):  # (n, *shape) -> (n, *shape)
-        return self.scale(x - self.mean)
+    def forward(self, x):  # NumPy (n, *shape) -> NumPy (n, *shape)
+        return self.scale(x - self.mean.numpy())
 
 
 class Agent(nn.Module):
@@ -122,8 +127,9 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs):  # NumPy (batch, *obs_shape) -> NumPy (batch, action_dim): the mean actions
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.actor[0].weight.device).flatten(1)
-        return self.actor(self.obs_normalizer(obs)).cpu().numpy()
+        obs = self.obs_normalizer(obs.reshape(obs.shape[0], -1))
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.actor[0].weight.device)
+        return self.actor(obs).cpu().numpy()
 
 
 def sample_gaussian(mean, log_std):
@@ -220,14 +226,15 @@ if __name__ == "__main__":
     # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # NumPy (batch, obs_dim) -> NumPy means (batch, action_dim), values (batch,)
-    normalize = run.fast(agent.obs_normalizer)  # NumPy (batch, obs_dim) -> NumPy (batch, obs_dim)
+    normalize = agent.obs_normalizer  # NumPy (batch, obs_dim) -> NumPy (batch, obs_dim)
     so_far = np.zeros(args.num_envs, np.float32)  # discounted rewards of the running episodes
     start = run.resume(agent=agent, optimizer=optimizer, so_far=so_far, envs=envs)  # what a checkpoint holds
     so_far[run.restarted] = 0
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
-    raw_obs, obs, final_obs = (np.zeros((*shape, obs_dim), np.float32) for _ in range(3))  # the last two normalised
+    raw_obs = np.zeros((*shape, obs_dim))
+    obs, final_obs = (np.zeros((*shape, obs_dim), np.float32) for _ in range(2))  # normalised
     action, timeout = np.zeros((*shape, action_dim), np.float32), np.zeros(shape, bool)
     logprob, value, reward, done = (np.zeros(shape, np.float32) for _ in range(4))
 
@@ -252,8 +259,8 @@ if __name__ == "__main__":
 
         # ---- 2. credit: rewards in units of the standard deviation of the returns
         returns = discounted_returns(reward, done, so_far, args.gamma)
-        agent.return_normalizer.update(torch.as_tensor(returns, device=run.device).flatten())
-        scaled_reward = agent.return_normalizer.scale(torch.as_tensor(reward, device=run.device)).cpu().numpy()
+        agent.return_normalizer.update(returns.flatten())
+        scaled_reward = agent.return_normalizer.scale(reward).astype(np.float32)
 
         # "compute advantage estimates"
         _, next_value = policy(normalize(next_obs.reshape(args.num_envs, obs_dim)))
@@ -275,7 +282,7 @@ if __name__ == "__main__":
                 break
 
         # the statistics of observations change only now: learning saw the same observations as acting
-        agent.obs_normalizer.update(torch.as_tensor(raw_obs, device=run.device).flatten(0, 1))
+        agent.obs_normalizer.update(raw_obs.reshape(batch_size, obs_dim))
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)  # advantage: returns - value

@@ -94,8 +94,8 @@ def tanh_mlp(*sizes, gain):
     return nn.Sequential(*layers[:-1])
 
 
-class RunningMeanStd(nn.Module):
-    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979."""
+class TensorMeanStd(nn.Module):
+    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979; in float32, on the device."""
 
     def __init__(self, *shape):
         super().__init__()
@@ -121,7 +121,7 @@ class Agent(nn.Module):
 
     def __init__(self, obs_dim, action_dim, std):
         super().__init__()
-        self.obs_normalizer, self.return_normalizer = RunningMeanStd(obs_dim), RunningMeanStd()
+        self.obs_normalizer, self.return_normalizer = TensorMeanStd(obs_dim), TensorMeanStd()
         self.actor = tanh_mlp(obs_dim, 256, 256, action_dim, gain=0.01)  # the mean of a Gaussian
         self.log_std = nn.Parameter(torch.full((action_dim,), math.log(std)))
         self.critic = tanh_mlp(obs_dim, 256, 256, 1, gain=1.0)

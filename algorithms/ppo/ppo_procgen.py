@@ -109,25 +109,30 @@ def orthogonal(layer, gain):
 
 
 class RunningMeanStd(nn.Module):
-    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979."""
+    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979: on the host in float64, so that small
+    differences of large numbers count."""
 
     def __init__(self, *shape):
         super().__init__()
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("var", torch.ones(shape))
-        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
-    def update(self, x):  # (n, *shape)
+    def _apply(self, function, recurse=True):  # what `to(device)` calls: the statistics stay where they are
+        return self
+
+    def update(self, x):  # NumPy (n, *shape)
+        x = torch.as_tensor(x, dtype=torch.float64)
         self.count += len(x)
         weight, delta = len(x) / self.count, x.mean(0) - self.mean
         self.var += weight * (x.var(0, correction=0) - self.var + (1 - weight) * delta**2)
         self.mean += weight * delta
 
-    def scale(self, x):  # (n, *shape) -> (n, *shape)
-        return (x / (self.var + 1e-8).sqrt()).clamp(-10, 10)
+    def scale(self, x):  # NumPy (n, *shape) -> NumPy (n, *shape)
+        return (x / (self.var.numpy() + 1e-16) ** 0.5).clip(-10, 10)
 
-    def forward(self, x):  # (n, *shape) -> (n, *shape)
-        return self.scale(x - self.mean)
+    def forward(self, x):  # NumPy (n, *shape) -> NumPy (n, *shape)
+        return self.scale(x - self.mean.numpy())
 
 
 class Agent(nn.Module):
@@ -255,7 +260,7 @@ if __name__ == "__main__":
     # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # NumPy (batch, 3, 64, 64) -> NumPy logits (batch, num_actions), values (batch,)
-    return_normalizer = RunningMeanStd().to(run.device)
+    return_normalizer = RunningMeanStd()
     so_far = np.zeros(args.num_envs, np.float32)  # discounted rewards of the running episodes
     start = run.resume(  # what a checkpoint holds
         agent=agent, optimizer=optimizer, return_normalizer=return_normalizer, so_far=so_far, envs=envs
@@ -287,8 +292,8 @@ if __name__ == "__main__":
 
         # ---- 2. credit: rewards in units of the standard deviation of the returns
         returns = discounted_returns(reward, done, so_far, args.gamma)
-        return_normalizer.update(torch.as_tensor(returns, device=run.device).flatten())
-        scaled_reward = return_normalizer.scale(torch.as_tensor(reward, device=run.device)).cpu().numpy()
+        return_normalizer.update(returns.flatten())
+        scaled_reward = return_normalizer.scale(reward).astype(np.float32)
 
         # "compute advantage estimates"
         _, next_value = policy(next_obs)

@@ -80,25 +80,30 @@ def tanh_mlp(*sizes, gain):
 
 
 class RunningMeanStd(nn.Module):
-    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979."""
+    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979: on the host in float64, so that small
+    differences of large numbers count."""
 
     def __init__(self, *shape):
         super().__init__()
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("var", torch.ones(shape))
-        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
-    def update(self, x):  # (n, *shape)
+    def _apply(self, function, recurse=True):  # what `to(device)` calls: the statistics stay where they are
+        return self
+
+    def update(self, x):  # NumPy (n, *shape)
+        x = torch.as_tensor(x, dtype=torch.float64)
         self.count += len(x)
         weight, delta = len(x) / self.count, x.mean(0) - self.mean
         self.var += weight * (x.var(0, correction=0) - self.var + (1 - weight) * delta**2)
         self.mean += weight * delta
 
-    def scale(self, x):  # (n, *shape) -> (n, *shape)
-        return (x / (self.var + 1e-8).sqrt()).clamp(-10, 10)
+    def scale(self, x):  # NumPy (n, *shape) -> NumPy (n, *shape)
+        return (x / (self.var.numpy() + 1e-16) ** 0.5).clip(-10, 10)
 
-    def forward(self, x):  # (n, *shape) -> (n, *shape)
-        return self.scale(x - self.mean)
+    def forward(self, x):  # NumPy (n, *shape) -> NumPy (n, *shape)
+        return self.scale(x - self.mean.numpy())
 
 
 class Agent(nn.Module):
@@ -219,7 +224,7 @@ if __name__ == "__main__":
     agent = Agent(obs_dim, num_actions).to(run.device)
     target = tanh_mlp(obs_dim, 128, 128, gain=1.0).to(run.device).requires_grad_(False)  # random, never trained
     predictor = tanh_mlp(obs_dim, 128, 128, 128, gain=1.0).to(run.device)
-    obs_normalizer, return_normalizer = RunningMeanStd(obs_dim).to(run.device), RunningMeanStd().to(run.device)
+    obs_normalizer, return_normalizer = RunningMeanStd(obs_dim), RunningMeanStd()
     modules = nn.ModuleDict({"agent": agent, "predictor": predictor})
     optimizer = torch.optim.Adam(modules.parameters(), lr=args.learning_rate, eps=1e-5)
     # gradient_step(*inputs): one optimiser step on the loss of (modules, *inputs); returns all but the loss
@@ -239,7 +244,7 @@ if __name__ == "__main__":
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
-    obs, reached = (np.zeros((*shape, obs_dim), np.float32) for _ in range(2))  # before and after the action
+    obs, reached = np.zeros((*shape, obs_dim), np.float32), np.zeros((*shape, obs_dim))  # before and after the action
     action, timeout = np.zeros(shape, np.int64), np.zeros(shape, bool)
     logprob, reward, done = (np.zeros(shape, np.float32) for _ in range(3))
     value = np.zeros((*shape, 2), np.float32)
@@ -255,7 +260,7 @@ if __name__ == "__main__":
             done[step], reached[step] = terminated | truncated, next_obs.reshape(args.num_envs, obs_dim)
             for i in np.flatnonzero(done[step]):
                 reached[step, i] = infos["final_obs"][i].reshape(obs_dim)
-        obs_normalizer.update(torch.as_tensor(reached, device=run.device).flatten(0, 1))
+        obs_normalizer.update(reached.reshape(batch_size, obs_dim))
         run.episodes(global_step, reward, done)
         run.log(global_step, {})
         run.save(global_step)
@@ -280,15 +285,15 @@ if __name__ == "__main__":
 
         # ---- 2. credit: the intrinsic reward is the predictor's error on the next observation, divided by the standard
         # deviation of the discounted intrinsic returns
-        new = torch.as_tensor(reached, device=run.device).flatten(0, 1)
-        obs_normalizer.update(new)
-        new = obs_normalizer(new).clamp(-5, 5)
+        obs_normalizer.update(reached.reshape(batch_size, obs_dim))
+        new = obs_normalizer(reached.reshape(batch_size, obs_dim)).clip(-5, 5)
+        new = torch.as_tensor(new, dtype=torch.float32, device=run.device)
         with torch.no_grad():
             features = target(new)
             int_reward = squared_error(predictor(new), features).reshape(shape).cpu().numpy()
         zeros = np.zeros(shape, np.float32)  # intrinsic returns continue over episodes: never done, no final value
         int_returns = discounted_returns(int_reward, zeros, so_far, args.int_gamma)
-        return_normalizer.update(torch.as_tensor(int_returns, device=run.device).flatten())
+        return_normalizer.update(int_returns.flatten())
         scaled_int_reward = int_reward / np.sqrt(return_normalizer.var.item() + 1e-8)
 
         # "compute advantage estimates"

@@ -90,8 +90,8 @@ def orthogonal(layer, gain):
     return layer
 
 
-class RunningMeanStd(nn.Module):
-    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979."""
+class TensorMeanStd(nn.Module):
+    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979; in float32, on the device."""
 
     def __init__(self, *shape):
         super().__init__()
@@ -244,7 +244,7 @@ if __name__ == "__main__":
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
 
     agent = Agent(num_actions).to(run.device)
-    obs_normalizer, return_normalizer = RunningMeanStd(1, 84, 84).to(run.device), RunningMeanStd().to(run.device)
+    obs_normalizer, return_normalizer = TensorMeanStd(1, 84, 84).to(run.device), TensorMeanStd().to(run.device)
     target = frame_cnn(obs_normalizer, 1).to(run.device).requires_grad_(False)  # random, never trained
     predictor = frame_cnn(obs_normalizer, 3).to(run.device)
     modules = nn.ModuleDict({"agent": agent, "predictor": predictor})

@@ -54,7 +54,7 @@ class Args(RunArgs):
 
 
 class RunningMeanStd(NamedTuple):
-    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979."""
+    """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979; in float32, in torch in float64."""
 
     mean: jax.Array
     var: jax.Array

@@ -76,7 +76,8 @@ class Forward:
         self.module, self.fast = module, fast
         name = f"the forward pass of {type(module).__name__}"
         self.in_torch = Recorded(self._in_torch, name, graphs, [module], from_host=True) if graphs else self._in_torch
-        tables: list[Any] = [table for each in module.modules() for table in (each._parameters, each._buffers)]
+        # parameters first: their device is the module's
+        tables: list[Any] = [getattr(x, kind) for kind in ("_parameters", "_buffers") for x in module.modules()]
         self._places = [(table, name) for table in tables for name, weight in table.items() if weight is not None]
         self._addresses, self.in_numpy = self._find(), self._trace()  # None where NumPy lacks an operation
 

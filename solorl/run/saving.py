@@ -121,9 +121,8 @@ class Checkpoints:
         if notes and tree is None:
             raise UsageError(f"no checkpoint in {self.run_dir} is whole ({'; '.join(notes)}); the run is left as it is")
         if tree is None and self.until != 0 and (sign := self._had_one()):
-            raise UsageError(
-                f"{self.run_dir} has lost its checkpoint ({sign}) and is left as it is; start a new run instead"
-            )
+            what = "diverged before its first" if sign.startswith("its status is diverged") else "lost its"
+            raise UsageError(f"{self.run_dir} has {what} checkpoint ({sign}) and is left as it is; start a new run")
         for note in notes:
             warn(f"{note}; continuing from the checkpoint before it")
         return tree

@@ -55,8 +55,9 @@ def standing(study: Study, task: Task, finished: set[str], cancelled: set[str], 
     if lease.is_fresh(lease.holder()):
         return Standing("running", len(attempts), used(attempts) - died)
     reason, count = lease.oddity or reason, used(attempts)
-    hopeless = count >= study.limit or (last.get("refused") and not last.get("forgiven"))
-    state = "cancelled" if task.id in cancelled else "failed" if hopeless else "waiting"
+    # the same would come again: a refusal, and of the same seed the same NaN
+    final = (last.get("refused") or reason.startswith("diverged")) and not last.get("forgiven")
+    state = "cancelled" if task.id in cancelled else "failed" if final or count >= study.limit else "waiting"
     return Standing(state, len(attempts), count, reason, last.get("tail", ()))
 
 

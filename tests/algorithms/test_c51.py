@@ -56,6 +56,15 @@ def test_projection_is_that_of_every_sample(support):
         np.testing.assert_allclose(got[rows, atom], 1, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["c51", "c51_atari", "rainbow_atari", "flash_sac"])
+def test_projection_of_nan_is_nan(name):
+    """In its row, so that the loss is NaN and the run ends with a sentence; it is no index of an atom."""
+    p, atoms = torch.full((2, 3), 1 / 3), torch.tensor([0.0, 1.0, 2.0])
+    got = definitions(name)["project"](p, torch.tensor([[0.0, float("nan"), 2.0], [0.0, 1.0, 2.0]]), atoms)
+    assert got[0].isnan().any()
+    torch.testing.assert_close(got[1], p[1])
+
+
 def test_projection_keeps_the_mean_within_the_range():
     atoms = torch.linspace(-10, 10, 51)
     p, value = torch.as_tensor(distributions(20, 51), dtype=torch.float32), 0.9 * atoms + torch.rand(20, 1) - 0.5

@@ -19,6 +19,15 @@ def test_projection_is_that_of_every_sample(support):
     np.testing.assert_allclose(got[40:50], p[40:50], atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["c51_jax", "c51_atari_jax"])
+def test_projection_of_nan_is_nan(name):
+    """In its row, as in torch."""
+    value = jnp.array([[0.0, jnp.nan, 2.0], [0.0, 1.0, 2.0]])
+    got = jax.jit(definitions(name)["project"])(jnp.full((2, 3), 1 / 3), value, jnp.arange(3.0))
+    assert jnp.isnan(got[0]).any()
+    np.testing.assert_allclose(got[1], 1 / 3, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_loss_gradient_and_policy_are_those_of_the_torch_twin():
     atoms = np.linspace(-3, 3, 7).astype(np.float32)

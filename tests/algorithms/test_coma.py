@@ -54,6 +54,13 @@ def test_actions_are_drawn_with_their_probabilities():
     torch.testing.assert_close(drawn, policy[0], atol=0.03, rtol=0)
 
 
+def test_actions_of_nan_are_actions():
+    """So that the losses are NaN, and the run ends with a sentence."""
+    policy = torch.tensor([[float("nan"), float("nan")], [0.0, 1.0]])
+    action = COMA["sampled"](policy.repeat(20, 1))
+    assert action[::2].unique().tolist() == [0, 1] and (action[1::2] == 1).all()
+
+
 def test_td_lambda_is_the_mean_of_n_step_returns():
     """By the definition: weights (1 - lam) lam^(n - 1), the rest on the longest one that the piece has."""
     g, gamma, lam, steps = np.random.default_rng(0), 0.9, 0.7, 6

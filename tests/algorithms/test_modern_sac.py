@@ -230,12 +230,14 @@ def test_n_step_returns_by_brute_force():
         shape, dtype = (1,), np.float32
 
     replay, record = NSTEP["NStepReplay"](capacity, 1, Box), []
+    first = np.ones(num_envs, bool)
     for t in range(40):
         obs = np.array([[100.0 * i + t] for i in range(num_envs)], np.float32)
         reward = generator.normal(size=num_envs).astype(np.float32)
         done, limit = generator.random((2, num_envs)) < 0.15
         record.append((reward, done, done | limit))
-        replay.add(obs, np.zeros((num_envs, 1), np.float32), reward, done, obs + 0.5, done | limit)
+        replay.add(obs, np.zeros((num_envs, 1), np.float32), reward, done, obs + 0.5, first)
+        first = done | limit
     np.random.seed(0)
     batch = replay.sample(2_000, 3, num_envs, gamma, "cpu")
     oldest = 40 * num_envs - capacity  # of the transitions that are still there
@@ -263,6 +265,21 @@ def test_one_step_returns_are_sac(train):
     sac, nstep = train("sac_continuous_action", *DIARY), train("sac_nstep", *DIARY, "--n-step", "1")
     for part in ("actor", "critic", "target_critic"):
         torch.testing.assert_close(weights(sac[part]), weights(nstep[part]))
+
+
+def test_returns_end_where_a_resume_has_lost_an_episode(train, tmp_path):
+    """Journal's episodes cannot be replayed: those that run at the checkpoint are gone, and all others begin again."""
+    flags = ["--save-replay", "--save-every", 20, "--num-envs", 2, "--n-step", 3]
+    run_dir = train("sac_nstep", "--env-id", "test_sac_parallel:Journal-v0", *SMALL, *flags)["run"].dir
+    drop_last_checkpoint(run_dir)
+    v = train("sac_nstep", "--resume", run_dir)
+    saved, replay = 2 * v["start"], v["replay"]
+    assert v["run"].restarted == [0, 1] and 0 < saved < replay.inserted
+    assert replay.arrays["first"][saved : saved + 2].all() and replay.arrays["first"][:2].all()
+    np.random.seed(0)
+    batch = replay.sample(2000, 3, 2, 0.5, "cpu")
+    last = np.abs(replay.arrays["obs"][saved - 2] - batch.obs.numpy()).max(1) == 0
+    assert last.any() and (batch.discount.numpy()[last] == 0.5).all()  # one step, to the observation it led to
 
 
 # ---------------------------------------------------------------------- loops

@@ -25,27 +25,46 @@ def test_running_statistics_are_those_of_all_that_was_seen():
     statistics, seen = PPO["RunningMeanStd"](3), []
     for n in (5, 1, 200, 17):
         seen.append(rng.normal([100, -3, 0], [2, 0.1, 30], (n, 3)))
-        statistics.update(torch.as_tensor(seen[-1], dtype=torch.float32))
+        statistics.update(seen[-1])
         everything = np.concatenate(seen)
-        np.testing.assert_allclose(statistics.mean, everything.mean(0), rtol=1e-5, atol=1e-4)
-        np.testing.assert_allclose(statistics.var, everything.var(0), rtol=1e-3)
+        np.testing.assert_allclose(statistics.mean, everything.mean(0), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(statistics.var, everything.var(0), rtol=1e-10)
         assert statistics.count == len(everything)
 
 
 def test_scaling_divides_by_the_deviation_and_clips_at_10():
     statistics = PPO["RunningMeanStd"](2)
     statistics.var.copy_(torch.tensor([4.0, 0.0]))
-    got = statistics.scale(torch.tensor([[6.0, 1.0], [-100.0, -1.0]]))
+    got = statistics.scale(np.float32([[6.0, 1.0], [-100.0, -1.0]]))
     np.testing.assert_allclose(got, [[3, 10], [-10, -10]], rtol=1e-6)
 
 
 def test_normalised_observations_have_mean_0_and_deviation_1():
-    statistics = PPO["RunningMeanStd"](2)
-    obs = torch.randn(1000, 2) * torch.tensor([5.0, 0.1]) + 7
-    statistics.update(obs)
+    """Also where all are a clock of 1.7e9 seconds, or as small as 1e-6; one that never changes is 0."""
+    statistics, rng = PPO["RunningMeanStd"](5), np.random.default_rng(0)
+    obs = rng.normal(size=(1000, 5)) * [5, 0.1, 1, 1e-6, 0] + [7, 7, 1.7e9, 0, 0.1]
+    for part in np.split(obs, [1, 300]):
+        statistics.update(part)
     got = statistics(obs)
-    np.testing.assert_allclose(got.mean(0), 0, atol=1e-3)
-    np.testing.assert_allclose(got.std(0, correction=0), 1, rtol=1e-3)
+    np.testing.assert_allclose(got.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(got.std(0), [1, 1, 1, 1, 0], rtol=1e-3, atol=1e-6)
+
+
+def test_statistics_stay_on_the_host_in_double_precision():
+    """Wherever the networks go: not every device has double precision."""
+    agent = PPO["Agent"](3, 2, 1.0).to("meta")
+    assert agent.actor[0].weight.device.type == "meta"
+    assert all(x.dtype == torch.float64 and x.device.type == "cpu" for x in agent.half().buffers())
+
+
+def test_statistics_of_older_models_were_in_single_precision():
+    """They load, with their numbers."""
+    old, new = PPO["Agent"](3, 2, 1.0), PPO["Agent"](3, 2, 1.0)
+    old.obs_normalizer.update(np.random.default_rng(0).normal(size=(50, 3)))
+    saved = {name: x.float() for name, x in old.state_dict().items()}
+    new.load_state_dict(saved)
+    assert new.obs_normalizer.mean.dtype == torch.float64 and new.obs_normalizer.count == 50
+    assert torch.equal(new.obs_normalizer.var.float(), saved["obs_normalizer.var"])
 
 
 def test_discounted_returns_start_anew_behind_every_end():
@@ -69,10 +88,10 @@ def test_policy_is_a_gaussian():
     agent = PPO["Agent"](3, 2, 1.0)
     torch.nn.init.normal_(agent.actor[-1].weight)
     agent.log_std.data = torch.tensor([0.3, -1.2])
-    agent.obs_normalizer.update(torch.randn(50, 3) * 3 + 1)
+    agent.obs_normalizer.update(np.random.default_rng(0).normal(1, 3, (50, 3)))
     obs, action = torch.randn(10, 3), torch.randn(10, 2)
     mean = torch.as_tensor(agent.act(obs.numpy()))
-    obs = agent.obs_normalizer(obs)
+    obs = torch.as_tensor(agent.obs_normalizer(obs.numpy()), dtype=torch.float32)
     gaussian = torch.distributions.Normal(mean, agent.log_std.exp())
     logprob, entropy, value = agent.evaluate_actions(obs, action)
     torch.testing.assert_close(logprob, gaussian.log_prob(action).sum(1), rtol=1e-5, atol=1e-5)

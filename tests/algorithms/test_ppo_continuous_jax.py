@@ -38,7 +38,7 @@ def test_policy_loss_and_actions_are_those_of_the_torch_twin():
     agent.obs_normalizer.mean.copy_(torch.from_numpy(mean))
     agent.obs_normalizer.var.copy_(torch.from_numpy(var))
     normalizer = JAX["RunningMeanStd"](jnp.asarray(mean), jnp.asarray(var))
-    normal = agent.obs_normalizer(torch.from_numpy(columns[0]))
+    normal = agent.obs_normalizer(columns[0])
     np.testing.assert_allclose(normalizer.normalize(columns[0]), normal, rtol=1e-5, atol=1e-6)
     settings = {"clip_coef": 0.1, "vf_coef": 0.7, "ent_coef": 0.3}
     loss, metrics = JAX["ppo_loss"](params, JAX["Batch"](*columns), JAX["Args"](**settings))

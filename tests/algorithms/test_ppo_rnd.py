@@ -20,7 +20,7 @@ def test_statistics_are_those_of_all_data():
     data = np.random.default_rng(0).normal([3, -50, 0], [0.1, 9, 1], size=(500, 3)).astype(np.float32)
     statistics = RND["RunningMeanStd"](3)
     for part in np.split(data, [7, 8, 200]):
-        statistics.update(torch.as_tensor(part))
+        statistics.update(part)
     np.testing.assert_allclose(statistics.mean, data.mean(0, dtype=np.float64), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(statistics.var, data.var(0, dtype=np.float64), rtol=1e-4)
 

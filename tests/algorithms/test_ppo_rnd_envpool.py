@@ -108,7 +108,7 @@ def test_each_step_reaches_the_last_image_of_its_game(train, games):
 
 def test_pixels_are_normalised_and_clipped_before_the_convolutions():
     """By hand, a network of each kind; pixels that never changed are 0, or 5 once they do."""
-    statistics = RND["RunningMeanStd"](1, 84, 84)
+    statistics = RND["TensorMeanStd"](1, 84, 84)
     data = torch.randint(0, 256, (50, 1, 84, 84)).float()
     data[:, 0, 0, 0] = 7
     statistics.update(data)

@@ -65,14 +65,14 @@ def test_statistics_and_intrinsic_returns_are_those_of_the_torch_twin():
     so_far, twins_so_far = jnp.zeros(3), np.zeros(3, np.float32)
     for part in np.split(data, 5):
         mine = update(mine, part)
-        twin.update(torch.from_numpy(part))
+        twin.update(part)
         got, so_far = returns(part, endless, so_far, 0.9)
         np.testing.assert_allclose(got, TORCH["discounted_returns"](part, endless, twins_so_far, 0.9), rtol=1e-5)
     np.testing.assert_allclose(so_far, twins_so_far, rtol=1e-5)
     for x, y in zip(mine, (twin.mean, twin.var, twin.count), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(mine.var, data.var(0), rtol=1e-4)
-    np.testing.assert_allclose(mine.normalize(data), twin(torch.from_numpy(data)), rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(mine.normalize(data), twin(data), rtol=1e-5, atol=1e-4)
 
 
 # ---------------------------------------------------------------------- iterations

@@ -186,6 +186,29 @@ def test_a_disk_that_is_really_full_keeps_the_last_checkpoint(tmp_path):
     assert list(next(tmp_path.glob("Pendulum*/checkpoint")).iterdir()) == []  # nothing half written stays
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the size of files")
+@pytest.mark.slow
+def test_a_disk_that_is_full_for_a_while_stops_nothing(tmp_path):
+    """No file may grow while it is full. TensorBoard is off from then on, with one sentence; all rows and a checkpoint
+    are written once there is room."""
+    words = [sys.executable, str(script("ppo")), *PPO.split(), "--total-timesteps", "10000000", "--eval-every", "0"]
+    words += ["--log-every", "64", "--save-every", "640", "--runs-dir", str(tmp_path)]
+    process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run_dir = wait_for_steps(tmp_path, 1280, process)
+    _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    said = [process.stderr.readline() for _ in range(3)]  # of metrics, TensorBoard and a checkpoint
+    full = max(row["global_step"] for row in rows(run_dir))
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+    wait_for_steps(tmp_path, full + 1280, process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and "Traceback" not in "".join(said) + err
+    assert sum("TensorBoard is off, the training continues" in line for line in [*said, *err.splitlines()]) == 1
+    steps = [row["global_step"] for row in rows(run_dir, "losses/value_loss")]
+    assert steps == list(range(64, steps[-1] + 64, 64))
+    assert f"step_{steps[-1]:012d}" in [path.name for path in (run_dir / "checkpoint").iterdir()]
+
+
 def test_a_checkpoint_that_fails_takes_nothing_from_the_one_before(train, tmp_path, monkeypatch):
     """The replay buffer of the last good checkpoint stays on the disk although the ring goes on."""
     from solorl.checkpoints import checkpoint as state

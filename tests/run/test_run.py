@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -238,6 +239,23 @@ def test_a_tracker_that_fails_gives_one_warning(train, monkeypatch, capsys):
     train("ppo", *TINY)
     assert train.out.count("TensorBoard is off, the training continues: RuntimeError: disk on fire") == 1
     assert len(calls) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full")
+def test_tensorboard_never_waits_for_a_full_disk(tmp_path, capsys):
+    """Nor does it leave a thread, an open file, or more than one sentence."""
+    threads = threading.active_count()
+    tracker = trackers.Safe("TensorBoard", lambda: trackers.TensorBoard(tmp_path, None))
+    tracker.write(1, {"a": 1.0})
+    [file] = tmp_path.glob("events.out.tfevents.*")
+    file.unlink()
+    file.symlink_to("/dev/full")
+    for step in range(2, 100):
+        tracker.write(step, {"a": 1.0})
+    tracker.close()
+    assert threading.active_count() == threads
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "TensorBoard is off, the training continues: OSError: [Errno 28]" in err
 
 
 def test_rows_wait_for_a_full_disk(tmp_path, monkeypatch, capsys):

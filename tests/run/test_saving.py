@@ -189,6 +189,17 @@ def test_what_the_environment_gave_is_named_as_the_cause(kind, cause, train, tmp
     assert status(only_folder(tmp_path)).startswith("diverged: ")
 
 
+def test_a_nan_that_is_learned_from_ends_the_run_with_a_sentence(train, tmp_path):
+    """Also where values are positions among atoms, before the first row and the first checkpoint."""
+    flags = "--learning-starts 320 --batch-size 128 --num-envs 2 --total-timesteps 400 --log-every 400".split()
+    train("c51", "--env-id", "probes:NanOnceLong-v0", *flags, "--eval-episodes", "1", code=3)
+    assert ": in environment 0 the reward is nan in step 50 of an episode; a snapshot is in" in train.out
+    folder = only_folder(tmp_path)
+    assert status(folder).startswith("diverged: ") and "Traceback" not in train.out
+    train("c51", "--resume", folder, code=2)
+    assert "has diverged before its first checkpoint" in train.out
+
+
 def test_the_environment_that_gave_it_is_named():
     sound, wrong = (partial(gym.make, f"probes:{name}-v0") for name in ("OneStep", "NanSight"))
     envs = VectorEnvs([sound, wrong])

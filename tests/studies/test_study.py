@@ -291,6 +291,21 @@ def test_what_fails_is_tried_again_and_then_shown(solo, place):
     assert attempts(study, task) == ["failed", "failed"]
 
 
+def test_what_has_diverged_is_not_tried_again(solo, place):
+    """The same seed meets the same NaN: nothing begins again before `solo bench retry`."""
+    words = command(place, "--diverge-at", 3, seeds=1)
+    words[words.index("--lease")] = "--attempts"
+    words[words.index("--attempts") + 1] = "5"
+    for _ in range(2):
+        code, out, _ = solo(*words)
+        assert code == 1 and "diverged: losses/value_loss is nan" in out
+    study = open_study("study")
+    [task] = study.tasks.values()
+    assert attempts(study, task) == ["failed"]
+    solo("bench", "retry", "study")
+    assert solo(*words)[0] == 1 and attempts(study, task) == ["failed", "failed"]
+
+
 @pytest.mark.slow
 def test_cancelled_tasks_stop_until_they_are_retried(solo, place):
     words = command(place, "--pause", 0.1, "--total-timesteps", 20, seeds=2, workers=1)
