@@ -1,8 +1,11 @@
 """Where the algorithm files are, and the fields of their headers."""
 
 import ast
+import re
 import shlex
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -12,6 +15,9 @@ OPTIONAL = ("Twin", "Copy of")  # keys that not every header has
 
 
 PAGES = "docs/algorithms"  # the page of each algorithm file, NAME.md: from the folder above that of the families
+
+
+FIRST = ("ppo", "dqn", "actor_critic")  # families that a file of any other may be told of
 
 
 BUDGETS = "diff_budget.toml"  # the table of rule R3, next to the folders of the families
@@ -71,12 +77,66 @@ def not_for(fields: dict[str, str]) -> dict[str, str]:
 
 def use_instead(script: Path, what: str) -> str:
     """`"; use FILE"` where a script's header names a file for what the script is not made for, else an empty string."""
-    try:
-        docstring = ast.get_docstring(ast.parse(script.read_bytes()), clean=False) or ""
-    except (OSError, ValueError, SyntaxError):  # somebody's own script may be anything
-        docstring = ""
-    other = not_for(header_fields(docstring)).get(what)
+    other = not_for(facts_of(script).fields).get(what)
     return f"; use {other}" if other else ""
+
+
+class Facts(NamedTuple):
+    """What decides which environments a file takes."""
+
+    fields: dict[str, str]  # of the header
+    obs: str  # kind of observations
+    actions: tuple[str, ...]  # kinds of actions
+    note: str  # what its Spaces say after them
+    env_kind: str  # see `envs.ids.KINDS`
+
+
+def facts_of(script: Path) -> Facts:
+    """What a file says of itself; somebody's own may be anything."""
+    try:
+        text = script.read_text(encoding="utf-8")
+        fields = header_fields(ast.get_docstring(ast.parse(text), clean=False) or "")
+    except (OSError, ValueError, SyntaxError):
+        text, fields = "", {}
+    obs, _, rest = fields.get("Spaces", "").partition("->")
+    action, _, note = map(str.strip, rest.partition(","))
+    kind = re.search(r'^    env_kind = "([\w-]+)"', text, flags=re.M)
+    also = ("discrete",) if note.startswith("or discrete") else ()
+    return Facts(
+        fields, obs.strip(), (action, *also), note.removeprefix("or discrete"), kind[1] if kind else "gymnasium"
+    )
+
+
+known_facts = cache(facts_of)  # of the catalogue
+
+
+def file_for(script: Path, obs: str, action: str, atari: bool = False) -> str:
+    """`"; use FILE"`: a file of the catalogue that takes these kinds of observations and actions, the one that the
+    script's header names if there is one, else the nearest to the script. Where there is none, a sentence that says so
+    and names the two nearest; empty where no file takes one of the two kinds."""
+    own, family = facts_of(script), {path.stem: path.parent.name for path in script_paths().values()}
+    names = [own.fields.get("Copy of", "").partition(".py")[0], Path(script).stem]
+    home = next((family[name] for name in names if name in family), "ppo")
+
+    def fits(facts: Facts) -> bool:
+        games = facts.env_kind.endswith("atari") if atari else facts.env_kind in ("gymnasium", "agents", own.env_kind)
+        return games and ("of each agent" in facts.note) == ("of each agent" in own.note) and "info" not in facts.note
+
+    def distance(name: str) -> tuple[Any, ...]:
+        other = name not in not_for(own.fields).values()
+        return other, family[name[:-3]] != home, ("_jax" in name) != ("_jax" in script.stem), len(name), name
+
+    known = {f"{name}.py": known_facts(path) for name, path in script_paths().items()}
+    known = {name: facts for name, facts in known.items() if fits(facts) and family[name[:-3]] in (home, *FIRST)}
+    near = sorted(known, key=distance)
+    same_obs = [name for name in near if known[name].obs == obs]
+    same_action = [name for name in near if action in known[name].actions]
+    if both := [name for name in same_obs if name in same_action]:
+        return f"; use {both[0]}"
+    if not (same_obs and same_action):
+        return ""
+    two = (f"{name} ({known[name].fields['Spaces']})" for name in (same_obs[0], same_action[0]))
+    return f"; no file takes {obs} observations with {action} actions, the nearest are {' and '.join(two)}"
 
 
 def as_typed(path: Path) -> str:
