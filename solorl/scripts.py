@@ -85,9 +85,7 @@ class Facts(NamedTuple):
     """What decides which environments a file takes."""
 
     fields: dict[str, str]  # of the header
-    obs: str  # kind of observations
-    actions: tuple[str, ...]  # kinds of actions
-    note: str  # what its Spaces say after them
+    spaces: set[tuple[str, str]]  # kinds of observations and actions, as its Spaces names them
     env_kind: str  # see `envs.ids.KINDS`
 
 
@@ -98,45 +96,40 @@ def facts_of(script: Path) -> Facts:
         fields = header_fields(ast.get_docstring(ast.parse(text), clean=False) or "")
     except (OSError, ValueError, SyntaxError):
         text, fields = "", {}
-    obs, _, rest = fields.get("Spaces", "").partition("->")
-    action, _, note = map(str.strip, rest.partition(","))
-    kind = re.search(r'^    env_kind = "([\w-]+)"', text, flags=re.M)
-    also = ("discrete",) if note.startswith("or discrete") else ()
-    return Facts(
-        fields, obs.strip(), (action, *also), note.removeprefix("or discrete"), kind[1] if kind else "gymnasium"
-    )
+    obs, _, actions = fields.get("Spaces", "").partition(" -> ")
+    kinds = {(obs, action.removeprefix("or ")) for action in re.split(", (?=or )|(?=,)", actions)}
+    return Facts(fields, kinds, (re.findall(r'^    env_kind = "([\w-]+)"', text, flags=re.M) or ["gymnasium"])[0])
 
 
 known_facts = cache(facts_of)  # of the catalogue
 
 
 def file_for(script: Path, obs: str, action: str, atari: bool = False) -> str:
-    """`"; use FILE"`: a file of the catalogue that takes these kinds of observations and actions, the one that the
-    script's header names if there is one, else the nearest to the script. Where there is none, a sentence that says so
-    and names the two nearest; empty where no file takes one of the two kinds."""
-    own, family = facts_of(script), {path.stem: path.parent.name for path in script_paths().values()}
-    names = [own.fields.get("Copy of", "").partition(".py")[0], Path(script).stem]
-    home = next((family[name] for name in names if name in family), "ppo")
-
-    def fits(facts: Facts) -> bool:
-        games = facts.env_kind.endswith("atari") if atari else facts.env_kind in ("gymnasium", "agents", own.env_kind)
-        return games and ("of each agent" in facts.note) == ("of each agent" in own.note) and "info" not in facts.note
+    """`"; use FILE"`: a file of the catalogue that takes these kinds of observations and actions, one that the script's
+    header names if there is any, else the nearest to the script. Where there is none, a phrase that says so and names
+    the two nearest; empty where no file takes one of the two kinds."""
+    own, paths = facts_of(script), script_paths()
+    home = paths.get(Path(own.fields.get("Copy of", script.name).partition(" ")[0]).stem, script).parent.name
+    agents = "of each agent" in own.fields.get("Spaces", "")
 
     def distance(name: str) -> tuple[Any, ...]:
-        other = name not in not_for(own.fields).values()
-        return other, family[name[:-3]] != home, ("_jax" in name) != ("_jax" in script.stem), len(name), name
+        named = f"{name}.py" in not_for(own.fields).values()
+        return not named, paths[name].parent.name != home, ("_jax" in name) != ("_jax" in script.stem), len(name), name
 
-    known = {f"{name}.py": known_facts(path) for name, path in script_paths().items()}
-    known = {name: facts for name, facts in known.items() if fits(facts) and family[name[:-3]] in (home, *FIRST)}
-    near = sorted(known, key=distance)
-    same_obs = [name for name in near if known[name].obs == obs]
-    same_action = [name for name in near if action in known[name].actions]
+    near = []
+    for name in sorted(paths, key=distance):
+        facts, family = known_facts(paths[name]), paths[name].parent.name
+        kind, spaces = facts.env_kind, facts.fields.get("Spaces", "")
+        fits = kind.endswith("atari") if atari else kind in ("gymnasium", "agents", own.env_kind)
+        if fits and ("of each agent" in spaces) == agents and "info" not in spaces and family in (home, *FIRST):
+            near.append((f"{name}.py", facts))
+    same_obs = [name for name, facts in near if obs in {kinds[0] for kinds in facts.spaces}]
+    same_action = [name for name, facts in near if action in {kinds[1] for kinds in facts.spaces}]
     if both := [name for name in same_obs if name in same_action]:
         return f"; use {both[0]}"
-    if not (same_obs and same_action):
-        return ""
-    two = (f"{name} ({known[name].fields['Spaces']})" for name in (same_obs[0], same_action[0]))
-    return f"; no file takes {obs} observations with {action} actions, the nearest are {' and '.join(two)}"
+    two = [f"{name} ({dict(near)[name].fields['Spaces']})" for name in (*same_obs[:1], *same_action[:1])]
+    none = f"; no file takes {obs} observations with {action} actions, the nearest are"
+    return f"{none} {' and '.join(two)}" if len(two) == 2 else ""
 
 
 def as_typed(path: Path) -> str:

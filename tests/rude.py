@@ -93,12 +93,10 @@ class MovesLate(Rude):
 
 
 class Types(Rude):
-    """Computes with other default types and without gradients, listens to signals, reads the command line."""
+    """Computes with another default type, listens to signals, reads the command line."""
 
     def begin(self):
         torch.set_default_dtype(torch.float64)
-        torch.set_grad_enabled(False)
-        np.seterr(all="raise")
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         sys.argv[1:] = ["mine"]
 

@@ -4,9 +4,9 @@ training wrong without a word.
     make = hosted(make_env, env_id)  # a function that gives the environment as a `Guest`
 
 `try_out` finds the usual mistakes in one reset and one step of one more environment. It also sees what the environment
-changes of the process; what can be the environment's own (`surroundings.OWN`), it then gets of its own, which take the
+changes of the process; what can be the environment's own (`surroundings.OWN`) it then gets of its own, which takes the
 place of the process's during each of its calls. All others pay nothing for that. Of `info` only what the library needs
-is read, and what `env.metadata["numbers"]` lists.
+is read, and the numbers that `env.metadata["numbers"]` lists.
 """
 
 import contextlib
@@ -21,21 +21,20 @@ import gymnasium as gym
 import numpy as np
 
 from solorl.envs.returns import teams_of
-from solorl.envs.surroundings import OWN, PUT_BACK, RANDOM, at_home, bring_back, now, plain, random_states, seeded
+from solorl.envs.surroundings import LIGHT, OWN, RANDOM, at_home, bring_back, now, plain, seeded, undisturbed
 from solorl.envs.vector import Masked
 from solorl.errors import UsageError, quit_with
 from solorl.terminal import warn
 
 READ = ("action_mask", "lives", "alive", "state")  # of `info`; the last two are those of games of several agents
-NUMBER, FLAG = "biuf", "biu"  # kinds of NumPy's types
+FLAGS = (bool, int, np.generic, np.ndarray)  # what `terminated` and `truncated` can be
 MASK_STEPS = 100  # in which an environment has to show its first mask
-RESET = "def reset(self, *, seed=None, options=None)"
 
 
 class Manners(NamedTuple):
     """What `try_out` has seen of an environment."""
 
-    changes: tuple[str, ...] = ()  # of the process, see `surroundings.STATES`
+    changes: tuple[str, ...] = ()  # of the process, see `surroundings.OWN`
     mask: tuple[int, ...] | None = None  # the shape of its action_mask; None: it gives none
 
 
@@ -56,24 +55,19 @@ class Guest(Masked):
     wrong = ""
     now: tuple[Any, int] = (None, 0)  # current observation, steps of the episode; a tuple is not saved in checkpoints
 
-    def __init__(self, make_env: Callable[[], Any], env_id: str, manners: Manners | None = None, ends: bool = False):
-        self.env_id, self.terms = env_id, (KNOWN.get(env_id, Manners()) if manners is None else manners, ends)
-        self.home, drawn = now(OWN[1:]), random_states()
-        env = self._watched(make_env)
-        bring_back({RANDOM: drawn})
-        if not isinstance(env, gym.Env):
-            self.fault(f"make_env gives a {type(env).__name__}, not an environment of Gymnasium")
-        super().__init__(env)
-        if self.terms[0].changes and self.own is None:
+    def __init__(self, make_env: Callable[[], gym.Env], env_id: str, manners: Manners, ends: bool = False):
+        self.env_id, self._terms, self._home = env_id, (manners, ends), now(OWN[1:])
+        with undisturbed():
+            super().__init__(self._watched(make_env))
+        if manners.changes and self.own is None:
             self.own = now(OWN)
-        self.agents = tuple(self.unwrapped.agents) if teams_of(env) else ()  # type: ignore[attr-defined]
-        box = isinstance(env.observation_space, gym.spaces.Box)
-        self.shape = env.observation_space.shape if box else None
-        self.reads = (*READ, *env.metadata.get("numbers", ()))
+        self._agents = tuple(self.unwrapped.agents) if teams_of(self) else ()  # type: ignore[attr-defined]
+        self._shape = self.observation_space.shape if isinstance(self.observation_space, gym.spaces.Box) else None
+        self._numbers = tuple(self.metadata.get("numbers", ()))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """See `gymnasium.Env.reset`."""
-        if self.terms[0].changes and self.own and seed is not None:
+        if self.own and self._terms[0].changes and seed is not None:
             self.own[RANDOM] = seeded(seed)
         obs, info = self._watched(self.env.reset, seed=seed, options=options)
         self.now = (obs, 0)
@@ -84,13 +78,12 @@ class Guest(Masked):
         """See `gymnasium.Env.step`."""
         obs, reward, terminated, truncated, info = self._visit(self.env.step, action)
         self.now = (obs, self.now[1] + 1)
-        if not (isinstance(reward, float) and math.isfinite(reward)):
+        if not (isinstance(reward, (float, int)) and math.isfinite(reward)):
             reward = self._reward(reward)
-        if not (isinstance(terminated, bool | np.bool_) and isinstance(truncated, bool | np.bool_)):
-            ends = ("terminated", terminated), ("truncated", truncated)
-            terminated, truncated = (bool(self._array(f"{name} of its step", end, FLAG)) for name, end in ends)
         if terminated or truncated:
             self.look()
+        if not isinstance(terminated, FLAGS) or not isinstance(truncated, FLAGS):
+            self.fault(f"its step ends by {terminated!r:.40} and {truncated!r:.40}, which are not True or False")
         return obs, reward, terminated, truncated, self._read(info)
 
     def render(self) -> Any:
@@ -106,7 +99,7 @@ class Guest(Masked):
 
     def fault(self, what: str) -> NoReturn:
         """Say what is wrong with the environment."""
-        if self.terms[1]:
+        if self._terms[1]:
             quit_with(f"{self.env_id}: {what}; --resume continues from the last checkpoint", 1)
         raise UsageError(f"{self.env_id}: {what}")
 
@@ -119,7 +112,7 @@ class Guest(Masked):
         except SystemExit as end:
             self.fault(f"{getattr(call, '__name__', 'its code')} ends the program by sys.exit({end.code!r})")
         except UsageError as error:
-            self.fault(str(error).removeprefix(f"{self.env_id}: "))
+            self.fault(str(error))
         finally:
             if home:
                 self.own = now(OWN)
@@ -127,12 +120,11 @@ class Guest(Masked):
 
     def _watched(self, call: Callable[..., Any], **named: Any) -> Any:
         """The same, after which the process is as it was; what was changed is the environment's own from then on."""
-        before = now(PUT_BACK) | self.home  # what a step has changed, too
+        before = now(LIGHT) | self._home  # what a step has changed, too
         result = self._visit(call, **named)
-        after = now(PUT_BACK)
-        if after != before:
-            changed = tuple(name for name in PUT_BACK if after[name] != before[name])
-            if self.own is None and any(name in OWN for name in changed):
+        if (after := now(LIGHT)) != before:
+            changed = tuple(name for name in LIGHT if after[name] != before[name])
+            if self.own is None and {*changed} & {*OWN}:
                 self.own = now(OWN)
             bring_back(before)
             tell(self.env_id, changed)
@@ -141,41 +133,41 @@ class Guest(Masked):
     def _read(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """What the library reads of `info`, with the mask, in an array of its own, if the environment is known to give
         any: then all is allowed where it gives none."""
-        obs, length = self.now
-        if self.shape is not None and (shape := getattr(obs, "shape", self.shape)) != self.shape:
-            what = f"the observation of its {'step' if length else 'reset'} has shape {shape}"
-            self.fault(f"{what}, but its space has {self.shape}")
-        kept = {name: info[name] for name in self.reads if name in info} if info else {}
-        shape = self.terms[0].mask
+        shape, (obs, length) = self._terms[0].mask, self.now
+        if self._shape is not None and (found := getattr(obs, "shape", self._shape)) != self._shape:
+            what = f"the observation of its {'step' if length else 'reset'} has shape {found}"
+            self.fault(f"{what}, but its space has {self._shape}")
+        kept = {name: info[name] for name in READ if name in info} if info else {}
         mask = kept.pop("action_mask", None)
-        self.mask = None if shape is None else np.ones(shape, bool)
-        if mask is not None:
-            self.mask = np.array(mask, bool)
-            if shape not in (None, self.mask.shape):
-                self.fault(f"its action_mask has shape {self.mask.shape} after {length} steps, not {shape}")
-        for name in self.reads[len(READ) :]:
-            kept[name] = float(self._array(f"{name} of its info", info.get(name, math.nan), NUMBER))
-        return kept if self.mask is None else kept | {"action_mask": self.mask}
+        mask = np.ones(shape, bool) if mask is None and shape is not None else mask
+        if mask is not None and shape not in (None, np.shape(mask)):
+            self.fault(f"its action_mask has shape {np.shape(mask)} after {length} steps, not {shape}")
+        self.mask = None if mask is None else np.array(mask, bool)
+        kept |= {name: self._number(f"its {name} of info", info.get(name, math.nan)) for name in self._numbers}
+        return kept if mask is None else kept | {"action_mask": self.mask}
 
     def _reward(self, reward: Any) -> Any:
-        """A reward as a float, of several agents an array; NaN and infinity are noted."""
-        found = self._array("the reward of its step", reward, NUMBER, (len(self.agents),) if self.agents else ())
-        for place in () if self.wrong else np.flatnonzero(~np.isfinite(found)):
-            whose = f" of {self.agents[place]}" if self.agents else ""
-            self.wrong = f"the reward{whose} is {found.flat[place]} in step {self.now[1]} of an episode"
+        """A reward as a float, of several agents as it is; NaN and infinity are noted."""
+        reward = reward if self._agents else self._number("its reward", reward)
+        for place in () if self.wrong else np.flatnonzero(~np.isfinite(reward)):
+            whose = f" of {self._agents[place]}" if self._agents else ""
+            self.wrong = f"the reward{whose} is {np.ravel(reward)[place]} in step {self.now[1]} of an episode"
             break
-        return found if self.agents else float(found)
+        return reward
 
-    def _array(self, what: str, value: Any, kinds: str, shape: tuple[int, ...] = ()) -> np.ndarray:
-        """A value as an array of this shape, whose type is of these kinds."""
-        with contextlib.suppress(ValueError):  # ragged lists
-            array = np.asarray(value)
-            if array.shape == shape and array.dtype.kind in kinds:
-                return array
-            if array.dtype.kind in kinds:
-                one = f"one number for each of {len(self.agents)} agents" if shape else "one number"
-                self.fault(f"{what} must be {one}, but is an array of shape {array.shape}")
-        self.fault(f"{what} must be {'a number' if kinds == NUMBER else 'True or False'}, but is {value!r:.60}")
+    def _number(self, what: str, value: Any) -> float:
+        array = np.asarray(value) if np.isscalar(value) or hasattr(value, "shape") else np.array(None)
+        if array.shape or array.dtype.kind not in "biuf":
+            found = f"an array of shape {array.shape}" if array.shape else f"{value!r:.60}"
+            self.fault(f"{what} must be one number, but is {found}")
+        return float(array)
+
+
+def tell(env_id: str, changed: tuple[str, ...]) -> None:
+    """Say what an environment changes of the process."""
+    verb = "seeds or draws from" if changed == (RANDOM,) else "changes"
+    what = "it gets its own, next to the training's" if {*changed} & {*OWN} else "what it changed is put back"
+    say_once(f"{env_id} {verb} {' and '.join(changed)}: {what}")
 
 
 def say_once(sentence: str) -> None:
@@ -185,17 +177,16 @@ def say_once(sentence: str) -> None:
         warn(sentence)
 
 
-def tell(env_id: str, changed: tuple[str, ...]) -> None:
-    """Say what an environment changes of the process."""
-    if changed:
-        verb = "seeds or draws from" if changed == (RANDOM,) else "changes"
-        what = "it gets its own, next to the training's" if {*changed} & {*OWN} else "what it changed is put back"
-        say_once(f"{env_id} {verb} {' and '.join(changed)}: {what}")
-
-
 def hosted(make_env: Callable[..., Any], env_id: str, ends: bool = False, **named: Any) -> Callable[[], Guest]:
     """A function that gives the environment `make_env(env_id, **named)` as a `Guest`. Another process can have it."""
     return partial(Guest, partial(make_env, env_id, **named), env_id, KNOWN.get(env_id, Manners()), ends)
+
+
+def guest_in(env: Any) -> Guest | None:
+    """The guest below the wrappers of the library."""
+    while not isinstance(env, Guest) and isinstance(env, gym.Wrapper):
+        env = env.env
+    return env if isinstance(env, Guest) else None
 
 
 def looks(envs: Any) -> list[str]:
@@ -208,13 +199,6 @@ def wrong(envs: Any) -> str:
     """The first environment that gave NaN or infinite numbers, as a phrase; empty where none is known to."""
     told = envs.looks() if hasattr(envs, "looks") else looks(envs.unwrapped)  # in other processes, or here
     return next((f"in environment {i} {what}" for i, what in enumerate(told) if what), "")
-
-
-def guest_in(env: Any) -> Guest | None:
-    """The guest below the wrappers of the library."""
-    while not isinstance(env, Guest) and isinstance(env, gym.Wrapper):
-        env = env.env
-    return env if isinstance(env, Guest) else None
 
 
 def not_finite(obs: Any) -> float | None:
@@ -231,15 +215,13 @@ def random_action(space: Any, info: Mapping[str, Any]) -> Any:
     """A random action, one that the mask of a `Discrete` space allows, or that of a `MultiDiscrete` one: all parts in a
     row, or a row for each part (of each agent)."""
     mask = info.get("action_mask")
-    if mask is None or not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+    if mask is None or not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete) or len(space.shape) > 1:
         return space.sample()
     mask = np.asarray(mask, np.int8)
-    if isinstance(space, gym.spaces.Discrete):
-        return space.sample(mask)
-    if space.nvec.ndim > 1:
-        return space.sample()
-    parts = np.split(mask, np.cumsum(space.nvec)[:-1]) if mask.ndim == 1 else mask
-    return space.sample(mask=tuple(part[:n] for part, n in zip(parts, space.nvec, strict=True)))
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        parts = mask if mask.ndim == 2 else np.split(mask, np.cumsum(space.nvec)[:-1])
+        mask = tuple(part[:n] for part, n in zip(parts, space.nvec, strict=True))
+    return space.sample(mask)
 
 
 # ---------------------------------------------------------------------- before a training
@@ -258,39 +240,38 @@ def try_out(make_env: Callable[..., Any], env_id: str, needs_masks: bool = False
     seen, which `KNOWN` has from then on. UsageError where it does not have Gymnasium's interface, or an observation is
     not of its space, or a number is not finite."""
     with at_home(), contextlib.closing(Guest(partial(make_env, env_id), env_id, Manners())) as env:
-        env.own = env.own or now(OWN)
         refuse_statistics(env, env_id)
-        code, space = env.unwrapped, env.action_space
-        space.seed(0)
-        known = inspect.signature((code.game.unwrapped if env.agents else code).reset).parameters.values()  # type: ignore[attr-defined]
+        env.own, code = env.own or now(OWN), env.unwrapped
+        for space in (env.action_space, code.action_space):
+            space.seed(0)
+        known = inspect.signature((code.game.unwrapped if env._agents else code).reset).parameters.values()  # type: ignore[attr-defined]
         for name in ("seed", "options"):
             if not any(each.name == name or each.kind is each.VAR_KEYWORD for each in known):
-                raise UsageError(f"{env_id}: its reset takes no {name}; write `{RESET}`")
+                env.fault(f"its reset takes no {name}; write `def reset(self, *, seed=None, options=None)`")
         begun = env._visit(code.reset, seed=0)
         if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[1], Mapping)):
-            raise UsageError(f"{env_id}: its reset must return two values, obs and a dict info")
+            env.fault("its reset must return two values, obs and a dict info")
         taken = env._visit(code.step, random_action(code.action_space, begun[1]))
         if len(taken) != 5:
-            what = "must return five values, obs, reward, terminated, truncated, info"
-            raise UsageError(f"{env_id}: its step {what}, but returns {len(taken)}")
+            what = "its step must return five values, obs, reward, terminated, truncated, info"
+            env.fault(f"{what}, but returns {len(taken)}")
         drawn = plain(env.own[RANDOM])  # what the first calls import may draw, too
         obs, info = env.reset(seed=0)
         _check_obs(f"{env_id}: the observation of its reset", env.observation_space, obs)
         for step in range(MASK_STEPS if needs_masks else 1):
-            if step and env.mask is not None:
-                break
-            obs, _, terminated, truncated, info = env.step(random_action(space, info))
+            obs, _, terminated, truncated, info = env.step(random_action(env.action_space, info))
             _check_obs(f"{env_id}: the observation of its step", env.observation_space, obs)
             if env.wrong and step == 0:
-                raise UsageError(f"{env_id}: {env.wrong}")
-            mask = env.mask
-            if terminated or truncated:
-                obs, info = env.reset()
+                env.fault(env.wrong)
+            if (mask := env.mask) is not None:
+                break
+            info = env.reset()[1] if terminated or truncated else info
         env.reset()
-        changes = [name for name in OWN[1:] if env.own[name] != env.home[name]]
+        changes = [name for name in OWN[1:] if env.own[name] != env._home[name]]
         changes += [RANDOM] if plain(env.own[RANDOM]) != drawn else []
     KNOWN[env_id] = manners = Manners(tuple(changes), None if mask is None else mask.shape)
-    tell(env_id, manners.changes)
+    if changes:
+        tell(env_id, manners.changes)
     return manners
 
 

@@ -4,49 +4,47 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-
-def _torch() -> Any:
-    return sys.modules.get("torch")
+from solorl import signals
 
 
 def random_states() -> dict[str, Any]:
     """The states of the global generators of Python, NumPy and torch (its CUDA devices included)."""
     states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
-    if torch := _torch():
+    if torch := sys.modules.get("torch"):
         states["torch"] = torch.get_rng_state()
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             states["cuda"] = torch.cuda.get_rng_state_all()
     return states
 
 
-def set_random_states(states: dict[str, Any]) -> None:
+def set_random_states(states: Mapping[str, Any]) -> None:
     """Put every global generator into the state that `random_states` returned."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
-    if "torch" in states and (torch := _torch()):
+    if "torch" in states and (torch := sys.modules.get("torch")):
         torch.set_rng_state(states["torch"])
         if "cuda" in states and torch.cuda.is_available():
             torch.cuda.set_rng_state_all(states["cuda"])
 
 
 def seeded(seed: int) -> dict[str, Any]:
-    """States as of `random_states` that a seed gives; the global generators stay as they are."""
-    states: dict[str, Any] = {"python": random.Random(seed).getstate()}
-    states["numpy"] = np.random.RandomState(seed % 2**32).get_state()
-    return states | ({"torch": torch.Generator().manual_seed(seed).get_state()} if (torch := _torch()) else {})
+    """Such states by a seed; the global generators stay as they are."""
+    states: dict[str, Any] = {"numpy": np.random.RandomState(seed % 2**32).get_state()}
+    torch = sys.modules.get("torch")
+    states |= {"torch": torch.Generator().manual_seed(seed).get_state()} if torch else {}
+    return states | {"python": random.Random(seed).getstate()}
 
 
-def plain(states: dict[str, Any]) -> Any:
-    """The same in Python's own types, which can be compared; without CUDA's."""
-    return states["python"], [
-        getattr(each, "tolist", lambda each=each: each)() for each in (*states["numpy"], states.get("torch", ()))
-    ]
+def plain(states: Mapping[str, Any]) -> Any:
+    """Such states in Python's own types, which can be compared; without CUDA's."""
+    arrays = [np.asarray(each).tolist() for each in states["numpy"]]
+    return states["python"], arrays, states["torch"].tolist() if "torch" in states else None
 
 
 @contextmanager
@@ -59,58 +57,34 @@ def undisturbed() -> Iterator[None]:
         set_random_states(states)
 
 
-def _folder() -> str:
-    try:
-        return os.getcwd()  # noqa: PTH109  Path.cwd takes three times as long
-    except OSError:  # it has been removed
-        return os.sep
+def _dtype(new: Any = None) -> Any:
+    """torch's default type, or None without torch; sets it to a `new` one."""
+    torch = sys.modules.get("torch")
+    return torch and (torch.set_default_dtype(new) if new else torch.get_default_dtype())
 
 
-def _set_dtype(dtype: Any) -> None:
-    if torch := _torch():
-        torch.set_default_dtype(dtype or torch.float32)
+def _listen(handlers: Mapping[int, Any]) -> None:
+    signals.restore({each: to for each, to in handlers.items() if signal.getsignal(each) != to})
 
 
-def _set_grad(enabled: bool) -> None:
-    if torch := _torch():
-        torch.set_grad_enabled(enabled)
-
-
-def _handlers() -> list[Any]:
-    return [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-
-
-def _set_handlers(handlers: list[Any]) -> None:
-    for number, handler in zip((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), handlers, strict=True):
-        if signal.getsignal(number) != handler and handler is not None:
-            signal.signal(number, handler)
-
-
-def _set_argv(words: list[str]) -> None:
-    sys.argv[:] = words
-
-
-RANDOM = "the global random generators"
 # What it is called -> how to read it, how to set it. Of the first three an environment may have some of its own.
+RANDOM = "the global random generators"
 STATES: dict[str, tuple[Any, Any]] = {
     RANDOM: (random_states, set_random_states),
-    "the current folder": (_folder, os.chdir),
-    "torch's default type": (lambda: torch.get_default_dtype() if (torch := _torch()) else None, _set_dtype),
-    "torch's gradient mode": (lambda: torch.is_grad_enabled() if (torch := _torch()) else True, _set_grad),
-    "NumPy's treatment of errors": (np.geterr, lambda how: np.seterr(**how)),
-    "signal handlers": (_handlers, _set_handlers),
-    "sys.argv": (lambda: list(sys.argv), _set_argv),
+    "the current folder": (os.getcwd, os.chdir),  # Path.cwd takes three times as long
+    "torch's default type": (_dtype, _dtype),
+    "signal handlers": (lambda: {each: signal.getsignal(each) for each in signals.ENDING}, _listen),
+    "sys.argv": (lambda: [*sys.argv], lambda words: sys.argv.__setitem__(slice(None), words)),
 }
-OWN = list(STATES)[:3]
-PUT_BACK = list(STATES)[1:]  # by a look after each reset: random states are too large for that
+OWN, LIGHT = [*STATES][:3], [*STATES][1:]  # random states are too large to be looked at in each reset
 
 
-def now(names: list[str]) -> dict[str, Any]:
+def now(names: Iterable[str]) -> dict[str, Any]:
     """These states of the process."""
     return {name: STATES[name][0]() for name in names}
 
 
-def bring_back(states: dict[str, Any]) -> None:
+def bring_back(states: Mapping[str, Any]) -> None:
     """Put the process into these states."""
     for name, state in states.items():
         STATES[name][1](state)
@@ -118,10 +92,9 @@ def bring_back(states: dict[str, Any]) -> None:
 
 @contextmanager
 def at_home() -> Iterator[None]:
-    """Whatever code of others runs inside leaves the process as it was, and sees no arguments of the command line,
-    which are not meant for it."""
-    before = now(list(STATES))
-    sys.argv[1:] = []
+    """Whatever code of others runs inside leaves the process as it was, and sees no flags of the command line."""
+    before = now(STATES)
+    del sys.argv[1:]
     try:
         yield
     finally:

@@ -96,7 +96,7 @@ class Run(Products):
         self.require(not workers or num_envs % workers == 0, unequal)
         self._reads_masks = "action_mask" in self.script.read_text(encoding="utf-8")
         with in_one_sentence():
-            self._masks = try_out(make_env, env_id, self._reads_masks).mask is not None
+            self._masks = try_out(make_env, env_id, self._reads_masks and kind is VectorEnvs).mask is not None
         make_envs = [hosted(make_env, env_id, ends=not workers)] * num_envs
         return in_workers(kind, make_envs, workers) if workers else kind(make_envs)
 

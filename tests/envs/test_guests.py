@@ -33,8 +33,6 @@ def as_it_was(monkeypatch, tmp_path):
     yield
     os.chdir(folder)
     torch.set_default_dtype(dtype)
-    torch.set_grad_enabled(True)
-    np.seterr(all="warn")
     signal.signal(signal.SIGINT, handler)
     sys.argv[:] = argv
 
@@ -115,8 +113,7 @@ def test_the_current_folder_is_the_environments_own(kind, train, tmp_path):
 
 def test_types_signals_and_arguments_are_put_back(train):
     train("ppo", "--env-id", "rude:Types-v0", *PPO, "128")
-    assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
-    assert np.geterr()["over"] == "warn" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+    assert torch.get_default_dtype() == torch.float32 and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
     assert "mine" not in sys.argv and "torch's default type" in train.out
 
 
@@ -141,11 +138,11 @@ def test_a_module_may_read_the_command_line_but_not_end_the_program(end, code, s
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"reward": None}, "the reward of its step must be a number, but is None"),
-        ({"reward": "1.0"}, "the reward of its step must be a number, but is '1.0'"),
-        ({"reward": np.ones(1)}, "the reward of its step must be one number, but is an array of shape (1,)"),
-        ({"flag": None}, "truncated of its step must be True or False, but is None"),
-        ({"flag": "no"}, "truncated of its step must be True or False, but is 'no'"),
+        ({"reward": None}, "its reward must be one number, but is None"),
+        ({"reward": "1.0"}, "its reward must be one number, but is '1.0'"),
+        ({"reward": np.ones(1)}, "its reward must be one number, but is an array of shape (1,)"),
+        ({"flag": None}, "its step ends by False and None, which are not True or False"),
+        ({"flag": "no"}, "its step ends by False and 'no', which are not True or False"),
         ({"obs": np.zeros(3, np.float32)}, "the observation of its step has shape (3,), but its space has (2,)"),
     ],
 )
