@@ -26,7 +26,7 @@ FLOORS = (
     "cli",
 )
 # Lines of code (as rule R1 counts them) that a room may have: what it has. A commit that raises a number says why.
-# In brackets: what took how many of them. Together: 15,584.
+# In brackets: what took how many of them. Together: 15,588.
 BUDGETS = {
     # which file takes these observations and these actions (35)
     "ground": 585,  # trust.py: what may be executed, scripts (before in checkpoints and run) and modules (50); what
@@ -37,9 +37,9 @@ BUDGETS = {
     # kind of PettingZoo's games of Atari (22); simulators in batches of tensors (65); EnvPool's environments one by
     # one, and vectors of its dicts (55); games of several agents in JAX, one and many: mpe2's particles, matrices,
     # switch, and their ids (410); foraging and the warehouse (52); environments in other processes (180);
-    # the boundary to environments, what they change of the process, give and lack (215, of them 26 before in
+    # the boundary to environments, what they change of the process, give and lack (219, of them 26 before in
     # checkpoints and run)
-    "envs": 2345,
+    "envs": 2349,
     "checkpoints": 644,  # what the bytes of Atari's emulator lack (35)
     "data": 325,  # data sets on the disk: format, pieces, reading (135), recording (96), Minari (95)
     "args": 222,

@@ -57,10 +57,14 @@ def undisturbed() -> Iterator[None]:
         set_random_states(states)
 
 
-def _dtype(new: Any = None) -> Any:
-    """torch's default type, or None without torch; sets it to a `new` one."""
+def _dtype() -> str:
     torch = sys.modules.get("torch")
-    return torch and (torch.set_default_dtype(new) if new else torch.get_default_dtype())
+    return str(torch.get_default_dtype()) if torch else "torch.float32"  # as it will be
+
+
+def _set_dtype(name: str) -> None:
+    if torch := sys.modules.get("torch"):
+        torch.set_default_dtype(getattr(torch, name.removeprefix("torch.")))
 
 
 def _listen(handlers: Mapping[int, Any]) -> None:
@@ -72,7 +76,7 @@ RANDOM = "the global random generators"
 STATES: dict[str, tuple[Any, Any]] = {
     RANDOM: (random_states, set_random_states),
     "the current folder": (os.getcwd, os.chdir),  # Path.cwd takes three times as long
-    "torch's default type": (_dtype, _dtype),
+    "torch's default type": (_dtype, _set_dtype),
     "signal handlers": (lambda: {each: signal.getsignal(each) for each in signals.ENDING}, _listen),
     "sys.argv": (lambda: [*sys.argv], lambda words: sys.argv.__setitem__(slice(None), words)),
 }
