@@ -59,6 +59,13 @@ class Seeds(Rude):
         return random.random() + np.random.random() + float(torch.rand(()))
 
 
+class Levels(Seeds):
+    """Seeds them in each reset only, so that each reset leaves the same states."""
+
+    def draw(self):
+        return 0.0
+
+
 class Draws(Seeds):
     """Draws from them without a seed."""
 
@@ -225,6 +232,22 @@ class Forgets(ParallelEnv):
         return obs, rewards, *flags, self.each({})
 
 
-for _kind in (Rude, Seeds, Draws, Moves, MovesLate, Types, Ragged, Counts, Late, Gives, Exits, NoOptions, Endless, Of):
+for _kind in (
+    Rude,
+    Seeds,
+    Levels,
+    Draws,
+    Moves,
+    MovesLate,
+    Types,
+    Ragged,
+    Counts,
+    Late,
+    Gives,
+    Exits,
+    NoOptions,
+    Endless,
+    Of,
+):
     gym.register(f"{_kind.__name__}-v0", _kind, disable_env_checker=_kind in (NoOptions, Of))
 register("Forgets-v0", Forgets)

@@ -26,7 +26,7 @@ FLOORS = (
     "cli",
 )
 # Lines of code (as rule R1 counts them) that a room may have: what it has. A commit that raises a number says why.
-# In brackets: what took how many of them. Together: 15,588.
+# In brackets: what took how many of them. Together: 15,589.
 BUDGETS = {
     # which file takes these observations and these actions (35)
     "ground": 585,  # trust.py: what may be executed, scripts (before in checkpoints and run) and modules (50); what
@@ -39,7 +39,7 @@ BUDGETS = {
     # switch, and their ids (410); foraging and the warehouse (52); environments in other processes (180);
     # the boundary to environments, what they change of the process, give and lack (219, of them 26 before in
     # checkpoints and run)
-    "envs": 2349,
+    "envs": 2350,
     "checkpoints": 644,  # what the bytes of Atari's emulator lack (35)
     "data": 325,  # data sets on the disk: format, pieces, reading (135), recording (96), Minari (95)
     "args": 222,

@@ -43,7 +43,7 @@ def only_run():
 
 
 # ---------------------------------------------------------------------- what it changes of the process
-@pytest.mark.parametrize("kind", ["Seeds", "Draws"])
+@pytest.mark.parametrize("kind", ["Seeds", "Levels", "Draws"])
 def test_who_touches_the_global_generators_has_random_states_of_its_own(kind, train):
     """The actions are those of the same training on an environment that does not, although it seeds in each reset."""
     v = train("ppo", "--env-id", f"rude:{kind}-v0", *PPO, "256", "--learning-rate", "0")
