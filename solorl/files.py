@@ -16,6 +16,12 @@ from typing import Any
 from solorl.errors import UsageError, did_you_mean
 from solorl.machine import process_start
 
+
+def near(path: Path) -> str:
+    """The path as one would type it here: relative where it lies below the current folder."""
+    return str(path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path)
+
+
 DAY = 86_400.0  # seconds
 
 

@@ -1,8 +1,11 @@
 """Where the algorithm files are, and the fields of their headers."""
 
 import ast
+import re
 import shlex
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -12,6 +15,9 @@ OPTIONAL = ("Twin", "Copy of")  # keys that not every header has
 
 
 PAGES = "docs/algorithms"  # the page of each algorithm file, NAME.md: from the folder above that of the families
+
+
+FIRST = ("ppo", "dqn", "actor_critic")  # families that a file of any other may be told of
 
 
 BUDGETS = "diff_budget.toml"  # the table of rule R3, next to the folders of the families
@@ -71,12 +77,59 @@ def not_for(fields: dict[str, str]) -> dict[str, str]:
 
 def use_instead(script: Path, what: str) -> str:
     """`"; use FILE"` where a script's header names a file for what the script is not made for, else an empty string."""
-    try:
-        docstring = ast.get_docstring(ast.parse(script.read_bytes()), clean=False) or ""
-    except (OSError, ValueError, SyntaxError):  # somebody's own script may be anything
-        docstring = ""
-    other = not_for(header_fields(docstring)).get(what)
+    other = not_for(facts_of(script).fields).get(what)
     return f"; use {other}" if other else ""
+
+
+class Facts(NamedTuple):
+    """What decides which environments a file takes."""
+
+    fields: dict[str, str]  # of the header
+    spaces: set[tuple[str, str]]  # kinds of observations and actions, as its Spaces names them
+    env_kind: str  # see `envs.ids.KINDS`
+
+
+def facts_of(script: Path) -> Facts:
+    """What a file says of itself; somebody's own may be anything."""
+    try:
+        text = script.read_text(encoding="utf-8")
+        fields = header_fields(ast.get_docstring(ast.parse(text), clean=False) or "")
+    except (OSError, ValueError, SyntaxError):
+        text, fields = "", {}
+    obs, _, actions = fields.get("Spaces", "").partition(" -> ")
+    kinds = {(obs, action.removeprefix("or ")) for action in re.split(", (?=or )|(?=,)", actions)}
+    return Facts(fields, kinds, (re.findall(r'^    env_kind = "([\w-]+)"', text, flags=re.M) or ["gymnasium"])[0])
+
+
+known_facts = cache(facts_of)  # of the catalogue
+
+
+def file_for(script: Path, obs: str, action: str, atari: bool = False) -> str:
+    """`"; use FILE"`: a file of the catalogue that takes these kinds of observations and actions, one that the script's
+    header names if there is any, else the nearest to the script. Where there is none, a phrase that says so and names
+    the two nearest; empty where no file takes one of the two kinds."""
+    own, paths = facts_of(script), script_paths()
+    home = paths.get(Path(own.fields.get("Copy of", script.name).partition(" ")[0]).stem, script).parent.name
+    agents = "of each agent" in own.fields.get("Spaces", "")
+
+    def distance(name: str) -> tuple[Any, ...]:
+        named = f"{name}.py" in not_for(own.fields).values()
+        return not named, paths[name].parent.name != home, ("_jax" in name) != ("_jax" in script.stem), len(name), name
+
+    near = []
+    for name in sorted(paths, key=distance):
+        facts, family = known_facts(paths[name]), paths[name].parent.name
+        kind, spaces = facts.env_kind, facts.fields.get("Spaces", "")
+        fits = kind.endswith("atari") if atari else kind in ("gymnasium", "agents", own.env_kind)
+        if fits and ("of each agent" in spaces) == agents and "info" not in spaces and family in (home, *FIRST):
+            near.append((f"{name}.py", facts))
+    same_obs = [name for name, facts in near if obs in {kinds[0] for kinds in facts.spaces}]
+    same_action = [name for name, facts in near if action in {kinds[1] for kinds in facts.spaces}]
+    if both := [name for name in same_obs if name in same_action]:
+        return f"; use {both[0]}"
+    two = [f"{name} ({dict(near)[name].fields['Spaces']})" for name in (*same_obs[:1], *same_action[:1])]
+    none = f"; no file takes {obs} observations with {action} actions, the nearest are"
+    return f"{none} {' and '.join(two)}" if len(two) == 2 else ""
 
 
 def as_typed(path: Path) -> str:

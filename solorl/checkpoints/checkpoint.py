@@ -9,7 +9,6 @@ import errno
 import json
 import math
 import os
-import random
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -174,28 +173,6 @@ def _check_moments(optimizer: Any) -> None:
             if saved[name] is not None or name != "momentum_buffer":  # SGD without momentum
                 _check_shape(parameter, saved[name])
         float(saved.get("step", 0))
-
-
-def random_states() -> dict[str, Any]:
-    """The states of the global generators of Python, NumPy and torch (its CUDA devices included)."""
-    states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        states["torch"] = torch.get_rng_state()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            states["cuda"] = torch.cuda.get_rng_state_all()
-    return states
-
-
-def set_random_states(states: dict[str, Any]) -> None:
-    """Put every global generator into the state that `random_states` returned."""
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch = sys.modules.get("torch")
-    if torch is not None and "torch" in states:
-        torch.set_rng_state(states["torch"])
-        if "cuda" in states and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(states["cuda"])
 
 
 # ---------------------------------------------------------------------- files

@@ -21,7 +21,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
+from solorl.envs.guest import guest_in
 from solorl.envs.spaces import as_arrays
+from solorl.envs.surroundings import RANDOM
 from solorl.envs.workers import InWorkers
 
 ASKED = 12  # frames whose actions are noted; the chance that all were sticky, so that an earlier one continues, is 6e-8
@@ -55,7 +57,7 @@ class Recorder(gym.Wrapper):
     def reset(self, *, seed=None, options=None):
         """Reset the environment, noting the seed or else the state of its generator."""
         generator = None if seed is not None else self.env.unwrapped.np_random.bit_generator.state
-        self.start = {"seed": seed, "generator": generator, "options": options}
+        self.start = {"seed": seed, "generator": generator, "options": options, **_own(self.env)}
         self.actions = []
         obs, info = self.env.reset(seed=seed, options=options)
         self.obs = _copied(obs)
@@ -72,11 +74,24 @@ class Recorder(gym.Wrapper):
     def replay(self, start: dict[str, Any], actions: Any) -> None:
         """Bring the environment to the state after `actions` (steps, *action_shape) since the noted reset; of `Tuple`
         and `Dict` spaces a tuple or dict of such arrays."""
+        _give(self.env, start)
         if start["generator"] is not None:
             self.env.unwrapped.np_random = generator_in(start["generator"])
         self.reset(seed=start["seed"], options=start["options"])
         for action in _rows(actions):
             self.step(action)
+
+
+def _own(env: gym.Env) -> dict[str, Any]:
+    """The random states that a guest has of its own."""
+    guest = guest_in(env)
+    return {"random": guest.own[RANDOM]} if guest and guest.own else {}
+
+
+def _give(env: gym.Env, saved: Mapping[str, Any]) -> None:
+    """Give them back to the guest."""
+    if (guest := guest_in(env)) and guest.own and "random" in saved:
+        guest.own[RANDOM] = saved["random"]
 
 
 def emulator_of(env: gym.Env) -> Any:
@@ -154,6 +169,7 @@ def _emulator_state(env: gym.Env) -> dict[str, Any]:
         "last_action": _last_action(env.unwrapped, state),
         "generator": env.unwrapped.np_random.bit_generator.state,
         "wrappers": wrappers,
+        **_own(env),
     }
 
 
@@ -182,6 +198,7 @@ def _restore_emulator(env: gym.Env, tree: dict[str, Any]) -> None:
     state = ale_py.ALEState(np.asarray(tree["emulator"], np.uint8).tobytes())
     env.unwrapped.asked.append(last)  # type: ignore[attr-defined]
     _ask(env.unwrapped, last, state)
+    _give(env, tree)
 
 
 def _copied(obs: Any) -> Any:

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         if (value := getattr(args, name)) is not None and value < least:
             raise UsageError(f"solo record: --{name.replace('_', '-')} must be at least {least}, not {value}")
     from solorl.data.recording import Recording  # here: they load the numerical libraries
-    from solorl.run.evaluation import undisturbed
+    from solorl.envs.surroundings import undisturbed
     from solorl.run.load import load
     from solorl.share.hub import run_dir_of
 
@@ -61,13 +61,14 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
     import numpy as np
 
     from solorl.compute.device import RECORD, env_seed, seed_all
+    from solorl.envs.guest import hosted
     from solorl.envs.returns import teams_of
     from solorl.envs.vector import VectorEnvs, masks_in
     from solorl.run.evaluation import stepwise
 
     together = "num_envs" in inspect.signature(loaded.maker).parameters
     count, env_id = args.num_envs, loaded.env_id
-    envs: Any = loaded.maker(env_id, count) if together else VectorEnvs([loaded.make_env] * count)
+    envs: Any = loaded.maker(env_id, count) if together else VectorEnvs([hosted(loaded.maker, env_id)] * count)
     if not together and teams_of(envs.envs[0]):
         raise UsageError(f"{env_id} has several agents; what is recorded is one agent's")
     seed = loaded.args.seed if args.seed is None else args.seed

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from solorl.envs.load_envpool import import_envpool
+from solorl.envs.surroundings import at_home
 from solorl.errors import BRINGS, UsageError, did_you_mean, missing_extra, nearest, needs_extra, reason
 from solorl.scripts import use_instead
 from solorl.trust import check_module
@@ -128,9 +129,13 @@ def _import_module_of(env_id: str, module: str, typed: bool) -> None:
         if "" not in sys.path and importlib.util.find_spec(module.partition(".")[0]) is None:
             sys.path.append("")  # the current folder
         check_module(env_id, module, typed)
-        importlib.import_module(module)
+        with at_home():
+            importlib.import_module(module)
     except UsageError:
         raise
+    except SystemExit as end:
+        what = f"importing the module {module} ends the program by sys.exit({end.code!r})"
+        raise UsageError(f"{env_id} cannot be used: {what}; put `if __name__ == '__main__':` around that") from end
     except Exception as error:  # whatever the code of the module raises
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             hint = did_you_mean(module, [path.stem for path in Path().glob("*.py")])

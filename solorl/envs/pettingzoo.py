@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium.vector.utils import iterate
 
 from solorl.envs.ids import GAMES
-from solorl.errors import quit_with
+from solorl.errors import UsageError, quit_with
 
 EQUAL = "all agents must have equal spaces"
 PADDING = "; vectors and numbers of actions are padded by gym.make(env_id, pad=True)"
@@ -89,7 +89,12 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
             raise ValueError(f"actions of {self.name} are {self.action_space.shape}, not {action.shape}")
         acting = {name: self._own(k, action[k]) for k, name in enumerate(self.agents) if self.alive[k]}
         obs, rewards, terminated, truncated, infos = self.game.step(acting)
-        reward = np.array([rewards[name] if name in acting else rewards.get(name, 0.0) for name in self.agents], float)
+        if missing := [name for name in acting if name not in rewards]:
+            raise UsageError(f"{self.name}: its step gives no reward of {' and '.join(missing)}")
+        found = [np.asarray(rewards.get(name, 0.0)) for name in self.agents]
+        if any(each.shape or each.dtype.kind not in "biuf" for each in found):
+            raise UsageError(f"{self.name}: the rewards of its step must be numbers, but are {rewards!r:.100}")
+        reward = np.array(found, float)
         out, cut = (np.array([bool(ends.get(name)) for name in self.agents]) for ends in (terminated, truncated))
         self.alive = np.array([name in self.game.agents for name in self.agents]) & ~out & ~cut
         self.truncated = ~self.alive & (self.truncated | (cut & ~out))

@@ -21,6 +21,15 @@ def batch_of_one(space: gym.Space, value: Any) -> Any:
     return concatenate(space, [value], empty)
 
 
+def flattens(space: Any) -> bool:
+    """Whether `FlattenObservation` makes a vector of a space that is worth learning from: none of images."""
+    parts = space.spaces.values() if isinstance(space, gym.spaces.Dict) else getattr(space, "spaces", ())
+    if obs_kind(space) == "image" or any(obs_kind(part) == "image" for part in parts):
+        return False
+    flat = gym.spaces.flatten_space(space)
+    return isinstance(flat, gym.spaces.Box) and flat.shape != (0,)
+
+
 def obs_kind(space: Any) -> str:
     """ "vector", "image", "dict", ...: the kind of an observation space."""
     if type(space).__name__ == "Box":

@@ -1,6 +1,5 @@
-"""Environments of one agent side by side: which actions are allowed (masks), and which numbers are not finite."""
+"""Environments of one agent side by side, and which actions are allowed (masks)."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,50 +26,22 @@ def masks_in(infos: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> np.ndarr
     return stacked_masks([mask if here else None for mask, here in zip(masks, given, strict=True)])
 
 
-def not_finite(obs: Any) -> float | None:
-    """The first number of an observation that is NaN or infinite; None where all are finite."""
-    if isinstance(obs, (Mapping, tuple)):
-        found = map(not_finite, obs.values() if isinstance(obs, Mapping) else obs)
-        return next((value for value in found if value is not None), None)
-    array = np.asarray(obs)
-    wrong = array[~np.isfinite(array)].tolist() if array.dtype.kind == "f" else []
-    return wrong[0] if wrong else None
-
-
-class Watch(gym.Wrapper):
-    """Keeps the `action_mask` (num_actions,) that the environment gave with its current observation, or None, and the
-    first reward, or first or last observation of an episode, that is NaN or infinite (`wrong`). To look at every
-    observation would take too long; `look` does so with the current one."""
+class Masked(gym.Wrapper):
+    """Keeps the `action_mask` (num_actions,) that the environment gave with its current observation, or None."""
 
     mask: np.ndarray | None = None
-    wrong = ""  # a phrase
-    now: tuple[Any, int] = (None, 0)  # current observation, steps of the episode; a tuple is not saved in checkpoints
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """See `gymnasium.Env.reset`."""
         obs, info = self.env.reset(seed=seed, options=options)
         self.mask = np.array(info["action_mask"], bool) if "action_mask" in info else None
-        self.now = (obs, 0)
-        self.look()
         return obs, info
 
     def step(self, action: Any) -> Any:
         """See `gymnasium.Env.step`."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.mask = np.array(info["action_mask"], bool) if "action_mask" in info else None
-        self.now = (obs, self.now[1] + 1)
-        if not (self.wrong or math.isfinite(reward)):
-            self.wrong = f"the reward is {float(reward)} in step {self.now[1]} of an episode"
-        if terminated or truncated:
-            self.look()
         return obs, reward, terminated, truncated, info
-
-    def look(self) -> str:
-        """`wrong`, after a look at the current observation."""
-        obs, length = self.now
-        if not self.wrong and (value := not_finite(obs)) is not None:
-            self.wrong = f"the observation {f'after {length} steps' if length else 'of a reset'} is {value}"
-        return self.wrong
 
 
 class VectorEnvs(gym.vector.SyncVectorEnv):
@@ -84,8 +55,8 @@ class VectorEnvs(gym.vector.SyncVectorEnv):
 
     def __init__(self, make_envs: Sequence[Callable[[], gym.Env]]):
         super().__init__(make_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-        self._watches = [Watch(env) for env in self.envs]
-        self.envs = list(self._watches)  # which others may wrap later
+        self._masked = [env if isinstance(env, Masked) else Masked(env) for env in self.envs]
+        self.envs = list(self._masked)  # which others may wrap later
 
     @property
     def action_mask(self) -> np.ndarray | None:
@@ -94,12 +65,4 @@ class VectorEnvs(gym.vector.SyncVectorEnv):
 
     def present(self) -> list[Any]:
         """The mask of each environment, or None."""
-        return [env.mask for env in self._watches]
-
-    def looks(self) -> list[str]:
-        """What is NaN or infinite in each environment, see `Watch.look`."""
-        return [env.look() for env in self._watches]
-
-    def wrong(self) -> str:
-        """The first environment that gave NaN or infinite numbers, as a phrase; empty where none is known to."""
-        return next((f"in environment {i} {what}" for i, what in enumerate(self.looks()) if what), "")
+        return [env.mask for env in self._masked]

@@ -22,8 +22,8 @@ import numpy as np
 from gymnasium.vector import utils
 
 from solorl import signals
-from solorl.envs.vector import VectorEnvs
-from solorl.errors import quit_with
+from solorl.envs.guest import looks
+from solorl.errors import UsageError, quit_with
 
 LEFT = 5.0  # seconds in which a worker that is no longer needed closes its environments
 RESUME = "--resume continues from the last checkpoint"
@@ -94,8 +94,8 @@ class InWorkers(gym.vector.SyncVectorEnv):
         return self._present
 
     def looks(self) -> list[str]:
-        """See `VectorEnvs.looks`."""
-        return [what for own in self.ask(VectorEnvs.looks) for what in own]
+        """See `guest.looks`."""
+        return [what for own in self.ask(looks) for what in own]
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """See `gymnasium.vector.SyncVectorEnv.call`."""
@@ -225,6 +225,8 @@ def _tried(function: Callable[..., Any], *inputs: Any) -> tuple[Any, str]:
     """What it returns, or None and the exception that it raises, in words."""
     try:
         return function(*inputs), ""
+    except UsageError as error:
+        return None, str(error)
     except Exception as error:
         return None, " ".join(f"{type(error).__name__}: {error}".split())
 

@@ -19,11 +19,11 @@ from solorl.compute.processes import Processes
 from solorl.compute.ranks import Ranks, from_environment, local_rank
 from solorl.data.dataset import ABOUT, described
 from solorl.data.recording import Recording
+from solorl.envs.guest import refuse_statistics, wrong
 from solorl.envs.returns import teams_of
-from solorl.envs.vector import VectorEnvs
 from solorl.envs.workers import InWorkers
 from solorl.errors import UsageError, in_one_sentence, quit_with
-from solorl.files import read_json
+from solorl.files import near, read_json
 from solorl.run.evaluation import Evaluator
 from solorl.run.folder import RunFolder, new_path
 from solorl.run.load import play_wanted
@@ -48,7 +48,7 @@ class Course:
     exit code."""
 
     def __init__(self, args: RunArgs, *, parallel: bool = False, device: Any = None, quiet: bool = False):
-        self.args, self.script = args, script_path()
+        self.args, self.script = args, script_path().absolute()  # an environment may change the current folder
         self.play = play_wanted()  # no training, only this
         with in_one_sentence():
             self.rank, self.world_size = (0, 1) if self.play else from_environment()
@@ -65,7 +65,7 @@ class Course:
         seed_all(args)
         self.ranks = Ranks(self.rank, self.world_size)
         self.processes = Processes(self._say)
-        self.folder = RunFolder(Path(args.resume) if args.resume else new_path(args, self.script))
+        self.folder = RunFolder((Path(args.resume) if args.resume else new_path(args, self.script)).absolute())
         self.meter, self.evaluator = Meter(), Evaluator(args)
         self.checkpoints = Checkpoints(self.folder.path, self.ranks)
         self.restarted: list[int] = []  # environments whose episodes `resume` could not continue and started again
@@ -99,6 +99,8 @@ class Course:
             require(self.recording, f"--record: {self.script.name} steps its environments in another way")
         self.checkpoints.name(parts, models)
         for envs in filter(env_state.is_vector_env, parts.values()):
+            with in_one_sentence():
+                refuse_statistics(envs, getattr(self.args, "env_id", ""))
             if teams := teams_of(envs):
                 self.meter.teams, self.meter.agents = teams, list(envs.agents)
         with in_one_sentence():
@@ -146,17 +148,17 @@ class Course:
         self._trackers = trackers_of(self.args, self.dir, saved["step"] + 1 if saved else None)
         self._set_status("running")
         atexit.register(self.abandon, "failed")
-        self._say(f"run folder {self.dir}")
+        self._say(f"run folder {near(self.dir)}")
         self._say(device_words(self.device, self.args.threads))
         if self.taught is not None:
             self._say(f"teacher {self.taught}")
         size = sum(array.nbytes for replay in self.checkpoints.replays.values() for array in replay.arrays.values())
         if size > 1e9 and self.args.save_replay:
-            self._say(f"the replay buffer will take up to {size / 1e9:.1f} GB in {self.dir / 'replay'}")
+            self._say(f"the replay buffer will take up to {size / 1e9:.1f} GB in {near(self.dir / 'replay')}")
         if saved:
             self._say(f"resumed at step {self.step:,} (iteration {start})")
         elif self.args.resume:
-            self._say(f"no checkpoint in {self.dir} yet: starting from the beginning")
+            self._say(f"no checkpoint in {near(self.dir)} yet: starting from the beginning")
             if (self.dir / "model.safetensors").exists():
                 (self.dir / "model.safetensors").replace(self.dir / "model_before.safetensors")
 
@@ -164,7 +166,7 @@ class Course:
         """Make ready for `--record`, which writes nothing before `begin_recording`; `spaces`: see there. UsageError for
         spaces that cannot be recorded."""
         list(map(described, spaces))
-        folder = Path(self.args.record).expanduser()
+        folder = Path(self.args.record).expanduser().absolute()
         name = str(folder.absolute() / ABOUT)
         self.recording = Recording(folder, lambda: self.folder.writing(name, "a piece of the data set"))
 
@@ -197,8 +199,8 @@ class Course:
         stopped = saved.get("phase", 0)  # the loop in which the run that is resumed stopped
         require(self.ending or not self.trained, "a loop came after the last one: those before it say last=False")
         fits = self.phase >= stopped if last else "phase" in saved or not saved
-        what = f"the run in {self.dir} was started by another {self.script.name}, with another number of loops"
-        require(fits, f"{what}: resume it with {self.dir / self.script.name}, or start a new run")
+        what = f"the run in {near(self.dir)} was started by another {self.script.name}, with another number of loops"
+        require(fits, f"{what}: resume it with {near(self.dir / self.script.name)}, or start a new run")
         if self.play or self.ending or self.phase < stopped:
             return range(0)
         return range(start if self.phase == stopped else 0, num_iterations)
@@ -259,7 +261,7 @@ class Course:
         self._looked = now
         if self.rank > 0 or not self.folder.stop_asked():
             return ""
-        self._say(f"the file {self.dir / 'stop'} asks to end here")
+        self._say(f"the file {near(self.dir / 'stop')} asks to end here")
         return "stop"
 
     def _write_rows(self, tracked: dict[str, float] | None = None) -> None:
@@ -294,8 +296,8 @@ class Course:
             except OSError as problem:
                 note = f"no snapshot ({problem.strerror})"
             self._finish(f"diverged: {error}")
-            found = (part.wrong() for part in self.checkpoints.parts.values() if isinstance(part, VectorEnvs))
-            cause = next((f": {wrong}" for wrong in found if wrong), "")
+            found = map(wrong, filter(env_state.is_vector_env, self.checkpoints.parts.values()))
+            cause = next((f": {what}" for what in found if what), "")
             what = f"{paint('error:', 'red', sys.stderr)} {error} in iteration {self.iteration} (step {self.step:,})"
             self._say(f"{what}{cause}; {note}", sys.stderr)
             self.ranks.leave(DIVERGED)

@@ -4,7 +4,6 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from solorl.checkpoints.checkpoint import random_states, set_random_states
 from solorl.compute.device import CONFIRM, EVALUATE, env_seed
+from solorl.envs.guest import hosted, random_action, say_once
 from solorl.envs.returns import named, of_game, teams_of
 from solorl.envs.spaces import First, as_arrays
 from solorl.envs.vector import masks_in
@@ -31,16 +30,7 @@ OPPONENTS = {"random", "older"}
 SCORE = "eval/episodic_return"
 EPISODES = "eval/episodes"
 MAX_STEPS = 100_000  # an episode without a time limit is cut here
-
-
-@contextmanager
-def undisturbed():
-    """Whatever runs inside leaves the global random states as they were."""
-    states = random_states()
-    try:
-        yield
-    finally:
-        set_random_states(states)
+LONG = 10_000  # steps after which an episode of an evaluation is spoken of
 
 
 @dataclass(frozen=True)
@@ -59,7 +49,7 @@ class Seat:
             space.seed(seed)
 
         def random(obs: Any, infos: Sequence[dict[str, Any]]) -> np.ndarray:
-            return np.stack([_random_action(*each) for each in zip(spaces, infos, strict=True)])
+            return np.stack([random_action(*each) for each in zip(spaces, infos, strict=True)])
 
         ours = stepwise(self.policy, len(seeds))
         theirs = random if isinstance(self.opponent, str) else stepwise(self.opponent, len(seeds))
@@ -70,14 +60,6 @@ class Seat:
             return actions
 
         return act
-
-
-def _random_action(space: Any, info: Mapping[str, Any]) -> np.ndarray:
-    """A random action of all agents, (num_agents, ...)."""
-    if "action_mask" not in info:
-        return space.sample()
-    masks = zip(info["action_mask"], space.nvec, strict=True)
-    return space.sample(mask=tuple(mask[:n].astype(np.int8) for mask, n in masks))
 
 
 def seats(policy: Policy, opponent: Policy | str, env: Any) -> dict[str, Any]:
@@ -128,14 +110,14 @@ def open_games(make_env: Callable[..., Any], env_id: str, count: int) -> list[An
     vector environment; a `make_env(env_id, **kwargs)` makes one at a time."""
     if "num_envs" in inspect.signature(make_env).parameters:
         return [make_env(env_id, count)]
-    return [make_env(env_id) for _ in range(count)]
+    return [hosted(make_env, env_id)() for _ in range(count)]
 
 
 def open_game(make_env: Callable[..., Any], env_id: str, render_mode: str) -> Any:
     """One environment to be looked at, see `open_games`."""
     if "num_envs" in inspect.signature(make_env).parameters:
         return First(make_env(env_id, 1, render_mode=render_mode))
-    return make_env(env_id, render_mode=render_mode)
+    return hosted(make_env, env_id, render_mode=render_mode)()
 
 
 def play_episodes(envs: Sequence[Any], policy: Policy, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -168,9 +150,18 @@ def play_games(envs: Sequence[Any], policy: Policy, seeds: Sequence[int]) -> tup
             obs[i], reward, terminated, truncated, infos[i] = envs[i].step(actions[i])
             returns[i] += float(reward) if teams is None else reward
             lengths[i] += 1
+            if lengths[i] == LONG:
+                tell_long(envs[i])
             if terminated or truncated or lengths[i] == MAX_STEPS:
                 running.discard(i)
     return returns, lengths
+
+
+def tell_long(env: Any) -> None:
+    """Say that an evaluation takes long because an episode does not end."""
+    what = f"an episode of {getattr(env, 'env_id', type(env.unwrapped).__name__)} has come to {LONG:,} steps"
+    limit = "a time limit is `max_episode_steps` of gym.register"
+    say_once(f"{what} in an evaluation, which cuts it at {MAX_STEPS:,}; {limit}")
 
 
 def _play_together(envs: gym.vector.VectorEnv, policy: Policy, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -182,6 +173,8 @@ def _play_together(envs: gym.vector.VectorEnv, policy: Policy, seeds: Sequence[i
         obs, reward, terminated, truncated, infos = envs.step(act(obs, infos))
         returns += running * reward
         lengths += running
+        if lengths.max() == LONG and running.any():
+            tell_long(envs)
         running &= ~(terminated | truncated) & (lengths < MAX_STEPS)
     return returns, lengths
 

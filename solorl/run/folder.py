@@ -19,7 +19,7 @@ from solorl.args.arguments import ONCE, RunArgs
 from solorl.checkpoints.safety import refuse_hard_link
 from solorl.compute.device import device_name
 from solorl.errors import UsageError
-from solorl.files import remove_leftovers, sha256, write_atomically
+from solorl.files import near, remove_leftovers, sha256, write_atomically
 from solorl.machine import cpu_model, git_state
 from solorl.run.trackers import MetricsFile
 from solorl.scripts import script_paths
@@ -78,13 +78,13 @@ class RunFolder:
         try:
             self._lock = open(self.path / ".lock", "a")  # noqa: SIM115
         except OSError as error:
-            raise UsageError(f"the run folder {self.path} cannot be written: {error.strerror}") from None
+            raise UsageError(f"the run folder {near(self.path)} cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"another process is training in {self.path}; it must end first") from None
+            raise UsageError(f"another process is training in {near(self.path)}; it must end first") from None
         except OSError as error:  # a file system without locks
-            warn(f"{self.path} cannot be locked ({error.strerror}): let no other process train there")
+            warn(f"{near(self.path)} cannot be locked ({error.strerror}): let no other process train there")
 
     def unlock(self) -> None:
         """Let other processes train here."""
@@ -100,10 +100,10 @@ class RunFolder:
             except FileExistsError:
                 continue
             except OSError as error:
-                raise UsageError(f"the run folder {self.path} cannot be written: {error.strerror}") from None
+                raise UsageError(f"the run folder {near(self.path)} cannot be written: {error.strerror}") from None
             self.path = path
             return self.lock()
-        raise UsageError(f"{self.path} and 10,000 like it exist")
+        raise UsageError(f"{near(self.path)} and 10,000 like it exist")
 
     def open(self, args: RunArgs, script: Path, device: Any, saved: dict[str, Any]) -> None:
         """Write the script and its circumstances, unless they are there, and cut the rows back to those of the
@@ -120,7 +120,7 @@ class RunFolder:
             self.metrics = MetricsFile(self.path / "metrics.jsonl")
             self.metrics.truncate(saved.get("metrics_bytes", 0))
         except OSError as error:
-            raise UsageError(f"the run folder {self.path} cannot be written: {error.strerror}") from None
+            raise UsageError(f"the run folder {near(self.path)} cannot be written: {error.strerror}") from None
         if args.resume:
             self._record_changes(args, script, saved.get("step", 0))
 
@@ -131,7 +131,7 @@ class RunFolder:
         """What the command line of a resumed run changes is the run's from now on: the next `--resume` has it, too."""
         config = json.loads((self.path / "config.json").read_text())
         if config.get("script_sha256") != sha256(script):
-            warn(f"{script.name} has changed since the run in {self.path} was started")
+            warn(f"{script.name} has changed since the run in {near(self.path)} was started")
         changed = {
             name: [config["args"].get(name), value]
             for name, value in asdict(args).items()

@@ -25,9 +25,10 @@ import numpy as np
 from solorl.checkpoints.safety import is_plain_name, refuse_links
 from solorl.compute.device import CONFIRM, env_seed
 from solorl.envs.spaces import as_arrays
+from solorl.envs.surroundings import undisturbed
 from solorl.errors import UsageError, missing_extra
 from solorl.files import missing
-from solorl.run.evaluation import SCORE, Policy, open_game, open_games, play_scores, undisturbed, watch
+from solorl.run.evaluation import SCORE, Policy, open_game, open_games, play_scores, watch
 from solorl.run.folder import RunFolder
 from solorl.run.pictures import film_to
 from solorl.trust import FLAG, HOW, not_trusted, trusted

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from solorl.compute.device import EVALUATE, env_seed
+from solorl.envs.surroundings import undisturbed
 from solorl.errors import in_one_sentence
+from solorl.files import near
 from solorl.run.course import Course, require
-from solorl.run.evaluation import OPPONENTS, Policy, undisturbed
+from solorl.run.evaluation import OPPONENTS, Policy
 from solorl.run.pictures import draw_learning_curve, film_to
 from solorl.run.summary import how_to_go_on, summary
 from solorl.run.upload import solo, upload
@@ -112,7 +114,7 @@ class Products(Course):
         if done:
             self._say(said)
         else:
-            warn(f"the model was not uploaded: {said}; `solo push {shlex.quote(str(self.dir))}` does it later")
+            warn(f"the model was not uploaded: {said}; `solo push {shlex.quote(near(self.dir))}` does it later")
 
     def _draw(self) -> None:
         title = f"{self.script.stem} on {getattr(self.args, 'env_id', '')}, seed {self.args.seed}"
@@ -126,8 +128,8 @@ class Products(Course):
         if not (missing := self.folder.missing()):
             return
         what = ", ".join(f"{name} ({why})" for name, why in missing.items())
-        what = f"the final files could not be written to {self.dir}: {what}"
+        what = f"the final files could not be written to {near(self.dir)}: {what}"
         if not self.dir.is_dir():
-            what = f"the final files could not be written: {self.dir} has been moved or removed"
+            what = f"the final files could not be written: {near(self.dir)} has been moved or removed"
         self._say(f"error: the training has come to step {self.step:,}, but {what}", sys.stderr)
         raise SystemExit(UNSAVED)

@@ -15,9 +15,9 @@ from solorl.checkpoints import checkpoint, env_state
 from solorl.checkpoints.replay import ReplayLog, is_replay
 from solorl.checkpoints.safety import check_checkpoint, check_running_episodes
 from solorl.compute.ranks import Ranks
+from solorl.envs.surroundings import random_states, set_random_states, undisturbed
 from solorl.errors import UsageError, fitting
-from solorl.files import read_json, write_atomically
-from solorl.run.evaluation import undisturbed
+from solorl.files import near, read_json, write_atomically
 from solorl.run.meter import Diverged
 from solorl.terminal import warn
 
@@ -79,11 +79,11 @@ class Checkpoints:
         tree = self._load()
         if tree is None:
             return []
-        where = f"the checkpoint in {self.run_dir}"
+        where = f"the checkpoint in {near(self.run_dir)}"
         with fitting(where), undisturbed():
             check_checkpoint(tree)
             self._take_those_of_rank(tree)
-            checkpoint.set_random_states(tree["random"])
+            set_random_states(tree["random"])
         self.resumed, self._random = tree["run"], tree["random"]
         with fitting("the older self in the checkpoint"):
             older, newer = tree.get("selves") or ((), ())
@@ -110,7 +110,9 @@ class Checkpoints:
         if len(others) + 1 != self.ranks.world_size:
             count, flag = len(others) + 1, f"with --nproc {len(others) + 1}" if others else "without --nproc"
             now = self.ranks.world_size
-            raise UsageError(f"the run in {self.run_dir} was trained by {count} ranks, not {now}: resume it {flag}")
+            raise UsageError(
+                f"the run in {near(self.run_dir)} was trained by {count} ranks, not {now}: resume it {flag}"
+            )
         if self.ranks.rank > 0:
             own = others[self.ranks.rank - 1]
             tree["random"], tree["parts"] = own["random"], tree["parts"] | own["parts"]
@@ -119,10 +121,14 @@ class Checkpoints:
         """The newest whole checkpoint, None where there is none yet. UsageError where all are damaged or gone."""
         tree, notes = checkpoint.load_checkpoint(self.folder, self.until)
         if notes and tree is None:
-            raise UsageError(f"no checkpoint in {self.run_dir} is whole ({'; '.join(notes)}); the run is left as it is")
+            raise UsageError(
+                f"no checkpoint in {near(self.run_dir)} is whole ({'; '.join(notes)}); the run is left as it is"
+            )
         if tree is None and self.until != 0 and (sign := self._had_one()):
             what = "diverged before its first" if sign.startswith("its status is diverged") else "lost its"
-            raise UsageError(f"{self.run_dir} has {what} checkpoint ({sign}) and is left as it is; start a new run")
+            raise UsageError(
+                f"{near(self.run_dir)} has {what} checkpoint ({sign}) and is left as it is; start a new run instead"
+            )
         for note in notes:
             warn(f"{note}; continuing from the checkpoint before it")
         return tree
@@ -152,7 +158,7 @@ class Checkpoints:
     def resume_random(self) -> None:
         """Bring the global random generators into the state of the checkpoint that is resumed, if there is one."""
         if self._random:
-            checkpoint.set_random_states(self._random)
+            set_random_states(self._random)
 
     # ------------------------------------------------------------------ writing
     def check_finite(self) -> None:
@@ -171,7 +177,7 @@ class Checkpoints:
         """What a checkpoint must hold of this rank: all but modules and optimisers, which are equal in all ranks."""
         own = {name: part for name, part in self.parts.items() if not hasattr(part, "load_state_dict")}
         parts = {name: checkpoint.capture(part) for name, part in own.items()}
-        return {"random": checkpoint.random_states(), "parts": parts}
+        return {"random": random_states(), "parts": parts}
 
     def save(
         self, step: int, counters: Mapping[str, Any], with_replays: bool, others: Sequence[Mapping[str, Any]] = ()
@@ -179,7 +185,7 @@ class Checkpoints:
         """Write the checkpoint of `step`; `others`: what the other ranks have from `of_rank`. Raises OSError."""
         tree: dict[str, Any] = {
             "run": counters,
-            "random": checkpoint.random_states(),
+            "random": random_states(),
             "parts": {name: checkpoint.capture(part) for name, part in self.parts.items()},
             "replay": {name: log.append(self.replays[name]) for name, log in self._logs.items() if with_replays},
         }
@@ -197,7 +203,7 @@ class Checkpoints:
         where = self.run_dir / "crash"
         shutil.rmtree(where, ignore_errors=True)
         parts = {name: checkpoint.capture(part) for name, part in self.parts.items()}
-        checkpoint.write_state(where, {"parts": parts, "random": checkpoint.random_states(), "step": step})
+        checkpoint.write_state(where, {"parts": parts, "random": random_states(), "step": step})
         return where
 
     # ------------------------------------------------------------------ models

@@ -30,11 +30,11 @@ from solorl.compute import xla
 from solorl.compute.device import device_words
 from solorl.data.recording import Recording
 from solorl.envs.open import open_envs
+from solorl.envs.surroundings import undisturbed
 from solorl.errors import quit_with
-from solorl.files import write_atomically
+from solorl.files import near, write_atomically
 from solorl.machine import own_cores
 from solorl.run.course import DIVERGED
-from solorl.run.evaluation import undisturbed
 from solorl.run.group import arguments_of, choose_checkpoints
 from solorl.run.products import UNSAVED
 from solorl.run.summary import how_to_go_on
@@ -165,7 +165,7 @@ class Runs:
             names = [run.dir.name for run in self.runs]
             for run in active:
                 write_atomically(run.dir / "together.json", json.dumps(names).encode())
-            self._say(f"run folders {names[0]} to {names[-1]} in {self.runs[0].dir.parent}")
+            self._say(f"run folders {names[0]} to {names[-1]} in {near(self.runs[0].dir.parent)}")
             if self._common is not None:
                 self._say(f"resumed at step {self._common:,} (iteration {starts[0]})")
             elif self.args.resume:

@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from solorl.files import near
 from solorl.scripts import as_typed
 from solorl.terminal import duration, paint
 
@@ -12,7 +13,7 @@ from solorl.terminal import duration, paint
 def how_to_go_on(script: Path, run_dir: Path, world_size: int = 1) -> str:
     """The command that resumes a run with this number of ranks, as it can be typed here."""
     ranks = f" --nproc {world_size}" if world_size > 1 else ""
-    return f"continue with: {_solo()} train {as_typed(script)} --resume {shlex.quote(_near(run_dir))}{ranks}"
+    return f"continue with: {_solo()} train {as_typed(script)} --resume {shlex.quote(near(run_dir))}{ranks}"
 
 
 def summary(run_dir: Path, step: int, seconds: float, evaluation: str, save_model: bool) -> list[str]:
@@ -22,18 +23,13 @@ def summary(run_dir: Path, step: int, seconds: float, evaluation: str, save_mode
     facts = {
         "trained": f"{step:,} steps in {duration(seconds)}",
         "evaluation": evaluation,
-        "curve": curve if curve.exists() else "none",
-        "video": videos[-1] if videos else "none (--capture-video)",
-        "model": model if model.exists() else "none" if save_model else "none (--save-model)",
+        "curve": near(curve) if curve.exists() else "none",
+        "video": near(videos[-1]) if videos else "none (--capture-video)",
+        "model": near(model) if model.exists() else "none" if save_model else "none (--save-model)",
     }
     if model.exists():
-        facts["play it"] = f"{_solo()} play {shlex.quote(str(run_dir))}"
+        facts["play it"] = f"{_solo()} play {shlex.quote(near(run_dir))}"
     return ["", *(f"{paint(f'{name:<11}', 'bold')} {value}" for name, value in facts.items())]
-
-
-def _near(path: Path) -> str:
-    """The path as one would type it here: relative where it lies below the current folder."""
-    return str(path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path)
 
 
 def _solo() -> str:
@@ -41,4 +37,4 @@ def _solo() -> str:
     own = Path(sys.executable).parent / "solo"
     if shutil.which("solo") or not own.exists():
         return "solo"
-    return shlex.quote(_near(own))
+    return shlex.quote(near(own))

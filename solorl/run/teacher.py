@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl.errors import UsageError
-from solorl.files import read_json, write_atomically
+from solorl.files import near, read_json, write_atomically
 from solorl.run.evaluation import open_games
 from solorl.run.load import LoadedPolicy, load, script_of
 from solorl.run.upload import solo
@@ -80,7 +80,7 @@ class Teacher:
             if self.files and script_of(folder)[1] is None:  # it has been executed: a resumed run needs not ask again
                 note_start((folder / self.script).resolve())
         except OSError as error:
-            raise UsageError(f"the run folder {run_dir} cannot be written: {error.strerror}") from None
+            raise UsageError(f"the run folder {near(run_dir)} cannot be written: {error.strerror}") from None
 
 
 @contextmanager

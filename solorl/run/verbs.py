@@ -10,7 +10,6 @@ No verb changes what is learned. This module knows no algorithm, no network and 
 that work without a run: `folder`, `meter`, `checkpoints`, `evaluator`. They raise; only the verbs end a run.
 """
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,18 +21,19 @@ from solorl import signals
 from solorl.checkpoints import env_state
 from solorl.compute.device import EVALUATE, TRAIN, env_seed
 from solorl.data.dataset import Dataset, open_datasets
+from solorl.envs.guest import hosted, refuse_statistics, try_out
 from solorl.envs.ids import is_atari
-from solorl.envs.mistakes import try_out
 from solorl.envs.returns import teams_of
-from solorl.envs.spaces import action_kind, obs_kind
+from solorl.envs.spaces import action_kind, flattens, obs_kind
+from solorl.envs.surroundings import undisturbed
 from solorl.envs.vector import VectorEnvs
 from solorl.envs.workers import in_workers
 from solorl.errors import in_one_sentence, missing_extra, quit_with
 from solorl.run.course import require
-from solorl.run.evaluation import Policy, undisturbed
+from solorl.run.evaluation import Policy
 from solorl.run.products import Products
 from solorl.run.teacher import Teacher
-from solorl.scripts import use_instead
+from solorl.scripts import file_for, use_instead
 from solorl.terminal import warn
 
 
@@ -46,6 +46,8 @@ class Run(Products):
     the same modules; rank 0 alone speaks, evaluates and has the run folder.
     """
 
+    _masks = _reads_masks = False  # whether the environment gives masks, and the script reads them
+
     # ------------------------------------------------------------------ verbs, in the order of a script
     def require(self, condition: Any, sentence: str) -> None:
         """End with `sentence` and exit code 2 unless `condition` holds. Nothing has been written before `resume`."""
@@ -57,8 +59,7 @@ class Run(Products):
         `obs` is "vector" (Box of numbers, of any shape except () and that of an image), "image" (Box of bytes with 3
         dimensions), "dict" or "tuple"; `action` is "discrete", "continuous", "multidiscrete" or "tuple". Where `envs`
         are games of several agents (`multi_agent_env`), those of one agent are meant. The sentence names the script
-        that fits, from the line `Not for` of the running script's header. One more environment, which is closed
-        afterwards, shows mistakes in its own code.
+        that fits, or the two nearest where there is none, from the headers of all files.
         """
         env_id = getattr(self.args, "env_id", "the environment")
         games = teams_of(envs.envs[0] if isinstance(envs, gym.vector.SyncVectorEnv) else envs)
@@ -70,20 +71,19 @@ class Run(Products):
         found = (obs_kind(spaces[0]), action_kind(spaces[1]))
         for what, wanted, kind in (("observations", obs, found[0]), ("actions", action, found[1])):
             if kind != wanted:
-                is_game = kind == "image" and is_atari(env_id)
-                use = use_instead(self.script, "Atari games" if is_game else f"{kind} {what}")
-                if wanted == "vector" and not use:
-                    use = "; gymnasium.wrappers.FlattenObservation makes a vector of them"
+                use = file_for(self.script, *found, atari=found[0] == "image" and is_atari(env_id))
+                if wanted == "vector" and not use.startswith("; use") and flattens(spaces[0]):
+                    use += "; gymnasium.wrappers.FlattenObservation makes a vector of the observations"
                 quit_with(f"{env_id} has {kind} {what}, but {self.script.name} takes {wanted} {what}{use}")
-        if isinstance(envs, gym.vector.SyncVectorEnv) and not games and not self.play:
-            with undisturbed(), in_one_sentence(), contextlib.closing(envs.env_fns[0]()) as env:
-                masked = try_out(env, env_id)
-            if masked and not self.quiet and "action_mask" not in self.script.read_text(encoding="utf-8"):
-                warn(f"{env_id} gives an action_mask, which {self.script.name} does not use")
+        with in_one_sentence():
+            refuse_statistics(envs, env_id)
+        if self._masks and not (games or self.play or self.quiet or self._reads_masks):
+            warn(f"{env_id} gives an action_mask, which {self.script.name} does not use")
 
     def vector_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> VectorEnvs:
         """`num_envs` environments `make_env(env_id)` side by side, which reset in the same step (see `VectorEnvs`): in
-        this process, with `--env-workers` in others (see `in_workers`)."""
+        this process, with `--env-workers` in others (see `in_workers`). Each is a guest (see `Guest`); one more, which
+        is closed at once, shows mistakes in its own code."""
         envs = self._side_by_side(VectorEnvs, make_env, env_id, num_envs)
         if self.args.record and not self.play:
             with in_one_sentence():
@@ -91,9 +91,13 @@ class Run(Products):
         return envs
 
     def _side_by_side(self, kind: type, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
-        make_envs, workers = [lambda: make_env(env_id)] * num_envs, 0 if self.play else self.args.env_workers
+        workers = 0 if self.play else self.args.env_workers
         unequal = f"--env-workers {workers} cannot have equal parts of {num_envs} environments"
         self.require(not workers or num_envs % workers == 0, unequal)
+        self._reads_masks = "action_mask" in self.script.read_text(encoding="utf-8")
+        with in_one_sentence():
+            self._masks = try_out(make_env, env_id, self._reads_masks and kind is VectorEnvs).mask is not None
+        make_envs = [hosted(make_env, env_id, ends=not workers)] * num_envs
         return in_workers(kind, make_envs, workers) if workers else kind(make_envs)
 
     def multi_agent_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
@@ -108,7 +112,8 @@ class Run(Products):
 
                 together = f"--env-workers: {env_id} steps all its games together, in this process"
                 self.require(self.play or not self.args.env_workers, together)
-                return open_games(make_env, env_id, num_envs)
+                if games := open_games(make_env, env_id, num_envs):
+                    return games
             return self._side_by_side(PettingZooEnvs, make_env, env_id, num_envs)
 
     def teacher(self, address: str, envs: Any, part: str, trust_script: bool = False) -> Any:

@@ -14,9 +14,10 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from solorl.compute.device import CONFIRM, env_seed
+from solorl.envs.surroundings import undisturbed
 from solorl.errors import UsageError, needs_extra
 from solorl.files import write
-from solorl.run.evaluation import open_games, play_episodes, undisturbed
+from solorl.run.evaluation import open_games, play_episodes
 from solorl.run.load import LoadedPolicy, load
 
 Arrays = dict[str, np.ndarray]

@@ -221,7 +221,7 @@ def test_other_spaces_and_minibatches_are_refused(train):
     train("pqn", "--env-id", "Pendulum-v1", *SMALL, code=2)
     assert "use ppo_continuous_action.py" in train.out
     train("pqn", "--env-id", "probes:Pixels-v0", *SMALL, code=2)
-    assert "gymnasium.wrappers.FlattenObservation makes a vector of them" in train.out
+    assert "; use dqn_image.py" in train.out
     train("pqn", *SMALL, "--num-minibatches", "3", code=2)
     assert "--num-minibatches 3 must divide the batch of 32 steps" in train.out and "Traceback" not in train.out
 

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from solorl.checkpoints import checkpoint as state
 from solorl.checkpoints import env_state as simulators
+from solorl.envs.surroundings import random_states, set_random_states
 from solorl.envs.vector import VectorEnvs
 
 SAME_STEP = gym.vector.AutoresetMode.SAME_STEP
@@ -57,11 +58,11 @@ def test_what_cannot_be_saved_is_named():
 
 
 def test_random_states_come_back(tmp_path):
-    states = round_trip(state.random_states(), tmp_path)
+    states = round_trip(random_states(), tmp_path)
     import random
 
     drawn = random.random(), np.random.rand(), torch.rand(3).tolist()
-    state.set_random_states(states)
+    set_random_states(states)
     assert drawn == (random.random(), np.random.rand(), torch.rand(3).tolist())
 
 

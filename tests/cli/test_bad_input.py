@@ -255,7 +255,7 @@ def walk(train, tmp_path, monkeypatch):
         ("0.0, True", "np.zeros(1), True", "its reward must be one number, but is an array of shape (1,)"),
         ("np.zeros(3, np.float32)", "np.full(3, np.nan)", "the observation of its reset is nan: all its numbers must"),
         ("np.zeros(3, np.float64)", "np.full(3, np.inf)", "the observation of its step is inf: all its numbers must"),
-        ("0.0, True", "np.nan, True", "the reward of its step is nan"),
+        ("0.0, True", "np.nan, True", "the reward is nan in step 1 of an episode"),
     ],
 )
 @pytest.mark.parametrize("name", ["ppo", "dqn"])

@@ -109,6 +109,8 @@ def test_no_advice_leads_in_a_circle(env_id, camera):
         while sentence := advice(*here):
             seen.append(here)
             name, at = here
+            if "no file takes" in sentence:
+                break
             others = [file for file in re.findall(r"\w+\.py", sentence) if file != name]
             meant = re.search(r"did you mean (\S+?)[? ]", sentence)
             if not others and not meant:
@@ -121,13 +123,11 @@ def test_no_advice_leads_in_a_circle(env_id, camera):
     assert ends
 
 
-def test_images_that_no_file_takes_are_said_to_need_a_wrapper():
-    assert advice("ppo.py", "probes:Pixels-v0").endswith("; use ppo_image.py")
-    assert advice("dqn.py", "probes:Pixels-v0").endswith("; use dqn_image.py")
-    for name in ("ppo_continuous_action.py", "ppo_normalized.py", "c51.py", "sac_discrete.py", "pqn.py"):
-        assert advice(name, "probes:Pixels-v0").endswith("FlattenObservation makes a vector of them"), name
-    flat = gym.wrappers.FlattenObservation(gym.make("probes:Pixels-v0"))
-    assert flat.observation_space.shape and len(flat.observation_space.shape) == 1
+def test_images_are_said_to_be_for_the_files_that_take_them():
+    for name in ("ppo.py", "ppo_continuous_action.py", "ppo_normalized.py"):
+        assert advice(name, "probes:Pixels-v0").endswith("; use ppo_image.py"), name
+    for name in ("dqn.py", "c51.py", "sac_discrete.py", "pqn.py"):
+        assert advice(name, "probes:Pixels-v0").endswith("; use dqn_image.py"), name
 
 
 def own(tmp_path, kind, head="", obs="image", env="EnvPoolVectorEnv(args.env_id, 2)"):

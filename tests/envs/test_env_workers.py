@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 
 import solorl.envs.games  # noqa: F401  registers them
 from solorl.checkpoints import env_state as simulators
+from solorl.envs.guest import hosted, wrong
 from solorl.envs.pettingzoo import Game, PettingZooEnvs
 from solorl.envs.vector import VectorEnvs
 from solorl.envs.workers import in_workers
@@ -124,13 +125,13 @@ def test_environments_that_do_not_replay_restart_and_have_the_index_of_the_train
 
 
 def test_numbers_that_are_not_finite_are_found():
-    make_envs = [Moody, Moody, Moody, lambda: Moody(spoils=3)]
+    make_envs = [hosted(lambda env_id, spoils=spoils: Moody(spoils=spoils), "Moody-v0") for spoils in (0, 0, 0, 3)]
     one, two = VectorEnvs(make_envs), in_workers(VectorEnvs, make_envs, 2)
     for envs in (one, two):
         envs.reset(seed=1)
-        assert envs.wrong() == ""
+        assert wrong(envs) == ""
         play(envs, 1, 5)
-        assert envs.wrong().startswith("in environment 3 the reward is nan in step 2")
+        assert wrong(envs).startswith("in environment 3 the reward is nan in step 2")
 
 
 def test_attributes_of_the_environments_are_within_reach():

@@ -23,6 +23,7 @@ from safetensors.numpy import load_file
 from solorl import Run, RunArgs
 from solorl.checkpoints import checkpoint as state
 from solorl.compute import device
+from solorl.envs.surroundings import random_states, undisturbed
 from solorl.errors import UsageError
 from solorl.results import figures
 from solorl.run import evaluation, trackers
@@ -63,12 +64,12 @@ def test_plumbing_is_inert(train, flags, monkeypatch):
 
 
 def test_evaluation_leaves_the_random_states_alone():
-    before = state.random_states()
-    with evaluation.undisturbed():
+    before = random_states()
+    with undisturbed():
         np.random.rand(), torch.rand(1)
-    assert state.encode(before, {}) == state.encode(state.random_states(), {})
+    assert state.encode(before, {}) == state.encode(random_states(), {})
     x, y = {}, {}
-    state.encode(before, x), state.encode(state.random_states(), y)
+    state.encode(before, x), state.encode(random_states(), y)
     assert all(np.array_equal(x[key], y[key]) for key in x)
 
 

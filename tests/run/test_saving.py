@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from solorl import Run, terminal
 from solorl.checkpoints import checkpoint as state
+from solorl.envs.guest import hosted, wrong
 from solorl.envs.vector import VectorEnvs
 from solorl.files import write_atomically
 from solorl.run import saving, trackers
@@ -201,14 +202,14 @@ def test_a_nan_that_is_learned_from_ends_the_run_with_a_sentence(train, tmp_path
 
 
 def test_the_environment_that_gave_it_is_named():
-    sound, wrong = (partial(gym.make, f"probes:{name}-v0") for name in ("OneStep", "NanSight"))
-    envs = VectorEnvs([sound, wrong])
+    sound, spoilt = (partial(gym.make, f"probes:{name}-v0") for name in ("OneStep", "NanSight"))
+    envs = VectorEnvs([hosted(lambda env_id, make=make: make(), "Mine-v0") for make in (sound, spoilt)])
     envs.reset(seed=1)
     for _ in range(99):
         envs.step(np.zeros(2, int))
-    assert envs.wrong() == ""
+    assert wrong(envs) == ""
     envs.step(np.zeros(2, int))
-    assert envs.wrong() == "in environment 1 the observation after 10 steps is nan"
+    assert wrong(envs) == "in environment 1 the observation after 10 steps is nan"
 
 
 @pytest.mark.parametrize("flags", ["--save-every 50", "--eval-every 50 --save-every 0"])

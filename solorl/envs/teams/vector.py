@@ -13,7 +13,6 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from solorl.envs.interface import advancing, key_of, restored
-from solorl.envs.pettingzoo import PettingZooEnvs
 from solorl.envs.teams import function_of
 from solorl.envs.teams.game import JaxTeams
 from solorl.errors import quit_with
@@ -118,12 +117,11 @@ class TeamEnvs(gym.vector.VectorEnv):
 
 
 def open_games(make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
-    """`num_envs` games `make_env(env_id)`: `TeamEnvs` where that gives a game `team/NAME` without wrappers, else
-    `PettingZooEnvs`."""
+    """`num_envs` games `make_env(env_id)` where that gives a game `team/NAME` without wrappers, else None."""
     game = make_env(env_id)
     game.close()
     if game.spec is None or not game.spec.id.startswith("team/") or game.spec.additional_wrappers:
-        return PettingZooEnvs([lambda: make_env(env_id)] * num_envs)
+        return None
     kwargs = {key: value for key, value in game.spec.kwargs.items() if key not in ("name", "pad")}
     known = inspect.signature(function_of(game.spec.kwargs["name"])).parameters
     if foreign := sorted(kwargs.keys() - {*known, "teams"}):

@@ -1,0 +1,294 @@
+"""The boundary to environments. An environment is a guest that does odd things: it may be wrong, but it must not make a
+training wrong without a word.
+
+    make = hosted(make_env, env_id)  # a function that gives the environment as a `Guest`
+
+`try_out` finds the usual mistakes in one reset and one step of one more environment. It also sees what the environment
+changes of the process; what can be the environment's own (`surroundings.OWN`) it then gets of its own, which takes the
+place of the process's during each of its calls. All others pay nothing for that. Of `info` only what the library needs
+is read, and the numbers that `env.metadata["numbers"]` lists.
+"""
+
+import contextlib
+import inspect
+import math
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import gymnasium as gym
+import numpy as np
+
+from solorl.envs.returns import teams_of
+from solorl.envs.surroundings import LIGHT, OWN, RANDOM, at_home, bring_back, now, plain, seeded, undisturbed
+from solorl.envs.vector import Masked
+from solorl.errors import UsageError, quit_with
+from solorl.terminal import warn
+
+READ = ("action_mask", "lives", "alive", "state")  # of `info`; the last two are those of games of several agents
+FLAGS = (bool, int, np.generic, np.ndarray)  # what `terminated` and `truncated` can be
+MASK_STEPS = 100  # in which an environment has to show its first mask
+
+
+class Manners(NamedTuple):
+    """What `try_out` has seen of an environment."""
+
+    changes: tuple[str, ...] = ()  # of the process, see `surroundings.OWN`
+    mask: tuple[int, ...] | None = None  # the shape of its action_mask; None: it gives none
+
+
+KNOWN: dict[str, Manners] = {}  # by the id
+SAID: set[str] = set()
+
+
+class Guest(Masked):
+    """An environment at the boundary. What it does wrong is a UsageError with a sentence that names it; where
+    `ends`, the program ends with the sentence and exit code 1.
+
+    `wrong` is the first reward, or first or last observation of an episode, that is NaN or infinite, as a phrase; to
+    look at every observation would take too long, `look` does so with the current one. `own` are the states of the
+    process that it has of its own, None where it shares them.
+    """
+
+    own: dict[str, Any] | None = None
+    wrong = ""
+    now: tuple[Any, int] = (None, 0)  # current observation, steps of the episode; a tuple is not saved in checkpoints
+
+    def __init__(self, make_env: Callable[[], gym.Env], env_id: str, manners: Manners, ends: bool = False):
+        self.env_id, self._terms, self._home = env_id, (manners, ends), now(OWN[1:])
+        with undisturbed():
+            super().__init__(self._watched(make_env))
+        if manners.changes and self.own is None:
+            self.own = now(OWN)
+        self._agents = tuple(self.unwrapped.agents) if teams_of(self) else ()  # type: ignore[attr-defined]
+        self._shape = self.observation_space.shape if isinstance(self.observation_space, gym.spaces.Box) else None
+        self._numbers = tuple(self.metadata.get("numbers", ()))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """See `gymnasium.Env.reset`."""
+        if self.own and self._terms[0].changes and seed is not None:
+            self.own[RANDOM] = seeded(seed)
+        obs, info = self._watched(self.env.reset, seed=seed, options=options)
+        self.now = (obs, 0)
+        self.look()
+        return obs, self._read(info)
+
+    def step(self, action: Any) -> Any:
+        """See `gymnasium.Env.step`."""
+        obs, reward, terminated, truncated, info = self._visit(self.env.step, action)
+        self.now = (obs, self.now[1] + 1)
+        if not (isinstance(reward, (float, int)) and math.isfinite(reward)):
+            reward = self._reward(reward)
+        if terminated or truncated:
+            self.look()
+        if not isinstance(terminated, FLAGS) or not isinstance(truncated, FLAGS):
+            self.fault(f"its step ends by {terminated!r:.40} and {truncated!r:.40}, which are not True or False")
+        return obs, reward, terminated, truncated, self._read(info)
+
+    def render(self) -> Any:
+        """See `gymnasium.Env.render`."""
+        return self._visit(self.env.render)
+
+    def look(self) -> str:
+        """`wrong`, after a look at the current observation."""
+        obs, length = self.now
+        if not self.wrong and (value := not_finite(obs)) is not None:
+            self.wrong = f"the observation {f'after {length} steps' if length else 'of a reset'} is {value}"
+        return self.wrong
+
+    def fault(self, what: str) -> NoReturn:
+        """Say what is wrong with the environment."""
+        if self._terms[1]:
+            quit_with(f"{self.env_id}: {what}; --resume continues from the last checkpoint", 1)
+        raise UsageError(f"{self.env_id}: {what}")
+
+    def _visit(self, call: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+        """What a call of the environment's code returns."""
+        home = now(OWN) if self.own else {}
+        bring_back(self.own or {})
+        try:
+            return call(*inputs, **named)
+        except SystemExit as end:
+            self.fault(f"{getattr(call, '__name__', 'its code')} ends the program by sys.exit({end.code!r})")
+        except UsageError as error:
+            self.fault(str(error))
+        finally:
+            if home:
+                self.own = now(OWN)
+                bring_back(home)
+
+    def _watched(self, call: Callable[..., Any], **named: Any) -> Any:
+        """The same, after which the process is as it was; what was changed is the environment's own from then on."""
+        before = now(LIGHT) | self._home  # what a step has changed, too
+        result = self._visit(call, **named)
+        if (after := now(LIGHT)) != before:
+            changed = tuple(name for name in LIGHT if after[name] != before[name])
+            if self.own is None and {*changed} & {*OWN}:
+                self.own = now(OWN)
+            bring_back(before)
+            tell(self.env_id, changed)
+        return result
+
+    def _read(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        """What the library reads of `info`, with the mask, in an array of its own, if the environment is known to give
+        any: then all is allowed where it gives none."""
+        shape, (obs, length) = self._terms[0].mask, self.now
+        if self._shape is not None and (found := getattr(obs, "shape", self._shape)) != self._shape:
+            what = f"the observation of its {'step' if length else 'reset'} has shape {found}"
+            self.fault(f"{what}, but its space has {self._shape}")
+        kept = {name: info[name] for name in READ if name in info} if info else {}
+        mask = kept.pop("action_mask", None)
+        mask = np.ones(shape, bool) if mask is None and shape is not None else mask
+        if mask is not None and shape not in (None, np.shape(mask)):
+            self.fault(f"its action_mask has shape {np.shape(mask)} after {length} steps, not {shape}")
+        self.mask = None if mask is None else np.array(mask, bool)
+        kept |= {name: self._number(f"its {name} of info", info.get(name, math.nan)) for name in self._numbers}
+        return kept if mask is None else kept | {"action_mask": self.mask}
+
+    def _reward(self, reward: Any) -> Any:
+        """A reward as a float, of several agents as it is; NaN and infinity are noted."""
+        reward = reward if self._agents else self._number("its reward", reward)
+        for place in () if self.wrong else np.flatnonzero(~np.isfinite(reward)):
+            whose = f" of {self._agents[place]}" if self._agents else ""
+            self.wrong = f"the reward{whose} is {np.ravel(reward)[place]} in step {self.now[1]} of an episode"
+            break
+        return reward
+
+    def _number(self, what: str, value: Any) -> float:
+        array = np.asarray(value) if np.isscalar(value) or hasattr(value, "shape") else np.array(None)
+        if array.shape or array.dtype.kind not in "biuf":
+            found = f"an array of shape {array.shape}" if array.shape else f"{value!r:.60}"
+            self.fault(f"{what} must be one number, but is {found}")
+        return float(array)
+
+
+def tell(env_id: str, changed: tuple[str, ...]) -> None:
+    """Say what an environment changes of the process."""
+    verb = "seeds or draws from" if changed == (RANDOM,) else "changes"
+    what = "it gets its own, next to the training's" if {*changed} & {*OWN} else "what it changed is put back"
+    say_once(f"{env_id} {verb} {' and '.join(changed)}: {what}")
+
+
+def say_once(sentence: str) -> None:
+    """Say it, of several ranks the first, and not again."""
+    if sentence not in SAID and os.environ.get("RANK", "0") in ("0", ""):
+        SAID.add(sentence)
+        warn(sentence)
+
+
+def hosted(make_env: Callable[..., Any], env_id: str, ends: bool = False, **named: Any) -> Callable[[], Guest]:
+    """A function that gives the environment `make_env(env_id, **named)` as a `Guest`. Another process can have it."""
+    return partial(Guest, partial(make_env, env_id, **named), env_id, KNOWN.get(env_id, Manners()), ends)
+
+
+def guest_in(env: Any) -> Guest | None:
+    """The guest below the wrappers of the library."""
+    while not isinstance(env, Guest) and isinstance(env, gym.Wrapper):
+        env = env.env
+    return env if isinstance(env, Guest) else None
+
+
+def looks(envs: Any) -> list[str]:
+    """What is NaN or infinite in each environment side by side, see `Guest.look`; empty where nothing is known."""
+    found = map(guest_in, envs.envs if isinstance(envs, gym.vector.SyncVectorEnv) else ())
+    return [guest.look() if guest else "" for guest in found]
+
+
+def wrong(envs: Any) -> str:
+    """The first environment that gave NaN or infinite numbers, as a phrase; empty where none is known to."""
+    told = envs.looks() if hasattr(envs, "looks") else looks(envs.unwrapped)  # in other processes, or here
+    return next((f"in environment {i} {what}" for i, what in enumerate(told) if what), "")
+
+
+def not_finite(obs: Any) -> float | None:
+    """The first number of an observation that is NaN or infinite; None where all are finite."""
+    if isinstance(obs, (Mapping, tuple)):
+        found = map(not_finite, obs.values() if isinstance(obs, Mapping) else obs)
+        return next((value for value in found if value is not None), None)
+    array = np.asarray(obs)
+    wrong = array[~np.isfinite(array)].tolist() if array.dtype.kind == "f" else []
+    return wrong[0] if wrong else None
+
+
+def random_action(space: Any, info: Mapping[str, Any]) -> Any:
+    """A random action, one that the mask of a `Discrete` space allows, or that of a `MultiDiscrete` one: all parts in a
+    row, or a row for each part (of each agent)."""
+    kind = type(space).__name__
+    if info.get("action_mask") is None or kind not in ("Discrete", "MultiDiscrete") or len(space.shape) > 1:
+        return space.sample()
+    mask: Any = np.asarray(info["action_mask"], np.int8)
+    if kind == "MultiDiscrete":
+        parts = mask if mask.ndim == 2 else np.split(mask, np.cumsum(space.nvec)[:-1])
+        mask = tuple(part[:n] for part, n in zip(parts, space.nvec, strict=True))
+    return space.sample(mask)
+
+
+# ---------------------------------------------------------------------- before a training
+def refuse_statistics(env: Any, env_id: str) -> None:
+    """UsageError where a wrapper, also of vector environments, has running statistics."""
+    while isinstance(env, gym.Wrapper | gym.vector.VectorWrapper):
+        if any(type(part).__name__ == "RunningMeanStd" for part in vars(env).values()):
+            what = f"the wrapper {type(env).__name__} has running statistics, which no evaluation and no checkpoint has"
+            instead = "ppo_normalized.py and ppo_continuous_action.py have a normaliser that is a part of the agent"
+            raise UsageError(f"{env_id}: {what}; {instead}")
+        env = env.env
+
+
+def try_out(make_env: Callable[..., Any], env_id: str, needs_masks: bool = False) -> Manners:
+    """Make an environment, reset it and take a step, with `needs_masks` until it gives the first mask; returns what was
+    seen, which `KNOWN` has from then on. UsageError where it does not have Gymnasium's interface, or an observation is
+    not of its space, or a number is not finite."""
+    with at_home(), contextlib.closing(Guest(partial(make_env, env_id), env_id, Manners())) as env:
+        refuse_statistics(env, env_id)
+        env.own, code = env.own or now(OWN), env.unwrapped
+        for space in (env.action_space, code.action_space):
+            space.seed(0)
+        known = inspect.signature((code.game.unwrapped if env._agents else code).reset).parameters.values()  # type: ignore[attr-defined]
+        for name in ("seed", "options"):
+            if not any(each.name == name or each.kind is each.VAR_KEYWORD for each in known):
+                env.fault(f"its reset takes no {name}; write `def reset(self, *, seed=None, options=None)`")
+        begun = env._visit(code.reset, seed=0)
+        if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[1], Mapping)):
+            env.fault("its reset must return two values, obs and a dict info")
+        taken = env._visit(code.step, random_action(code.action_space, begun[1]))
+        if len(taken) != 5:
+            what = "its step must return five values, obs, reward, terminated, truncated, info"
+            env.fault(f"{what}, but returns {len(taken)}")
+        env.own[RANDOM] = seeded(2**31 - 7)  # others: a seed in each reset leads to the same states again
+        drawn = plain(env.own[RANDOM])  # now, since what the first calls import may draw, too
+        obs, info = env.reset(seed=0)
+        _check_obs(f"{env_id}: the observation of its reset", env.observation_space, obs)
+        mask = env.mask
+        for step in range(MASK_STEPS if needs_masks else 1):
+            obs, _, terminated, truncated, info = env.step(random_action(env.action_space, info))
+            _check_obs(f"{env_id}: the observation of its step", env.observation_space, obs)
+            if env.wrong and step == 0:
+                env.fault(env.wrong)
+            if (mask := env.mask if mask is None else mask) is not None:
+                break
+            info = env.reset()[1] if terminated or truncated else info
+        env.reset()
+        changes = [name for name in OWN[1:] if env.own[name] != env._home[name]]
+        changes += [RANDOM] if plain(env.own[RANDOM]) != drawn else []
+    KNOWN[env_id] = manners = Manners(tuple(changes), None if mask is None else mask.shape)
+    if changes:
+        tell(env_id, manners.changes)
+    return manners
+
+
+def _check_obs(what: str, space: gym.Space, obs: Any) -> None:
+    """UsageError unless an array, or each one in a dict, can be stored as one of its space."""
+    if isinstance(space, gym.spaces.Dict):
+        if not (isinstance(obs, Mapping) and obs.keys() == space.keys()):
+            raise UsageError(f"{what} must be a dict with the keys of its space: {', '.join(space)}")
+        for name, part in space.items():
+            _check_obs(f"{what} ({name})", part, obs[name])
+    if isinstance(space, gym.spaces.Box):
+        array = np.asarray(obs)
+        if array.shape != space.shape:
+            raise UsageError(f"{what} has shape {array.shape}, but its space has {space.shape}")
+        if not np.can_cast(array.dtype, space.dtype, "same_kind"):
+            raise UsageError(f"{what} is of type {array.dtype}, but its space of {space.dtype}")
+        if (value := not_finite(array)) is not None:
+            raise UsageError(f"{what} is {value}: all its numbers must be finite")

@@ -1,0 +1,105 @@
+"""What of the process the code of an environment may change: how it is read and set, for those who keep it in order."""
+
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from solorl import signals
+
+
+def random_states() -> dict[str, Any]:
+    """The states of the global generators of Python, NumPy and torch (its CUDA devices included)."""
+    states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
+    if torch := sys.modules.get("torch"):
+        states["torch"] = torch.get_rng_state()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """Put every global generator into the state that `random_states` returned."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    if "torch" in states and (torch := sys.modules.get("torch")):
+        torch.set_rng_state(states["torch"])
+        if "cuda" in states and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def seeded(seed: int) -> dict[str, Any]:
+    """Such states by a seed; the global generators stay as they are."""
+    states: dict[str, Any] = {"numpy": np.random.RandomState(seed % 2**32).get_state()}
+    torch = sys.modules.get("torch")
+    states |= {"torch": torch.Generator().manual_seed(seed).get_state()} if torch else {}
+    return states | {"python": random.Random(seed).getstate()}
+
+
+def plain(states: Mapping[str, Any]) -> Any:
+    """Such states in Python's own types, which can be compared; without CUDA's."""
+    arrays = [np.asarray(each).tolist() for each in states["numpy"]]
+    return states["python"], arrays, states["torch"].tolist() if "torch" in states else None
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Whatever runs inside leaves the global random states as they were."""
+    states = random_states()
+    try:
+        yield
+    finally:
+        set_random_states(states)
+
+
+def _dtype() -> str:
+    torch = sys.modules.get("torch")
+    return str(torch.get_default_dtype()) if torch else "torch.float32"  # as it will be
+
+
+def _set_dtype(name: str) -> None:
+    if torch := sys.modules.get("torch"):
+        torch.set_default_dtype(getattr(torch, name.removeprefix("torch.")))
+
+
+def _listen(handlers: Mapping[int, Any]) -> None:
+    signals.restore({each: to for each, to in handlers.items() if signal.getsignal(each) != to})
+
+
+# What it is called -> how to read it, how to set it. Of the first three an environment may have some of its own.
+RANDOM = "the global random generators"
+STATES: dict[str, tuple[Any, Any]] = {
+    RANDOM: (random_states, set_random_states),
+    "the current folder": (os.getcwd, os.chdir),  # Path.cwd takes three times as long
+    "torch's default type": (_dtype, _set_dtype),
+    "signal handlers": (lambda: {each: signal.getsignal(each) for each in signals.ENDING}, _listen),
+    "sys.argv": (lambda: [*sys.argv], lambda words: sys.argv.__setitem__(slice(None), words)),
+}
+OWN, LIGHT = [*STATES][:3], [*STATES][1:]  # random states are too large to be looked at in each reset
+
+
+def now(names: Iterable[str]) -> dict[str, Any]:
+    """These states of the process."""
+    return {name: STATES[name][0]() for name in names}
+
+
+def bring_back(states: Mapping[str, Any]) -> None:
+    """Put the process into these states."""
+    for name, state in states.items():
+        STATES[name][1](state)
+
+
+@contextmanager
+def at_home() -> Iterator[None]:
+    """Whatever code of others runs inside leaves the process as it was, and sees no flags of the command line."""
+    before = now(STATES)
+    del sys.argv[1:]
+    try:
+        yield
+    finally:
+        bring_back(before)

@@ -1,0 +1,270 @@
+"""The boundary to environments: what they change of the process, give and lack must not make a training wrong."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import comparable, drop_last_checkpoint, own_registry, rows, script
+from rude import Rude
+
+from solorl.checkpoints import env_state
+from solorl.envs.guest import KNOWN, SAID, hosted, try_out
+from solorl.envs.surroundings import plain, random_states
+from solorl.envs.vector import VectorEnvs
+from solorl.errors import UsageError
+from solorl.run.evaluation import open_games, play_episodes
+
+PPO = "--num-envs 2 --num-steps 32 --num-minibatches 2 --eval-episodes 1 --save-every 64 --total-timesteps".split()
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(monkeypatch, tmp_path):
+    """What an environment of a test changes of this process."""
+    monkeypatch.chdir(tmp_path)
+    SAID.clear()
+    folder, dtype, handler, argv = Path.cwd(), torch.get_default_dtype(), signal.getsignal(signal.SIGINT), [*sys.argv]
+    KNOWN.clear()
+    Rude.actions.clear()
+    yield
+    os.chdir(folder)
+    torch.set_default_dtype(dtype)
+    signal.signal(signal.SIGINT, handler)
+    sys.argv[:] = argv
+
+
+def only_run():
+    (folder,) = Path("runs").iterdir()
+    return folder
+
+
+# ---------------------------------------------------------------------- what it changes of the process
+@pytest.mark.parametrize("kind", ["Seeds", "Levels", "Draws"])
+def test_who_touches_the_global_generators_has_random_states_of_its_own(kind, train):
+    """The actions are those of the same training on an environment that does not, although it seeds in each reset."""
+    v = train("ppo", "--env-id", f"rude:{kind}-v0", *PPO, "256", "--learning-rate", "0")
+    assert train.out.count(f"rude:{kind}-v0 seeds or draws from the global random generators: it gets its own") == 1
+    weights = {name: x.clone() for name, x in v["agent"].state_dict().items()}
+    actions = np.array(Rude.actions[-30:])
+    rude = [tuple(Rude.actions[i : i + 7]) for i in range(0, 210, 7)]
+    assert len(set(rude)) > 10, actions
+    plain = train("ppo", "--env-id", "rude:Rude-v0", *PPO, "256", "--learning-rate", "0")
+    for name, weight in plain["agent"].state_dict().items():
+        assert torch.equal(weight, weights[name])
+    assert "random generators" not in train.out
+
+
+def test_its_random_states_follow_its_seed_and_leave_those_of_the_process():
+    try_out(gym.make, "rude:Draws-v0")
+    before = plain(random_states())
+    one, two, other = (hosted(gym.make, "rude:Draws-v0")() for _ in range(3))
+    seen = [[env.reset(seed=seed)[0][1], *(env.step(0)[0][1] for _ in range(7)), env.reset()[0][1]]
+            for env, seed in ((one, 5), (two, 5), (other, 6))]  # fmt: skip
+    assert seen[0] == seen[1] != seen[2] and len(set(seen[0])) == 9
+    assert plain(random_states()) == before
+    assert KNOWN["rude:Draws-v0"].changes == ("the global random generators",)
+
+
+def test_others_have_none_of_their_own():
+    assert try_out(gym.make, "CartPole-v1") == ((), None)
+    assert hosted(gym.make, "CartPole-v1")().own is None
+
+
+@pytest.mark.parametrize("kind", ["Seeds", "Draws"])
+def test_its_random_states_are_part_of_a_checkpoint(kind):
+    try_out(gym.make, f"rude:{kind}-v0")
+    whole, cut = (VectorEnvs([hosted(gym.make, f"rude:{kind}-v0")] * 2) for _ in range(2))
+    for envs in (whole, cut):
+        env_state.record(envs)
+        envs.reset(seed=[1, 2])
+    for _ in range(10):
+        whole.step([0, 1])
+    assert env_state.restore(cut, env_state.capture(whole)) == [] and list(env_state.restarted(cut)) == []
+    for _ in range(10):
+        np.testing.assert_array_equal(whole.step([1, 0])[0], cut.step([1, 0])[0])
+
+
+def test_a_resumed_training_continues_exactly_with_them(train, tmp_path):
+    flags = ["--env-id", "rude:Draws-v0", *PPO, "320"]
+    whole = train("ppo", *flags)
+    folder = only_run()
+    want = comparable(folder)
+    drop_last_checkpoint(folder)
+    again = train("ppo", "--resume", folder)
+    assert comparable(folder) == want and "restart" not in train.out
+    for name, weight in whole["agent"].state_dict().items():
+        assert torch.equal(weight, again["agent"].state_dict()[name])
+
+
+@pytest.mark.parametrize("kind", ["Moves", "MovesLate"])
+def test_the_current_folder_is_the_environments_own(kind, train, tmp_path):
+    train("ppo", "--env-id", f"rude:{kind}-v0", *PPO, "256", "--eval-every", "128")
+    assert Path.cwd() == tmp_path
+    assert f"rude:{kind}-v0 changes the current folder: it gets its own" in train.out
+    assert "run folder runs/" in train.out and "play runs/" in train.out
+    folder = only_run()
+    names = {"metrics.jsonl", "model.safetensors", "model_last.safetensors", "learning_curve.png", "checkpoint"}
+    assert names <= {path.name for path in folder.iterdir()} and rows(folder)
+
+
+def test_types_signals_and_arguments_are_put_back(train):
+    train("ppo", "--env-id", "rude:Types-v0", *PPO, "128")
+    assert torch.get_default_dtype() == torch.float32 and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+    assert "mine" not in sys.argv and "torch's default type" in train.out
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("import argparse; argparse.ArgumentParser().parse_args()", 0, "evaluation"),
+        ("import sys; print('demo'); sys.exit(0)", 2, "importing the module script_a ends the program by sys.exit(0)"),
+    ],
+)
+def test_a_module_may_read_the_command_line_but_not_end_the_program(end, code, said, train, monkeypatch, tmp_path):
+    own_registry(monkeypatch)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "script_a", raising=False)
+    text = "import gymnasium, rude\ngymnasium.register('A-v0', rude.Rude)\n"
+    (tmp_path / "script_a.py").write_text(text + end)
+    train("ppo", "--env-id", "script_a:A-v0", *PPO, "64", code=code)
+    assert said in train.out and "Traceback" not in train.out
+
+
+# ---------------------------------------------------------------------- what it gives
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"reward": None}, "its reward must be one number, but is None"),
+        ({"reward": "1.0"}, "its reward must be one number, but is '1.0'"),
+        ({"reward": np.ones(1)}, "its reward must be one number, but is an array of shape (1,)"),
+        ({"flag": None}, "its step ends by False and None, which are not True or False"),
+        ({"flag": "no"}, "its step ends by False and 'no', which are not True or False"),
+        ({"obs": np.zeros(3, np.float32)}, "the observation of its step has shape (3,), but its space has (2,)"),
+    ],
+)
+def test_what_is_wrong_later_is_one_sentence(given, said):
+    env = hosted(lambda env_id: gym.make("rude:Gives-v0", disable_env_checker=True, **given), "Mine-v0")()
+    env.reset(seed=1)
+    with pytest.raises(UsageError, match="Mine-v0") as error:
+        for _ in range(101):
+            if env.step(0)[2]:
+                env.reset()
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("flags", [[], ["--env-workers", "2"]])
+def test_an_environment_that_ends_the_program_ends_the_training_with_a_sentence(flags, train, monkeypatch):
+    monkeypatch.setattr("solorl.envs.workers._start_method", lambda: "fork")
+    train("ppo", "--env-id", "rude:Exits-v0", *PPO, "512", *flags, code=1)
+    assert "rude:Exits-v0: step ends the program by sys.exit(None)" in train.out and "Traceback" not in train.out
+    assert "--resume continues from the last checkpoint" in train.out
+    assert list(only_run().glob("checkpoint/step_*"))
+
+
+def test_a_reset_without_options_is_one_sentence(train):
+    train("ppo", "--env-id", "rude:NoOptions-v0", *PPO, "64", code=2)
+    assert "rude:NoOptions-v0: its reset takes no options; write `def reset(self, *, seed=None" in train.out
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--env-workers", "2"]])
+def test_info_of_any_kind_is_not_read(flags, train, monkeypatch):
+    monkeypatch.setattr("solorl.envs.workers._start_method", lambda: "fork")
+    v = train("ppo", "--env-id", "rude:Ragged-v0", *PPO, "64", *flags)
+    if not flags:
+        assert set(v["envs"].step(np.zeros(2, int))[4]) <= {"final_obs", "_final_obs", "final_info", "_final_info"}
+
+
+def test_numbers_of_info_that_an_environment_declares_are_given():
+    envs = VectorEnvs([hosted(gym.make, "rude:Counts-v0")] * 2)
+    envs.reset(seed=1)
+    assert envs.step([0, 0])[4]["score"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("missing", "forgets: its step gives no reward of two"),
+        ("none", "forgets: the rewards of its step must be numbers, but are {'one': 1.0, 'two': None}"),
+    ],
+)
+def test_a_game_that_gives_no_reward_is_one_sentence(what, said):
+    env = hosted(lambda env_id: gym.make("rude:Forgets-v0", what=what), "Mine-v0")()
+    env.reset(seed=1)
+    with pytest.raises(UsageError) as error:
+        for _ in range(3):
+            env.step(np.zeros(2, int))
+    assert str(error.value) == f"Mine-v0: {said}"
+
+
+def test_the_game_and_the_step_of_a_nan_are_named(train, tmp_path):
+    source = script("ippo").read_text().replace("gym.make(env_id", "gym.make(env_id, what='nan'")
+    (tmp_path / "mine.py").write_text(source)
+    flags = "--num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 64 --eval-episodes 1 --log-every 1"
+    train(tmp_path / "mine.py", "--env-id", "rude:Forgets-v0", *flags.split(), code=3)
+    assert "in environment 0 the reward of two is nan in step 3 of an episode" in train.out
+
+
+# ---------------------------------------------------------------------- wrappers, masks, ends
+def test_wrappers_with_running_statistics_are_refused(train, tmp_path):
+    line = "    return gym.make(env_id, **kwargs)"
+    for wrapper in ("NormalizeObservation", "NormalizeReward"):
+        mine = script("ppo").read_text().replace(line, f"    return gym.wrappers.{wrapper}(gym.make(env_id, **kwargs))")
+        (tmp_path / "mine.py").write_text(mine)
+        train(tmp_path / "mine.py", "--env-id", "CartPole-v1", *PPO, "64", code=2)
+        assert f"CartPole-v1: the wrapper {wrapper} has running statistics" in train.out
+        assert "ppo_normalized.py and ppo_continuous_action.py have a normaliser" in train.out
+    line = "    run.require_spaces"
+    mine = script("ppo").read_text().replace(line, f"    envs = gym.wrappers.vector.NormalizeReward(envs)\n{line}")
+    (tmp_path / "mine.py").write_text(mine)
+    train(tmp_path / "mine.py", "--env-id", "CartPole-v1", *PPO, "64", code=2)
+    assert "the wrapper NormalizeReward has running statistics" in train.out and not Path("runs").exists()
+
+
+@pytest.mark.parametrize("name", ["ppo_masked", "ppo_lstm_masked"])
+def test_masks_that_only_some_steps_give_are_used(name, train):
+    """The environment refuses what they forbid, also in the evaluation."""
+    v = train(name, "--env-id", "rude:Late-v0", *PPO, "128")
+    assert v["envs"].action_mask.shape == (2, 2) and "action_mask" not in train.out
+
+
+def test_an_evaluation_without_an_end_is_spoken_of(monkeypatch, capsys):
+    monkeypatch.setattr("solorl.run.evaluation.MAX_STEPS", 10_100)
+    [env] = open_games(gym.make, "rude:Endless-v0", 1)
+    assert play_episodes([env], lambda obs: np.zeros(1, int), [1])[1].tolist() == [10_100]
+    assert capsys.readouterr().err.count("has come to 10,000 steps in an evaluation, which cuts it at") == 1
+
+
+# ---------------------------------------------------------------------- advice
+BOX, IMAGE = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
+FORCE = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+FLAT = "FlattenObservation makes a vector"
+
+
+@pytest.mark.parametrize(
+    ("name", "obs", "action", "said", "not_said"),
+    [
+        ("ppo", BOX, FORCE, "; use ppo_continuous_action.py\n", FLAT),
+        ("ppo", IMAGE, FORCE, "no file takes image observations with continuous actions, the nearest are ppo_image.py (image -> discrete) and ppo_continuous_action.py (vector -> continuous)\n", FLAT),  # noqa: E501
+        ("ppo_continuous_action", IMAGE, FORCE, "no file takes image observations with continuous actions", FLAT),
+        ("ppo_dict", gym.spaces.Dict({"a": BOX}), FORCE, "the nearest are ppo_dict.py (dict -> discrete, vectors and images) and ppo_continuous_action.py", "; use"),  # noqa: E501
+        ("ppo_dict", BOX, FORCE, "; use ppo_continuous_action.py\n", FLAT),
+        ("dqn", IMAGE, FORCE, "no file takes image observations with continuous actions", FLAT),
+        ("sac_continuous_action", BOX, gym.spaces.MultiDiscrete([2, 2]), "; use ppo_multidiscrete.py\n", FLAT),
+        ("ppo", gym.spaces.Sequence(BOX), None, "has sequence observations, but ppo.py takes vector observations\n", FLAT),  # noqa: E501
+        ("ppo", gym.spaces.Graph(BOX, None), None, "has graph observations, but ppo.py takes vector observations\n", FLAT),  # noqa: E501
+        ("ppo", gym.spaces.Dict({}), None, "has dict observations, but ppo.py takes vector observations", FLAT),
+        ("dqn", gym.spaces.Discrete(5), None, FLAT, "; use"),
+    ],
+)  # fmt: skip
+def test_refusals_look_at_observations_and_actions(name, obs, action, said, not_said, train, monkeypatch):
+    monkeypatch.setitem(gym.registry, "Of-v0", gym.registry["Of-v0"])
+    gym.register("Of-v0", lambda: __import__("rude").Of(obs, action), disable_env_checker=True)
+    flags = ["--learning-starts", "1"] if name in ("dqn", "sac_continuous_action") else []
+    train(name, "--env-id", "Of-v0", *flags, code=2)
+    assert said in train.out and not_said not in train.out and train.out.count("\n") == 1
+    assert not Path("runs").exists()
