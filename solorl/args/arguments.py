@@ -46,7 +46,6 @@ class RunArgs:
     log_every: int = 500  # environment steps between rows of metrics, at least; 0: only at the end
     save_every: int = 50_000  # environment steps between checkpoints; 0: only at the end
     save_replay: bool = False  # checkpoints hold the replay buffer, so that off-policy runs resume exactly
-    record: str = ""  # folder that gets all transitions of the training, as a data set (see `solo dataset`)
     save_model: bool = True  # write model.safetensors (best evaluation) and model_last.safetensors
     eval_every: int = 25_000  # environment steps between evaluations; 0: only at the end
     eval_episodes: int = 20  # episodes of one evaluation, on environments and seeds of their own

@@ -80,7 +80,6 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
     how = "random actions" if act is None else f"the {'stochastic' if args.stochastic else 'greedy'} policy of {run}"
     about = {"env_id": env_id, "policy": how, "of_run": run, "seed": seed}
     recording.open(about | {key: config.get(key) for key in ("script", "git")}, spaces, obs)
-    recording.watch(envs)
     player, first = stepwise(act, count) if act else None, np.ones(count, bool)
     for _ in range(-(-args.steps // count)):
         masks: Any = masks_in(infos)
@@ -90,7 +89,8 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
             action = envs.action_space.sample()
         else:
             action = np.array([spaces[1].sample(mask=mask.astype(np.int8)) for mask in masks])
-        obs, _, terminated, truncated, infos = envs.step(action)
+        obs, reward, terminated, truncated, infos = envs.step(action)
+        recording.add(action, reward, terminated, truncated, infos.get("final_obs"), obs)
         first = terminated | truncated
     recording.flush()
     envs.close()

@@ -45,7 +45,7 @@ class Play:
     render: bool = False
     seed: int | None = None
     stochastic: bool = False  # play the policy that draws its actions at random
-    model: str = "model.safetensors"
+    model: str = "model.safetensors"  # empty: none, the networks stay as the script makes them
     # Gets args, policy, make_env, models and sample (see LoadedPolicy); plays nothing.
     take: Callable[..., None] | None = None
 
@@ -153,15 +153,22 @@ def load(
     states, `sys.argv` and settings of torch and JAX are afterwards as they were; nothing is printed. UsageError, with
     one sentence, where that cannot be done.
     """
+    return _load(run_dir, "model_last.safetensors" if last else "model.safetensors", trust_script, device)
+
+
+def environment_of(run_dir: Path, trust_script: bool) -> Any:
+    """An environment as the training had it, also of a run without a model; see `load`."""
+    return _load(run_dir, "", trust_script, "cpu").make_env()
+
+
+def _load(run_dir: str | os.PathLike[str], model: str, trust_script: bool, device: str | None) -> LoadedPolicy:
     copy, original = script_of(Path(run_dir))
     if original is None and not trust_script:
         raise UsageError(not_trusted(copy))
     found: list[LoadedPolicy] = []
 
-    model = "model_last.safetensors" if last else "model.safetensors"
-
     def take(args: Any, act: Policy, make_env: Callable[..., Any], models: Any, sample: Policy | None) -> None:
-        score = score_of(Path(run_dir) / model)
+        score = score_of(Path(run_dir) / model) if model else None
         found.append(LoadedPolicy(args.env_id, replace(args), act, make_env, models, score, sample))
 
     play = Play(model=model, take=take)

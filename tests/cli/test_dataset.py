@@ -25,9 +25,10 @@ def recorded(folder, env_id="moody:Plain-v0", steps=150, num_envs=2):
     record = Recording(folder)
     spaces = envs.single_observation_space, envs.single_action_space
     record.open({"env_id": env_id, "policy": "random actions", "git": {"commit": "abc"}}, spaces, envs.reset(seed=1)[0])
-    record.watch(envs)
     for _ in range(steps):
-        envs.step(envs.action_space.sample())
+        action = envs.action_space.sample()
+        obs, reward, terminated, truncated, infos = envs.step(action)
+        record.add(action, reward, terminated, truncated, infos.get("final_obs"), obs)
     record.flush()
     return folder
 
