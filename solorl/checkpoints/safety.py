@@ -30,7 +30,7 @@ def refuse_links(folder: Path) -> None:
             if stat.S_ISREG(mode) or stat.S_ISDIR(mode) or _is_of_wandb(path, folder):
                 continue
             kind = "a symbolic link" if stat.S_ISLNK(mode) else "a pipe, a socket or a device"
-            raise UsageError(f"{path} is {kind}; a run folder may hold plain files and folders only")
+            raise UsageError(f"{path} is {kind}; such a folder may hold plain files and folders only")
 
 
 def refuse_hard_link(path: Path) -> None:

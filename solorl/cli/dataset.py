@@ -29,12 +29,8 @@ def parser() -> Parser:
     p.add_argument("names", metavar="NAME", nargs="+", help="folders of runs and data sets, names of Minari's")
     p.add_argument("--random", metavar="DIR", type=Path, help="data of random actions: its mean return is the score 0")
     p.add_argument("--expert", metavar="DIR", type=Path, help="data of an expert: its mean return is the score 100")
-    p.add_argument(
-        "--out",
-        metavar="PATH",
-        type=Path,
-        help="of info: a histogram of the returns, PNG or SVG; of from: the data set (RUN_DIR/dataset)",
-    )
+    out = "of info: a histogram of the returns, PNG or SVG; of from: the data set (RUN_DIR/dataset)"
+    p.add_argument("--out", metavar="PATH", type=Path, help=out)
     p.add_argument("--trust-script", action="store_true", help="execute the run's script, whatever it does")
     return p
 
@@ -48,11 +44,8 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"solo dataset {args.what} takes a folder and a name of Minari's; see `solo dataset --help`")
     if (args.random is None) != (args.expert is None):
         raise UsageError("solo dataset: --random and --expert go together")
-    if (
-        args.out is not None
-        and args.what != "from"
-        and (args.what != "info" or args.out.suffix not in (".png", ".svg"))
-    ):
+    is_picture = args.what == "info" and args.out is not None and args.out.suffix in (".png", ".svg")
+    if args.out is not None and not is_picture and args.what != "from":
         raise UsageError(f"solo dataset: --out is a picture of info, PNG or SVG, not {args.out}")
     from solorl.data import exchange  # here: they load the numerical libraries
 
@@ -70,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
                 print(f"picture {shown(args.out)}")
         elif args.what == "export":
             low, high = own or _d4rl(first) or (None, None)
-            print(f"Minari has {args.names[1]} now: {exchange.export(first, args.names[1], low, high):,} episodes")
+            count = exchange.export(first, args.names[1], low, high)
+            print(f"Minari has {plain(args.names[1])} now: {count:,} episodes")
         else:
             count = exchange.bring(args.names[0], others[0])
             print(f"{count:,} episodes in {shown(others[0])}")
@@ -87,20 +81,16 @@ def made(args: Any) -> None:
     from solorl.share.hub import run_dir_of
 
     run_dir = run_dir_of(args.names[0])
-    script, writer, config = (
-        script_of(run_dir)[0],
-        Writer(args.out or run_dir / "dataset"),
-        read_json(run_dir / "config.json"),
-    )
+    script, writer = script_of(run_dir)[0], Writer(args.out or run_dir / "dataset")
     writer.check()
-    of_run: Any = config.get("args")
-    with told(f"{run_dir / 'config.json'} does not fit"):
-        about = {"env_id": str(of_run["env_id"]), "policy": f"{script.stem} while it trained", "seed": of_run["seed"]}
-        about |= {"of_run": run_dir.resolve().name, "script": script.name, "git": config.get("git")}
-    rows = replayed(run_dir, of_run)
-    env = environment_of(run_dir, args.trust_script)
-    writer.open({**about, "num_envs": rows["reward"].shape[1]}, (env.observation_space, env.action_space))
-    with told(f"the replay buffer of {run_dir} does not fit"):
+    with told(f"{run_dir} does not fit"):
+        config: Any = read_json(run_dir / "config.json")
+        rows, env = replayed(run_dir, config["args"]), environment_of(run_dir, args.trust_script)
+        about = {key: config["args"][key] for key in ("env_id", "seed")} | {
+            key: config[key] for key in ("script", "git")
+        }
+        about |= {"policy": f"{script.stem} while it trained", "of_run": run_dir.resolve().name}
+        writer.open({**about, "num_envs": rows["reward"].shape[1]}, (env.observation_space, env.action_space))
         write_replayed(rows, writer, env.observation_space)
     print(f"{rows['reward'].size:,} transitions of {plain(about['policy'])} in {shown(writer.folder)}")
 

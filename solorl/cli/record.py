@@ -7,6 +7,7 @@ from typing import Any
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.files import read_json, shown
+from solorl.terminal import plain
 
 ABOUT = """Record transitions of the policy of a run folder, in the environment of the run, as a data set. Actions are
 greedy unless a flag says otherwise. This executes the script that made the folder, by the rule of `solo play`."""
@@ -48,8 +49,9 @@ def main(argv: Sequence[str]) -> int:
             record(loaded, act, recording, args, run_dir)
     except OSError as error:
         raise UsageError(f"{recording.writer.folder} cannot be written: {error.strerror}") from None
-    count = sum(piece["transitions"] for piece in recording.writer.about["pieces"])
-    print(f"recorded {count:,} transitions of {recording.writer.about['policy']} in {shown(recording.writer.folder)}")
+    about, where = recording.writer.about, shown(recording.writer.folder)
+    count = sum(piece["transitions"] for piece in about["pieces"])
+    print(f"recorded {count:,} transitions of {plain(about['policy'])} in {where}")
     return 0
 
 

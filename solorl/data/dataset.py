@@ -34,10 +34,10 @@ FORMAT = 1
 ABOUT = "dataset.json"
 SPACES = ("observation_space", "action_space")
 ARRAYS = ("obs", "action", "reward", "terminated", "truncated", "final_obs", "after")
-MOST_ROWS, MOST_BYTES = 10_000, 2**26  # of a piece: so much a killed process loses
 MOST_ABOUT = 2**24  # bytes of the description
 MOST_NUMBERS = 2**24  # of one observation or action
 HEADERS = 2**16  # bytes of a piece that are not in its arrays
+FLAGS = ("terminated", "truncated", "cut")
 NUMBERS = "biuf"  # kinds of types: bool, integers, floating-point numbers
 
 
@@ -164,18 +164,12 @@ def unpacked(data: bytes, most: int, kinds: str = NUMBERS) -> dict[str, np.ndarr
             raise ValueError(f"it unpacks to more than {most:,} bytes")
         for member in file.infolist():
             with file.open(member) as stream:
-                version = np.lib.format.read_magic(stream)
-                header = (
-                    np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                )
-                shape, fortran, dtype = header(stream)
+                version, _ = np.lib.format.read_magic(stream)
+                shape, fortran, dtype = getattr(np.lib.format, f"read_array_header_{version}_0")(stream)
                 name, size = member.filename.removesuffix(".npy"), member.file_size - stream.tell()
-                if dtype.kind not in kinds:
-                    raise ValueError(f"{name} is of type {dtype}, which is not allowed")
-                if math.prod(shape) * dtype.itemsize != size:
-                    raise ValueError(f"{name} has {size:,} bytes, which do not fit its shape {shape}")
-                values = np.frombuffer(stream.read(), dtype)
-                arrays[name] = values.reshape(shape, order="F" if fortran else "C")
+                if dtype.kind not in kinds or math.prod(shape) * dtype.itemsize != size:
+                    raise ValueError(f"{name} of type {dtype} and shape {shape!s:.80} in {size:,} bytes is not allowed")
+                arrays[name] = np.frombuffer(stream.read(), dtype).reshape(shape, order="F" if fortran else "C")
     return arrays
 
 
@@ -185,12 +179,6 @@ def as_flags(values: Any, name: str) -> np.ndarray:
     if values.dtype.kind not in NUMBERS or not np.isin(values, (0, 1)).all():
         raise ValueError(f"{name} must be 0 or 1")
     return values != 0
-
-
-def _why(error: BaseException) -> str:
-    return str(
-        getattr(error, "strerror", None) or (f"it has no {error}" if isinstance(error, KeyError) else reason(error))
-    )
 
 
 def read(folder: Path) -> Dataset:
@@ -203,57 +191,47 @@ def read(folder: Path) -> Dataset:
     # per transition: two observations (one in final_obs), an action, a reward and three flags; and `after`
     most = [each["transitions"] * (2 * size + action_size + 32) + about["num_envs"] * size for each in about["pieces"]]
     if sum(most) > memory.limit():
-        raise UsageError(
-            f"{folder} needs {sum(most) / 2**30:,.1f} GiB of memory: there are {memory.limit() / 2**30:,.1f}"
-        )
-    pieces = [_read_piece(folder / each["file"], each, int(1.1 * bound), about["num_envs"], spaces)
-              for each, bound in zip(about["pieces"], most, strict=True)]  # fmt: skip
+        gigabytes = sum(most) / 2**30, memory.limit() / 2**30
+        raise UsageError("{} needs {:,.1f} GiB of memory, but there are {:,.1f}".format(folder, *gigabytes))
+    pieces = [
+        _read_piece(folder, *each, about["num_envs"], *spaces) for each in zip(about["pieces"], most, strict=True)
+    ]
     with told(f"the pieces of {folder} do not fit"):
         data = _joined(pieces)
     _check_numbers(data, folder, spaces[1])
     return data
 
 
-def _read_piece(path: Path, about: Mapping[str, Any], most: int, num_envs: int, spaces: Any) -> dict[str, np.ndarray]:
-    with told(f"{path} cannot be read", _why):
-        data = read_regular(path, most + HEADERS)
+def _read_piece(folder: Path, about: Any, most: int, num_envs: int, *spaces: Any) -> dict[str, np.ndarray]:
+    path = folder / about["file"]
+    with told(f"{path} cannot be read", lambda error: str(getattr(error, "strerror", None) or reason(error))):
+        data = read_regular(path, int(1.1 * most) + HEADERS)
         if hashlib.sha256(data).hexdigest() != about.get("sha256"):
             raise ValueError("it is damaged")
-        arrays = unpacked(data, most)
-        flags = {name: as_flags(arrays[name], name) for name in ("terminated", "truncated")}
-        flags["cut"] = as_flags(arrays["cut"], "cut") if "cut" in arrays else np.zeros_like(flags["truncated"])
-        piece = {name: arrays[name] for name in ARRAYS} | flags
-        steps, obs, action = len(piece["reward"]), spaces[0].shape, spaces[1].shape
-        ends = int((flags["terminated"] | flags["truncated"]).sum())
-        shapes = dict.fromkeys(("reward", *flags), (steps, num_envs))
-        shapes |= {"obs": (steps, num_envs, *obs), "action": (steps, num_envs, *action)}
-        shapes |= {"after": (num_envs, *obs), "final_obs": (ends, *obs)}
-        for name, shape in shapes.items():
-            if piece[name].shape != shape:
-                raise ValueError(f"{name} has the shape {piece[name].shape}, not {shape}")
-        if steps * num_envs != about["transitions"] or not steps:
-            raise ValueError(f"it has {steps * num_envs:,} transitions, not {about['transitions']:,}")
+        row, (obs, action) = (about["transitions"] // num_envs, num_envs), (space.shape for space in spaces)
+        piece = {"cut": np.zeros(row, bool), **unpacked(data, int(1.1 * most))}
+        piece |= {name: as_flags(piece.get(name), name) for name in FLAGS}
+        shapes = {**dict.fromkeys(FLAGS, row), "reward": row, "obs": (*row, *obs), "action": (*row, *action)}
+        ends = int((piece["terminated"] | piece["truncated"]).sum())
+        for name, shape in (shapes | {"after": (num_envs, *obs), "final_obs": (ends, *obs)}).items():
+            if name not in piece or piece[name].shape != shape:
+                raise ValueError(f"{name} has the shape {getattr(piece.get(name), 'shape', None)}, not {shape}")
         return piece
 
 
-def _check_numbers(data: Dataset, folder: Path, space: gym.Space) -> None:
+def _check_numbers(data: Dataset, folder: Path, space: Any) -> None:
     """UsageError where a reward or an observation is not finite, or an action does not lie in its space."""
-    low, high = (0, space.n - 1) if isinstance(space, gym.spaces.Discrete) else (space.low, space.high)  # type: ignore
-    spare = 0 if data.action.dtype.kind != "f" else 1e-5 * np.maximum(1, np.maximum(np.abs(low), np.abs(high)))
-    with np.errstate(invalid="ignore"):
-        inside = (data.action >= low - spare) & (data.action <= high + spare) & np.isfinite(data.action)
+    good = {name: np.isfinite(getattr(data, name)) for name in ("reward", "obs", "next_obs", "action")}
     if isinstance(space, gym.spaces.Discrete):
-        inside &= data.action == np.floor(data.action)
-    finite = {name: np.isfinite(getattr(data, name)) for name in ("reward", "obs", "next_obs")}
-    for name, good, why in (
-        *((n, f, "is not finite") for n, f in finite.items()),
-        ("action", inside, f"is not in {space}"),
-    ):
-        if not (rows := good.reshape(len(data), -1).all(1)).all():
-            row, count = int(np.argmin(rows)), int((~rows).sum())
-            value = getattr(data, name)[row]
-            raise UsageError(f"{folder}: {name.replace('_', ' ')} {value!s:.60} of transition {row:,} {why} "
-                             f"({count:,} such transitions of {len(data):,})")  # fmt: skip
+        good["action"] = np.isin(data.action, range(int(space.n)))
+    else:
+        spare = 1e-5 * np.maximum(1, np.abs([space.low, space.high])).max(0) * (space.dtype.kind == "f")  # rounding
+        good["action"] &= (data.action >= space.low - spare) & (data.action <= space.high + spare)
+    for name, each in good.items():
+        if not (rows := each.reshape(len(data), -1).all(1)).all():
+            row, why = int(np.argmin(rows)), f"in {space}" if name == "action" else "finite"
+            what = f"{name.replace('_', ' ')} {getattr(data, name)[row]!s:.60} of transition {row:,} is not {why}"
+            raise UsageError(f"{folder}: {what} ({(~rows).sum():,} such transitions of {len(data):,})")
 
 
 def _joined(pieces: Sequence[Mapping[str, np.ndarray]]) -> Dataset:
@@ -309,23 +287,23 @@ def open_datasets(folders: str, env_id: str, envs: Any, empty: bool = False) -> 
 def _fitted(path: Path, env_id: str, envs: Any) -> Dataset:
     """One data set for a training on `envs`; its actions in the bounds of `envs`, if it has those of the environment
     without the wrappers of `make_env`. UsageError where it is of another environment or of other spaces."""
-    about = read_about(path)
+    about, (obs, ours) = read_about(path), (envs.single_observation_space, envs.single_action_space)
     theirs = str(about.get("env_id"))
     if theirs.rpartition(":")[2] != env_id.rpartition(":")[2]:  # of `module:Name` a data set may know the name only
         raise UsageError(f"{path} is of {theirs}: --env-id {theirs}")
-    spaces = (envs.single_observation_space, envs.single_action_space)
-    ours, bare = spaces[1], getattr(getattr(envs, "envs", [None])[0], "unwrapped", envs).action_space
-    boxes = isinstance(ours, gym.spaces.Box) and isinstance(bare, gym.spaces.Box) and ours.shape == bare.shape
-    scaled = boxes and about.get(SPACES[1]) == described(bare) != described(ours)
-    scaled = scaled and bool(np.isfinite([bare.low, bare.high, ours.low, ours.high]).all())
-    for key, space in zip(SPACES[: 1 if scaled else 2], spaces, strict=False):
-        if about.get(key) != described(space):
-            kind = key.replace("_", " ")
-            note = "; its actions must be in these bounds, or in those of the environment itself" * (key == SPACES[1])
-            raise UsageError(f"{path} has the {kind} {about.get(key)!s:.300}, {env_id} has {space}{note}")
+    bare = getattr(getattr(envs, "envs", [None])[0], "unwrapped", envs).action_space
+    scaled = (
+        isinstance(bare, gym.spaces.Box) and bare.shape == ours.shape and about.get("action_space") != described(ours)
+    )
+    bounds = [getattr(space, name).astype(np.float64) for space in (bare, ours) for name in ("low", "high") if scaled]
+    scaled = scaled and about.get("action_space") == described(bare) and bool(np.isfinite(bounds).all())
+    for name, space in (("observation", obs), ("action", bare if scaled else ours)):
+        if (found := about.get(f"{name}_space")) != described(space):
+            note = "; its actions must be in these bounds, or in those of the environment itself" * (name == "action")
+            raise UsageError(f"{path} has the {name} space {found!s:.300}, {env_id} has {space}{note}")
     data = read(path)
     if not scaled:
         return data
-    low, high = bare.low.astype(np.float64), bare.high.astype(np.float64)
+    low, high, to, end = bounds
     share = np.clip((data.action - low) / np.where(high > low, high - low, 1), 0, 1)
-    return replace(data, action=(ours.low + share * (ours.high.astype(np.float64) - ours.low)).astype(ours.dtype))
+    return replace(data, action=(to + share * (end - to)).astype(ours.dtype))

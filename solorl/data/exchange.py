@@ -11,7 +11,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from solorl.data.dataset import ABOUT, MOST_BYTES, MOST_ROWS, SPACES, Writer, as_flags, read, read_about, space_of
+from solorl.data.dataset import ABOUT, ARRAYS, SPACES, Writer, as_flags, read, read_about, space_of
+from solorl.data.recording import MOST_BYTES, MOST_ROWS
 from solorl.errors import UsageError, fitting, needs_extra
 
 ENV_ID = "solorl_env_id"  # in Minari's metadata, for environments that Gymnasium alone does not know
@@ -115,13 +116,9 @@ def _piece(episodes: list[Any], obs_space: gym.Space, action_space: gym.Space) -
     cut = np.zeros_like(truncated)
     cut[last] = ~(terminated | truncated)[last]
     final_obs = np.stack([each.observations[-1] for each in episodes]).astype(obs_space.dtype)
-    return {
-        "obs": joined("observations", slice(-1)).astype(obs_space.dtype),
-        "action": joined("actions").astype(action_space.dtype),
-        "reward": joined("rewards").astype(np.float32),
-        "terminated": terminated,
-        "truncated": truncated | cut,
-        "cut": cut,
-        "final_obs": final_obs,
-        "after": final_obs[-1:],
-    }
+    obs, action = (
+        joined("observations", slice(-1)).astype(obs_space.dtype),
+        joined("actions").astype(action_space.dtype),
+    )
+    arrays = (obs, action, joined("rewards").astype(np.float32), terminated, truncated | cut, final_obs, final_obs[-1:])
+    return {**dict(zip(ARRAYS, arrays, strict=True)), "cut": cut}

@@ -11,9 +11,10 @@ import numpy as np
 from solorl.checkpoints.checkpoint import load_checkpoint
 from solorl.checkpoints.replay import ReplayLog
 from solorl.checkpoints.safety import check_checkpoint, is_plain_name
-from solorl.data.dataset import MOST_BYTES, MOST_ROWS, Writer, as_flags
+from solorl.data.dataset import ARRAYS, Writer, as_flags
 from solorl.errors import UsageError, told
 
+MOST_ROWS, MOST_BYTES = 10_000, 2**26  # of a piece: so much a killed process loses
 ROWS = ("obs", "action", "reward", "done", "next_obs")  # arrays of a replay buffer of single steps
 
 
@@ -28,51 +29,33 @@ class Recording:
 
     def __init__(self, folder: Path):
         self.writer = Writer(folder)
+        self._rows: list[Any] = []  # steps that wait
+        self._finals: list[np.ndarray] = []
 
     def open(self, about: Mapping[str, Any], spaces: tuple[gym.Space, gym.Space], obs: Any) -> None:
         """Make the folder of the data set, see `Writer.open`. `spaces` are those of the observations and actions of one
         environment, `obs` (num_envs, *obs_shape) the observations before the first step."""
         self.writer.open({**about, "num_envs": len(obs)}, spaces)
-        (self.obs_space, action_space), self._most = spaces, piece_steps(spaces[0], len(obs))
-
-        def rows(steps: int, shape: Any, dtype: Any) -> np.ndarray:
-            return np.empty((steps, len(obs), *shape), dtype)
-
-        self._arrays = {
-            "obs": rows(self._most + 1, self.obs_space.shape, self.obs_space.dtype),
-            "action": rows(self._most, action_space.shape, action_space.dtype),
-            "reward": rows(self._most, (), np.float32),
-            "terminated": rows(self._most, (), bool),
-            "truncated": rows(self._most, (), bool),
-        }
-        self._begin(obs)
-
-    def _begin(self, obs: Any) -> None:
-        self._finals: list[np.ndarray] = []
-        self._steps, self._arrays["obs"][0] = 0, obs
+        self._types = [*(space.dtype for space in spaces), np.dtype(np.float32), np.dtype(bool), np.dtype(bool)]
+        self._obs, self._most = np.array(obs, spaces[0].dtype), piece_steps(spaces[0], len(obs))
 
     def add(self, action: Any, reward: Any, terminated: Any, truncated: Any, final_obs: Any, obs: Any) -> None:
         """One step of all environments, arrays (num_envs, ...). Where an episode has ended, its last observation is in
         that row of `final_obs`, and `obs` begins the next one."""
-        now = self._steps
-        for name, row in zip(self._arrays, (obs, action, reward, terminated, truncated), strict=True):
-            self._arrays[name][now + 1 if name == "obs" else now] = row
-        for i in np.flatnonzero(self._arrays["terminated"][now] | self._arrays["truncated"][now]):
-            self._finals.append(np.array(final_obs[i], self.obs_space.dtype))
-        self._steps += 1
-        if self._steps == self._most:
+        self._rows.append(list(map(np.array, (self._obs, action, reward, terminated, truncated), self._types)))
+        ends = np.flatnonzero(self._rows[-1][3] | self._rows[-1][4])
+        self._finals += [np.array(final_obs[i], self._obs.dtype) for i in ends]
+        self._obs = np.array(obs, self._obs.dtype)
+        if len(self._rows) == self._most:
             self.flush()
 
     def flush(self) -> None:
         """Write the steps that wait as a piece, if there are any. OSError."""
-        if not self._steps:
-            return
-        count, arrays = self._steps, self._arrays
-        piece = {name: rows[:count] for name, rows in arrays.items()}
-        piece["final_obs"] = np.array(self._finals, arrays["obs"].dtype).reshape(-1, *arrays["obs"].shape[2:])
-        piece["after"] = arrays["obs"][count]
-        self.writer.add(piece)
-        self._begin(arrays["obs"][count])
+        if self._rows:
+            piece = dict(zip(ARRAYS, map(np.stack, zip(*self._rows, strict=True)), strict=False))
+            final_obs = np.array(self._finals, self._obs.dtype).reshape(-1, *self._obs.shape[1:])
+            self.writer.add({**piece, "final_obs": final_obs, "after": self._obs})
+            self._rows, self._finals = [], []
 
 
 # ---------------------------------------------------------------------- the replay buffer of a run
@@ -114,9 +97,9 @@ def write_replayed(rows: Mapping[str, np.ndarray], writer: Writer, obs_space: gy
     truncated = np.concatenate([other, np.zeros_like(terminated[:1])]) & ~terminated
     most = piece_steps(obs_space, num_envs)
     for first in range(0, steps, most):
-        part = slice(first, first + most)
-        after = obs[first + most] if first + most < steps else next_obs[-1]
-        piece = {"obs": obs[part], "action": rows["action"][part], "reward": rows["reward"][part], "after": after}
-        ends = {"terminated": terminated[part], "truncated": truncated[part]}
-        final_obs = next_obs[part][ends["terminated"] | ends["truncated"]]
-        writer.add({**piece, **ends, "final_obs": final_obs})
+        part, stop = slice(first, first + most), min(first + most, steps)
+        after = obs[stop] if stop < steps else next_obs[-1]
+        arrays = (obs, rows["action"], rows["reward"], terminated, truncated)
+        final_obs = next_obs[part][(terminated | truncated)[part]]
+        piece = {name: array[part] for name, array in zip(ARRAYS, arrays, strict=False)}
+        writer.add({**piece, "final_obs": final_obs, "after": after})

@@ -30,6 +30,7 @@ from solorl.files import missing
 from solorl.run.evaluation import SCORE, Policy, open_game, open_games, play_scores, undisturbed, watch
 from solorl.run.folder import RunFolder
 from solorl.run.pictures import film_to
+from solorl.terminal import plain
 from solorl.trust import FLAG, HOW, not_trusted, trusted
 
 CACHE_SETTINGS = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "enable_compilation_cache")
@@ -77,10 +78,10 @@ class Play:
                 envs = open_games(make_env, args.env_id, len(seeds))
                 returns = play_scores(envs, policy, seeds, opponent)[0][SCORE]
             who, kind = " against random actions" if opponent else "", "stochastic" if self.stochastic else "greedy"
-            print(f"{args.env_id}: {returns.mean():.1f} ± {returns.std():.1f} over {len(seeds)} {kind} episodes{who}, "
-                  f"from {returns.min():.1f} to {returns.max():.1f}")  # fmt: skip
+            print(f"{plain(args.env_id)}: {returns.mean():.1f} ± {returns.std():.1f} over {len(seeds)} {kind} "
+                  f"episodes{who}, from {returns.min():.1f} to {returns.max():.1f}")  # fmt: skip
             if self.video and (path := film_to(folder, "play.mp4", seeds[0], policy, make_env, args.env_id, opponent)):
-                print(f"video {path}")
+                print(f"video {plain(str(path))}")
 
 
 def _required(sample: Policy | None) -> Policy:

@@ -120,8 +120,6 @@ def test_an_environment_that_began_again_cuts_its_episode(train, solo, tmp_path)
         ((*DQN, "--no-save-replay"), "holds no replay buffer: files in torch that have one keep it with --save-replay"),
         (("sac_nstep", "--env-id", "Pendulum-v1", *SHORT, "--learning-starts", 190, "--batch-size", 8),
          "does not hold single steps of its environments"),
-        (("dqn_image", "--env-id", "pixel_probe:Catch-v0", *SHORT, "--learning-starts", 190),
-         "does not hold single steps of its environments"),
         (("ppo", "--env-id", "CartPole-v1", *SHORT, "--num-steps", 50), "holds no replay buffer"),
     ],
 )  # fmt: skip
