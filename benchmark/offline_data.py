@@ -8,9 +8,9 @@ Each step runs a command of `solo`, which it prints; what is there already is le
 import argparse
 import json
 import shlex
-import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 SCRIPT = "sac_continuous_action"
@@ -22,6 +22,16 @@ def solo(*words, dry):
     print(f"solo {shlex.join(words)}", flush=True)
     if not dry and (code := subprocess.run([sys.executable, "-m", "solorl.cli", *words]).returncode):
         sys.exit(code)
+
+
+def made(folder, *words, dry):
+    """Make the data set `folder` unless it is there: in a folder of its own, which gets the name when it is whole."""
+    if dry:
+        solo(*words, "--out", folder, dry=True)
+    elif not folder.exists():
+        place = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        solo(*words, "--out", place, dry=False)
+        place.rename(folder)
 
 
 def trained(folder, flags, dry):
@@ -58,18 +68,15 @@ def main():
         own = ["--env-id", env_id, "--total-timesteps", args.expert_steps, *more]
         expert = trained(folder / "runs_expert", own, dry)
         target = f"{args.share * last_score(expert):.1f}" if (expert / "status.json").exists() else "TARGET"
-        own += ["--target-return", target, "--eval-every", 5000, "--seed", 2, "--record", folder / "medium-replay"]
+        own += ["--target-return", target, "--eval-every", 5000, "--seed", 2, "--buffer-size", args.expert_steps]
         medium = trained(folder / "runs_medium", own, dry)
+        made(folder / "medium-replay", "dataset", "from", medium, dry=dry)
         for name, run, flag in (
             ("random", expert, "--random"),
             ("medium", medium, "--stochastic"),
             ("expert", expert, "--stochastic"),
         ):
-            if not (folder / name / "done").exists():
-                shutil.rmtree(folder / name, ignore_errors=True)  # what a killed command has left
-                solo("record", run, "--steps", args.steps, flag, "--out", folder / name, dry=dry)
-                if not dry:
-                    (folder / name / "done").touch()
+            made(folder / name, "record", run, "--steps", args.steps, flag, dry=dry)
         sets = [folder / name for name in ("random", "medium-replay", "medium", "expert")]
         references = ("--random", folder / "random", "--expert", folder / "expert")
         solo("dataset", "info", *sets, *references, "--out", folder / "returns.png", dry=dry)

@@ -26,11 +26,15 @@ STEPS = {"td3_bc": (500, 2_000), "iql": (500, 2_000), "cql": (50, 200)}  # when 
 
 def record(folder):
     """A data set of random actions in one environment; its folder, with a single piece."""
-    words = ["train", "td3_continuous_action", "--env-id", ENV, "--record", folder / "random", "--runs-dir", folder]
+    words = ["train", "td3_continuous_action", "--env-id", ENV, "--save-replay", "--runs-dir", folder / "runs"]
     words += ["--total-timesteps", TRANSITIONS, "--learning-starts", TRANSITIONS, "--eval-episodes", 1]
-    words += ["--save-every", 0, "--eval-every", 0]
-    subprocess.run([sys.executable, "-m", "solorl.cli", *map(str, words)], check=True, capture_output=True)
+    solo(*words, "--save-every", 0, "--eval-every", 0)
+    solo("dataset", "from", *(folder / "runs").iterdir(), "--out", folder / "random")
     return folder / "random"
+
+
+def solo(*words):
+    subprocess.run([sys.executable, "-m", "solorl.cli", *map(str, words)], check=True, capture_output=True)
 
 
 def measure(name, contestant, data, python):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import NoReturn
 
-from solorl.terminal import paint
+from solorl.terminal import paint, plain
 
 
 class UsageError(Exception):
@@ -37,7 +37,7 @@ def quit_with(error: UsageError | str, code: int = 2) -> NoReturn:
     if os.environ.get("RANK", "0") not in ("0", ""):
         time.sleep(5)  # seconds, in which rank 0, whose mistake it is in most cases, says the same and ends all ranks
     prefix = "" if str(error).startswith("solo") else f"{paint('error:', 'red', sys.stderr)} "
-    print(f"{prefix}{error}", file=sys.stderr)
+    print(f"{prefix}{plain(str(error))}", file=sys.stderr)
     end = SystemExit(code)
     end.add_note(str(error))  # for code that runs a script and catches its end
     raise end

@@ -1,6 +1,7 @@
 """Writing files for the verbs: whole or not at all, and every failure one sentence; and reading JSON and digests."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -23,6 +24,7 @@ def near(path: Path) -> str:
 
 
 DAY = 86_400.0  # seconds
+MOST_JSON = 2**28  # bytes of a file of JSON
 
 
 def write(path: Path, data: bytes) -> None:
@@ -90,10 +92,22 @@ def remove_leftovers(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is none that can be read."""
+def read_regular(path: Path, most: int) -> bytes:
+    """The bytes of a file that may be anybody's. OSError for what is not a regular file, as a pipe or a device, which
+    might never end, and where it has more than `most` bytes."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most / 2**20:,.4g} MiB")
+    return data
+
+
+def read_json(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
+    """The object in a JSON file of at most `most` bytes; empty where there is none that can be read."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path, most))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -36,6 +36,12 @@ def dying_with_parent() -> tuple[str, ...]:
         return ()
 
 
+def command_of(*words: object, python: str = sys.executable) -> list[str]:
+    """The command line of `solo WORDS` in a process of its own, which does not execute a folder `solorl` that lies in
+    the current folder (-P)."""
+    return [python, "-P", "-m", "solorl.cli", *map(str, words)]
+
+
 def own_cores() -> list[int]:
     """The cores this process may use."""
     if hasattr(os, "sched_getaffinity"):

@@ -44,14 +44,15 @@ def wiped(text: str, file: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """A text for terminals and pages: characters that control them, or that cannot be written, as \\x1b."""
+    """A text for terminals and pages: characters that control them, or that cannot be written, as \\x1b. Whatever
+    others have written goes through here; `quit_with`, `warn` and `aligned` do it."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] | None = None) -> list[str]:
     """Rows, of which the first is the head, as lines of aligned columns. Those numbered in `right` stand at the right;
-    without it those that have a number or a dash in any row. Control characters become `?`."""
-    rows = [["".join(c if c.isprintable() else "?" for c in cell) for cell in row] for row in rows]
+    without it those that have a number or a dash in any row."""
+    rows = [list(map(plain, row)) for row in rows]
     columns = [[cell[:1] for cell in column] for column in zip(*rows[1:], strict=True)]
     if right is None:
         right = [i for i, column in enumerate(columns) if any(sign.isdigit() or sign == "-" for sign in column)]
@@ -141,4 +142,4 @@ def say(text: str, file: Any, end: str = "\n") -> None:
 
 def warn(sentence: str) -> None:
     """One line on standard error, in place of the progress line, which comes again."""
-    say(wiped(f"{paint('warning:', 'yellow', sys.stderr)} {sentence}", sys.stderr), sys.stderr)
+    say(wiped(f"{paint('warning:', 'yellow', sys.stderr)} {plain(sentence)}", sys.stderr), sys.stderr)

@@ -1,7 +1,8 @@
 """What may be executed that a run folder names, scripts and modules: the one place that decides it.
 
 A folder may come from elsewhere and say anything. Executed is what is installed, and what the user has started here: a
-script, or the module of an environment whose id was typed, in the same place with the same contents.
+script, or the module of an environment whose id was typed, in the same place with the same contents. By the same list
+a run folder is known that was started here: of any other, `--resume` takes no argument that reaches out of it.
 """
 
 import contextlib
@@ -92,4 +93,5 @@ def _started() -> Path:
 
 
 def _place_and_contents(file: Path) -> str:
-    return f"{sha256(file)} {str(file)!r}"  # in a line, whatever characters the path has
+    """A line, whatever characters the path has. A run folder may be moved: of its config.json the contents count."""
+    return f"{sha256(file)} {file.name if file.name == 'config.json' else str(file)!r}"

@@ -6,6 +6,7 @@ import sys
 import types
 import typing
 from argparse import ArgumentError
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,8 +18,12 @@ from solorl.envs.ids import check_env_id_of, reward_threshold
 from solorl.errors import UsageError, quit_with
 from solorl.files import missing
 from solorl.terminal import warn
+from solorl.trust import HOW, was_started
 
 ONCE = ("resume", "resume_changed", "trust_script")  # what is said holds for this command, whatever a run folder says
+# What writes elsewhere, publishes, connects or multiplies: a run folder that was not started here cannot set it.
+ELSEWHERE = ("runs_dir", "env_workers", "threads", "track", "wandb_project_name", "wandb_entity", "upload_model",
+             "hf_entity")  # fmt: skip
 Auto = Literal["auto"]  # `parse` puts a number in its place
 # Types of fields -> those of their values in JSON.
 KINDS: dict[Any, tuple[type, ...]] = {kind: (kind,) for kind in (int, bool, str, type(None))} | {float: (int, float)}
@@ -46,7 +51,6 @@ class RunArgs:
     log_every: int = 500  # environment steps between rows of metrics, at least; 0: only at the end
     save_every: int = 50_000  # environment steps between checkpoints; 0: only at the end
     save_replay: bool = False  # checkpoints hold the replay buffer, so that off-policy runs resume exactly
-    record: str = ""  # folder that gets all transitions of the training, as a data set (see `solo dataset`)
     save_model: bool = True  # write model.safetensors (best evaluation) and model_last.safetensors
     eval_every: int = 25_000  # environment steps between evaluations; 0: only at the end
     eval_episodes: int = 20  # episodes of one evaluation, on environments and seeds of their own
@@ -74,6 +78,8 @@ def parse(args_type: type[A]) -> A:
         given = given_arguments(args_type, sys.argv[1:])
         folder = given.get("resume")
         saved = saved_arguments(Path(folder), args_type) if folder else args_type()
+        foreign = Path(folder) / "config.json" if folder and HOW.get() is None else None
+        left_out = _refuse_elsewhere(saved, foreign, given) if foreign else []
         args = dataclasses.replace(saved, **given)
         if hasattr(args, "env_id"):  # what the environment is comes before what the numbers are
             check_env_id_of(script_path(), args.env_id, args.env_kind, typed=not folder or "env_id" in given)
@@ -89,6 +95,8 @@ def parse(args_type: type[A]) -> A:
             warn(f"nothing will be learned: --learning-starts {first} is not less than --total-timesteps {last}")
     except (UsageError, ArgumentError) as error:
         quit_with(str(error))
+    if left_out:
+        warn(f"{folder} was not started here, so this does not count unless it is typed: {', '.join(left_out)}")
     memory.explain(args)
     return args
 
@@ -117,6 +125,15 @@ def saved_arguments(folder: Path, args_type: type[A]) -> A:
                 f"{file} is malformed: --{name.replace('_', '-')} must be of type {kind}, got {saved[name]!r:.80}"
             )
     return args_type(**{name: saved[name] for name in known})
+
+
+def _refuse_elsewhere(saved: RunArgs, config: Path, given: Collection[str]) -> list[str]:
+    """Leave out of the arguments of a run folder that was not started here what reaches out of it; what of that has an
+    effect and is not `given` again."""
+    out = [name for name in ELSEWHERE if getattr(saved, name) != getattr(RunArgs, name) and not was_started(config)]
+    named = [f"--{name.replace('_', '-')} {getattr(saved, name)}" for name in out if name not in {*given, "runs_dir"}]
+    vars(saved).update({name: getattr(RunArgs, name) for name in out})
+    return named
 
 
 def _is_of(value: Any, hint: Any) -> bool:

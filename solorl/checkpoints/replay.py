@@ -85,6 +85,15 @@ class ReplayLog:
         sync_file(self.folder)
         return {"name": name, "start": start, "stop": stop, "sha256": sha256(self.folder / name)}
 
+    def arrays(self, saved: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Empty arrays for all rows of a buffer that was saved, by its first segment. Raises CheckpointError, or what
+        the library of the files raises."""
+        from safetensors.numpy import load_file
+
+        _check_segments(saved)
+        first = load_file(self.folder / saved["segments"][0]["name"])
+        return {name: np.empty((saved["inserted"], *rows.shape[1:]), rows.dtype) for name, rows in first.items()}
+
     def forget(self) -> None:
         """The checkpoint with what `append` returned is whole: delete the segments that only older ones need."""
         names = {segment["name"] for segment in self._segments}

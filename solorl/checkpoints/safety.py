@@ -30,7 +30,7 @@ def refuse_links(folder: Path) -> None:
             if stat.S_ISREG(mode) or stat.S_ISDIR(mode) or _is_of_wandb(path, folder):
                 continue
             kind = "a symbolic link" if stat.S_ISLNK(mode) else "a pipe, a socket or a device"
-            raise UsageError(f"{path} is {kind}; a run folder may hold plain files and folders only")
+            raise UsageError(f"{path} is {kind}; such a folder may hold plain files and folders only")
 
 
 def refuse_hard_link(path: Path) -> None:
@@ -81,7 +81,6 @@ COUNTERS: dict[str, Callable[[Any], bool]] = {
     "lengths": lambda value: _is_array(value, "i"),
     "recent": _are_numbers,
     "metrics_bytes": is_count,
-    "pieces": is_count,
 }
 
 
@@ -90,8 +89,7 @@ def check_checkpoint(tree: Any) -> None:
     for name in ("run", "random", "parts", "replay"):
         if not isinstance(tree, dict) or not isinstance(tree.get(name), dict):
             raise ValueError(f"it has no section {name}")
-    # that of version 0.1 has no phase: its training had one loop; only one with --record has pieces
-    run = {"phase": 0, "pieces": 0} | tree["run"]
+    run = {"phase": 0} | tree["run"]  # that of version 0.1 has none: its training had one loop
     for name, holds in COUNTERS.items():
         if name not in run or not holds(run[name]):
             raise ValueError(f"its {name} is {run[name]!r:.80}" if name in run else f"it has no {name}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from solorl.cli import Parser, fleet
 from solorl.cli.view import Lines, Table
+from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError
 from solorl.machine import own_cores
 from solorl.studies.checks import check_name, check_texts
@@ -24,19 +25,19 @@ from solorl.studies.plan import (
     load_script,
     load_suite,
     make_tasks,
+    of_modules,
     ordered,
     parse_flags,
     seed_range,
     short,
 )
 from solorl.studies.plan_file import LONGEST_LEASE, MOST_ATTEMPTS
-from solorl.studies.records import read_records
 from solorl.studies.resources import read_resources
 from solorl.studies.storage import Folder, open_storage
 from solorl.studies.study import ATTEMPTS, LEASE, Study
 from solorl.studies.task import Task
 from solorl.studies.worker import command, why_again
-from solorl.terminal import duration
+from solorl.terminal import duration, plain
 
 EPILOG = """a suite file or scripts; flags after -- go to every script:
   solo bench benchmark/suites/classic.toml --workers 4
@@ -170,6 +171,8 @@ def dry_run(study: Study, tasks: Sequence[Task]) -> int:
         argv, cwd, _ = command(task, root / "tasks" / task.id, number, run_dir, 1 + len(several))
         line, where = shlex.join(argv), shlex.quote(str(cwd))
         print(line if task.script.ours else f"(mkdir -p {where} && cd {where} && SOLORL_RUN_DIR={where} {line})")
+    for env_id in dict.fromkeys(task.env_id for task in of_modules(tasks)):
+        print(f"not checked: {plain(env_id)}; only the run itself imports its module", file=sys.stderr)
     if count:
         print(f"{count} of {len(tasks)} are finished", file=sys.stderr)
     return 0
@@ -186,6 +189,8 @@ def run(plan: Plan, args: Any, where: str, folder: Path) -> int:
         raise UsageError(f"solo bench: --lease must be from 1 to {LONGEST_LEASE:,.0f} seconds, not {lease:g}")
     if local and args.detach:
         raise UsageError("solo bench: --detach is for clusters; the engine local works only while the command runs")
+    for task in of_modules(plan.tasks):  # who runs a suite has started the modules that it names
+        check_env_id_of(task.script.path, task.env_id, task.script.env_kind)
     options = fleet.engine_options(args, plan)
     cluster = open_engine(args.engine, options)
     view: Lines | Table = Table() if local and sys.stdout.isatty() else Lines()
@@ -210,7 +215,6 @@ def write(study: Study, plan: Plan, forgive: bool) -> None:
     """Write the plan; with `forgive` what has failed before may fail again. UsageError where the storage refuses,
     unless all is there."""
     try:
-        read_records(study)
         study.write()
         if forgive:
             found = standings(study, plan.tasks)

@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from solorl.cli import Parser
-from solorl.errors import UsageError
-from solorl.files import shown
-from solorl.terminal import aligned
+from solorl.errors import UsageError, told
+from solorl.files import read_json, shown
+from solorl.terminal import aligned, plain
 
-ABOUT = """Look at data sets, which --record and solo record make, and exchange them with Minari.
+ABOUT = """Make data sets of runs, look at data sets, and exchange them with Minari.
 
+solo dataset from RUN_DIR        all steps of a training that has kept its replay buffer (--save-replay)
 solo dataset info DIR...         episodes, returns, what observations and actions cover
 solo dataset export DIR ID       as a data set of Minari, such as hopper/medium-v0
-solo dataset import ID DIR       from a data set of Minari on this machine"""
+solo dataset import ID DIR       from a data set of Minari on this machine
+
+`solo record` makes one of a policy that plays. `from` executes the script of the run, by the rule of `solo play`."""
 MOST = 40  # dimensions in a table
 
 
@@ -22,29 +25,36 @@ def parser() -> Parser:
     """The command line of `solo dataset`."""
     p = Parser("dataset", ABOUT)
     p.formatter_class = argparse.RawDescriptionHelpFormatter
-    p.add_argument("what", metavar="info|export|import", choices=("info", "export", "import"))
-    p.add_argument("names", metavar="NAME", nargs="+", help="folders of data sets, names of Minari's")
+    p.add_argument("what", metavar="from|info|export|import", choices=("from", "info", "export", "import"))
+    p.add_argument("names", metavar="NAME", nargs="+", help="folders of runs and data sets, names of Minari's")
     p.add_argument("--random", metavar="DIR", type=Path, help="data of random actions: its mean return is the score 0")
     p.add_argument("--expert", metavar="DIR", type=Path, help="data of an expert: its mean return is the score 100")
-    p.add_argument("--out", metavar="FILE", type=Path, help="for info: a histogram of the returns, PNG or SVG")
+    out = "of info: a histogram of the returns, PNG or SVG; of from: the data set (RUN_DIR/dataset)"
+    p.add_argument("--out", metavar="PATH", type=Path, help=out)
+    p.add_argument("--trust-script", action="store_true", help="execute the run's script, whatever it does")
     return p
 
 
 def main(argv: Sequence[str]) -> int:
     """Do what is asked; UsageError for what is not a data set and what cannot be written."""
     args = parser().parse(argv)
-    if args.what != "info" and len(args.names) != 2:
+    if args.what == "from" and len(args.names) > 1:
+        raise UsageError("solo dataset from takes one run folder, and with --out the folder of the data set")
+    if args.what in ("export", "import") and len(args.names) != 2:
         raise UsageError(f"solo dataset {args.what} takes a folder and a name of Minari's; see `solo dataset --help`")
     if (args.random is None) != (args.expert is None):
         raise UsageError("solo dataset: --random and --expert go together")
-    if args.out is not None and (args.what != "info" or args.out.suffix not in (".png", ".svg")):
+    is_picture = args.what == "info" and args.out is not None and args.out.suffix in (".png", ".svg")
+    if args.out is not None and not is_picture and args.what != "from":
         raise UsageError(f"solo dataset: --out is a picture of info, PNG or SVG, not {args.out}")
     from solorl.data import exchange  # here: they load the numerical libraries
 
     first, *others = map(Path, args.names)
     own = (_mean(args.random), _mean(args.expert)) if args.random else None
     try:
-        if args.what == "info":
+        if args.what == "from":
+            made(args)
+        elif args.what == "info":
             returns = {str(folder): info(folder, own) for folder in (first, *others)}
             if args.out:
                 from solorl.results import figures
@@ -53,13 +63,36 @@ def main(argv: Sequence[str]) -> int:
                 print(f"picture {shown(args.out)}")
         elif args.what == "export":
             low, high = own or _d4rl(first) or (None, None)
-            print(f"Minari has {args.names[1]} now: {exchange.export(first, args.names[1], low, high):,} episodes")
+            count = exchange.export(first, args.names[1], low, high)
+            print(f"Minari has {plain(args.names[1])} now: {count:,} episodes")
         else:
             count = exchange.bring(args.names[0], others[0])
             print(f"{count:,} episodes in {shown(others[0])}")
     except OSError as error:
         raise UsageError(f"{error.filename or args.names[-1]} cannot be written: {error.strerror}") from None
     return 0
+
+
+def made(args: Any) -> None:
+    """Make a data set of the replay buffer of a run."""
+    from solorl.data.dataset import Writer
+    from solorl.data.recording import replayed, write_replayed
+    from solorl.run.load import environment_of, script_of
+    from solorl.share.hub import run_dir_of
+
+    run_dir = run_dir_of(args.names[0])
+    script, writer = script_of(run_dir)[0], Writer(args.out or run_dir / "dataset")
+    writer.check()
+    with told(f"{run_dir} does not fit"):
+        config: Any = read_json(run_dir / "config.json")
+        rows, env = replayed(run_dir, config["args"]), environment_of(run_dir, args.trust_script)
+        about = {key: config["args"][key] for key in ("env_id", "seed")} | {
+            key: config[key] for key in ("script", "git")
+        }
+        about |= {"policy": f"{script.stem} while it trained", "of_run": run_dir.resolve().name}
+        writer.open({**about, "num_envs": rows["reward"].shape[1]}, (env.observation_space, env.action_space))
+        write_replayed(rows, writer, env.observation_space)
+    print(f"{rows['reward'].size:,} transitions of {plain(about['policy'])} in {shown(writer.folder)}")
 
 
 def _mean(folder: Path) -> float:

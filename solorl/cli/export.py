@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from solorl.cli import Parser
-from solorl.terminal import paint
+from solorl.terminal import paint, plain
 
 ABOUT = """Write the greedy policy of a run folder, with its normaliser, as an ONNX file, which runs without SoloRL,
 torch and JAX. The file is put in place only after ONNX Runtime has computed the same with it on 1,000 observations;
@@ -29,6 +29,6 @@ def main(argv: Sequence[str]) -> int:
     try:
         print(export(run_dir_of(args.run_dir), args.path, last=args.last, trust_script=args.trust_script))
     except CheckFailed as error:
-        print(f"{paint('error:', 'red', sys.stderr)} {error}", file=sys.stderr)
+        print(f"{paint('error:', 'red', sys.stderr)} {plain(str(error))}", file=sys.stderr)
         return 1
     return 0

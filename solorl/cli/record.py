@@ -7,6 +7,7 @@ from typing import Any
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.files import read_json, shown
+from solorl.terminal import plain
 
 ABOUT = """Record transitions of the policy of a run folder, in the environment of the run, as a data set. Actions are
 greedy unless a flag says otherwise. This executes the script that made the folder, by the rule of `solo play`."""
@@ -48,8 +49,9 @@ def main(argv: Sequence[str]) -> int:
             record(loaded, act, recording, args, run_dir)
     except OSError as error:
         raise UsageError(f"{recording.writer.folder} cannot be written: {error.strerror}") from None
-    count = sum(piece["transitions"] for piece in recording.writer.about["pieces"])
-    print(f"recorded {count:,} transitions of {recording.writer.about['policy']} in {shown(recording.writer.folder)}")
+    about, where = recording.writer.about, shown(recording.writer.folder)
+    count = sum(piece["transitions"] for piece in about["pieces"])
+    print(f"recorded {count:,} transitions of {plain(about['policy'])} in {where}")
     return 0
 
 
@@ -81,7 +83,6 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
     how = "random actions" if act is None else f"the {'stochastic' if args.stochastic else 'greedy'} policy of {run}"
     about = {"env_id": env_id, "policy": how, "of_run": run, "seed": seed}
     recording.open(about | {key: config.get(key) for key in ("script", "git")}, spaces, obs)
-    recording.watch(envs)
     player, first = stepwise(act, count) if act else None, np.ones(count, bool)
     for _ in range(-(-args.steps // count)):
         masks: Any = masks_in(infos)
@@ -91,7 +92,8 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
             action = envs.action_space.sample()
         else:
             action = np.array([spaces[1].sample(mask=mask.astype(np.int8)) for mask in masks])
-        obs, _, terminated, truncated, infos = envs.step(action)
+        obs, reward, terminated, truncated, infos = envs.step(action)
+        recording.add(action, reward, terminated, truncated, infos.get("final_obs"), obs)
         first = terminated | truncated
     recording.flush()
     envs.close()

@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from solorl import signals
 from solorl.catalog.header import find_path
 from solorl.errors import UsageError
-from solorl.machine import end_with_parent
+from solorl.machine import command_of, end_with_parent
 from solorl.run.load import run_script
 
 HELP = """usage: solo train NAME_OR_PATH [flags...] [--nproc N]
@@ -75,7 +74,7 @@ def train_together(path: Path, flags: Sequence[str], count: int) -> int:
         with signals.handled(pass_on, signals.listened()):
             for rank in range(count):
                 own = os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                words = [sys.executable, "-m", "solorl.cli", "train", str(path), *flags]
+                words = command_of("train", path, *flags)
                 # Ctrl+C reaches them through us only
                 ranks.append(subprocess.Popen(words, env=own, process_group=0, preexec_fn=end_with_parent()))
             return _wait(ranks)

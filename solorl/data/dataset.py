@@ -7,28 +7,38 @@ the observation `after` this one; else it was cut.
     obs (steps, num_envs, *obs_shape), action (steps, num_envs, ...), reward, terminated, truncated (steps, num_envs)
     final_obs (ends, *obs_shape): the last observations of the episodes that end here, by step, then by environment
     after (num_envs, *obs_shape): the observations after the last step, with which the next piece begins
+    cut (steps, num_envs), which may be missing: which of the truncated steps end the recording and not the episode
+
+A folder may be anybody's: sizes and types are looked at before the data.
 """
 
 import hashlib
 import io
 import json
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from solorl.checkpoints.safety import is_plain_name
-from solorl.errors import UsageError
-from solorl.files import read_json, write_atomically
+from solorl import memory
+from solorl.checkpoints.safety import is_count, is_plain_name, refuse_links
+from solorl.errors import UsageError, fitting, reason, told
+from solorl.files import read_json, read_regular, write_atomically
 
 FORMAT = 1
 ABOUT = "dataset.json"
 SPACES = ("observation_space", "action_space")
 ARRAYS = ("obs", "action", "reward", "terminated", "truncated", "final_obs", "after")
+MOST_ABOUT = 2**24  # bytes of the description
+MOST_NUMBERS = 2**24  # of one observation or action
+HEADERS = 2**16  # bytes of a piece that are not in its arrays
+FLAGS = ("terminated", "truncated", "cut")
+NUMBERS = "biuf"  # kinds of types: bool, integers, floating-point numbers
 
 
 def described(space: gym.Space) -> dict[str, Any]:
@@ -43,10 +53,12 @@ def described(space: gym.Space) -> dict[str, Any]:
 
 
 def space_of(text: Mapping[str, Any]) -> gym.Space:
-    """The space that `described` has described."""
+    """The space that `described` has described. ValueError and others where it was not `described`."""
     if text["kind"] == "Discrete":
         return gym.spaces.Discrete(text["n"])
     dtype, shape = np.dtype(text["dtype"]), tuple(text["shape"])
+    if dtype.kind not in NUMBERS or not all(map(is_count, shape)) or math.prod(shape) > MOST_NUMBERS:
+        raise ValueError(f"{shape!s:.80} of type {dtype!s:.20} cannot be")
     if "low" not in text:
         return gym.spaces.Box(0, 255, shape, np.uint8)
     low, high = (np.array(text[key], dtype).reshape(shape) for key in ("low", "high"))
@@ -81,33 +93,27 @@ class Dataset:
 
 
 class Writer:
-    """Writes a data set into a folder, a piece at a time, each whole or not at all."""
+    """Writes a data set into a folder of its own, a piece at a time, each whole or not at all. Deletes nothing."""
 
     def __init__(self, folder: Path):
-        self.folder, self._kept = folder, 0
+        self.folder = folder
         self.about: dict[str, Any] = {}
 
-    def check(self, run: str = "", kept: int = 0) -> None:
-        """UsageError where the folder has a data set already, unless that is of `run`, which continues after its first
-        `kept` pieces."""
-        there = read_json(self.folder / ABOUT)
-        if (self.folder / ABOUT).exists() and (not run or there.get("run") != run):
-            raise UsageError(f"{self.folder} has a data set already; name another folder, or delete it")
-        if len(there.get("pieces", ())) < kept:
-            raise UsageError(f"{self.folder} lacks what this run has recorded before it was stopped")
-        self._kept = kept
+    def check(self) -> None:
+        """UsageError where something is in the folder already."""
+        with told(f"{self.folder} cannot be read"):
+            if self.folder.is_dir() and any(self.folder.iterdir()):
+                what = "has a data set already" if (self.folder / ABOUT).exists() else "is not empty"
+                raise UsageError(f"{self.folder} {what}; name another folder, or delete it")
 
     def open(self, about: Mapping[str, Any], spaces: tuple[gym.Space, gym.Space]) -> None:
-        """Make the folder, and delete the pieces that `check` was not told to keep. `about` describes the data:
-        `env_id`, `policy`, ...; `spaces`: see `described`. UsageError where nothing can be written."""
-        kept = read_json(self.folder / ABOUT).get("pieces", [])[: self._kept]
+        """Make the folder. `about` describes the data: `env_id`, `policy`, `num_envs`, ...; `spaces`: see `described`.
+        UsageError where something is there already, or nothing can be written."""
+        self.check()
         described_spaces = {key: described(space) for key, space in zip(SPACES, spaces, strict=True)}
-        self.about = {"format": FORMAT, **about, **described_spaces, "pieces": kept}
+        self.about = {"format": FORMAT, **about, **described_spaces, "pieces": []}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for path in self.folder.glob("[0-9]*.npz"):
-                if path.name not in [each["file"] for each in kept]:
-                    path.unlink()
             self._write_about()
         except OSError as error:
             raise UsageError(f"{self.folder} cannot be written: {error.strerror}") from None
@@ -117,7 +123,7 @@ class Writer:
         name = f"{len(self.about['pieces']):06}.npz"
         data = io.BytesIO()
         save: Any = np.savez_compressed if piece["obs"].dtype == np.uint8 else np.savez
-        save(data, **{key: piece[key] for key in ARRAYS})
+        save(data, **piece)
         write_atomically(self.folder / name, data.getvalue())
         rows, digest = int(piece["reward"].size), hashlib.sha256(data.getvalue()).hexdigest()
         self.about["pieces"].append({"file": name, "transitions": rows, "sha256": digest})
@@ -129,13 +135,15 @@ class Writer:
 
 def read_about(folder: Path) -> dict[str, Any]:
     """The description of a data set; UsageError where there is none, or one that this version cannot read."""
-    if not (about := read_json(folder / ABOUT)):
+    if folder.is_dir():
+        refuse_links(folder)
+    if not (about := read_json(folder / ABOUT, MOST_ABOUT)):
         raise UsageError(f"{folder} is not a data set: it has no {ABOUT} that can be read")
     if about.get("format") != FORMAT:
-        raise UsageError(f"{folder} has format {about.get('format')}; this version reads format {FORMAT}")
+        raise UsageError(f"{folder} has format {about.get('format')!r:.40}; this version reads format {FORMAT}")
     pieces = about.get("pieces")
     named = isinstance(pieces, list) and all(isinstance(p, dict) and is_plain_name(p.get("file")) for p in pieces)
-    if not named:
+    if not named or not all(map(is_count, (about.get("num_envs"), *(p.get("transitions") for p in pieces)))):  # type: ignore[union-attr]
         raise UsageError(f"{folder / ABOUT} is damaged: its list of pieces cannot be read")
     if not pieces:
         raise UsageError(f"{folder} is an empty data set")
@@ -147,30 +155,88 @@ def digest(about: Mapping[str, Any]) -> str:
     return hashlib.sha256("".join(str(piece["sha256"]) for piece in about["pieces"]).encode()).hexdigest()
 
 
-def _read_piece(path: Path, digest: Any) -> dict[str, np.ndarray]:
-    try:
-        data = path.read_bytes()
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise ValueError("it is damaged")
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            return {key: file[key] for key in ARRAYS}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        what = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-        raise UsageError(f"{path} cannot be read: {what}") from None
+def unpacked(data: bytes, most: int, kinds: str = NUMBERS) -> dict[str, np.ndarray]:
+    """The arrays of a file of NumPy (`.npz`), which may be anybody's. ValueError, or what zipfile raises, unless they
+    have at most `most` bytes together and types of `kinds`: headers are read before the data."""
+    arrays = {}
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        if sum(member.file_size for member in file.infolist()) > most + HEADERS:
+            raise ValueError(f"it unpacks to more than {most:,} bytes")
+        for member in file.infolist():
+            with file.open(member) as stream:
+                version, _ = np.lib.format.read_magic(stream)
+                shape, fortran, dtype = getattr(np.lib.format, f"read_array_header_{version}_0")(stream)
+                name, size = member.filename.removesuffix(".npy"), member.file_size - stream.tell()
+                if dtype.kind not in kinds or math.prod(shape) * dtype.itemsize != size:
+                    raise ValueError(f"{name} of type {dtype} and shape {shape!s:.80} in {size:,} bytes is not allowed")
+                arrays[name] = np.frombuffer(stream.read(), dtype).reshape(shape, order="F" if fortran else "C")
+    return arrays
+
+
+def as_flags(values: Any, name: str) -> np.ndarray:
+    """Flags of any type of numbers as booleans; ValueError where one is neither 0 nor 1."""
+    values = np.asarray(values)
+    if values.dtype.kind not in NUMBERS or not np.isin(values, (0, 1)).all():
+        raise ValueError(f"{name} must be 0 or 1")
+    return values != 0
 
 
 def read(folder: Path) -> Dataset:
-    """The transitions of one folder; UsageError, with one sentence, where it is none or is damaged."""
-    pieces = [_read_piece(folder / each["file"], each.get("sha256")) for each in read_about(folder)["pieces"]]
-    try:
-        return _joined(pieces)
-    except (ValueError, IndexError) as error:
-        raise UsageError(f"the pieces of {folder} do not fit: {' '.join(str(error).split())}") from None
+    """The transitions of one folder; UsageError, with one sentence, where it is none, is damaged, or holds numbers that
+    cannot be learned from."""
+    about = read_about(folder)
+    with fitting(str(folder / ABOUT)):
+        spaces = [space_of(about[key]) for key in SPACES]
+        size, action_size = (math.prod(space.shape) * space.dtype.itemsize for space in spaces)  # type: ignore
+    # per transition: two observations (one in final_obs), an action, a reward and three flags; and `after`
+    most = [each["transitions"] * (2 * size + action_size + 32) + about["num_envs"] * size for each in about["pieces"]]
+    if sum(most) > memory.limit():
+        gigabytes = sum(most) / 2**30, memory.limit() / 2**30
+        raise UsageError("{} needs {:,.1f} GiB of memory, but there are {:,.1f}".format(folder, *gigabytes))
+    pieces = [
+        _read_piece(folder, *each, about["num_envs"], *spaces) for each in zip(about["pieces"], most, strict=True)
+    ]
+    with told(f"the pieces of {folder} do not fit"):
+        data = _joined(pieces)
+    _check_numbers(data, folder, spaces[1])
+    return data
+
+
+def _read_piece(folder: Path, about: Any, most: int, num_envs: int, *spaces: Any) -> dict[str, np.ndarray]:
+    path = folder / about["file"]
+    with told(f"{path} cannot be read", lambda error: str(getattr(error, "strerror", None) or reason(error))):
+        data = read_regular(path, int(1.1 * most) + HEADERS)
+        if hashlib.sha256(data).hexdigest() != about.get("sha256"):
+            raise ValueError("it is damaged")
+        row, (obs, action) = (about["transitions"] // num_envs, num_envs), (space.shape for space in spaces)
+        piece = {"cut": np.zeros(row, bool), **unpacked(data, int(1.1 * most))}
+        piece |= {name: as_flags(piece.get(name), name) for name in FLAGS}
+        shapes = {**dict.fromkeys(FLAGS, row), "reward": row, "obs": (*row, *obs), "action": (*row, *action)}
+        ends = int((piece["terminated"] | piece["truncated"]).sum())
+        for name, shape in (shapes | {"after": (num_envs, *obs), "final_obs": (ends, *obs)}).items():
+            if name not in piece or piece[name].shape != shape:
+                raise ValueError(f"{name} has the shape {getattr(piece.get(name), 'shape', None)}, not {shape}")
+        return piece
+
+
+def _check_numbers(data: Dataset, folder: Path, space: Any) -> None:
+    """UsageError where a reward or an observation is not finite, or an action does not lie in its space."""
+    good = {name: np.isfinite(getattr(data, name)) for name in ("reward", "obs", "next_obs", "action")}
+    if isinstance(space, gym.spaces.Discrete):
+        good["action"] = np.isin(data.action, range(int(space.n)))
+    else:
+        spare = 1e-5 * np.maximum(1, np.abs([space.low, space.high])).max(0) * (space.dtype.kind == "f")  # rounding
+        good["action"] &= (data.action >= space.low - spare) & (data.action <= space.high + spare)
+    for name, each in good.items():
+        if not (rows := each.reshape(len(data), -1).all(1)).all():
+            row, why = int(np.argmin(rows)), f"in {space}" if name == "action" else "finite"
+            what = f"{name.replace('_', ' ')} {getattr(data, name)[row]!s:.60} of transition {row:,} is not {why}"
+            raise UsageError(f"{folder}: {what} ({(~rows).sum():,} such transitions of {len(data):,})")
 
 
 def _joined(pieces: Sequence[Mapping[str, np.ndarray]]) -> Dataset:
     """The transitions of the pieces of one folder, all of the first environment before those of the second."""
-    arrays = {key: np.concatenate([piece[key] for piece in pieces]) for key in ARRAYS[:-1]}
+    arrays = {key: np.concatenate([piece[key] for piece in pieces]) for key in (*ARRAYS[:-1], "cut")}
     obs, done, truncated = arrays["obs"], arrays["terminated"] | arrays["truncated"], arrays["truncated"].copy()
     next_obs = np.concatenate([each for piece in pieces for each in (piece["obs"][1:], piece["after"][None])])
     last = np.cumsum([len(piece["reward"]) for piece in pieces]) - 1  # the last step of each piece
@@ -192,7 +258,7 @@ def _joined(pieces: Sequence[Mapping[str, np.ndarray]]) -> Dataset:
         truncated=flat(truncated),
         next_obs=flat(next_obs),
         episode=np.cumsum(ends) - ends,
-        cut=flat(truncated & ~arrays["truncated"])[ends],
+        cut=flat(truncated & ~arrays["truncated"] | arrays["cut"])[ends],
     )
 
 
@@ -213,14 +279,31 @@ def open_datasets(folders: str, env_id: str, envs: Any, empty: bool = False) -> 
         nothing = np.empty(0, bool)
         return Dataset(obs, action, np.empty(0, np.float32), nothing, nothing, obs, np.empty(0, np.int64))
     if not folders:
-        raise UsageError("--dataset must name a data set, made with --record or by solo record")
-    paths = [Path(folder).expanduser() for folder in folders.split(",")]
-    for path in paths:
-        about = read_about(path)
-        if about.get("env_id") != env_id:
-            raise UsageError(f"{path} is of {about.get('env_id')}: --env-id {about.get('env_id')}")
-        for key, space in zip(SPACES, spaces, strict=True):
-            if about.get(key) != described(space):
-                raise UsageError(f"{path} has the {key.replace('_', ' ')} {about.get(key)}, {env_id} has {space}")
-    parts = [read(path) for path in paths]
+        raise UsageError("--dataset must name a data set, made by solo record or solo dataset")
+    parts = [_fitted(path, env_id, envs) for path in (Path(folder).expanduser() for folder in folders.split(","))]
     return merged(parts) if len(parts) > 1 else parts[0]
+
+
+def _fitted(path: Path, env_id: str, envs: Any) -> Dataset:
+    """One data set for a training on `envs`; its actions in the bounds of `envs`, if it has those of the environment
+    without the wrappers of `make_env`. UsageError where it is of another environment or of other spaces."""
+    about, (obs, ours) = read_about(path), (envs.single_observation_space, envs.single_action_space)
+    theirs = str(about.get("env_id"))
+    if theirs.rpartition(":")[2] != env_id.rpartition(":")[2]:  # of `module:Name` a data set may know the name only
+        raise UsageError(f"{path} is of {theirs}: --env-id {theirs}")
+    bare = getattr(getattr(envs, "envs", [None])[0], "unwrapped", envs).action_space
+    scaled = (
+        isinstance(bare, gym.spaces.Box) and bare.shape == ours.shape and about.get("action_space") != described(ours)
+    )
+    bounds = [getattr(space, name).astype(np.float64) for space in (bare, ours) for name in ("low", "high") if scaled]
+    scaled = scaled and about.get("action_space") == described(bare) and bool(np.isfinite(bounds).all())
+    for name, space in (("observation", obs), ("action", bare if scaled else ours)):
+        if (found := about.get(f"{name}_space")) != described(space):
+            note = "; its actions must be in these bounds, or in those of the environment itself" * (name == "action")
+            raise UsageError(f"{path} has the {name} space {found!s:.300}, {env_id} has {space}{note}")
+    data = read(path)
+    if not scaled:
+        return data
+    low, high, to, end = bounds
+    share = np.clip((data.action - low) / np.where(high > low, high - low, 1), 0, 1)
+    return replace(data, action=(to + share * (end - to)).astype(ours.dtype))

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from solorl.data.dataset import ABOUT, SPACES, Writer, read, read_about, space_of
+from solorl.data.dataset import ABOUT, ARRAYS, SPACES, Writer, as_flags, read, read_about, space_of
 from solorl.data.recording import MOST_BYTES, MOST_ROWS
 from solorl.errors import UsageError, fitting, needs_extra
 
@@ -45,6 +45,8 @@ def export(folder: Path, name: str, low: float | None, high: float | None) -> in
         observation_space, action_space = (space_of(about[key]) for key in SPACES)
         env_id, policy = str(about["env_id"]), str(about["policy"])
     ends = np.flatnonzero(data.terminated | data.truncated) + 1
+    at_limit = data.truncated.copy()
+    at_limit[ends[data.cut] - 1] = False  # an episode that was cut ends without a reason
     with minari(name) as library:
         if name in library.list_local_datasets():
             raise UsageError(f"Minari has a data set {name} already; name another one, or delete it")
@@ -56,7 +58,7 @@ def export(folder: Path, name: str, low: float | None, high: float | None) -> in
                 actions=data.action[first:stop],
                 rewards=data.reward[first:stop],
                 terminations=data.terminated[first:stop],
-                truncations=data.truncated[first:stop],
+                truncations=at_limit[first:stop],
                 infos={},
             )
             for first, stop in zip([0, *ends[:-1]], ends, strict=True)
@@ -96,23 +98,27 @@ def bring(name: str, folder: Path) -> int:
         for episode in dataset.iterate_episodes():
             waiting.append(episode)
             if sum(map(len, waiting)) > MOST_ROWS or sum(each.observations.nbytes for each in waiting) > MOST_BYTES:
-                writer.add(_piece(waiting, spaces[0].dtype))
+                writer.add(_piece(waiting, *spaces))
                 waiting = []
         if waiting:
-            writer.add(_piece(waiting, spaces[0].dtype))
+            writer.add(_piece(waiting, *spaces))
     return int(dataset.total_episodes)
 
 
-def _piece(episodes: list[Any], dtype: Any) -> dict[str, np.ndarray]:
+def _piece(episodes: list[Any], obs_space: gym.Space, action_space: gym.Space) -> dict[str, np.ndarray]:
     """Whole episodes as a piece of one environment. One that ends without a reason was cut."""
-    joined = {
-        name: np.concatenate([np.asarray(getattr(each, name)) for each in episodes])[:, None]
-        for name in ("actions", "rewards", "terminations", "truncations")
-    }
+
+    def joined(name: str, rows: slice = slice(None)) -> np.ndarray:
+        return np.concatenate([np.asarray(getattr(each, name))[rows] for each in episodes])[:, None]
+
+    terminated, truncated = (as_flags(joined(name), name) for name in ("terminations", "truncations"))
     last = np.cumsum([len(each) for each in episodes]) - 1
-    joined["truncations"][last] |= ~joined["terminations"][last]
-    final_obs = np.stack([each.observations[-1] for each in episodes]).astype(dtype)
-    obs = np.concatenate([each.observations[:-1] for each in episodes])[:, None].astype(dtype)
-    names = ("action", "reward", "terminated", "truncated")
-    piece = dict(zip(names, joined.values(), strict=True)) | {"obs": obs, "final_obs": final_obs}
-    return piece | {"after": final_obs[-1:], "reward": piece["reward"].astype(np.float32)}
+    cut = np.zeros_like(truncated)
+    cut[last] = ~(terminated | truncated)[last]
+    final_obs = np.stack([each.observations[-1] for each in episodes]).astype(obs_space.dtype)
+    obs, action = (
+        joined("observations", slice(-1)).astype(obs_space.dtype),
+        joined("actions").astype(action_space.dtype),
+    )
+    arrays = (obs, action, joined("rewards").astype(np.float32), terminated, truncated | cut, final_obs, final_obs[-1:])
+    return {**dict(zip(ARRAYS, arrays, strict=True)), "cut": cut}

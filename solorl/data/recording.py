@@ -1,94 +1,105 @@
-"""Recording what environments side by side show while a script steps them (`--record`, `solo record`)."""
+"""Where data sets come from: environments that `solo record` steps, and the replay buffer that a training has kept."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from solorl.data.dataset import Writer
+from solorl.checkpoints.checkpoint import load_checkpoint
+from solorl.checkpoints.replay import ReplayLog
+from solorl.checkpoints.safety import check_checkpoint, is_plain_name
+from solorl.data.dataset import ARRAYS, Writer, as_flags
+from solorl.errors import UsageError, told
 
 MOST_ROWS, MOST_BYTES = 10_000, 2**26  # of a piece: so much a killed process loses
+ROWS = ("obs", "action", "reward", "done", "next_obs")  # arrays of a replay buffer of single steps
+
+
+def piece_steps(obs_space: gym.Space, num_envs: int) -> int:
+    """The steps of a piece."""
+    size = num_envs * (gym.spaces.flatdim(obs_space) * obs_space.dtype.itemsize + 64)  # type: ignore[union-attr]
+    return max(1, min(MOST_ROWS // num_envs, MOST_BYTES // size))
 
 
 class Recording:
-    """A data set that is being recorded. The steps that wait are written where they fill a piece, and by `flush`.
+    """A data set that is being recorded. The steps that wait are written where they fill a piece, and by `flush`."""
 
-    `writing()` is a context in which a piece is written. It may keep an OSError; then nothing more is written.
-    """
-
-    def __init__(self, folder: Path, writing: Callable[[], AbstractContextManager[Any]] = nullcontext):
-        self.writer, self._writing = Writer(folder), writing
-        self.is_open = self._is_broken = False
-        self._steps = 0
+    def __init__(self, folder: Path):
+        self.writer = Writer(folder)
+        self._rows: list[Any] = []  # steps that wait
+        self._finals: list[np.ndarray] = []
 
     def open(self, about: Mapping[str, Any], spaces: tuple[gym.Space, gym.Space], obs: Any) -> None:
         """Make the folder of the data set, see `Writer.open`. `spaces` are those of the observations and actions of one
         environment, `obs` (num_envs, *obs_shape) the observations before the first step."""
         self.writer.open({**about, "num_envs": len(obs)}, spaces)
-        (self.obs_space, action_space), self.is_open = spaces, True
-        size = len(obs) * (gym.spaces.flatdim(self.obs_space) * self.obs_space.dtype.itemsize + 64)  # type: ignore[union-attr]
-        self._most = max(1, min(MOST_ROWS // len(obs), MOST_BYTES // size))
-
-        def rows(steps: int, shape: Any, dtype: Any) -> np.ndarray:
-            return np.empty((steps, len(obs), *shape), dtype)
-
-        self._arrays = {
-            "obs": rows(self._most + 1, self.obs_space.shape, self.obs_space.dtype),
-            "action": rows(self._most, action_space.shape, action_space.dtype),
-            "reward": rows(self._most, (), np.float32),
-            "terminated": rows(self._most, (), bool),
-            "truncated": rows(self._most, (), bool),
-        }
-        self.begin(obs)
-
-    def begin(self, obs: Any) -> None:
-        """Continue from other observations than those after the last step, as after a reset."""
-        self._finals: list[np.ndarray] = []
-        self._steps, self._arrays["obs"][0] = 0, obs
-
-    def watch(self, envs: Any) -> None:
-        """Record all steps of a vector environment from now on, which resets in the same step."""
-        step, reset = envs.step, envs.reset
-
-        def recorded_step(actions: Any) -> Any:
-            obs, reward, terminated, truncated, infos = step(actions)
-            self.add(actions, reward, terminated, truncated, infos.get("final_obs"), obs)
-            return obs, reward, terminated, truncated, infos
-
-        def recorded_reset(**how: Any) -> Any:
-            self.flush()
-            obs, infos = reset(**how)
-            self.begin(obs)
-            return obs, infos
-
-        envs.step, envs.reset = recorded_step, recorded_reset
+        self._types = [*(space.dtype for space in spaces), np.dtype(np.float32), np.dtype(bool), np.dtype(bool)]
+        self._obs, self._most = np.array(obs, spaces[0].dtype), piece_steps(spaces[0], len(obs))
 
     def add(self, action: Any, reward: Any, terminated: Any, truncated: Any, final_obs: Any, obs: Any) -> None:
         """One step of all environments, arrays (num_envs, ...). Where an episode has ended, its last observation is in
         that row of `final_obs`, and `obs` begins the next one."""
-        now = self._steps
-        for name, row in zip(self._arrays, (obs, action, reward, terminated, truncated), strict=True):
-            self._arrays[name][now + 1 if name == "obs" else now] = row
-        for i in np.flatnonzero(self._arrays["terminated"][now] | self._arrays["truncated"][now]):
-            self._finals.append(np.array(final_obs[i], self.obs_space.dtype))
-        self._steps += 1
-        if self._steps == self._most:
+        self._rows.append(list(map(np.array, (self._obs, action, reward, terminated, truncated), self._types)))
+        ends = np.flatnonzero(self._rows[-1][3] | self._rows[-1][4])
+        self._finals += [np.array(final_obs[i], self._obs.dtype) for i in ends]
+        self._obs = np.array(obs, self._obs.dtype)
+        if len(self._rows) == self._most:
             self.flush()
 
     def flush(self) -> None:
-        """Write the steps that wait as a piece, if there are any. OSError, unless `writing` keeps it."""
-        if not self._steps:
-            return
-        count, arrays = self._steps, self._arrays
-        piece = {name: rows[:count] for name, rows in arrays.items()}
-        piece["final_obs"] = np.array(self._finals, arrays["obs"].dtype).reshape(-1, *arrays["obs"].shape[2:])
-        piece["after"] = arrays["obs"][count]
-        if not self._is_broken:
-            self._is_broken = True
-            with self._writing():
-                self.writer.add(piece)
-                self._is_broken = False
-        self.begin(arrays["obs"][count])
+        """Write the steps that wait as a piece, if there are any. OSError."""
+        if self._rows:
+            piece = dict(zip(ARRAYS, map(np.stack, zip(*self._rows, strict=True)), strict=False))
+            final_obs = np.array(self._finals, self._obs.dtype).reshape(-1, *self._obs.shape[1:])
+            self.writer.add({**piece, "final_obs": final_obs, "after": self._obs})
+            self._rows, self._finals = [], []
+
+
+# ---------------------------------------------------------------------- the replay buffer of a run
+def replayed(run_dir: Path, args: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """All transitions of a training, from the replay buffer of its newest checkpoint: arrays (steps, num_envs, ...) by
+    the names of ROWS. `args` are those of the run. UsageError where the buffer does not hold each step of it."""
+    where = f"the checkpoint in {run_dir}"
+    tree, notes = load_checkpoint(run_dir / "checkpoint")
+    if tree is None:
+        raise UsageError(f"{run_dir} has no whole checkpoint{': ' * bool(notes)}{'; '.join(notes)}")
+    with told(f"{where} does not fit", str):
+        check_checkpoint(tree)
+        steps, num_envs = tree["run"]["step"], int(args.get("num_envs", 1))
+        if not tree["replay"]:
+            raise UsageError(f"{where} holds no replay buffer: files in torch that have one keep it with --save-replay")
+        [(name, saved), *others] = tree["replay"].items()
+        log, segments = ReplayLog(run_dir / "replay" / name), saved["segments"]
+        arrays = log.arrays(saved) if is_plain_name(name) and segments else {}
+        if others or arrays.keys() != {*ROWS} or "envs" not in tree["parts"]:
+            what = f"the replay buffer of {run_dir}"
+            raise UsageError(f"{what} does not hold single steps of its environments, as those of dqn and SAC do")
+        inserted = saved["inserted"]
+        kept = min(inserted, int(args.get("buffer_size", inserted)), inserted - segments[0]["start"])
+        if kept < steps or inserted != steps or steps % num_envs:
+            what = f"the replay buffer of {run_dir} holds {kept:,} of {steps:,} steps"
+            raise UsageError(f"{what}: it holds all with --save-replay from the start and a --buffer-size that large")
+        log.load(SimpleNamespace(arrays=arrays, inserted=0, state=saved.get("state", {})), saved)
+        return {key: rows.reshape(-1, num_envs, *rows.shape[1:]) for key, rows in arrays.items()}
+
+
+def write_replayed(rows: Mapping[str, np.ndarray], writer: Writer, obs_space: gym.Space) -> None:
+    """Write what `replayed` has returned. A buffer knows `terminated` only: an episode that does not go on with the
+    next row of its environment has come to a limit. OSError; ValueError where the rows do not fit the space."""
+    steps, num_envs = rows["reward"].shape
+    shape: Any = (steps, num_envs, *(obs_space.shape or ()))
+    obs, next_obs = (rows[name].reshape(shape).astype(obs_space.dtype) for name in ("obs", "next_obs"))
+    terminated = as_flags(rows["done"], "done")
+    other = (rows["next_obs"][:-1] != rows["obs"][1:]).any(-1)
+    truncated = np.concatenate([other, np.zeros_like(terminated[:1])]) & ~terminated
+    most = piece_steps(obs_space, num_envs)
+    for first in range(0, steps, most):
+        part, stop = slice(first, first + most), min(first + most, steps)
+        after = obs[stop] if stop < steps else next_obs[-1]
+        arrays = (obs, rows["action"], rows["reward"], terminated, truncated)
+        final_obs = next_obs[part][(terminated | truncated)[part]]
+        piece = {name: array[part] for name, array in zip(ARRAYS, arrays, strict=False)}
+        writer.add({**piece, "final_obs": final_obs, "after": after})

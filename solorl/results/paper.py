@@ -8,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
+from solorl.data.dataset import unpacked
 from solorl.files import write
 from solorl.results import comparison as cmp
 from solorl.results import curves as cv
 from solorl.results import statistics as st
 from solorl.results import text
-from solorl.results.result import LARGEST, MOST_BYTES, Result, ResultError, reading
+from solorl.results.result import LARGEST, MOST_BYTES, Result, ResultError, bytes_of, reading
 
+MOST_SCORES = 100_000  # of a file: each becomes a run of the report
 ENVIRONMENTS = "environments"  # the names of the columns in the file of scores
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
            ">": r"\textgreater{}", "|": r"\textbar{}", **{sign: f"\\{sign}" for sign in "&%$#_{}"}}  # fmt: skip
@@ -110,11 +112,10 @@ def read_scores(path: Path) -> list[Result]:
     """The runs in a file of scores: method -> (num_runs, num_environments), as `scores` makes it or for rliable, with
     or without names of environments. Raises ResultError where it holds anything else."""
     with reading(path):
-        if path.stat().st_size > MOST_BYTES:
-            raise ResultError(f"{path} is too large for a file of scores")
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
+        found = unpacked(bytes_of(path), MOST_BYTES, "fiuUS")
     names = found.pop(ENVIRONMENTS, None)
+    if (count := sum(table.size for table in found.values())) > MOST_SCORES:
+        raise ResultError(f"{path} has {count:,} scores, more than the {MOST_SCORES:,} that a report can have")
     results = []
     for method, table in found.items():
         if table.ndim != 2 or table.dtype.kind not in "fiu" or not (np.abs(table) < LARGEST).all():

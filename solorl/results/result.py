@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-from solorl.files import write_atomically
+from solorl.files import read_regular, write_atomically
 
 FORMAT = 1
 DIGITS = 6  # significant digits of stored numbers
@@ -138,9 +138,8 @@ def require_regular(path: Path) -> None:
 
 def bytes_of(path: Path) -> bytes:
     """The bytes of a file. Raises ResultError where there are too many, and for what is not a file, as a device."""
-    require_regular(path)
-    with open(path, "rb") as file:
-        return _read_some(file, path)
+    with reading(path):
+        return read_regular(path, MOST_BYTES)
 
 
 def _read_some(file: Any, source: object) -> bytes:

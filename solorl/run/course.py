@@ -17,13 +17,11 @@ from solorl.checkpoints import env_state
 from solorl.compute.device import choose_device, device_words, seed_all
 from solorl.compute.processes import Processes
 from solorl.compute.ranks import Ranks, from_environment, local_rank
-from solorl.data.dataset import ABOUT, described
-from solorl.data.recording import Recording
 from solorl.envs.guest import refuse_statistics, wrong
 from solorl.envs.returns import teams_of
 from solorl.envs.workers import InWorkers
 from solorl.errors import UsageError, in_one_sentence, quit_with
-from solorl.files import near, read_json
+from solorl.files import near
 from solorl.run.evaluation import Evaluator
 from solorl.run.folder import RunFolder, new_path
 from solorl.run.load import play_wanted
@@ -75,7 +73,6 @@ class Course:
         self.trained = False  # the last loop is over: all that was learned is saved
         self._before: dict[int, Any] = {}  # where signals went before the first loop
         self.taught: Teacher | None = None
-        self.recording: Recording | None = None  # with --record
         self.opponents: tuple[str, ...] | None = None  # in evaluations; None: not known yet
         self._trackers: list[Safe] = []
         self._looked, self._line = -math.inf, Progress()
@@ -94,9 +91,6 @@ class Course:
         shared_out = self.play or any(isinstance(part, InWorkers) for part in parts.values())
         other = f"--env-workers: {self.script.name} steps its environments in another way"
         require(shared_out or not self.args.env_workers, other)
-        if self.args.record and not self.play:
-            require(self.world_size == 1, f"--record takes one process, but WORLD_SIZE is {self.world_size}")
-            require(self.recording, f"--record: {self.script.name} steps its environments in another way")
         self.checkpoints.name(parts, models)
         for envs in filter(env_state.is_vector_env, parts.values()):
             with in_one_sentence():
@@ -105,22 +99,17 @@ class Course:
                 self.meter.teams, self.meter.agents = teams, list(envs.agents)
         with in_one_sentence():
             if self.play:
-                self.checkpoints.load_model(self.play.model)
+                if self.play.model:
+                    self.checkpoints.load_model(self.play.model)
                 return 0
             for replay in self.checkpoints.replays.values():
                 memory.check_replay(self.args, replay.arrays.values())
             if not self.args.resume:
-                if self.recording:
-                    self.recording.writer.check()
                 return 0
             if self.rank == 0:
                 self.folder.lock()
             try:
                 self.restarted = self.checkpoints.resume(getattr(self.args, "num_envs", None), len(self.meter.agents))
-                if self.recording:
-                    saved = self.checkpoints.resumed
-                    name = self.dir.resolve().name if "pieces" in saved or not saved else ""
-                    self.recording.writer.check(name, saved.get("pieces", 0))
             except BaseException:
                 self.folder.unlock()
                 raise
@@ -161,23 +150,6 @@ class Course:
             self._say(f"no checkpoint in {near(self.dir)} yet: starting from the beginning")
             if (self.dir / "model.safetensors").exists():
                 (self.dir / "model.safetensors").replace(self.dir / "model_before.safetensors")
-
-    def record(self, spaces: Any) -> None:
-        """Make ready for `--record`, which writes nothing before `begin_recording`; `spaces`: see there. UsageError for
-        spaces that cannot be recorded."""
-        list(map(described, spaces))
-        folder = Path(self.args.record).expanduser().absolute()
-        name = str(folder.absolute() / ABOUT)
-        self.recording = Recording(folder, lambda: self.folder.writing(name, "a piece of the data set"))
-
-    def begin_recording(self, spaces: Any, obs: Any) -> None:
-        """Open the data set; `spaces` of observations and actions, `obs` the current observations."""
-        assert self.recording is not None
-        about = {"env_id": getattr(self.args, "env_id", ""), "policy": f"{self.script.stem} while it trained"}
-        about |= {"run": self.dir.resolve().name, "seed": self.args.seed, "script": self.script.name}
-        about["git"] = read_json(self.dir / "config.json").get("git")
-        with in_one_sentence():
-            self.recording.open(about, spaces, obs)
 
     def _start_together(self, start: int, parts: Mapping[str, Any]) -> None:
         """What is between the two halves with several ranks."""

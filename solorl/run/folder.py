@@ -123,6 +123,7 @@ class RunFolder:
             raise UsageError(f"the run folder {near(self.path)} cannot be written: {error.strerror}") from None
         if args.resume:
             self._record_changes(args, script, saved.get("step", 0))
+        note_start(self.path / "config.json")
 
     def _write_config(self, config: dict[str, Any]) -> None:
         write_atomically(self.path / "config.json", json.dumps(config, indent=2).encode())

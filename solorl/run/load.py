@@ -31,6 +31,7 @@ from solorl.files import missing
 from solorl.run.evaluation import SCORE, Policy, open_game, open_games, play_scores, watch
 from solorl.run.folder import RunFolder
 from solorl.run.pictures import film_to
+from solorl.terminal import plain
 from solorl.trust import FLAG, HOW, not_trusted, trusted
 
 CACHE_SETTINGS = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "enable_compilation_cache")
@@ -46,7 +47,7 @@ class Play:
     render: bool = False
     seed: int | None = None
     stochastic: bool = False  # play the policy that draws its actions at random
-    model: str = "model.safetensors"
+    model: str = "model.safetensors"  # empty: none, the networks stay as the script makes them
     # Gets args, policy, make_env, models and sample (see LoadedPolicy); plays nothing.
     take: Callable[..., None] | None = None
 
@@ -78,10 +79,10 @@ class Play:
                 envs = open_games(make_env, args.env_id, len(seeds))
                 returns = play_scores(envs, policy, seeds, opponent)[0][SCORE]
             who, kind = " against random actions" if opponent else "", "stochastic" if self.stochastic else "greedy"
-            print(f"{args.env_id}: {returns.mean():.1f} ± {returns.std():.1f} over {len(seeds)} {kind} episodes{who}, "
-                  f"from {returns.min():.1f} to {returns.max():.1f}")  # fmt: skip
+            print(f"{plain(args.env_id)}: {returns.mean():.1f} ± {returns.std():.1f} over {len(seeds)} {kind} "
+                  f"episodes{who}, from {returns.min():.1f} to {returns.max():.1f}")  # fmt: skip
             if self.video and (path := film_to(folder, "play.mp4", seeds[0], policy, make_env, args.env_id, opponent)):
-                print(f"video {path}")
+                print(f"video {plain(str(path))}")
 
 
 def _required(sample: Policy | None) -> Policy:
@@ -154,15 +155,22 @@ def load(
     states, `sys.argv` and settings of torch and JAX are afterwards as they were; nothing is printed. UsageError, with
     one sentence, where that cannot be done.
     """
+    return _load(run_dir, "model_last.safetensors" if last else "model.safetensors", trust_script, device)
+
+
+def environment_of(run_dir: Path, trust_script: bool) -> Any:
+    """An environment as the training had it, also of a run without a model; see `load`."""
+    return _load(run_dir, "", trust_script, "cpu").make_env()
+
+
+def _load(run_dir: str | os.PathLike[str], model: str, trust_script: bool, device: str | None) -> LoadedPolicy:
     copy, original = script_of(Path(run_dir))
     if original is None and not trust_script:
         raise UsageError(not_trusted(copy))
     found: list[LoadedPolicy] = []
 
-    model = "model_last.safetensors" if last else "model.safetensors"
-
     def take(args: Any, act: Policy, make_env: Callable[..., Any], models: Any, sample: Policy | None) -> None:
-        score = score_of(Path(run_dir) / model)
+        score = score_of(Path(run_dir) / model) if model else None
         found.append(LoadedPolicy(args.env_id, replace(args), act, make_env, models, score, sample))
 
     play = Play(model=model, take=take)

@@ -68,9 +68,6 @@ class Products(Course):
             counters: dict[str, Any] = {"phase": self.phase, "iteration": self.iteration + 1, "step": self.step}
             counters |= self.meter.counters() | self.evaluator.counters()
             counters["metrics_bytes"] = self.folder.metrics.sync()
-            if self.recording:
-                self.recording.flush()
-                counters["pieces"] = len(self.recording.writer.about["pieces"])
             self.checkpoints.save(self.step, counters, self.args.save_replay, of_ranks[1:])
             self._set_status(self.folder.status)
 

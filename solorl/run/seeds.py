@@ -10,7 +10,6 @@ in which floating-point numbers are added. So they are on other devices, where o
 (vmap). This module knows no algorithm, no network and no loss.
 """
 
-import contextlib
 import functools
 import json
 import shlex
@@ -28,7 +27,6 @@ from solorl.args.arguments import RunArgs
 from solorl.checkpoints.replay_jax import replays_of, with_own_buffers, without_replay
 from solorl.compute import xla
 from solorl.compute.device import device_words
-from solorl.data.recording import Recording
 from solorl.envs.open import open_envs
 from solorl.envs.surroundings import undisturbed
 from solorl.errors import quit_with
@@ -48,7 +46,6 @@ WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they cha
     "torch_deterministic": "these files do not use torch",
     "save_replay": "checkpoints of these files hold everything anyway",
 }
-RECORDED = ("obs", "action", "reward", "done", "next_obs")  # fields of a replay buffer that --record reads
 
 
 class Runs:
@@ -70,8 +67,6 @@ class Runs:
         self.trainings = Trainings()
         self._active = list(range(self.num_seeds))
         self._chunk, self._line = 1, Progress()
-        self._done: Any = None  # of the last chunk, what `episodes` got, (steps, num_envs)
-        self._most = sys.maxsize  # steps that a replay buffer holds from which a chunk is recorded
         self._code: Any = None  # with which a seed has ended that did not come to its end
         self._common: int | None = None  # step of the newest checkpoint that all active seeds have
         self._acts: dict[Any, Any] = {}
@@ -95,8 +90,7 @@ class Runs:
 
     def vector_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
         """See `Run.vector_env`; for the spaces only, for compiled code cannot step them."""
-        envs, self.runs[0].recording = self.runs[0].vector_env(make_env, env_id, num_envs), None
-        return envs
+        return self.runs[0].vector_env(make_env, env_id, num_envs)
 
     def dataset(self, folders: str, envs: Any) -> Any:
         """See `Run.dataset`; all seeds have the same one."""
@@ -132,11 +126,6 @@ class Runs:
             memory.check_array(self.args, leaf.shape, leaf.dtype.itemsize * self.num_seeds)
         self.trainings.each = [with_own_buffers(start(key)) for key in keys]
         self.trainings.apart = replays_of(self.trainings.each[0])
-        replay = getattr(self.trainings.each[0], "replay", None)
-        if self.args.record and not self.play and getattr(replay, "_fields", ()) == RECORDED:
-            self.require(self.num_seeds == 1, f"--record takes one seed, not --num-seeds {self.num_seeds}")
-            self.runs[0].record(())  # the spaces are those of `make_env`, which nobody has named yet
-            self._most = len(replay.reward)  # type: ignore[union-attr]
         again = jax.jit(lambda key: {field: getattr(begin(key), field) for field in lost})
         if teams := getattr(self._envs, "teams", None):
             for run in self.runs:
@@ -214,11 +203,10 @@ class Runs:
             self._start()
         if self.num_seeds == 1 and start < stop:
             (self.runs[0].dir / "together.json").unlink(missing_ok=True)  # from now on it is trained alone
-        chunk = min(self._chunk, self._most // batch_size)
         try:
             while start < stop and self._active:
                 end = stop
-                for every in filter(None, (chunk * batch_size, self.args.eval_every, self.args.save_every)):
+                for every in filter(None, (self._chunk * batch_size, self.args.eval_every, self.args.save_every)):
                     due = ((begun + start * batch_size) // every + 1) * every  # the next step at which one is due
                     end = min(end, -(-(due - begun) // batch_size))
                 for i in self._active:
@@ -250,7 +238,6 @@ class Runs:
         environments have several (`teams` and `agents`, as `PettingZooEnvs` has them)."""
         last = 1 if self.runs[0].meter.teams is None else 2
         shape = (-1, *reward.shape[-last:])
-        self._done = done[0].reshape(shape)
         for i in self._active:
             self.runs[i].episodes(global_step, reward[i].reshape(shape), done[i].reshape(shape), per_agent)
 
@@ -279,8 +266,6 @@ class Runs:
     def save(self, global_step: int, training: Any) -> None:
         """See `Run.save`. A seed that has reached `--target-return` is closed; the others continue."""
         self.trainings.take(training)
-        if self.runs[0].recording:
-            self._record(global_step, training, self.runs[0].recording)
         alone = self._alone(lambda i, run: run.save(global_step))
 
         def save(i: int, run: Run) -> None:
@@ -355,24 +340,6 @@ class Runs:
                     self.runs[other].meter.pause(time.perf_counter() - began)
 
         return timed
-
-    def _record(self, global_step: int, training: Any, recording: Recording) -> None:
-        """Record the chunk that has ended at this step: its rows of the replay buffer, where those of a step follow
-        each other. They lack time limits, which `episodes` got."""
-        if not recording.is_open:
-            with undisturbed(), contextlib.closing(self._made[1](self.args.env_id)) as env:  # type: ignore[attr-defined]
-                self._spaces = (env.observation_space, env.action_space)
-        count, replay = self._done.size, training.replay
-        index = np.arange(global_step - count, global_step) % len(replay.reward)
-        rows = {name: np.asarray(getattr(replay, name)[index]) for name in RECORDED}
-        shapes = dict.fromkeys(RECORDED, ()) | {"action": self._spaces[1].shape}
-        shapes |= dict.fromkeys(("obs", "next_obs"), self._spaces[0].shape)
-        obs, action, reward, ended, final_obs = (rows[name].reshape(*self._done.shape, *shapes[name]) for name in rows)
-        obs = np.concatenate([obs, np.asarray(training.obs).reshape(1, *obs.shape[1:])])
-        if not recording.is_open:
-            self.runs[0].begin_recording(self._spaces, obs[0])
-        for t, done in enumerate(self._done):
-            recording.add(action[t], reward[t], ended[t], done & (ended[t] == 0), final_obs[t], obs[t + 1])
 
     def _on_signal(self, number: int, frame: Any) -> None:
         for run in self.runs[1:]:

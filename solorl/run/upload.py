@@ -2,13 +2,13 @@
 
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from solorl.args.arguments import RunArgs
 from solorl.errors import UsageError, needs_extra
+from solorl.machine import command_of
 
 
 def check_upload(args: RunArgs) -> None:
@@ -42,7 +42,6 @@ def upload(run_dir: Path, script: Path, args: RunArgs) -> tuple[bool, str]:
 def solo(*words: str) -> tuple[bool, str]:
     """Call `solo`, in a process of its own, so that nothing there can harm this one. Returns whether that has
     succeeded, and the last line that it said."""
-    words = (sys.executable, "-m", "solorl.cli", *words)
-    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    done = subprocess.run(command_of(*words), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     return done.returncode == 0, said[-1].removeprefix("error: ") if said else f"exit code {done.returncode}"

@@ -84,10 +84,7 @@ class Run(Products):
         """`num_envs` environments `make_env(env_id)` side by side, which reset in the same step (see `VectorEnvs`): in
         this process, with `--env-workers` in others (see `in_workers`). Each is a guest (see `Guest`); one more, which
         is closed at once, shows mistakes in its own code."""
-        envs = self._side_by_side(VectorEnvs, make_env, env_id, num_envs)
-        if self.args.record and not self.play:
-            with in_one_sentence():
-                self.record((envs.single_observation_space, envs.single_action_space))
+        envs: VectorEnvs = self._side_by_side(VectorEnvs, make_env, env_id, num_envs)
         return envs
 
     def _side_by_side(self, kind: type, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
@@ -137,8 +134,6 @@ class Run(Products):
         one sentence and exit code 2 unless each is a data set of the same environment, with the spaces of `envs`. A run
         that is only played needs none: then the data set is empty. To be called before `resume`.
         """
-        steps = "run.reset(" in self.script.read_text(encoding="utf-8")
-        self.require(self.play or steps or not self.args.record, f"--record: {self.script.name} steps no environment")
         with in_one_sentence():
             return open_datasets(folders, str(getattr(self.args, "env_id", "")), envs, empty=bool(self.play))
 
@@ -162,17 +157,12 @@ class Run(Products):
         """The first observations (num_envs, *obs_shape): of a reset with seeds no other environment has, or, resumed,
         those at which the run stopped."""
         if self.checkpoints.resumed:
-            obs = env_state.observations(envs)
-        else:
-            first = self.rank * envs.num_envs  # so that several ranks play the games that one would
-            seeds = [env_seed(self.args.seed, TRAIN, first + i) for i in range(envs.num_envs)]
-            envs.action_space.seed(seeds[0])
-            envs.single_action_space.seed(seeds[0])
-            obs = envs.reset(seed=seeds)[0]
-        if self.recording:
-            self.begin_recording((envs.single_observation_space, envs.single_action_space), obs)
-            self.recording.watch(envs)
-        return obs
+            return env_state.observations(envs)
+        first = self.rank * envs.num_envs  # so that several ranks play the games that one would
+        seeds = [env_seed(self.args.seed, TRAIN, first + i) for i in range(envs.num_envs)]
+        envs.action_space.seed(seeds[0])
+        envs.single_action_space.seed(seeds[0])
+        return envs.reset(seed=seeds)[0]
 
     def loop(self, start: int, num_iterations: int, last: bool = True) -> Iterator[int]:
         """Count iterations from `start`. Ends early, always after a `save`, on Ctrl+C, SIGTERM, a reached

@@ -34,7 +34,7 @@ OTHERS = ("README.md", "results.json", "replay.mp4", ".gitattributes", "LICENSE"
 ALLOWED = {*OF_RUN, *OTHERS}  # next to these a repository has its script
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".joblib", ".npy", ".npz")  # may execute code when read
 # Arguments that say something of the owner's machine, nothing of the run.
-OWN = ("runs_dir", "resume", "record", "wandb_entity")
+OWN = ("runs_dir", "resume", "record", "wandb_entity")  # record: of runs of version 0.1
 MAX_SIZE = 2000  # MB
 PREFIX = "hf://"
 COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -19,6 +19,7 @@ from solorl.errors import UsageError, needs_extra
 from solorl.files import write
 from solorl.run.evaluation import open_games, play_episodes
 from solorl.run.load import LoadedPolicy, load
+from solorl.terminal import plain
 
 Arrays = dict[str, np.ndarray]
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")  # what the extra brings
@@ -73,7 +74,7 @@ def export(run_dir: Path, path: Path, *, last: bool = False, trust_script: bool 
     checked = f"checked with ONNX Runtime on {OBSERVATIONS:,} observations: {'; '.join(found)}"
     sides = (("input ", model.graph.input), ("output", model.graph.output))
     lines = [f"{side} {', '.join(f'{name} {kind}' for name, kind in types_of(of).items())}" for side, of in sides]
-    return "\n".join([f"wrote {path}", *lines, checked])
+    return "\n".join(map(plain, [f"wrote {path}", *lines, checked]))
 
 
 # ---------------------------------------------------------------------- before

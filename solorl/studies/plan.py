@@ -156,7 +156,8 @@ def make_tasks(
 ) -> list[Task]:  # fmt: skip
     """Every script with every variant's flags on every environment with every seed, run by `python`.
 
-    UsageError for a wrong flag, an unknown environment, and more than MAX_RUNS.
+    UsageError for a wrong flag, an unknown environment, and more than MAX_RUNS. Ids `module:Name` are not looked at:
+    that would execute the module, see `of_modules`.
     """
     scripts, seeds, env_ids, found = list(scripts), list(seeds), list(env_ids), list[Task]()
     if (count := len(scripts) * len(variants) * len(env_ids) * len(seeds)) > MAX_RUNS:
@@ -166,10 +167,16 @@ def make_tasks(
             for env_id in env_ids:
                 merged = merge(flags, (env_flags or {}).get(env_id, {}))
                 script.check(merged)
-                if script.ours and not python:  # another Python has environments of its own
+                if script.ours and not python and ":" not in env_id:  # another Python has environments of its own
                     check_env_id_of(script.path, env_id, script.env_kind)
                 found += [Task(script, env_id, seed, merged, name, python, resources) for seed in seeds]
     return found
+
+
+def of_modules(tasks: Iterable[Task]) -> list[Task]:
+    """A task for each script and each environment `module:Name`, which is unknown before the module is imported."""
+    ours = [task for task in tasks if task.script.ours and not task.python and ":" in task.env_id]
+    return list({(task.script.path, task.env_id): task for task in ours}.values())
 
 
 def ordered(tasks: Sequence[Task], by_seed: bool = True) -> list[Task]:

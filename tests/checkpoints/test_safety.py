@@ -392,7 +392,7 @@ def test_no_link_in_a_run_folder_is_followed(name, verb, train, solo, copy, tmp_
         (away / "precious").write_text("x")
     where.symlink_to(away)
     before = contents(away) if away.is_dir() else away.read_bytes()
-    words = f"{where} is a symbolic link; a run folder may hold plain files and folders only"
+    words = f"{where} is a symbolic link; such a folder may hold plain files and folders only"
     if verb == "resume":
         left_alone(train, copy, words)
     else:

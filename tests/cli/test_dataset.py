@@ -1,12 +1,15 @@
 """`solo dataset`: what is in a data set, and data sets to and from Minari."""
 
 import builtins
+import hashlib
 import json
+import os
+import resource
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import refused
+from conftest import definitions, refused
 
 from solorl.data import exchange
 from solorl.data.dataset import open_datasets, read
@@ -25,9 +28,10 @@ def recorded(folder, env_id="moody:Plain-v0", steps=150, num_envs=2):
     record = Recording(folder)
     spaces = envs.single_observation_space, envs.single_action_space
     record.open({"env_id": env_id, "policy": "random actions", "git": {"commit": "abc"}}, spaces, envs.reset(seed=1)[0])
-    record.watch(envs)
     for _ in range(steps):
-        envs.step(envs.action_space.sample())
+        action = envs.action_space.sample()
+        obs, reward, terminated, truncated, infos = envs.step(action)
+        record.add(action, reward, terminated, truncated, infos.get("final_obs"), obs)
     record.flush()
     return folder
 
@@ -104,6 +108,7 @@ def test_there_and_back_is_equal_to_the_last_bit(kind, folder, store, solo, tmp_
     for name in NAMES:
         first, second = getattr(one, name), getattr(other, name)
         assert first.dtype == second.dtype and np.array_equal(first, second), name
+    assert np.array_equal(one.cut, other.cut) and one.cut.any()
     spaces = [json.loads((each / "dataset.json").read_text()) for each in (folder, tmp_path / "back")]
     assert all(spaces[0][key] == spaces[1][key] for key in ("env_id", "observation_space", "action_space", "policy"))
 
@@ -198,3 +203,182 @@ def test_other_spaces_are_refused(folder, tmp_path):
 def test_numpy_alone_reads_a_piece(folder):
     with np.load(folder / "000000.npz") as piece:
         assert piece["obs"].shape == (150, 2, 3) and piece["after"].shape == (2, 3)
+
+
+# ---------------------------------------------------------------------- folders of others
+def changed(folder, transitions=None, **arrays):
+    """The first piece with other arrays, named by dataset.json as if that were right."""
+    piece, about = folder / "000000.npz", json.loads((folder / "dataset.json").read_text())
+    with np.load(piece) as file:
+        arrays = {name: file[name] for name in file.files} | arrays
+    np.savez_compressed(piece, **{name: values for name, values in arrays.items() if values is not None})
+    about["pieces"][0] |= {"sha256": hashlib.sha256(piece.read_bytes()).hexdigest()}
+    about["pieces"][0] |= {} if transitions is None else {"transitions": transitions}
+    (folder / "dataset.json").write_text(json.dumps(about))
+
+
+def column(folder, name):
+    with np.load(folder / "000000.npz") as file:
+        return file[name].copy()
+
+
+@pytest.mark.parametrize("what", ["a FIFO", "a link", "a FIFO for dataset.json", "a link to a device"])
+def test_only_plain_files_are_opened(what, folder, solo, tmp_path):
+    path = folder / ("dataset.json" if "dataset.json" in what else "000000.npz")
+    if "FIFO" in what:
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        path.rename(tmp_path / "moved")
+        path.symlink_to("/dev/zero" if "device" in what else tmp_path / "moved")
+    refused(solo("dataset", "info", folder), f"{path} is a ", "may hold plain files and folders only")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        (
+            {"reward": np.zeros((150, 2), complex)},
+            "reward of type complex128 and shape (150, 2) in 4,800 bytes is not allowed",
+        ),
+        ({"reward": np.zeros((150, 2), "datetime64[s]")}, "reward of type datetime64[s] and shape"),
+        ({"reward": np.full((150, 2), "x")}, "reward of type <U1 and shape"),
+        ({"terminated": np.full((150, 2), 2)}, "terminated must be 0 or 1"),
+        ({"truncated": np.full((150, 2), np.nan)}, "truncated must be 0 or 1"),
+        ({"after": None}, "after has the shape None, not (2, 3)"),
+        ({"obs": np.zeros((150, 3))}, "obs has the shape (150, 3), not (150, 2, 3)"),
+        ({"final_obs": np.zeros((0, 3))}, "final_obs has the shape (0, 3)"),
+        ({"more": np.zeros((4_000, 10))}, "it unpacks to more than"),
+    ],
+)
+def test_a_piece_that_is_no_piece_is_said_in_one_sentence(arrays, said, folder, solo):
+    changed(folder, **arrays)
+    refused(solo("dataset", "info", folder), "000000.npz cannot be read: ", said)
+
+
+def test_a_small_piece_cannot_ask_for_much_memory(folder, solo, tmp_path):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    changed(folder, obs=np.zeros((1_000_000, 2, 3), np.float32))  # 24 MB that are 24 kB on the disk
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused(solo("dataset", "info", folder), "it unpacks to more than")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - max(before, held) < 20_000  # kB
+    about = json.loads((folder / "dataset.json").read_text())
+    about["pieces"][0]["transitions"] = 10**13  # so much would fit
+    (folder / "dataset.json").write_text(json.dumps(about))
+    refused(solo("dataset", "info", folder), "GiB of memory, but there are")
+    about["observation_space"]["shape"] = [10**6, 10**7]
+    (folder / "dataset.json").write_text(json.dumps(about))
+    refused(solo("dataset", "info", folder), "dataset.json does not fit")
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.float32])
+def test_flags_of_any_numbers_are_read(kind, folder):
+    before = read(folder)
+    changed(folder, **{name: column(folder, name).astype(kind) for name in ("terminated", "truncated")})
+    for name in (*NAMES, "cut"):
+        np.testing.assert_array_equal(getattr(before, name), getattr(read(folder), name), err_msg=name)
+    assert read(folder).terminated.dtype == bool
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("reward", np.nan, "reward nan of transition 7 is not finite (1 such transitions of 300)"),
+        ("obs", np.inf, "of transition 7 is not finite"),
+        ("action", 9, "action 9 of transition 7 is not in Discrete(3)"),
+        ("action", -1, "action -1 of transition 7 is not in Discrete(3)"),
+    ],
+)
+def test_numbers_that_cannot_be_learned_from_are_said_before_anything_trains(name, value, said, folder, solo):
+    values = column(folder, name)
+    values[7, 0] = value
+    changed(folder, **{name: values})
+    refused(solo("dataset", "info", folder), said)
+    words = ("train", "bc", "--env-id", "moody:Plain-v0", "--dataset", folder, "--runs-dir", folder.parent / "runs")
+    code, _, err = solo(*words)
+    assert code == 2 and said in err and "Traceback" not in err and not (folder.parent / "runs").exists()
+
+
+def test_continuous_actions_outside_of_their_bounds_are_refused(solo, tmp_path):
+    folder = recorded(tmp_path / "pendulum", "Pendulum-v1", 20)
+    values = column(folder, "action")
+    values[3, 0] = 2.000001  # rounding
+    changed(folder, action=values)
+    assert len(read(folder)) == 40
+    values[3, 0] = 2.1
+    changed(folder, action=values)
+    refused(solo("dataset", "info", folder), "action [2.1] of transition 3 is not in Box(-2.0, 2.0")
+
+
+def test_what_lies_in_a_folder_stays_there(folder, store, solo, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "000000.npz").write_bytes(b"mine")
+    assert solo("dataset", "export", folder, "mine/test-v0")[0] == 0
+    refused(solo("dataset", "import", "mine/test-v0", mine), "mine is not empty; name another folder")
+    with pytest.raises(exchange.UsageError, match="is not empty"):
+        recorded(mine)
+    assert [path.name for path in mine.iterdir()] == ["000000.npz"] and (mine / "000000.npz").read_bytes() == b"mine"
+
+
+def test_texts_of_others_do_not_control_the_terminal(folder, solo):
+    about = json.loads((folder / "dataset.json").read_text())
+    about |= {"policy": "\x1b[2Jmine", "env_id": "\x1b]0;x\x07Own-v0"}
+    (folder / "dataset.json").write_text(json.dumps(about))
+    code, out, err = solo("dataset", "info", folder)
+    assert code == 0 and "\\x1b[2Jmine" in out and not {"\x1b", "\x07"} & {*out, *err}
+    code, out, err = solo("train", "bc", "--env-id", "CartPole-v1", "--dataset", folder)
+    assert code == 2 and "Own-v0" in err and not {"\x1b", "\x07"} & {*out, *err}
+
+
+# ---------------------------------------------------------------------- data of others
+def made_by_minari(kind, env_id="MountainCarContinuous-v0"):
+    import minari
+    from minari.data_collector import EpisodeBuffer
+
+    def episodes():
+        for k in range(6):
+            ends = np.zeros((2, 4), kind)
+            if k < 5:
+                ends[k % 2, -1] = 1  # the last one ends without a reason
+            obs = np.full((5, 2), k, np.float32) + np.arange(5, dtype=np.float32)[:, None] / 10
+            yield EpisodeBuffer(observations=obs, actions=np.zeros((4, 1), np.float32), rewards=np.ones(4),
+                                terminations=ends[0], truncations=ends[1], infos={})  # fmt: skip
+
+    minari.create_dataset_from_buffers("own/flags-v0", list(episodes()), env=env_id)
+
+
+@pytest.mark.parametrize("kind", [bool, np.int64, np.float32])
+def test_flags_of_minari_may_be_of_any_numbers(kind, store, solo, tmp_path):
+    made_by_minari(kind)
+    assert solo("dataset", "import", "own/flags-v0", tmp_path / "data")[0] == 0
+    data = read(tmp_path / "data")
+    assert data.terminated.tolist() == ([False] * 3 + [True] + [False] * 4) * 3
+    assert data.truncated.sum() == 3 and data.cut.tolist() == [False] * 5 + [True]
+    assert solo("dataset", "info", tmp_path / "data")[0] == 0
+    assert solo("dataset", "export", tmp_path / "data", "own/back-v0")[0] == 0
+    assert solo("dataset", "import", "own/back-v0", tmp_path / "back")[0] == 0
+    assert read(tmp_path / "back").cut.tolist() == data.cut.tolist()
+
+
+def test_actions_in_the_bounds_of_the_environment_are_scaled_as_make_env_does(tmp_path):
+    folder = recorded(tmp_path / "data", "Pendulum-v1", 20)
+    make_env = definitions("td3_bc")["make_env"]
+    envs = VectorEnvs([lambda: make_env("Pendulum-v1")])
+    data, bare = open_datasets(str(folder), "Pendulum-v1", envs), read(folder)
+    assert np.abs(bare.action).max() > 1 and data.action.dtype == np.float32
+    back = [make_env("Pendulum-v1").action(action) for action in data.action]  # what the environment gets for it
+    np.testing.assert_allclose(back, bare.action, atol=1e-6)
+    clipped = VectorEnvs([lambda: gym.wrappers.ClipAction(gym.make("Pendulum-v1"))])
+    with pytest.raises(
+        exchange.UsageError, match="its actions must be in these bounds, or in those of the environment"
+    ):
+        open_datasets(str(folder), "Pendulum-v1", clipped)
+
+
+def test_a_module_may_give_the_environment_that_data_know_by_its_name(folder):
+    about = json.loads((folder / "dataset.json").read_text())
+    (folder / "dataset.json").write_text(json.dumps({**about, "env_id": "Plain-v0"}))
+    envs = VectorEnvs([lambda: gym.make("moody:Plain-v0")])
+    assert len(open_datasets(str(folder), "moody:Plain-v0", envs)) == 300
+    assert len(open_datasets(str(folder), "Plain-v0", envs)) == 300

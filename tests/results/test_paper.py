@@ -1,6 +1,7 @@
 """What `solo report` gives to a paper: LaTeX, CSV, PDF, and scores as rliable takes them."""
 
 import csv
+import os
 import re
 
 import numpy as np
@@ -128,3 +129,19 @@ def test_the_report_has_pictures_for_print_and_says_what_makes_it(tmp_path):
     assert f"`{command}`" in (tmp_path / "report/report.md").read_text()
     page = (tmp_path / "report/report.html").read_text()
     assert command.replace("'", "&#x27;").replace('"', "&quot;") in page
+
+
+def test_a_small_file_of_scores_cannot_ask_for_much_memory(tmp_path):
+    path = tmp_path / "scores.npz"
+    for table, said in (
+        (np.zeros((5_000, 5_000), np.int8), "it unpacks to more than 16,777,216 bytes"),
+        (np.zeros((500, 1_000), np.uint8), "500,000 scores, more than the 100,000 that a report can have"),
+    ):
+        np.savez_compressed(path, ppo=table)
+        assert path.stat().st_size < 50_000
+        with pytest.raises(ResultError, match=said):
+            paper.read_scores(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ResultError, match="it is not a regular file"):
+        paper.read_scores(path)

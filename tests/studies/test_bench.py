@@ -268,40 +268,6 @@ def test_lost_records_are_read_from_the_run_folders(solo, place):
     assert code == 0 and out.count("lost       ") == 4 and len(tables(place)) == 4
 
 
-def test_runs_of_an_earlier_version_count(solo, place):
-    """It had `ID/` and `tasks/ID.json` in the folder of all runs."""
-    solo(*command("--total-timesteps", 6, seeds=3))
-    work = place / "work"
-    names = sorted(path.name for path in (work / "tasks").iterdir())
-    for name, state in zip(names, ("finished", "finished", "running"), strict=True):
-        (work / "tasks" / name).rename(work / name)
-        (work / f"tasks/{name}.json").write_text(json.dumps({"state": state, "attempts": 2, "work": name}))
-    half = next((work / names[2]).glob("*/status.json"))  # killed after five steps
-    half.write_text(json.dumps({"status": "running", "pid": 999999999}))
-    (half.parent / "checkpoint/step_000000000006").rename(half.parent / "checkpoint/step_000000000005")
-    for folder in ("attempts", "collected", "results", "plans"):
-        shutil.rmtree(work / folder)
-    shutil.rmtree(place / "results")
-    code, out, _ = solo(*command("--total-timesteps", 6, seeds=3))
-    assert code == 0 and out.count("started") == 0 and out.count("resumed") == 1 and "(2 of them before)" in out
-    assert set(tables(place)) == {1, 2, 3} and sum(steps(place).values()) == 3 * 6 + 1
-    assert not list((work / "tasks").glob("*.json"))
-    (place / "many.py").write_text(MANY)  # seeds of one process have one folder
-    words = [*ONE, "--workers", 1, "--num-seeds", 3]
-    solo(*words)
-    [first] = {path.parent.parent for path in work.glob("tasks/many*/*/config.json")}
-    for seed in (1, 2, 3):
-        [name] = [path.name for path in work.glob(f"attempts/many*__{seed}__*")]
-        about = {"state": "finished", "attempts": 1, "work": first.name}
-        (work / f"tasks/{name}.json").write_text(json.dumps(about))
-    first.rename(work / first.name)
-    for folder in ("attempts", "collected", "results", "plans"):
-        shutil.rmtree(work / folder)
-    shutil.rmtree(place / "results")
-    code, out, _ = solo(*words)
-    assert code == 0 and "started" not in out and set(tables(place)) == {1, 2, 3}
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_runner_lets_its_trainings_save(solo, place, number, code):
     flags = ("--total-timesteps", 30, "--pause", 0.02)

@@ -149,7 +149,7 @@ def test_the_least_script_asks_for_nothing_that_was_not_given(place):
     log = f"{place}/out/%A_%a.txt"
     log = f'"{log}"' if " " in log else log
     assert {f"output={log}", "cpus-per-task=4", "gres=gpu:2"} <= {*directives(script)}
-    assert "/opt/py -m solorl.cli work s3://bucket/x submissions/000001.json &" in script
+    assert "/opt/py -P -m solorl.cli work s3://bucket/x submissions/000001.json &" in script
 
 
 @pytest.mark.parametrize(

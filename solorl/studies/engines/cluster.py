@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from solorl.errors import UsageError, hint
+from solorl.machine import command_of
 from solorl.studies.resources import Resources
 
 AGAIN = 75  # exit code of a worker that has saved and is to be run again (EX_TEMPFAIL)
@@ -38,7 +39,7 @@ class Submission:
     def command(self, index: int | None = None, python: str = sys.executable) -> list[str]:
         """The words that do one task. Without an index the worker takes the one that the scheduler gives to each part
         of an array (SLURM_ARRAY_TASK_ID, AWS_BATCH_JOB_ARRAY_INDEX, JOB_COMPLETION_INDEX), counted from 0."""
-        return [python, "-m", "solorl.cli", *self.words(index)]
+        return command_of(*self.words(index), python=python)
 
     def words(self, index: int | None = None) -> list[str]:
         """The same without the program, for containers that start `solo`."""
