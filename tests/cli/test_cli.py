@@ -21,8 +21,11 @@ from solorl import __version__, cli, scripts
 from solorl.args.arguments import RunArgs
 from solorl.catalog import header as catalog
 from solorl.catalog import stub
+from solorl.catalog.header import parse_source
+from solorl.catalog.source import fields_of
 from solorl.catalog.standalone import attributes_of, standalone, stub_with
 from solorl.cli.listing import core_seconds
+from solorl.cli.train import args_of
 from solorl.errors import UsageError
 from solorl.results.result import Result
 from solorl.results.result import write as write_result
@@ -285,6 +288,38 @@ def test_train_shows_the_algorithms_own_help():
     assert done.returncode == 0 and "--num-envs" in done.stdout
 
 
+WITHOUT_TORCH = """
+import sys
+from solorl.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    assert not {"torch", "jax"} & set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("flag", "code"), [("--help", 0), ("--no-such-flag", 2), ("--gamma=2", 2), ("CartPole-v1", 2)])
+def test_train_answers_without_torch(flag, code):
+    done = run(sys.executable, "-c", WITHOUT_TORCH, "train", "ppo", flag)
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+    if code == 0:
+        itself = run(sys.executable, ROOT / "algorithms/ppo/ppo.py", flag)
+        assert done.stdout == itself.stdout
+
+
+def test_the_args_of_every_file_are_read_from_its_text(tmp_path):
+    """So help and refusals need nothing that a file imports; only a file of one's own may need it."""
+    for path in scripts.script_paths().values():
+        args_type = args_of(path)
+        assert {*fields_of(parse_source(path))} == {*args_type.__annotations__}, path
+        del sys.modules[args_type.__module__]
+    own = tmp_path / "own.py"
+    text = "from solorl import RunArgs\nSIZE = 3\nclass Args(RunArgs):\n    size: int = SIZE\n"
+    for more in ("", "    def __post_init__(self): pass\n"):
+        own.write_text(text.replace("SIZE\n", "3\n") + more if more else text)
+        assert args_of(own) is None and not [name for name in sys.modules if name.startswith("own")]
+
+
 def run_folder(path, config, script="show.py"):
     """A folder that looks like that of a run."""
     path.mkdir()
@@ -301,6 +336,15 @@ def test_play_asks_the_script_of_the_run(solo, tmp_path):
     asked = solorl.run.load.Play(episodes=3, video=True, render=False, seed=7)
     assert code == 0 and out == f"{['--resume', str(folder), '--device', 'auto']} {asked}\n"
     assert solorl.run.load.play_wanted() is None
+
+
+def test_play_takes_a_model_of_a_run_and_others_name_its_folder(solo, tmp_path):
+    folder = run_folder(tmp_path / "r", '{"script": "show.py", "args": {}}')
+    (folder / "model_last.safetensors").write_bytes(b"")
+    code, out, _ = solo("play", folder / "model_last.safetensors", "--trust-script")
+    asked = solorl.run.load.Play(model="model_last.safetensors")
+    assert code == 0 and out == f"{['--resume', str(folder), '--device', 'auto']} {asked}\n"
+    refused(solo("play", folder / "config.json"), "config.json is a file, but a run is a folder: " + str(folder))
 
 
 def test_play_refuses_what_is_no_run(solo, tmp_path, monkeypatch):
