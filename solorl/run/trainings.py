@@ -188,25 +188,11 @@ class PolicyOfSeed:
         """The actions for a batch of observations; with memory also the next state, as JAX has it."""
         if self.draws:
             given["key"] = jax.random.PRNGKey(np.random.randint(2**31 - 1))
-        try:
-            result = self.compiled(self.model(), obs, *memory, **given)
-        except (TypeError, ValueError):
-            self._refuse_where_flat(obs, *memory, **given)
-            raise
+        result = self.compiled(self.model(), obs, *memory, **given)
         if "state" not in self.__signature__.parameters:
             return as_arrays(result)
         action, state = result
         return as_arrays(action), state
-
-    def _refuse_where_flat(self, obs: Any, *memory: Any, **given: Any) -> None:
-        """UsageError where `act` takes flat observations, as the library once gave them."""
-        try:
-            flat = np.asarray(obs, np.float32).reshape(len(obs), -1)
-            jax.eval_shape(self.act, self.model(), flat, *memory, **given)
-        except Exception:  # then that is not the reason
-            return
-        what = f"observations come as the environment gives them, here {np.shape(obs)}, and act takes flat ones"
-        raise UsageError(f"{what}; it must begin with: obs = obs.reshape(len(obs), -1)")
 
     def with_weights(self, arrays: Mapping[str, Any]) -> "PolicyOfSeed":
         """The same policy with another model, given as name -> array."""

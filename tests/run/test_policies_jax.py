@@ -4,7 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
-from conftest import own_registry, refused, rows
+from conftest import own_registry, rows
 from kinds import Allowed, Pairs, Parts
 from raid import TEAMS, Raid
 
@@ -212,26 +212,6 @@ def test_a_stochastic_policy_gets_new_keys(train, solo, tmp_path):
     assert code == 0 and "over 20 stochastic episodes" in out
     assert out == solo("play", run_dir, "--episodes", "20", "--stochastic")[1]
     assert out != solo("play", run_dir, "--episodes", "20")[1].replace("greedy", "stochastic")
-
-
-def test_a_run_folder_whose_script_expects_flat_observations_plays_or_says_what_to_do(train, solo, tmp_path):
-    """Once the library flattened them. With one axis nothing has changed."""
-    for evaluated, code in (("gym.make('CartPole-v1')", 0), ("kinds.Allowed()", 2)):
-        policy = FLAT if code else FLAT.replace('["w"]', '["w"][:4]')
-        path = mine(tmp_path, policy, evaluated)
-        run_dir = train(path, "--eval-episodes", "2", runs_dir=tmp_path / f"runs_{code}")["run"].runs[0].dir
-        scores = solo("play", run_dir, "--episodes", "3")
-        copy = run_dir / "mine.py"
-        copy.write_text(copy.read_text().replace("    obs = obs.reshape(len(obs), -1)\n", ""))
-        played = solo("play", run_dir, "--episodes", "3", "--trust-script")
-        if code == 0:
-            assert played == scores and scores[0] == 0
-        else:
-            refused(played, "here (3, 2, 3)", "act takes flat ones", "obs = obs.reshape(len(obs), -1)")
-            train(copy, code=2)
-            assert train.out.splitlines()[-1].startswith("error: observations come") and "Traceback" not in train.out
-            with pytest.raises(solorl.errors.UsageError, match="act takes flat ones"):
-                solorl.load(run_dir, trust_script=True)(np.zeros((3, 2, 3)))
 
 
 def test_an_error_in_the_policy_itself_is_shown_as_it_is(train, tmp_path):
