@@ -58,10 +58,9 @@ def given_arguments(args_type: type, argv: list[str]) -> dict[str, typing.Any]:
             switch = re.sub("^--(no-)?", "--no-", words[words.index(word) - 1])  # False after --anneal-lr
             yes = switch.replace("no-", "", 1)
             what = f"{yes} takes no value, got {word!r:.80}; write {yes} or {switch}"
-            near = (
-                f"; did you mean --env-id {word:.80}?" if "--env-id" in flags and not hasattr(found, "env_id") else ""
-            )
-            outside = f"{word!r:.80} does not follow a flag that takes a value{near}"
+            meant = "--env-id" in flags and not hasattr(found, "env_id")
+            hint = f"; did you mean --env-id {word:.80}?" if meant else ""
+            outside = f"{word!r:.80} does not follow a flag that takes a value{hint}"
             raise argparse.ArgumentError(None, what if words[0] != word and switch in flags else outside)
         name = word.partition("=")[0]
         near = difflib.get_close_matches(name, flags, n=1)
