@@ -5,9 +5,10 @@
 # Debian 12 has Python 3.11, for which requirements.lock was resolved and with which results are measured.
 ARG BASE=debian:bookworm-slim
 
+# libegl1 and the two after it: MuJoCo draws films without a screen.
 FROM ${BASE} AS base
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates python3 tini \
+    && apt-get install --yes --no-install-recommends ca-certificates libegl1 libgl1 libgl1-mesa-dri python3 tini \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --home-dir /solo --uid 1000 solo
 

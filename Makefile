@@ -38,6 +38,7 @@ bench: .venv/.dev
 
 # A stamp is written only when its installation is complete; without it the environment is made again.
 .venv/.run: requirements.lock pyproject.toml
+	@test -e .venv/.run || $(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v < (3, 15) or sys.exit("SoloRL needs Python 3.11 to 3.14, but $(PYTHON) is %d.%d; name another one: make train PYTHON=python3.12" % v)'
 	test -e .venv/.run || $(PYTHON) -m venv --clear .venv
 	$(PY) -m pip install --quiet --requirement requirements.lock
 	$(PY) -m pip install --quiet --no-deps --editable .

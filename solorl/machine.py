@@ -125,8 +125,24 @@ def _ps(pid: int, columns: str) -> str:
         return ""
 
 
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit of the repository around `folder` and whether its files differ from it; None outside a repository."""
+def no_display() -> bool:
+    """Whether this is a Linux machine on which no window can open."""
+    return sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & {k for k, v in os.environ.items() if v}
+
+
+def without_screen() -> None:
+    """Let simulators draw where there is no display: SDL draws nowhere, MuJoCo by EGL where that library is. It reads
+    this when it is imported, and cannot be imported where the library is asked for and missing."""
+    if no_display():
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else SDL complains on every start
+        with contextlib.suppress(OSError):
+            ctypes.CDLL("libEGL.so.1")
+            os.environ.setdefault("MUJOCO_GL", "egl")
+
+
+def git_state(folder: Path, *paths: str) -> dict[str, Any] | None:
+    """Commit of the repository around `folder` and whether its files (of some `paths`) differ from it; None outside a
+    repository."""
 
     def git(*words: str) -> str:
         return subprocess.run(
@@ -134,7 +150,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
         ).stdout.strip()
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--", *paths))}
     except (OSError, subprocess.SubprocessError):
         return None
 

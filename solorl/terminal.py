@@ -70,6 +70,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
+def scores(*values: float) -> list[str]:
+    """The numbers of one line as texts, with as many decimals as they deserve: 490.0 and 0.0, 5.0, 0.85."""
+    texts = [f"{value:.2f}" for value in values]
+    fine = max(map(abs, values), default=0.0) < 10 and not all(text.endswith("0") for text in texts)
+    return texts if fine else [f"{value:.1f}" for value in values]
+
+
 def bar(share: float, width: int, file: Any) -> str:
     """A bar of `width` characters, the given fraction of it filled."""
     full = min(width, max(0, round(share * width)))
@@ -113,7 +120,7 @@ class Progress:
         """Write the line: steps of each seed so far and in all (0: unknown), mean return of the last episodes and of
         the last evaluation (None: none yet), steps per second of all seeds."""
         left = f"{duration(max(0, total - step) / max(1.0, sps / seeds))} left"
-        recent, score = ("-" if value is None else f"{value:.1f}" for value in (episode, evaluation))
+        recent, score = ("-" if value is None else scores(value)[0] for value in (episode, evaluation))
         rate = f"{sps:,.0f} steps/s"
         together = f", {seeds} seeds together" if seeds > 1 else ""
         if renews(sys.stdout):

@@ -264,6 +264,12 @@ def test_the_image_runs_solo_as_a_user():
     assert json.loads(dict(final)["ENTRYPOINT"]) == ["tini", "--", "solo"]
 
 
+def test_every_stage_of_the_image_can_draw_without_a_screen():
+    steps = instructions((ROOT / "Dockerfile").read_text())
+    base = steps[steps.index(("FROM", "${BASE} AS base")) :][1][1]
+    assert {"libegl1", "libgl1", "libgl1-mesa-dri"} <= set(base.split())
+
+
 def test_what_the_image_copies_is_there_and_let_through():
     """.dockerignore lets through the sources of COPY and nothing else."""
     steps = instructions((ROOT / "Dockerfile").read_text())

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tokenize
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from solorl.catalog.claims import PROVIDERS
 from solorl.catalog.source import definitions, fields_of
 from solorl.results import figures
 from solorl.results.result import Result
+from solorl.studies import plan
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN_PAGES = sorted((ROOT / "docs/algorithms").glob("*.md"))  # of the algorithm files
@@ -110,6 +112,52 @@ def test_make_targets_of_the_readme_exist_and_are_dry_runnable():
         if command.startswith("make"):
             done = subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True)
             assert done.returncode == 0 and done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(("version", "fits"), [("3, 10", False), ("3, 11", True), ("3, 14", True), ("3, 15", False)])
+def test_make_says_which_python_it_needs(tmp_path, version, fits):
+    """One line, before anything is made or fetched; a Python that fits goes on to `venv`."""
+    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    say = f"import sys; sys.version_info = ({version}, 0, 'final', 0); exec(sys.argv[1])"
+    python = tmp_path / "other"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] || exit 7\nexec {sys.executable} -c "{say}" "$2"\n')
+    python.chmod(0o755)
+    done = subprocess.run(["make", ".venv/.run", "PYTHON=./other"], cwd=tmp_path, capture_output=True, text=True)
+    shown = f"SoloRL needs Python 3.11 to 3.14, but ./other is {version.replace(', ', '.')}; name another one: "
+    assert done.returncode == 2 and (shown not in done.stderr) == fits, done.stderr
+    assert "PYTHON=" in (ROOT / "README.md").read_text() and not (tmp_path / ".venv").exists()
+    if not fits:
+        assert done.stdout == "" and len(done.stderr.splitlines()) == 2  # the sentence, and make's own
+
+
+def test_the_address_of_the_project_is_the_same_everywhere():
+    """So that one commit fills it in when it is known."""
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    texts = {name: (ROOT / name).read_text() for name in ("README.md", "CITATION.cff", "docs/guides/cite.md")}
+    assert f"`git clone {address}`" in texts["README.md"]
+    assert f"`git clone {address}`" in (ROOT / "docs/guides/first_hour.md").read_text()
+    assert f"\nurl: {address}\nrepository-code: {address}\n" in texts["CITATION.cff"]
+    assert f"url     = {{{address}}}" in texts["docs/guides/cite.md"]
+    year = re.search(r"date-released: (\d{4})-\d\d-\d\d", texts["CITATION.cff"])[1]
+    assert f"year    = {{{year}}}" in texts["docs/guides/cite.md"]
+    others = [
+        path
+        for path in (*PAGES, ROOT / "CITATION.cff")
+        if "repository.invalid" in path.read_text().replace(address, "")
+    ]
+    assert others == []
+
+
+def test_the_suites_of_the_page_on_studies_are_valid(tmp_path):
+    """And it names every key."""
+    page = (ROOT / "docs/studies.md").read_text()
+    for block in re.findall(r"```toml\n(.*?)```", page, flags=re.S):
+        (tmp_path / "clip.toml").write_text(block)
+        found = plan.load_suite(tmp_path / "clip.toml", {})
+        assert found.name == "clip" and len(found.tasks) == 2 * 3 * 10 and found.tasks[0].variant == "default"
+    named = {*re.findall(r"`(\w+)`", "".join(line for line in page.splitlines() if line.startswith("| `")))}
+    assert {*plan.JOB_KEYS, "name", "in_order", "engine", "job"} <= named
 
 
 RESULTS = runpy.run_path(str(ROOT / "docs/results.py"))

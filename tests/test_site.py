@@ -1,5 +1,6 @@
 """The documentation site: its links, sources, sizes, and in a browser its scripts, widths and accessibility."""
 
+import random
 import re
 import shutil
 import sys
@@ -136,6 +137,29 @@ def test_a_diff_has_all_lines_of_both_files(part):
     assert len([number for _, number in cells if number]) == SCRIPTS["ppo"].lines + SCRIPTS["a2c"].lines
     added, removed = diffs.changes(SCRIPTS["ppo"], SCRIPTS["a2c"])
     assert f"+{added}</span>" in text and f"−{removed}</span>" in text and "<details><summary>" in text
+
+
+def test_a_diff_shows_every_line_once_and_in_order():
+    """Whatever the texts: the rows hold all lines of both, in order, and those that differ are those counted."""
+    random.seed(0)
+    for _ in range(60):
+        a = [random.choice("abcdefgh") * random.randint(1, 3) for _ in range(random.randint(0, 25))]
+        b = [line if random.random() < 0.7 else random.choice("abcxyz") for line in a if random.random() < 0.9]
+        rows = list(diffs.rows(a, b))
+        assert [i for i, _ in rows if i is not None] == list(range(len(a)))
+        assert [j for _, j in rows if j is not None] == list(range(len(b)))
+        changed = [row for row in rows if not diffs.is_equal(row, a, b)]
+        added, removed = diffs.count_changes(a, b)
+        assert sum(j is not None for _, j in changed) == added and sum(i is not None for i, _ in changed) == removed
+        assert [row for _, stretch in diffs.fold(rows, a, b) for row in stretch] == rows
+
+
+def test_a_diff_puts_lines_that_are_alike_side_by_side():
+    a, b = ["x = 1", "y = 2", "total = a + b + c"], ["new line here", "total = a + b + d"]
+    assert list(diffs.rows(a, b)) == [(0, 0), (1, None), (2, 1)]
+    assert diffs.parts_of((0, 0), a, b) == ([("x = 1", False)], [("new line here", False)])
+    left, right = diffs.parts_of((2, 1), a, b)
+    assert left == [("total = a + b + ", False), ("c", True)] and right[-1] == ("d", True)
 
 
 def test_the_trees_have_every_file_once_and_an_arrow_for_each_parent(part):

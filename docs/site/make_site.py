@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 from urllib.parse import urldefrag
@@ -29,6 +30,7 @@ from markupsafe import Markup  # noqa: E402
 
 from solorl.catalog.header import scripts  # noqa: E402
 
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 # Page of the repository -> its address where that does not follow from its place, as `address` says.
 ADDRESSES = {
     "README.md": "index.html", "CONTRIBUTING.md": "contributing.html", "LOG.md": "log.html",
@@ -145,7 +147,14 @@ class Site:
         here = Place(self, url)
         section = next((there for start, there in SECTIONS.items() if url.startswith(start)), url)
         text = self.jinja.get_template(template).render(
-            title=title, description=description, to=here.to, url=url, navigation=NAVIGATION, section=section, **values
+            title=title,
+            description=description,
+            to=here.to,
+            url=url,
+            navigation=NAVIGATION,
+            repository=REPOSITORY,
+            section=section,
+            **values,
         )
         path = self.out / url
         path.parent.mkdir(parents=True, exist_ok=True)

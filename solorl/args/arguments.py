@@ -17,6 +17,7 @@ from solorl.checkpoints.safety import refuse_links
 from solorl.envs.ids import check_env_id_of, reward_threshold
 from solorl.errors import UsageError, quit_with
 from solorl.files import missing
+from solorl.machine import without_screen
 from solorl.terminal import warn
 from solorl.trust import HOW, was_started
 
@@ -74,6 +75,7 @@ def parse(args_type: type[A]) -> A:
     Prints one sentence and exits with code 2 for an unknown option, a value of the wrong type, a number outside its
     range (see command_line.py), an unknown environment, or a run folder that does not fit.
     """
+    without_screen()
     try:
         given = given_arguments(args_type, sys.argv[1:])
         folder = given.get("resume")

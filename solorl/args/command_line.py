@@ -55,7 +55,13 @@ def given_arguments(args_type: type, argv: list[str]) -> dict[str, typing.Any]:
         raise argparse.ArgumentError(None, f"{error.argument_name.replace('/', ' or ')} {needs}") from None
     for word in unknown:
         if not word.startswith("-"):
-            raise argparse.ArgumentError(None, f"{word!r:.80} does not follow a flag that takes a value")
+            switch = re.sub("^--(no-)?", "--no-", words[words.index(word) - 1])  # False after --anneal-lr
+            yes = switch.replace("no-", "", 1)
+            what = f"{yes} takes no value, got {word!r:.80}; write {yes} or {switch}"
+            meant = "--env-id" in flags and not hasattr(found, "env_id")
+            hint = f"; did you mean --env-id {word:.80}?" if meant else ""
+            outside = f"{word!r:.80} does not follow a flag that takes a value{hint}"
+            raise argparse.ArgumentError(None, what if words[0] != word and switch in flags else outside)
         name = word.partition("=")[0]
         near = difflib.get_close_matches(name, flags, n=1)
         nearest = f"; did you mean {near[0]}?" if near else ""
@@ -147,7 +153,8 @@ def comments_of(args_type: type) -> dict[str, str]:
     try:
         sources = [inspect.getsource(kind) for kind in reversed(args_type.__mro__[:-1])]
     except (OSError, TypeError):
-        sentence = f"the source of {args_type.__name__}, which has the ranges of the arguments, cannot be read"
+        sentence = f"the source of {args_type.__name__}, which has the ranges of the arguments, cannot be read here, "
+        sentence += "as in a notebook: save the script as a file and run `python FILE.py` or `solo train FILE.py`"
         raise argparse.ArgumentError(None, sentence) from None
     lines = "\n".join(sources).splitlines()
     matches = (re.match(r"    (\w+): .*?  # (.*)", line) for line in lines)

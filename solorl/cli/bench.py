@@ -5,6 +5,7 @@ import sys
 import time
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from solorl.studies.found import newest
 from solorl.studies.plan import (
     Flags,
     Plan,
+    as_flag,
     find_python,
     load_script,
     load_suite,
     make_tasks,
+    merge,
     of_modules,
     ordered,
     parse_flags,
@@ -42,6 +45,7 @@ from solorl.terminal import duration, plain
 EPILOG = """a suite file or scripts; flags after -- go to every script:
   solo bench benchmark/suites/classic.toml --workers 4
   solo bench ppo my_ppo.py --env-ids CartPole-v1 Acrobot-v1 --num-seeds 10 -- --learning-rate 1e-3
+  solo bench ppo --env-ids CartPole-v1 --num-seeds 10 --sweep clip-coef=0.1,0.2 --sweep anneal-lr=true,false
   solo bench peer.py --python peers/bin/python --env-ids CartPole-v1
 
 Any script that takes --env-id and --seed works; one that needs packages of its own runs with --python PATH, in a suite
@@ -96,6 +100,9 @@ def _parser() -> Parser:
     parser.add_argument("--env-ids", metavar="ID", nargs="+", default=[], help="environments; of a suite: only these")
     parser.add_argument("--num-seeds", metavar="N", type=int, help="seeds of each (default 1); of a suite: the first N")
     parser.add_argument("--start-seed", metavar="S", type=int, help="the first seed (default 1)")
+    parser.add_argument(
+        "--sweep", metavar="FLAG=V,V", action="append", default=[], help="a variant for each value, kl-coef=0,0.1,1"
+    )
     parser.add_argument("--variant", metavar="NAME", help="name of the flags after -- in results (default: the flags)")
     parser.add_argument("--python", metavar="PATH", help="the Python that runs the scripts (default: this one)")
     parser.add_argument("--workers", metavar="N", type=int, help="runs at once (default: one for each core)")
@@ -127,13 +134,26 @@ def suite_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
     """The tasks of a suite file; UsageError for flags that a suite sets itself."""
     if len(args.what) > 1:
         raise UsageError(f"solo bench takes one suite or scripts, not {args.what[0]} and {args.what[1]}")
-    for flag, value in (("--start-seed", args.start_seed), ("--variant", args.variant)):
+    for flag, value in (
+        ("--start-seed", args.start_seed),
+        ("--variant", args.variant),
+        ("--sweep", args.sweep or None),
+    ):
         if value is not None:
             raise UsageError(f"solo bench: {flag} is for scripts; {args.what[0]} says it itself")
     if args.num_seeds is not None and args.num_seeds < 1:
         raise UsageError(f"solo bench: --num-seeds must be at least 1, not {args.num_seeds}")
     python = "" if args.python is None else find_python(args.python)
     return load_suite(Path(args.what[0]), extra, args.env_ids, args.num_seeds, python, given)
+
+
+def sweep(text: str) -> list[Flags]:
+    """The flags of each value in `FLAG=VALUE,VALUE`; UsageError for any other text."""
+    name, _, values = text.removeprefix("--").partition("=")
+    found = values.split(",")
+    if not all(found) or len(set(found)) < len(found):
+        raise UsageError(f"solo bench: --sweep is a flag with different values, as kl-coef=0,0.1,1, not {text}")
+    return [as_flag(name, {"true": True, "false": False}.get(value, value), "--sweep") for value in found]
 
 
 def script_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
@@ -143,12 +163,16 @@ def script_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
         raise UsageError("solo bench needs --env-ids, such as --env-ids CartPole-v1 Acrobot-v1")
     count = 1 if args.num_seeds is None else args.num_seeds
     seeds = seed_range(count, 1 if args.start_seed is None else args.start_seed, "solo bench")
-    variant = short(extra) if args.variant is None else args.variant
+    swept = [merge(*parts) for parts in product(*map(sweep, args.sweep))]
+    names = [
+        short(merge(extra, part)) if args.variant is None else f"{args.variant} {short(part)}".strip() for part in swept
+    ]
+    variants = {name: merge(extra, part) for name, part in zip(names, swept, strict=True)}
+    if any(len(part) < len(args.sweep) for part in swept):
+        raise UsageError("solo bench: --sweep names a flag twice")
     python = "" if args.python is None else find_python(args.python)
     resources = read_resources(given, "the flags of solo bench")
-    tasks = make_tasks(
-        scripts, dict.fromkeys(args.env_ids), seeds, {variant: extra}, python=python, resources=resources
-    )
+    tasks = make_tasks(scripts, dict.fromkeys(args.env_ids), seeds, variants, python=python, resources=resources)
     name = "-".join(dict.fromkeys(script.name for script in scripts))
     check_name(name, "solo bench: the names of the scripts, joined,")
     return Plan(name, ordered(tasks))

@@ -1,24 +1,18 @@
 """`solo play`: evaluates the agent of a run folder with the script that made it."""
 
 import glob
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from solorl.cli import Parser
 from solorl.errors import UsageError
+from solorl.machine import no_display
 
 ABOUT = """Evaluate the agent of a run folder. This executes the script that made it, with the arguments in the folder's
 config.json. A script that is equal to the algorithm of this name, or to your own file from which you have started the
 run, is executed there; any other is executed only with --trust-script, and does not find modules next to it. The same
 holds for the module of an environment module:Name, unless it is an installed package. A run of the Hugging Face hub is
 pulled into a cache (see `solo pull --help`)."""
-
-
-def no_display() -> bool:
-    """Whether this is a Linux machine on which no window can open."""
-    return sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def newest(given: Sequence[str]) -> str:
@@ -42,7 +36,7 @@ def newest(given: Sequence[str]) -> str:
 def main(argv: Sequence[str]) -> int:
     """Play the agent of a run folder; UsageError for a folder that holds no run and for numbers out of range."""
     parser = Parser("play", ABOUT)
-    what = "a folder below runs/ (of several the newest is played), or hf://USER/NAME[@REVISION]"
+    what = "a folder below runs/ (of several the newest is played), a model in it, or hf://USER/NAME"
     parser.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", help=what)
     parser.add_argument("--episodes", metavar="N", type=int, default=10, help="how many to play (default 10)")
     parser.add_argument("--video", action="store_true", help="film the episodes into RUN_DIR/videos")
@@ -59,13 +53,15 @@ def main(argv: Sequence[str]) -> int:
     from solorl.share.hub import run_dir_of
     from solorl.trust import FLAG, not_trusted
 
-    run_dir = run_dir_of(newest(args.run_dirs))
+    run_dir, model = run_dir_of(newest(args.run_dirs)), Play.model
+    if run_dir.suffix == ".safetensors" and run_dir.is_file():
+        run_dir, model = run_dir.parent, run_dir.name
     copy, original = script_of(run_dir)
     if original is None and not args.trust_script:
         raise UsageError(not_trusted(copy))
     if args.render and no_display():
         raise UsageError("solo play: --render needs a display and there is none here; --video films the episodes")
-    play = Play(args.episodes, args.video, args.render, args.seed, args.stochastic)
+    play = Play(args.episodes, args.video, args.render, args.seed, args.stochastic, model)
     how = "" if args.trust_script else FLAG
     play_script(original or copy, run_dir, play, neighbours=original not in (None, copy), how=how)
     return 0

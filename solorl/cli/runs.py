@@ -17,7 +17,7 @@ from solorl.cli import Parser
 from solorl.errors import UsageError, hint
 from solorl.files import is_locked, missing, read_json
 from solorl.metrics import last_rows
-from solorl.terminal import aligned, duration
+from solorl.terminal import aligned, duration, scores
 
 COLUMNS = ("env", "script", "seed", "status", "step", "evaluation", "size", "age", "folder")
 NUMBERS = (2, 4, 5, 6, 7)  # columns
@@ -103,7 +103,7 @@ def _files(path: Path) -> list[Path]:
 
 def as_row(run: RunFolder) -> tuple[str, ...]:
     """The cells of one line."""
-    evaluation = "-" if run.evaluation is None else f"{run.evaluation:.1f}"
+    evaluation = "-" if run.evaluation is None else scores(run.evaluation)[0]
     seed = "-" if run.seed is None else str(run.seed)
     age = days(time.time() - run.changed)
     numbers = (f"{run.step:,}", evaluation, bytes_of(run.size), age)

@@ -1,18 +1,22 @@
 """`solo train`: runs an algorithm file as `python FILE FLAGS` would, in one process or in several."""
 
+import ast
 import os
 import socket
 import subprocess
+import sys
 import time
+from argparse import ArgumentError
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from solorl import signals
-from solorl.catalog.header import find_path
+from solorl.args.command_line import check_ranges, given_arguments
+from solorl.catalog.header import find_path, parse_source
 from solorl.errors import UsageError
 from solorl.machine import command_of, end_with_parent
-from solorl.run.load import run_script
 
 HELP = """usage: solo train NAME_OR_PATH [flags...] [--nproc N]
 
@@ -37,10 +41,54 @@ def main(argv: Sequence[str]) -> int:
     if argv[0].startswith("-"):
         raise UsageError("solo train: the algorithm comes first, then its flags, as in `solo train ppo --seed 2`")
     path, (count, flags) = find_path(argv[0]), _processes(argv[1:])
+    check_flags(path, flags)
     if count > 1:
         return train_together(path, flags, count)
+    from solorl.run.load import run_script  # here: it loads torch
+
     run_script(path, flags)
     return 0
+
+
+def check_flags(path: Path, flags: Sequence[str]) -> None:
+    """Print the help of a file, or refuse its flags, as the file would, but at once: before anything that it imports.
+    UsageError."""
+    args_type = args_of(path)
+    if args_type is None:  # the file itself does it
+        return
+    try:
+        given = given_arguments(args_type, list(flags))
+        check_ranges(args_type(**given))
+    except ArgumentError as error:
+        raise UsageError(str(error)) from None
+    finally:
+        del sys.modules[args_type.__module__]
+
+
+def args_of(path: Path) -> Any:
+    """The class Args of a file, made from its text alone, in a module of its own; None where it needs more than the
+    dataclasses and types of the standard library and RunArgs, or has methods."""
+    from solorl.args.arguments import RunArgs
+
+    tree = parse_source(path)
+    module = ModuleType(f"{path.stem}.Args", ast.get_docstring(tree, clean=False))
+    module.__file__ = str(path.resolve())
+    vars(module)["RunArgs"] = RunArgs
+    imports = [
+        x for x in tree.body if isinstance(x, ast.ImportFrom) and x.module in ("__future__", "dataclasses", "typing")
+    ]
+    classes = [x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "Args"]
+    if len(classes) != 1 or any(isinstance(x, ast.FunctionDef) for x in classes[0].body):
+        return None
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(ast.Module([*imports, *classes], []), str(path), "exec"), vars(module))
+        if issubclass(module.Args, RunArgs):
+            return module.Args
+    except Exception:  # whatever the class needs of the rest of the file
+        pass
+    del sys.modules[module.__name__]
+    return None
 
 
 def _processes(flags: Sequence[str]) -> tuple[int, list[str]]:

@@ -24,10 +24,12 @@ from solorl.studies.storage import open_storage
 from solorl.studies.study import ATTEMPTS, Study
 from solorl.studies.task import words
 from solorl.studies.tune import METRIC, Search, Tuner
+from solorl.terminal import scores
 
 SHARED = ("local", "ray", "slurm")  # engines whose workers share folders with this machine
 EPILOG = """the space is in the script, as `lr: float = 2.5e-4  # learning rate [tune: log 1e-5..1e-2]`,
-or in a file; ppo, ppo_normalized and dqn, also in JAX, have one already:
+or in a file; ppo, ppo_normalized, ppo_continuous_action, dqn, sac_continuous_action and td3_continuous_action, also in
+JAX, have one already:
   learning-rate = "log 1e-5..1e-2"     a number, equally likely on a logarithmic scale
   gamma = "0.9..0.999"                 a number between the two
   num-steps = "32..512 step 32"        a whole number, in steps
@@ -165,8 +167,8 @@ def conclusion(study: Search, found: Any, code: int, script: str) -> list[str]:
     best = found.best_trial
     lines.append(f"best: trial {best.number} with {best.value:.3f}")
     for env_id in study.env_ids:
-        scores = ", ".join(f"{score:.1f}" for score in best.user_attrs.get(env_id, []))
-        lines.append(f"  {env_id}: {scores} (seeds {study.seeds[0]} to {study.seeds[-1]})")
+        texts = ", ".join(scores(*best.user_attrs.get(env_id, [])))
+        lines.append(f"  {env_id}: {texts} (seeds {study.seeds[0]} to {study.seeds[-1]})")
     flags = shlex.join(words(study.all_flags(best.params)))
     script, fresh, env_ids = shlex.quote(script), study.seeds[-1] + 1000, shlex.join(study.env_ids)
     lines.append(f"train with it:\n  solo train {script} --env-id {shlex.quote(study.env_ids[0])} {flags}")

@@ -8,7 +8,7 @@ from solorl.metrics import last_rows
 from solorl.studies.fleet import SCORE, Fleet, kind
 from solorl.studies.found import args_of
 from solorl.studies.worker import Worker
-from solorl.terminal import duration
+from solorl.terminal import duration, scores
 
 COLUMNS = {"running": "left", "seed": "right", "done": "right", "evaluation": "right", "for": "right"}
 
@@ -72,7 +72,7 @@ def table(fleet: Fleet) -> Any:
             Text(f"{task.script.name}{variant} {task.env_id}"),
             f"{task.seed}{seeds}",
             "" if share is None else f"{100 * share:.0f} %",
-            "" if score is None else f"{score:.1f}",
+            "" if score is None else scores(score)[0],
             duration(took),
         )
     return drawn

@@ -49,13 +49,16 @@ GAMES = {
 }
 
 
-# Families that other packages register: the part of an id before the slash -> (module, what pip installs).
+ROBOTICS = "gymnasium_robotics", "gymnasium-robotics; FlattenObservation in make_env makes its dicts vectors"
+# Families that other packages register: what an id has before the slash, or a pattern -> (module, what pip installs).
 NAMESPACES = {
     "games": ("solorl.envs.games", ""),  # ours
     "envpool": ("solorl.envs.envpool_env", "'solorl[envpool]'"),
     "ALE": ("ale_py", ""),  # our extra
     "MinAtar": ("minatar", "minatar"),
     "dm_control": ("shimmy", "'shimmy[dm-control]'"),
+    **dict.fromkeys(("Fetch*", "HandReach*", "HandManipulate*", "AntMaze*", "PointMaze*", "Adroit*"), ROBOTICS),
+    **dict.fromkeys(("MiniGrid-*", "BabyAI-*"), ("minigrid", "minigrid")),
 }
 
 
@@ -159,6 +162,7 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
     try:
         module, colon, name = env_id.rpartition(":")
         space, family = "ALE" if "NoFrameskip-v" in name else name.partition("/")[0], family_of(name)
+        space = next((pattern for pattern in NAMESPACES if not colon and fnmatch(space, pattern)), space)
         games = [package for pattern, packages in GAMES.items() if fnmatch(name, pattern) for package in packages]
         for package in (*(family or ())[1:], *NAMESPACES.get(space, ())[:1], *games):  # what this id imports
             if not package.startswith("solorl."):

@@ -21,6 +21,7 @@ from solorl.errors import UsageError
 from solorl.files import write_atomically
 from solorl.results import comparison as cmp
 from solorl.results import curves as cv
+from solorl.run.glyphs import legible
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#767676")
 DASHES = ("-", "--", ":", "-.")
@@ -262,6 +263,7 @@ def _write(figure: Figure, path: Path, kinds: Sequence[str] = ("png", "svg", "pd
     metadata = {"png": png, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context({"svg.hashsalt": "solorl", "pdf.fonttype": 42}):  # TrueType, which publishers ask for
         FigureCanvasAgg(figure)
+        legible(figure)
         for kind in kinds:
             data = BytesIO()
             figure.savefig(data, format=kind, metadata=metadata[kind])

@@ -21,8 +21,11 @@ def ancestors(script: str, runs: Runs) -> list[str]:
 
 
 def origin(runs: Runs) -> str:
-    """The first method of a script that others come from, and that comes from none of them; else the first method."""
+    """The first method of a script that others come from, and that comes from none of them; of the variants of one
+    script the first of its study; else the first method."""
     scripts = {method: several[0].script for method, several in runs.items()}
+    if len(set(scripts.values())) == 1:
+        return next((method for method in runs if any(run.first for run in runs[method])), next(iter(runs)))
     known = set(scripts.values())
     above = {script: known.intersection(ancestors(script, runs)) for script in known}
     named = set().union(*above.values())

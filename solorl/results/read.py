@@ -14,7 +14,7 @@ from solorl.results.tensorboard import read_tensorboard
 from solorl.terminal import plain
 
 
-def collect(run_dir: Path, folder: Path, variant: str = "") -> Path:
+def collect(run_dir: Path, folder: Path, variant: str = "", first: bool = False) -> Path:
     """Turn the finished run in `run_dir` into one file in `folder` and return its path.
 
     The bytes depend on the run only, and the file appears whole or not at all. Raises ResultError (a ValueError) where
@@ -23,7 +23,7 @@ def collect(run_dir: Path, folder: Path, variant: str = "") -> Path:
     result = read_folder(run_dir)
     if result.status != "finished":
         raise ResultError(f"{run_dir} is not finished ({result.status})")
-    return write(replace(result, variant=variant), folder)
+    return write(replace(result, variant=variant, first=first), folder)
 
 
 def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = False) -> tuple[list[Result], list[str]]:

@@ -62,6 +62,7 @@ class Result:
     together: int = 1  # runs trained at once by one process: the time is that of all, the speed that of this one
     parents: list[str] = field(default_factory=list)  # scripts that the script says it comes from, the nearest first
     critic: dict[str, Columns] = field(default_factory=dict)  # CRITIC in bins of equal step width; not stored
+    first: bool = False  # whether its variant is the first of the study
     source: str = ""  # where it was read from; not stored
     method: str = ""  # what `named` calls its method; not stored
 
@@ -227,5 +228,6 @@ KINDS: dict[str, Callable[[Any], bool]] = {  # what the fields of a result must 
     "last_100_episodes": lambda value: value is None or _is_number(value),
     "sps": lambda value: value is None or _is_amount(value),
     "parents": lambda value: isinstance(value, list) and all(map(_is_name, value)),
+    "first": lambda value: isinstance(value, bool),
     "together": lambda value: type(value) is int and 1 <= value <= LARGEST,
 }

@@ -129,7 +129,7 @@ CURVE_CAPTION = (
 PAIR_CAPTION = (
     "Better or worse on an environment: the exact two-sided rank-sum test gives p < 0.05 (not corrected for the number "
     "of environments). P(improvement): the chance that a run of the one method beats a run of the other, averaged over "
-    "environments, ties counted half; without an interval where there are too few runs for one."
+    "environments, ties counted half; none where there are too few runs for its interval."
 )
 SOURCE = "Statistics after Agarwal et al. 2021, https://arxiv.org/abs/2108.13264."
 
@@ -182,7 +182,10 @@ def total_table(comparison: cmp.Comparison) -> Table:
 def pair_table(comparison: cmp.Comparison) -> Table:
     """A row for each method against its opponent."""
     found = cmp.pairs(comparison)
-    rows: list[list[Cell]] = [[f"{one.x} against {one.y}", one.probability, one.better, one.worse] for one in found]
+    rows: list[list[Cell]] = [
+        [f"{one.x} against {one.y}", one.probability if one.probability.interval else "-", one.better, one.worse]
+        for one in found
+    ]
     return ["Comparison", "P(improvement)", "Better on", "Worse on"], rows
 
 

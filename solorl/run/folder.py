@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from solorl.errors import UsageError
 from solorl.files import near, remove_leftovers, sha256, write_atomically
 from solorl.machine import cpu_model, git_state
 from solorl.run.trackers import MetricsFile
-from solorl.scripts import script_paths
+from solorl.scripts import PACKAGE, in_checkout, script_paths
 from solorl.terminal import warn
 from solorl.trust import note_start
 
@@ -36,12 +38,22 @@ def new_path(args: RunArgs, script: Path) -> Path:
     return Path(args.runs_dir) / f"{name}__{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+@cache
+def own_state() -> str:
+    """The commit of this library's checkout, or a hash of its installed files: what a run of somebody's own script was
+    done with."""
+    if in_checkout() and (git := git_state(PACKAGE, ".")):
+        return f"g{git['commit'][:12]}{'.changed' * git['dirty']}"
+    files = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py"))))
+    return f"sha256.{files.hexdigest()[:12]}"
+
+
 def config_of(args: RunArgs, script: Path, device: Any) -> dict[str, Any]:
     """The circumstances of a run: its arguments, command, versions, git commit and machine."""
     versions = {}
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name) + f"+{own_state()}" * (name == "solorl")
     return {
         "format": 1,
         "script": script.name,

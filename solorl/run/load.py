@@ -31,7 +31,7 @@ from solorl.files import missing
 from solorl.run.evaluation import SCORE, Policy, open_game, open_games, play_scores, watch
 from solorl.run.folder import RunFolder
 from solorl.run.pictures import film_to
-from solorl.terminal import plain
+from solorl.terminal import plain, scores
 from solorl.trust import FLAG, HOW, not_trusted, trusted
 
 CACHE_SETTINGS = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "enable_compilation_cache")
@@ -79,8 +79,9 @@ class Play:
                 envs = open_games(make_env, args.env_id, len(seeds))
                 returns = play_scores(envs, policy, seeds, opponent)[0][SCORE]
             who, kind = " against random actions" if opponent else "", "stochastic" if self.stochastic else "greedy"
-            print(f"{plain(args.env_id)}: {returns.mean():.1f} ± {returns.std():.1f} over {len(seeds)} {kind} "
-                  f"episodes{who}, from {returns.min():.1f} to {returns.max():.1f}")  # fmt: skip
+            mean, std, low, high = scores(returns.mean(), returns.std(), returns.min(), returns.max())
+            who = f"{len(seeds)} {kind} episodes{who}"
+            print(f"{plain(args.env_id)}: {mean} ± {std} over {who}, from {low} to {high}")
             if self.video and (path := film_to(folder, "play.mp4", seeds[0], policy, make_env, args.env_id, opponent)):
                 print(f"video {plain(str(path))}")
 
@@ -235,6 +236,8 @@ def run_script(path: Path, flags: Sequence[str], neighbours: bool = True) -> Non
 def script_of(run_dir: Path) -> tuple[Path, Path | None]:
     """The copied script in a run folder, and the file outside of it that may be executed for it, if there is one;
     UsageError if the folder, its config.json or the script is missing, or the folder holds links."""
+    if run_dir.is_file():
+        raise UsageError(f"{run_dir} is a file, but a run is a folder: {run_dir.parent}")
     if not run_dir.is_dir():
         raise missing("run folder", run_dir)
     refuse_links(run_dir)

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ from gymnasium.vector.utils import batch_space, iterate
 from solorl.envs.returns import of_game, teams_of
 from solorl.envs.spaces import batch_of_one
 from solorl.files import read_json, write_atomically
+from solorl.machine import no_display
 from solorl.metrics import read_rows
 from solorl.run.evaluation import EPISODES, MAX_STEPS, SCORE, Policy, open_game, seats, stepwise
 from solorl.run.folder import RunFolder
 from solorl.terminal import warn
 
+NO_EGL = "MuJoCo draws without a display by EGL, which fails (on Debian: apt-get install libegl1 libgl1): "
 DRAWN = ("global_step", "charts/episodic_return", SCORE, "eval/episodic_return_std", EPISODES)
 
 
@@ -35,8 +37,6 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     """
     import imageio.v2 as imageio
 
-    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # without a display SDL complains on every start
     video: Any
     temporary = path.with_name(f".{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,6 +63,8 @@ def film_to(
     """Film one episode into a file in `videos`, against an opponent that of the first team's seat; returns its path,
     or None, with a warning, where that fails."""
     path = folder.path / "videos" / name
+    if no_display():
+        os.environ.setdefault("MUJOCO_GL", "egl")  # also where it is missing, so that the error names it
     try:
         folder.require()
         env = open_game(make_env, env_id, "rgb_array")
@@ -72,7 +74,9 @@ def film_to(
         finally:
             env.close()
     except Exception as error:  # no renderer, no codec, no space: a film is not worth a training
-        warn(f"no video: {type(error).__name__}: {error}")
+        frames = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)}
+        drawing = any(name.startswith(("gymnasium.envs.mujoco.mujoco_r", "mujoco.", "OpenGL")) for name in frames)
+        warn(f"no video: {NO_EGL * (drawing and no_display())}{type(error).__name__}: {error}")
         return None
     return path
 
@@ -85,6 +89,8 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
+
+    from solorl.run.glyphs import legible
 
     rows = []
     for row in read_rows(metrics)[0] if metrics.exists() else ():
@@ -118,6 +124,7 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
     axes.grid(alpha=0.25)
     if train or test:
         axes.legend(frameon=False)
+    legible(figure)
     data = BytesIO()
     FigureCanvasAgg(figure).print_png(data)
     write_atomically(picture, data.getvalue())

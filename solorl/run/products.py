@@ -15,7 +15,7 @@ from solorl.run.evaluation import OPPONENTS, Policy
 from solorl.run.pictures import draw_learning_curve, film_to
 from solorl.run.summary import how_to_go_on, summary
 from solorl.run.upload import solo, upload
-from solorl.terminal import paint, warn
+from solorl.terminal import paint, scores, warn
 
 UNSAVED = 4  # exit code of a run that has come to its end, but could not write all of it
 
@@ -43,14 +43,14 @@ class Products(Course):
             self.meter.add_row(self.step, row)
             self._write_rows(row)
             _, mean, std = evaluator.last
-            score = f"evaluation {mean:.1f} ± {std:.1f} over {evaluator.episodes} episodes"
+            score = f"evaluation {' ± '.join(scores(mean, std))} over {evaluator.episodes} episodes"
             self._say(paint(f"step {self.step:>10,}  {score}", "cyan"))
             if evaluator.improved and self.args.save_model:
                 self._save_model("model.safetensors")
             if (again := evaluator.confirm(policy, make_env, opponent)) is not None:
                 reached = evaluator.reaches(again)
                 self.ending = "target" if reached else self.ending
-                line = f"target {self.args.target_return:g} reached; on fresh seeds {again:.1f}: "
+                line = f"target {self.args.target_return:g} reached; on fresh seeds {scores(again)[0]}: "
                 done, colour = ("done", "green") if reached else ("continuing", "cyan")
                 self._say(paint(line + done, colour))
             if self.args.capture_video:
@@ -97,8 +97,8 @@ class Products(Course):
             self._save_model("model_last.safetensors")
         self._finish("stopped" if self.ending == "stop" else "finished")
         self._draw()
-        _, mean, std = self.evaluator.last
-        score = f"{mean:.1f} ± {std:.1f} over {self.evaluator.episodes} episodes, best {self.evaluator.best:.1f}"
+        mean, std, best = scores(*self.evaluator.last[1:], self.evaluator.best)
+        score = f"{mean} ± {std} over {self.evaluator.episodes} episodes, best {best}"
         for line in summary(self.dir, self.step, self.meter.wall_time(), score, self.args.save_model):
             self._say(line)
         self._require_saved()

@@ -141,9 +141,8 @@ class Checkpoints:
             return f"it had one of step {record['checkpoint']}"
         if record.get("status", "running") not in ("running", "failed"):
             return f"its status is {record['status']}"
-        known = "checkpoint" in record  # folders of version 0.1 do not say
-        models = ["model_last.safetensors"] if known else ["model_last.safetensors", "model.safetensors"]
-        return next((f"there is a {name}" for name in models if (self.run_dir / name).exists()), "")
+        name = "model_last.safetensors"
+        return f"there is a {name}" if (self.run_dir / name).exists() else ""
 
     def _resume_replays(self, saved: Mapping[str, Any]) -> None:
         for name, part in self.replays.items():

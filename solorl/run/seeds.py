@@ -28,7 +28,6 @@ from solorl.checkpoints.replay_jax import replays_of, with_own_buffers, without_
 from solorl.compute import xla
 from solorl.compute.device import device_words
 from solorl.envs.open import open_envs
-from solorl.envs.surroundings import undisturbed
 from solorl.errors import quit_with
 from solorl.files import near, write_atomically
 from solorl.machine import own_cores
@@ -38,7 +37,7 @@ from solorl.run.products import UNSAVED
 from solorl.run.summary import how_to_go_on
 from solorl.run.trainings import Part, PolicyOfSeed, Trainings
 from solorl.run.verbs import Run
-from solorl.terminal import Progress, paint, say, warn, wiped
+from solorl.terminal import Progress, paint, say, scores, warn, wiped
 
 WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they change nothing
     "compile": "these files are always compiled",
@@ -381,5 +380,5 @@ class Runs:
         found = [run.evaluator.last[:2] for run in self.runs]
         means = [mean for at, mean in found if (step is None and at >= 0) or at == step]
         if self.num_seeds > 1 and means:
-            span = f"from {min(means):.1f} to {max(means):.1f}"
-            self._say(paint(f"{when}  evaluation {np.mean(means):.1f}, {span}, {len(means)} seeds", "cyan"))
+            mean, *ends = scores(np.mean(means), min(means), max(means))
+            self._say(paint(f"{when}  evaluation {mean}, from {' to '.join(ends)}, {len(means)} seeds", "cyan"))

@@ -17,6 +17,7 @@ from solorl.files import near, read_json, write_atomically
 from solorl.run.evaluation import open_games
 from solorl.run.load import LoadedPolicy, load, script_of
 from solorl.run.upload import solo
+from solorl.terminal import scores
 from solorl.trust import note_start
 
 PREFIX = "hf://"  # of an address on the Hugging Face hub
@@ -34,7 +35,7 @@ class Teacher:
     files: dict[str, bytes]  # what the copy holds, by name; empty where there is one already
 
     def __str__(self) -> str:
-        return f"{self.address}: {self.script}, evaluation {self.policy.score:.1f}"
+        return f"{self.address}: {self.script}, evaluation {scores(self.policy.score)[0]}"
 
     @classmethod
     def find(cls, address: str, run_dir: Path, device: str, trust_script: bool) -> "Teacher":

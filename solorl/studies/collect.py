@@ -43,7 +43,8 @@ class Collector:
                     return self._is_kept_without(task, said)
                 if ours:
                     self._say(f"again      {task}: its table {path} is missing, damaged or of another run")
-                path = collected(task, run_dir, self.folder)
+                first = task.variant == next(iter(self._study.tasks.values())).variant
+                path = collected(task, run_dir, self.folder, first)
             self.tables.add(task.id)
             about = {"path": str(path.absolute()), "sha256": sha256(path)}
             with contextlib.suppress(OSError):
@@ -88,13 +89,14 @@ class Collector:
             yield place / name if known and (place / name).is_dir() else None
 
 
-def collected(task: Task, run_dir: Path, folder: Path) -> Path:
-    """Write the table of a finished run into `folder`; the name of a TensorBoard folder does not say whose it is.
+def collected(task: Task, run_dir: Path, folder: Path, first: bool = False) -> Path:
+    """Write the table of a finished run into `folder`; `first`: whether its variant is the first of the study. The name
+    of a TensorBoard folder does not say whose it is.
 
     Raises ResultError (a ValueError) where the run cannot be read, OSError where the table cannot be written.
     """
     if task.script.ours or is_run_dir(run_dir):
-        return collect(run_dir, folder, task.variant)
+        return collect(run_dir, folder, task.variant, first)
     found = read_tensorboard(run_dir, (task.env_id, task.script.name, task.seed))
     result = replace(
         found,
@@ -105,5 +107,6 @@ def collected(task: Task, run_dir: Path, folder: Path) -> Path:
         script_sha256=task.script.sha256,
         args={name.removeprefix("--"): " ".join(values) for name, values in task.flags.items()},
         status="finished",
+        first=first,
     )
     return results.write(result, folder)

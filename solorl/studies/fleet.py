@@ -24,6 +24,7 @@ from solorl.studies.resources import Resources
 from solorl.studies.storage import FULL, refusal
 from solorl.studies.study import Study, used
 from solorl.studies.task import Task
+from solorl.terminal import scores
 
 LOOK = {"local": 0.2, "slurm": 10.0, "aws-batch": 10.0}  # seconds between two looks at the files, by engine
 LOOK_ELSEWHERE = 3.0
@@ -199,7 +200,7 @@ class Fleet:
         took = f" in {seconds:.1f} s" if isinstance(seconds, int | float) else ""
         if took:
             self.seconds.setdefault(kind(task), []).append(float(seconds or 0))
-        evaluation = f", evaluation {score:.1f}" if isinstance(score, int | float) else ""
+        evaluation = f", evaluation {scores(score)[0]}" if isinstance(score, int | float) else ""
         self.view.say(f"finished   {task}{took}{evaluation}  ({self.summary()})")
         self.collector.keep(task, said=True)
         return True

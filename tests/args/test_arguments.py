@@ -315,10 +315,12 @@ def test_a_suite_may_write_integers_as_people_do():
         ("--target-kl none", "--target-kl must be a number, got 'none'"),
         ("--num-envs", "--num-envs needs a value"),
         ("--num-envs --seed 1", "--num-envs needs a value"),
-        ("--anneal-lr False", "'False' does not follow a flag that takes a value"),
+        ("--anneal-lr False", "--anneal-lr takes no value, got 'False'; write --anneal-lr or --no-anneal-lr"),
+        ("--seed 2 --no-anneal-lr 1", "--anneal-lr takes no value, got '1'; write --anneal-lr or --no-anneal-lr"),
         ("--anneal-lr=False", "--anneal-lr or --no-anneal-lr takes no value"),
-        ("--seed 3 4", "'4' does not follow a flag that takes a value"),
-        ("@file", "'@file' does not follow a flag that takes a value"),
+        ("--seed 3 4", "'4' does not follow a flag that takes a value; did you mean --env-id 4?"),
+        ("--env-id A 4", "'4' does not follow a flag that takes a value"),
+        ("Acrobot-v1", "'Acrobot-v1' does not follow a flag that takes a value; did you mean --env-id Acrobot-v1?"),
     ],
 )
 def test_a_sentence_names_flag_value_and_type(argv, sentence):
@@ -335,7 +337,9 @@ def test_other_types_are_set_in_the_file(made):
 
 def test_ranges_need_the_source():
     args_type = dataclasses.make_dataclass("Args", [("x", int, 1)], bases=(RunArgs,))
-    assert refusal(args_type) == "the source of Args, which has the ranges of the arguments, cannot be read"
+    sentence = refusal(args_type)  # as in a notebook
+    assert sentence.startswith("the source of Args, which has the ranges of the arguments, cannot be read here")
+    assert "`python FILE.py` or `solo train FILE.py`" in sentence
 
 
 def test_the_reader_needs_the_standard_library_only():

@@ -57,6 +57,8 @@ CASES = {
     "--env-id probes:ActionCounts-v0 --target-return auto": "probes:ActionCounts-v0 has no reward threshold for "
     "--target-return auto; give a number",
     "--resume nowhere": "there is no run folder nowhere",
+    "--env-id FetchReach-v4": "FetchReach-v4 needs a package: pip install gymnasium-robotics",
+    "--env-id MiniGrid-Empty-5x5-v0": "MiniGrid-Empty-5x5-v0 needs a package: pip install minigrid",
 }
 
 

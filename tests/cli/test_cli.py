@@ -4,13 +4,11 @@ import ast
 import inspect
 import json
 import os
-import random
 import re
 import runpy
 import subprocess
 import sys
 from dataclasses import fields
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -23,9 +21,11 @@ from solorl import __version__, cli, scripts
 from solorl.args.arguments import RunArgs
 from solorl.catalog import header as catalog
 from solorl.catalog import stub
+from solorl.catalog.header import parse_source
+from solorl.catalog.source import fields_of
 from solorl.catalog.standalone import attributes_of, standalone, stub_with
-from solorl.cli import diff
 from solorl.cli.listing import core_seconds
+from solorl.cli.train import args_of
 from solorl.errors import UsageError
 from solorl.results.result import Result
 from solorl.results.result import write as write_result
@@ -121,7 +121,6 @@ BAD_INPUT = [
     (("copy", "a", "--standalone", "--forse"), "did you mean --force?"),
     (("diff", "a"), "a.py names no file that it comes from: solo diff needs a second file"),
     (("diff", "a", "zzz"), "there is no algorithm zzz"),
-    (("diff", "a", "b", "--html", "b.py"), "must end in .html"),
     (("new", "c"), "--from"),
     (("new", "b", "--from", "a"), "there is an algorithm b already"),
     (("new", "1c", "--from", "a"), "cannot name a file"),
@@ -289,6 +288,38 @@ def test_train_shows_the_algorithms_own_help():
     assert done.returncode == 0 and "--num-envs" in done.stdout
 
 
+WITHOUT_TORCH = """
+import sys
+from solorl.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    assert not {"torch", "jax"} & set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("flag", "code"), [("--help", 0), ("--no-such-flag", 2), ("--gamma=2", 2), ("CartPole-v1", 2)])
+def test_train_answers_without_torch(flag, code):
+    done = run(sys.executable, "-c", WITHOUT_TORCH, "train", "ppo", flag)
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+    if code == 0:
+        itself = run(sys.executable, ROOT / "algorithms/ppo/ppo.py", flag)
+        assert done.stdout == itself.stdout
+
+
+def test_the_args_of_every_file_are_read_from_its_text(tmp_path):
+    """So help and refusals need nothing that a file imports; only a file of one's own may need it."""
+    for path in scripts.script_paths().values():
+        args_type = args_of(path)
+        assert {*fields_of(parse_source(path))} == {*args_type.__annotations__}, path
+        del sys.modules[args_type.__module__]
+    own = tmp_path / "own.py"
+    text = "from solorl import RunArgs\nSIZE = 3\nclass Args(RunArgs):\n    size: int = SIZE\n"
+    for more in ("", "    def __post_init__(self): pass\n"):
+        own.write_text(text.replace("SIZE\n", "3\n") + more if more else text)
+        assert args_of(own) is None and not [name for name in sys.modules if name.startswith("own")]
+
+
 def run_folder(path, config, script="show.py"):
     """A folder that looks like that of a run."""
     path.mkdir()
@@ -305,6 +336,15 @@ def test_play_asks_the_script_of_the_run(solo, tmp_path):
     asked = solorl.run.load.Play(episodes=3, video=True, render=False, seed=7)
     assert code == 0 and out == f"{['--resume', str(folder), '--device', 'auto']} {asked}\n"
     assert solorl.run.load.play_wanted() is None
+
+
+def test_play_takes_a_model_of_a_run_and_others_name_its_folder(solo, tmp_path):
+    folder = run_folder(tmp_path / "r", '{"script": "show.py", "args": {}}')
+    (folder / "model_last.safetensors").write_bytes(b"")
+    code, out, _ = solo("play", folder / "model_last.safetensors", "--trust-script")
+    asked = solorl.run.load.Play(model="model_last.safetensors")
+    assert code == 0 and out == f"{['--resume', str(folder), '--device', 'auto']} {asked}\n"
+    refused(solo("play", folder / "config.json"), "config.json is a file, but a run is a folder: " + str(folder))
 
 
 def test_play_refuses_what_is_no_run(solo, tmp_path, monkeypatch):
@@ -696,10 +736,9 @@ def test_diff_colors_the_words_that_differ(solo, pair, monkeypatch):
     assert "\033" not in solo("diff", *pair, "--no-color")[1]
 
 
-def test_diff_without_git_is_a_sentence_and_the_page_needs_none(solo, pair, monkeypatch):
+def test_diff_without_git_is_a_sentence(solo, pair, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    refused(solo("diff", *pair), "solo diff needs git to print a difference; --html FILE writes a page without it")
-    assert solo("diff", *pair, "--html", "d.html")[0] == 0
+    refused(solo("diff", *pair), "solo diff needs git to print a difference")
 
 
 def test_diff_of_one_file_is_with_what_it_comes_from(solo, tree, tmp_path, monkeypatch):
@@ -712,69 +751,6 @@ def test_diff_of_one_file_is_with_what_it_comes_from(solo, tree, tmp_path, monke
         assert code == 0 and f"\nb.py -> {name}: " in out, err
     (tmp_path / "bare.py").write_text("x = 1\n")
     refused(solo("diff", "bare.py"), "the header of bare.py names no file")
-
-
-def test_diff_shows_every_line_once_and_in_order():
-    """Whatever the texts: the rows hold all lines of both, in order, and those that differ are those counted."""
-    random.seed(0)
-    for _ in range(60):
-        a = [random.choice("abcdefgh") * random.randint(1, 3) for _ in range(random.randint(0, 25))]
-        b = [line if random.random() < 0.7 else random.choice("abcxyz") for line in a if random.random() < 0.9]
-        rows = list(diff.rows(a, b))
-        assert [i for i, _ in rows if i is not None] == list(range(len(a)))
-        assert [j for _, j in rows if j is not None] == list(range(len(b)))
-        changed = [row for row in rows if not diff.is_equal(row, a, b)]
-        added, removed = diff.count_changes(a, b)
-        assert sum(j is not None for _, j in changed) == added and sum(i is not None for i, _ in changed) == removed
-        assert [row for _, stretch in diff.fold(rows, a, b) for row in stretch] == rows
-
-
-def test_diff_puts_lines_that_are_alike_side_by_side():
-    a, b = ["x = 1", "y = 2", "total = a + b + c"], ["new line here", "total = a + b + d"]
-    assert list(diff.rows(a, b)) == [(0, 0), (1, None), (2, 1)]
-    assert diff.parts_of((0, 0), a, b) == ([("x = 1", False)], [("new line here", False)])
-    left, right = diff.parts_of((2, 1), a, b)
-    assert left == [("total = a + b + ", False), ("c", True)] and right[-1] == ("d", True)
-
-
-class Page(HTMLParser):
-    """Which tags a page opens, and whether each is closed."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.links, self.marked = [], [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.links += [value for name, value in attrs if name in ("href", "src")]
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] in ("del", "ins"):
-            self.marked.append(data)
-
-
-def test_diff_page_stands_alone(solo, pair, tmp_path):
-    code, out, _ = solo("diff", *pair, "--html", tmp_path / "d.html")
-    assert code == 0 and out == "wrote d.html\nold.py -> new.py: +2/-2 lines\n"
-    text = (tmp_path / "d.html").read_text()
-    page = Page(text)
-    assert page.open == [] and page.links == [] and "script" not in page.tags and "@import" not in text
-    assert page.tags.count("details") == 1 and "<summary>15 equal lines</summary>" in text
-    assert page.marked == ["2", "3"]
-    assert "&lt;new&gt; &amp; &#x27;more&#x27;" in text and "+2</span>" in text and "-2</span>" in text
-    assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
-
-
-def test_diff_page_names_both_files(solo, tree, tmp_path):
-    assert solo("diff", "a", "b", "--html", "d.html")[0] == 0
-    text = (tmp_path / "d.html").read_text()
-    assert "<h1>a.py → b.py</h1>" in text and "Title of a." in text and "Title of b." in text
 
 
 # ---------------------------------------------------------------------- new

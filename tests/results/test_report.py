@@ -257,6 +257,8 @@ def test_too_few_runs_have_no_interval(runs, given):
         scores |= {(f"E{i}-v0", "new"): [2.0] * n, (f"E{i}-v0", "old"): [1.0] * m}
     (pair,) = comparison.pairs(comparison.compare(made(scores), baseline="old"))
     assert pair.probability == comparison.Estimate(1.0, (1.0, 1.0) if given else None)
+    [[_, shown, *_]] = report_text.pair_table(comparison.compare(made(scores), baseline="old"))[1]
+    assert shown == (pair.probability if given else "-")  # 1.00 of one run against one says nothing
     sentence = report_text.verdict(pair)
     assert ("P(improvement)" in sentence) == given
     assert not pair.few or ("too few runs" in sentence and ("or for an interval" in sentence) == (not given))

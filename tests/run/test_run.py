@@ -16,17 +16,19 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, documented_keys, drop_last_checkpoint, environment, refused, rows, run, script
+from conftest import ROOT, comparable, documented_keys, drop_last_checkpoint, environment, refused, rows, run, script
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from solorl import Run, RunArgs
+from solorl import Run, RunArgs, __version__
 from solorl.checkpoints import checkpoint as state
 from solorl.compute import device
 from solorl.envs.surroundings import random_states, undisturbed
 from solorl.errors import UsageError
 from solorl.results import figures
 from solorl.run import evaluation, trackers
+from solorl.run import folder as run_folder
+from solorl.run.folder import own_state
 from solorl.run.meter import Meter
 from solorl.run.summary import how_to_go_on
 
@@ -128,6 +130,21 @@ def test_episodes_counted_step_by_step_or_all_at_once_agree(tmp_path):
 
 
 # ---------------------------------------------------------------------- files
+def test_a_run_names_the_commit_or_the_files_of_the_library(tmp_path, monkeypatch):
+    """A script of one's own has a repository of its own, or none."""
+    head = run("git", "-C", ROOT, "rev-parse", "HEAD").stdout[:12]
+    assert own_state.__wrapped__().removesuffix(".changed") == f"g{head}"
+    (tmp_path / "solorl").mkdir()
+    monkeypatch.setattr(run_folder, "PACKAGE", tmp_path / "solorl")
+    monkeypatch.setattr(run_folder, "in_checkout", lambda: False)
+    said = set()
+    for text in ("x = 1\n", "x = 2\n"):
+        (tmp_path / "solorl/a.py").write_text(text)
+        said.add(own_state.__wrapped__())
+    assert len(said) == 2
+    assert all(re.fullmatch(r"sha256\.[0-9a-f]{12}", one) for one in said)
+
+
 @pytest.mark.disk
 def test_the_run_folder_tells_the_whole_story(train):
     v = train("ppo", *TINY, "--eval-every", "300", "--capture-video", "--exp-name", "mine")
@@ -138,6 +155,7 @@ def test_the_run_folder_tells_the_whole_story(train):
     assert config["script"] == "ppo.py" and config["args"]["num_steps"] == 32 and config["args"]["exp_name"] == "mine"
     assert config["versions"]["torch"] == torch.__version__ and config["machine"]["cores"] == os.cpu_count()
     assert len(config["git"]["commit"]) == 40
+    assert config["versions"]["solorl"] == f"{__version__}+{own_state()}"
     assert (folder / "ppo.py").read_bytes() == script("ppo").read_bytes()
     assert json.loads((folder / "status.json").read_text())["status"] == "finished"
     steps = [row["global_step"] for row in rows(folder, "losses/value_loss")]

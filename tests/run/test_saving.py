@@ -57,17 +57,11 @@ def test_a_run_that_has_lost_its_checkpoint_is_refused_and_left_as_it_is(train):
         (folder / "status.json").write_text(json.dumps(record | {"status": "running"} | changes))
         (folder / "model_last.safetensors").unlink()
 
-    def killed_in_version_0_1(folder):
-        killed(folder)
-        old = {key: value for key, value in record.items() if key != "checkpoint"} | {"status": "running"}
-        (folder / "status.json").write_text(json.dumps(old))
-
     cases = {
         "it had one of step 640": lambda folder: None,
         "it had one of step 320": lambda folder: killed(folder, checkpoint=320),
         "its status is finished": lambda folder: killed(folder, checkpoint=None, status="finished"),
         "there is a model_last.safetensors": lambda folder: (folder / "status.json").unlink(),
-        "there is a model.safetensors": killed_in_version_0_1,
     }
     for i, (words, prepare) in enumerate(cases.items()):
         folder = run_dir.with_name(f"copy{i}")

@@ -13,6 +13,15 @@ from solorl.run import trackers
 FACTS = ["step  25,600", "return  123.4", "evaluation  500.0", "12 s left", "21,535 steps/s"]
 
 
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [((0.85,), ["0.85"]), ((0.75, 0.5), ["0.75", "0.50"]), ((1.0, 0.0), ["1.0", "0.0"]), ((5.04,), ["5.04"]),
+     ((490.04, 3.27), ["490.0", "3.3"]), ((-140.26,), ["-140.3"]), ((), []), ((float("nan"),), ["nan"])],
+)  # fmt: skip
+def test_scores_have_the_digits_that_tell_them_apart(values, texts):
+    assert terminal.scores(*values) == texts
+
+
 class Terminal(io.StringIO):
     """A file that says it is a terminal."""
 

@@ -123,6 +123,7 @@ def test_policies_with_observations_or_actions_of_parts_are_refused(name, traine
     refused(solo("export", run_dir, tmp_path / "policy.onnx"), "cannot be exported", PARTS[name])
 
 
+IN_JAX = ["ppo_lstm_jax"]  # files in JAX with memory
 # Files whose policies take a mask of the allowed actions.
 MASKED = [name for name, path in scripts.script_paths().items() if "action_mask" in path.read_text()]
 
@@ -134,8 +135,20 @@ def test_policies_that_take_a_mask_are_refused(name, trained, solo, tmp_path):
     refused(solo("export", run_dir, tmp_path / "policy.onnx"), "action_mask", "an exported one cannot")
 
 
+def test_the_page_names_every_file_that_is_refused():
+    page = (scripts.PACKAGE.parent / "docs/share.md").read_text()
+    refusals = page.partition("Refused, with a sentence, are\n")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"`(\w+)`", refusals)) == sorted([*PARTS, *MASKED, *IN_JAX])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in scripts.script_paths() if name not in [*PARTS, *MASKED]])
+def test_memory_in_jax_is_refused(trained, solo, tmp_path):
+    run_dir, _ = trained(IN_JAX[0], " ".join(flags_of(IN_JAX[0])))
+    refused(solo("export", run_dir, tmp_path / "policy.onnx"), "it is in JAX and has memory")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in scripts.script_paths() if name not in [*PARTS, *MASKED, *IN_JAX]])
 def test_every_algorithm_is_exported(name, trained, solo, tmp_path):
     """With the dtype of the environment: bytes for images."""
     run_dir, policy = trained(name, " ".join(flags_of(name)))

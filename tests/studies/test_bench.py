@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from solorl import machine
 from solorl.cli.view import Lines, seconds_left, table
 from solorl.errors import UsageError
 from solorl.results import result as results
+from solorl.results.comparison import compare
+from solorl.results.read import read_all
 from solorl.studies import plan, task
 from solorl.studies.engines import Submission
 from solorl.studies.engines.workers import LocalCluster
@@ -830,6 +833,55 @@ def test_bad_command_line_is_one_sentence(solo, place, words, sentence):
     (place / "sub/fake.py").write_text(FAKE.read_text() + "\n")
     refused(solo("bench", *words), sentence)
     assert not (place / "runs").exists()
+
+
+SWEEP = ["bench", "ppo", "--env-ids", "CartPole-v1", "--dry-run"]
+
+
+def test_a_sweep_has_a_variant_for_each_value(solo, place):
+    code, out, err = solo(
+        *SWEEP, "--sweep", "clip-coef=0.1,0.2", "--sweep", "anneal-lr=true,false", "--", "--gamma", "1"
+    )
+    assert code == 0, err
+    found = [line.partition("--runs-dir")[0].split("--seed 1 ")[1].strip() for line in out.splitlines()]
+    assert found == [f"--gamma 1 --clip-coef {c} --{no}anneal-lr" for c in ("0.1", "0.2") for no in ("", "no-")]
+    names = [Path(line.split()[-1]).name.split("__")[1] for line in out.splitlines()]
+    assert names[0] == "anneal-lr_clip-coef=0.1_gamma=1" and len(set(names)) == 4
+    named = solo(*SWEEP, "--sweep", "clip-coef=0.1,0.2", "--variant", "mine")[1].splitlines()
+    assert [Path(line.split()[-1]).name.split("__")[1] for line in named] == [
+        "mine_clip-coef=0.1",
+        "mine_clip-coef=0.2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [(["clip-coef"], "--sweep is a flag with different values, as kl-coef=0,0.1,1, not clip-coef"),
+     (["clip-coef=1,,2"], "not clip-coef=1,,2"), (["clip-coef=1,1"], "not clip-coef=1,1"),
+     (["clip-coff=1,2"], "no flag --clip-coff; did you mean --clip-coef?"),
+     (["gamma=0.9", "gamma=0.99,1"], "--sweep names a flag twice"), (["seed=1,2"], "--seed cannot be a flag")],
+)  # fmt: skip
+def test_a_sweep_that_cannot_be(solo, place, given, sentence):
+    refused(solo(*SWEEP, *(word for text in given for word in ("--sweep", text))), sentence)
+
+
+def test_a_suite_sweeps_by_its_variants(solo, place):
+    (place / "s.toml").write_text(SUITE)
+    refused(solo("bench", "s.toml", "--sweep", "x=1,2"), "--sweep is for scripts; s.toml says it itself")
+
+
+def test_the_first_variant_of_a_suite_is_the_baseline_of_its_report(solo, place):
+    """Whatever the order of the names and of the runs."""
+    variants = "variants = {b = {total-timesteps = 3}, a = {total-timesteps = 2}, c = {total-timesteps = 4}}"
+    (place / "s.toml").write_text(SUITE + variants)
+    code, out, err = solo("bench", "s.toml", "--results", "results", "--workers", "2")
+    assert code == 0, out + err
+    found, _ = read_all([place / "results"])
+    assert {run.variant for run in found if run.first} == {"b"} and len(found) == 6
+    found = [replace(run, last_100_episodes=float(run.seed)) for run in found]  # the stand-in has no score
+    compared = compare(found, metric="train")
+    assert compared.baseline == "fake b" and set(compared.opponents.values()) == {"fake b"}
+    assert compare(found, metric="train", baseline="fake c").baseline == "fake c"
 
 
 def test_variants_that_a_flag_of_the_command_line_makes_the_same_are_refused(solo, place):

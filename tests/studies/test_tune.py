@@ -309,7 +309,10 @@ class Args(RunArgs):
     assert task.argv()[-5:] == ("--learning-rate", "0.0001", "--num-steps", "32", "--no-anneal-lr")
 
 
-@pytest.mark.parametrize("name", ["ppo", "ppo_normalized", "ppo_jax", "dqn", "dqn_jax"])
+OFF_POLICY = ["sac_continuous_action", "sac_continuous_action_jax", "td3_continuous_action"]
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_normalized", "ppo_jax", "dqn", "ppo_continuous_action", *OFF_POLICY])
 @pytest.mark.parametrize("installed", [False, True])
 def test_space_of_an_algorithm_is_the_one_that_is_shipped(tmp_path, monkeypatch, name, installed):
     """In a checkout that of `benchmark/spaces`, which the wheel has inside the package."""
