@@ -30,11 +30,11 @@ from solorl.studies.plan import (
     short,
 )
 from solorl.studies.plan_file import LONGEST_LEASE, MOST_ATTEMPTS
-from solorl.studies.records import read_records
 from solorl.studies.resources import read_resources
 from solorl.studies.storage import Folder, open_storage
 from solorl.studies.study import ATTEMPTS, LEASE, Study
 from solorl.studies.task import Task
+from solorl.studies.until import expected, read_time
 from solorl.studies.worker import command, why_again
 from solorl.terminal import duration
 
@@ -102,6 +102,7 @@ def _parser() -> Parser:
         "--results", metavar="DIR", type=Path, help="default benchmark/results/NAME OF SUITE OR SCRIPTS"
     )
     parser.add_argument("--runs-dir", metavar="DIR", type=Path, help="default runs/bench/NAME OF SUITE OR SCRIPTS")
+    parser.add_argument("--until", metavar="HH:MM", help="begin no run that cannot end by this time of day")
     fleet.add_flags(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run nothing")
     return parser
@@ -186,11 +187,16 @@ def run(plan: Plan, args: Any, where: str, folder: Path) -> int:
         raise UsageError(f"solo bench: --lease must be from 1 to {LONGEST_LEASE:,.0f} seconds, not {lease:g}")
     if local and args.detach:
         raise UsageError("solo bench: --detach is for clusters; the engine local works only while the command runs")
+    if args.until and not local:
+        raise UsageError("solo bench: --until is for the engine local; on a cluster --time limits each run")
+    until = read_time(args.until) if args.until else 0.0
     options = fleet.engine_options(args, plan)
     cluster = open_engine(args.engine, options)
     view: Lines | Table = Table() if local and sys.stdout.isatty() else Lines()
     study = Study(open_storage(where), plan.name, {task.id: task for task in plan.tasks}, attempts, lease)
     runner = Fleet(study, plan.tasks, cluster, options, view, folder)
+    if until and runner.local:
+        runner.local.may_begin = lambda task: time.time() + expected(study, task, folder) < until
     began, place = time.monotonic(), shlex.quote(where)
     write(study, plan, forgive=local and not kept)
     count = f"{len(plan.tasks)} {'run' if len(plan.tasks) == 1 else 'runs'}"
@@ -210,7 +216,6 @@ def write(study: Study, plan: Plan, forgive: bool) -> None:
     """Write the plan; with `forgive` what has failed before may fail again. UsageError where the storage refuses,
     unless all is there."""
     try:
-        read_records(study)
         study.write()
         if forgive:
             found = standings(study, plan.tasks)
@@ -233,6 +238,8 @@ def conclusion(runner: Fleet, code: int, seconds: float, again: str) -> list[str
     ):
         lines += [f"{len(reasons)} {what}"] if reasons else []
         lines += [f"  {task}: {reasons[task.id]}" for task in tasks if task.id in reasons]
+    if late := len(runner.late):
+        lines.append(f"{late} not begun, because they could not end in time; the same command continues")
     if code > 1:
         lines.append("interrupted; the same command continues")
     if collector.tables:

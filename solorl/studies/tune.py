@@ -27,7 +27,6 @@ from solorl.studies.found import newest
 from solorl.studies.journal import completed, counted, is_owned, states, this_command
 from solorl.studies.lease import Lease
 from solorl.studies.plan import Flags, Script, Task, as_flag, merge
-from solorl.studies.records import read_records
 from solorl.studies.resources import Resources
 from solorl.studies.space import Space
 from solorl.studies.storage import refusal
@@ -264,7 +263,6 @@ class Tuner:
             return False
         trial.waiting.remove(task)
         self.runs.tasks[task.id] = task
-        read_records(self.runs)
         if self.runs.is_done(task.id):
             self._score(trial, task)
             return True
