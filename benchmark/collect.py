@@ -58,7 +58,7 @@ def _nearest(one: Result, known: list[tuple[str, Result]], anywhere: bool = Fals
 
 
 def collect(source: Path, results: Path, dry: bool = False) -> int:
-    """Move all that is in `source`; how many files stay, because nothing tells where they belong or another is there."""
+    """Move all that is in `source`; how many files stay: nothing tells where they belong, or another is there."""
     folders = [path for path in results.iterdir() if path.is_dir() and path.name not in CLOSED and path != source]
     known = [(folder.name, read(path)) for folder in folders for path in folder.glob("*.json.gz")]
     left = 0

@@ -26,7 +26,8 @@ from solorl.results.read import read_all
 from solorl.terminal import duration
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, SPEED, ALGORITHMS = "docs/results.md", "docs/speed.md", "algorithms/README.md"
+sys.path.insert(0, str(ROOT / "benchmark"))
+RESULTS, SPEED, ALGORITHMS, PROOF = "docs/results.md", "docs/speed.md", "algorithms/README.md", "docs/proof.md"
 FAMILY = "algorithms/actor_critic/README.md"
 FAMILIES = ("ppo", "dqn", "actor_critic", "pqn", "multi_agent", "offline")
 PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE = LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
@@ -157,9 +158,16 @@ def words(page, marker, report):
 
 def speed(module, data):
     """The Markdown table that a benchmark makes of its data; a sentence where it has not been run."""
-    sys.path.insert(0, str(ROOT / "benchmark"))
     path = ROOT / f"benchmark/results/speed/{data}.json"
     return importlib.import_module(module).table(path) if path.exists() else NOT_YET
+
+
+@lru_cache
+def proof():
+    """(page, marker) -> text, of PROOF and of its sums in README."""
+    made = importlib.import_module("proof")
+    sums, rows = made.tables(scripts(), made.rows(ROOT / "benchmark/results", made.History().is_current))
+    return {("README.md", "proof"): sums, (PROOF, "sums"): sums, (PROOF, "proof"): rows}
 
 
 def headline():
@@ -402,7 +410,7 @@ if __name__ == "__main__":
     for script in scripts():
         family = script.path.parent / "README.md"
         family.write_text(with_sizes(family.read_text(), script))
-    for (page, marker), block in blocks().items():
+    for (page, marker), block in (blocks() | proof()).items():
         put(page, marker, block)
     for path, (comparison, shown) in curves().items():
         if not figures.shows(path, shown):

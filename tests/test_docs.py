@@ -226,6 +226,13 @@ def test_generated_parts_are_those_of_the_data(page, marker):
     assert f"<!-- {marker} -->\n{block}\n<!-- /{marker} -->" in text, "run python docs/results.py"
 
 
+@pytest.mark.slow  # reads all data and the history of all files
+def test_the_proof_is_that_of_the_data():
+    for (page, marker), block in RESULTS["proof"]().items():
+        text = (ROOT / page).read_text()
+        assert f"<!-- {marker} -->\n{block}\n<!-- /{marker} -->" in text, "run python docs/results.py"
+
+
 def test_the_readme_is_one_screen():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 100 and len(text.encode()) < 6000

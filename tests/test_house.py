@@ -53,7 +53,8 @@ BUDGETS = {
     # one sentence for all methods with too few runs (8)
     "results": 1635,
     "studies": 2841,  # and the studies of clusters: storage, plan on disk, worker, fleet, engines; no run that
-    # cannot end in time (38), for it the folders of an earlier version went; each field of a plan is checked (80), damaged files of leases, attempts, submissions (15); a search on a cluster (65)
+    # cannot end in time (38), for which the folders of an earlier version went; each field of a plan is checked (80),
+    # damaged files of leases, attempts, submissions (15); a search on a cluster (65)
     "share": 929,  # the Hugging Face hub: card, push, pull, refusals; ONNX: the check, torch, operations of JAX
     "cli": 2106,  # and the verbs of clusters; core-hours of the defaults (34); `solo plot` (33), `solo
     # record` (85), `solo dataset` (94)
