@@ -3,21 +3,27 @@ and the models that stay."""
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import tomllib
 from dataclasses import replace
 
+import pytest
 from conftest import ROOT
 
+from solorl import trust
 from solorl.catalog.header import scripts
 from solorl.results import result as results
+from solorl.results.read import read_folder
 from solorl.results.result import Result
 from solorl.scripts import script_paths
 
 sys.path.insert(0, str(ROOT / "benchmark"))
 import collect
 import proof
+
+import zoo
 
 
 def made(folder, script, env_id, seed, variant="", steps=1000, score=1.0, **more):
@@ -174,3 +180,66 @@ def test_the_page_has_a_row_for_each_file(tmp_path):
     assert tables.count("no row yet") == len(scripts()) - 1
     assert "| Hopper-v5 | 100,000 | 1 | 1.00 | – | no peer | 1.0 | – | yes |" in tables
     assert sums.startswith(f"0 of {len(scripts())} files have five seeds of a full run, 1 a full run, 1 any data.")
+
+
+# ---------------------------------------------------------------------- benchmark/zoo.py
+ENTRIES = json.loads((ROOT / "zoo/index.json").read_text())
+
+
+def test_the_zoo_has_the_run_nearest_to_the_median_of_a_whole_row(tmp_path):
+    one = row([1.0, 5.0, 2.0, 4.0, 9.0])
+    places = {("td7", "Hopper-v5", seed, ""): tmp_path / str(seed) for seed in (0, 1, 2, 4)}
+    [(run, folder)] = zoo.chosen([one], places)  # the median is 4.0, seed 3, whose folder is gone; then 5.0
+    assert run.seed == 1 and folder == tmp_path / "1"
+    assert zoo.chosen([replace(one, runs=one.runs[:4])], places) == []
+    assert zoo.chosen([replace(one, is_full=False)], places) == []
+
+
+@pytest.mark.slow  # a training and several plays
+def test_an_entry_has_what_acts_and_plays_the_same(tmp_path, solo):
+    flags = "--total-timesteps 400 --learning-starts 100 --eval-every 200 --eval-episodes 2"
+    assert solo("train", "dqn", "--env-id", "CartPole-v1", *flags.split(), "--runs-dir", tmp_path / "runs")[0] == 0
+    [run_dir] = (tmp_path / "runs").iterdir()
+    own = read_folder(run_dir)
+    others = [replace(own, seed=seed, started="x") for seed in range(2, 6)]
+    whole = proof.Row("dqn", "CartPole-v1", "", [own, *others], True, [], 0)
+    zoo.build([whole], [tmp_path / "runs"], tmp_path / "zoo")
+    about = json.loads((tmp_path / "zoo/index.json").read_text())["dqn"]
+    assert about["without"] == ["target_network"] and about["bytes"] <= zoo.MOST
+    entry = tmp_path / "zoo/dqn"
+    assert {path.name for path in entry.iterdir()} == {"config.json", "dqn.py", "model.safetensors"}
+    assert str(tmp_path) not in (entry / "config.json").read_text()
+    assert zoo.played(entry) == zoo.played(run_dir)
+    before = {path: path.read_bytes() for path in (tmp_path / "zoo").rglob("*.*")}
+    zoo.build([whole], [tmp_path / "runs"], tmp_path / "zoo")
+    assert {path: path.read_bytes() for path in (tmp_path / "zoo").rglob("*.*")}.keys() == before.keys()
+
+
+def test_a_script_of_the_zoo_is_trusted_and_no_other(tmp_path, monkeypatch):
+    (tmp_path / "zoo/dqn").mkdir(parents=True)
+    copy = tmp_path / "zoo/dqn/dqn.py"
+    copy.write_text("print('an earlier version')\n")
+    monkeypatch.setattr(trust, "PACKAGE", tmp_path / "solorl")
+    assert trust.trusted(copy, None) is None
+    listed = {"dqn": {"script_sha256": hashlib.sha256(copy.read_bytes()).hexdigest()}}
+    (tmp_path / "zoo/index.json").write_text(json.dumps(listed))
+    assert trust.trusted(copy, None) == copy
+    copy.write_text("print('changed')\n")
+    assert trust.trusted(copy, None) is None
+
+
+def test_the_zoo_is_small_and_is_what_its_index_says():
+    folders = {path.name for path in (ROOT / "zoo").iterdir() if path.is_dir()}
+    assert folders == ENTRIES.keys() <= script_paths().keys()
+    assert sum(about["bytes"] for about in ENTRIES.values()) <= zoo.MOST_IN_ALL
+    for name, about in ENTRIES.items():
+        files = [path for path in (ROOT / "zoo" / name).iterdir() if path.is_file() and path.name != ".lock"]
+        assert sum(path.stat().st_size for path in files) == about["bytes"] <= zoo.MOST, name
+        assert hashlib.sha256((ROOT / f"zoo/{name}/{name}.py").read_bytes()).hexdigest() == about["script_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_entry_of_the_zoo_plays(name, solo):
+    code, out, _ = solo("play", ROOT / "zoo" / name, "--episodes", 1)
+    assert code == 0 and re.match(rf"{re.escape(ENTRIES[name]['env_id'])}: -?\d", out), out
