@@ -28,8 +28,8 @@ FLOORS = (
 # Lines of code (as rule R1 counts them) that a room may have: what it has. A commit that raises a number says why.
 # In brackets: what took how many of them. Together: 15,357.
 BUDGETS = {
-    "ground": 551,  # trust.py: what may be executed, the scripts of the zoo (6), scripts (before in checkpoints and run)
-    # and modules (50); what killed processes leave, texts that a terminal may show (12)
+    "ground": 551,  # trust.py: what may be executed, the zoo (6), scripts (before in checkpoints and run) and modules
+    # (50); what killed processes leave, texts that a terminal may show (12)
     # eight small games, two of them also in JAX (230); games of unequal spaces, PettingZoo's registry (60); masks of
     # one agent, kinds of spaces, batches of Dict and Tuple spaces (75); what a file declares of its environments (40);
     # the mistakes of a user's own environment (41); Procgen: its Qt, its kind, its limit (36); the packages and the
@@ -44,7 +44,8 @@ BUDGETS = {
     # (22)
     "compute": 628,
     "run": 2352,  # episodes that another process plays (20); models without what does not act (5); opponents in
-    # evaluation (111), policies in JAX with memory, masks, agents (35), several loops (30), recording, also what JAX compiles (69);
+    # evaluation (111), policies in JAX with memory, masks, agents (35), several loops (30), recording, also what JAX
+    # compiles (69);
     # a login of Weights & Biases (15), films of Atari; data sets in JAX (5)
     # files with a data set (2)
     "catalog": 984,  # relatives (16); parts that are changed in place (20), what a file comes from (18); the stub (20)
