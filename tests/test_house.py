@@ -26,7 +26,7 @@ FLOORS = (
     "cli",
 )
 # Lines of code (as rule R1 counts them) that a room may have: what it has. A commit that raises a number says why.
-# In brackets: what took how many of them. Together: 15,357.
+# In brackets: what took how many of them. Together: 15,363.
 BUDGETS = {
     "ground": 551,  # trust.py: what may be executed, the zoo (6), scripts (before in checkpoints and run) and modules
     # (50); what killed processes leave, texts that a terminal may show (12)
@@ -52,12 +52,12 @@ BUDGETS = {
     # what a picture of a training shows, and drawing it (107); what a method is compared with; the range of few runs;
     # which run of a seed counts (60); what goes into a paper (90); returns of data sets (20);
     # one sentence for all methods with too few runs (8)
-    "results": 1635,
+    "results": 1640,
     "studies": 2841,  # and the studies of clusters: storage, plan on disk, worker, fleet, engines; no run that
     # cannot end in time (38), for which the folders of an earlier version went; each field of a plan is checked (80),
     # damaged files of leases, attempts, submissions (15); a search on a cluster (65)
     "share": 929,  # the Hugging Face hub: card, push, pull, refusals; ONNX: the check, torch, operations of JAX
-    "cli": 2106,  # and the verbs of clusters; core-hours of the defaults (34); `solo plot` (33), `solo
+    "cli": 2107,  # and the verbs of clusters; core-hours of the defaults (34); `solo plot` (33), `solo
     # record` (85), `solo dataset` (94)
 }
 

@@ -243,3 +243,18 @@ def test_the_zoo_is_small_and_is_what_its_index_says():
 def test_every_entry_of_the_zoo_plays(name, solo):
     code, out, _ = solo("play", ROOT / "zoo" / name, "--episodes", 1)
     assert code == 0 and re.match(rf"{re.escape(ENTRIES[name]['env_id'])}: -?\d", out), out
+
+
+# ---------------------------------------------------------------------- pages of results
+def test_no_page_has_a_table_of_one_seed_each(tmp_path, solo):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- m -->\n<!-- /m -->\n")
+    words = ("report", tmp_path / "data", "--markdown", page, "--marker", "m")
+    for script in ("dqn", "c51"):
+        made(tmp_path / "data", script, "CartPole-v1", 1)
+    assert solo(*words)[0] == 0
+    assert "No row yet: one seed each of dqn, c51. Every run: [data](data)." in page.read_text()
+    assert "|" not in page.read_text()
+    made(tmp_path / "data", "dqn", "CartPole-v1", 2)
+    assert solo(*words)[0] == 0
+    assert "| CartPole-v1 | dqn | 2 |" in page.read_text() and "| CartPole-v1 | c51 | 1 |" in page.read_text()
