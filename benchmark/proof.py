@@ -121,7 +121,7 @@ def rows(results: Path, is_current: Callable[[Result], bool]) -> list[Row]:
 
 
 def telling(found: Sequence[Row]) -> list[Row]:
-    """Of the rows of one script, one for each environment, the most telling one, and those that a peer stands beside.
+    """Of the rows of one script, one for each environment, the most telling one, and those that stand next to a peer.
 
     Full runs come before others, then many seeds, up to SEEDS, then a hard task, then the settings without a name.
     """
