@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +27,8 @@ from solorl.results.read import read_all
 from solorl.terminal import duration
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, SPEED, ALGORITHMS = "docs/results.md", "docs/speed.md", "algorithms/README.md"
+sys.path.insert(0, str(ROOT / "benchmark"))
+RESULTS, SPEED, ALGORITHMS, PROOF = "docs/results.md", "docs/speed.md", "algorithms/README.md", "docs/proof.md"
 FAMILY = "algorithms/actor_critic/README.md"
 FAMILIES = ("ppo", "dqn", "actor_critic", "pqn", "multi_agent", "offline")
 PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE = LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
@@ -133,6 +135,10 @@ RUNS = {
     OFFLINE: ["offline"],
 }
 
+# Folders with the runs of files that have none in those of their family, finished or not.
+ELSEWHERE = ["games", "qdagger", "atari", "stopped"]
+MOST_TASKS, MOST_METHODS = 6, 7  # in the picture of a family
+
 # The headline table of README: environment, method, folder in benchmark/results.
 HEADLINE = [
     ("CartPole-v1", "ppo", "classic"),
@@ -158,9 +164,16 @@ def words(page, marker, report):
 
 def speed(module, data):
     """The Markdown table that a benchmark makes of its data; a sentence where it has not been run."""
-    sys.path.insert(0, str(ROOT / "benchmark"))
     path = ROOT / f"benchmark/results/speed/{data}.json"
     return importlib.import_module(module).table(path) if path.exists() else NOT_YET
+
+
+@lru_cache
+def proof():
+    """(page, marker) -> text, of PROOF and of its sums in README."""
+    made = importlib.import_module("proof")
+    sums, rows = made.tables(scripts(), made.rows(ROOT / "benchmark/results", made.History().is_current))
+    return {("README.md", "proof"): sums, (PROOF, "sums"): sums, (PROOF, "proof"): rows}
 
 
 def headline():
@@ -339,14 +352,38 @@ def as_long(runs, script):
     return [run for run in runs if (run.name, run.env_id, run.args["total_timesteps"]) in kept]
 
 
+@lru_cache
+def elsewhere():
+    """The runs in ELSEWHERE, each folder with names of its own."""
+    folders = [ROOT / "benchmark/results" / folder for folder in ELSEWHERE]
+    return [run for folder in folders for run in read_all([folder], unfinished=True)[0]]
+
+
+def families():
+    """Picture of a family -> its methods with most seeds on the tasks that most of them share."""
+    found = {}
+    for log in RUNS:
+        runs = [with_data(run) if log == OFFLINE else run for each in runs_of(log).values() for run in each]
+        groups = cmp.grouped(runs)
+        least = max(min(5, len(group)) for group in groups.values())  # seeds: five, where the family has them
+        groups = {key: group for key, group in groups.items() if len(group) >= least}
+        shared = [env for env, _ in Counter(env for env, _ in groups).most_common(MOST_TASKS)]
+        names = [name for name, _ in Counter(name for env, name in groups if env in shared).most_common(MOST_METHODS)]
+        ours = [run for (env, name), group in groups.items() if env in shared and name in names for run in group]
+        comparison = cmp.compare(ours, "auto", None, None, True)
+        found[ROOT / log.replace(".md", ".png")] = comparison, cv.curves(comparison, comparison.metric, "steps")
+    return found
+
+
 def curves():
     """Picture of an algorithm file -> what it shows: the learning curves of its results, of its parents and its twin,
     of offline files also behaviour cloning, on the environments on which it was run; at most four. Nothing for a file
     without results."""
     found = {}
     for log in RUNS:
-        runs = [with_data(run) if log == OFFLINE else run for each in runs_of(log).values() for run in each]
+        usual = [with_data(run) if log == OFFLINE else run for each in runs_of(log).values() for run in each]
         for script in (each for each in scripts() if each.family == Path(log).stem):
+            runs = usual if any(run.script == script.name for run in usual) else elsewhere()
             envs = {run.env_id for run in runs if run.script == script.name}
             near = (*script.parents, *script.relatives, script.twin, *(["bc"] if log == OFFLINE else []))
             names = dict.fromkeys([script.name, *(Path(each).stem for each in near if each)])
@@ -399,15 +436,35 @@ def with_sizes(page, script):
     return page
 
 
+NO_RUN = "No row yet: no run has been made."
+
+
+def with_results(page, script):
+    """An algorithm's page with a part "Results", which shows the picture of its curves where there is one."""
+    if "\n## Results\n" not in page:
+        page = page.replace("\n## Logged metrics\n", f"\n## Results\n\n{NO_RUN}\n\n## Logged metrics\n", 1)
+    picture = f"![Learning curves of {script.name}](../curves/{script.name}.png)"
+    if picture not in page and (ROOT / f"docs/curves/{script.name}.png").exists():
+        data = f"[Where the data are](../results/{script.family}.md#what-was-measured-when-and-where)"
+        text = f"{picture}\n\nEvaluations during training: interquartile mean over seeds. {data}.\n\n"
+        before, part, after = re.split(r"^(## Results\n.*?)(?=^## )", page, maxsplit=1, flags=re.M | re.S)
+        page = f"{before}{part.replace(f'{NO_RUN}', '').rstrip()}\n\n{text}{after}"
+    return page
+
+
 if __name__ == "__main__":
     for script in scripts():
         family = script.path.parent / "README.md"
         family.write_text(with_sizes(family.read_text(), script))
-    for (page, marker), block in blocks().items():
+    for (page, marker), block in (blocks() | proof()).items():
         put(page, marker, block)
-    for path, (comparison, shown) in curves().items():
+    for path, (comparison, shown) in (curves() | families()).items():
         if not figures.shows(path, shown):
-            figures.write_curves(comparison, shown, path)
+            kinds = ("png", "pdf") if path.parent.name == "results" else ("png",)
+            figures.write_curves(comparison, shown, path, kinds)
+    for script in scripts():
+        page = ROOT / f"docs/algorithms/{script.name}.md"
+        page.write_text(with_results(page.read_text(), script))
     commands = [*(words(*entry) for entry in TABLES), REPORT]
     codes = [
         subprocess.run([sys.executable, "-m", "solorl.cli", *command], cwd=ROOT).returncode for command in commands

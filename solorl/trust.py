@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from solorl.errors import UsageError
-from solorl.files import sha256
-from solorl.scripts import script_paths
+from solorl.files import read_json, sha256
+from solorl.scripts import PACKAGE, in_checkout, script_paths
 
 FLAG = "--trust-script (in Python: trust_script=True)"
 # How the user may allow what is refused; empty: all is allowed; None: by a flag on the command line of the training.
@@ -35,14 +35,21 @@ def not_trusted(file: Path, how: str = FLAG, kind: str = "an algorithm of this i
 
 def trusted(copy: Path, started_from: Any) -> Path | None:
     """The file to execute for `copy`, a script in a run folder, whose name and contents it has: an algorithm of this
-    installation, or the file from which the run was started, or the copy, if the user has started that; else None.
+    installation, or the file from which the run was started, or the copy, if the user has started that or it is one of
+    this checkout's zoo; else None.
     What a folder says of its origin is not a proof: it may come from elsewhere and name a file that came with it."""
     files = [*script_paths().values()]
     if isinstance(started_from, str) and Path(started_from).is_absolute() and was_started(Path(started_from)):
         files.append(Path(started_from))
-    files += [copy] if was_started(copy.resolve()) else []
+    files += [copy] if was_started(copy.resolve()) or sha256(copy) in _of_zoo() else []
     same = (path for path in files if path.name == copy.name)
     return next((path for path in same if path.read_bytes() == copy.read_bytes()), None)
+
+
+def _of_zoo() -> set[Any]:
+    """The hashes of the scripts that the zoo of a checkout lists: earlier versions of ours."""
+    listed = read_json(PACKAGE.parent / "zoo/index.json") if in_checkout() else {}
+    return {about.get("script_sha256") for about in listed.values() if isinstance(about, dict)}
 
 
 def check_module(env_id: str, module: str, typed: bool) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -194,6 +195,14 @@ def test_curves_are_those_of_the_data():
         assert len(methods) <= 4 and path.stem in {method.split()[0] for method in methods}
 
 
+@pytest.mark.slow
+def test_every_family_has_a_picture_of_several_methods():
+    for path, (_, shown) in RESULTS["families"]().items():
+        assert figures.shows(path, shown), f"{path.name}: run python docs/results.py"
+        assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+        assert f"]({path.name})" in path.with_suffix(".md").read_text() and len({method for _, method in shown}) > 1
+
+
 HEADINGS = ["When to take it", "Implementation details", "Differences from CleanRL", "Results", "Logged metrics"]
 
 
@@ -210,13 +219,25 @@ def test_every_algorithm_has_its_page(algorithm):
     )
     assert f"\nFile: [`{file}`](../../{file}) of [" in text and f"]({family})" in text
     titles = [title for title in re.findall(r"^## (.*)$", text, flags=re.M) if title in HEADINGS]
-    assert titles == [title for title in HEADINGS if title in titles or title != "Results"]
+    assert titles == HEADINGS and section(text, "Results").strip()
     assert section(text, "Logged metrics").startswith(f"\n[Those of every file]({family}#logged-metrics)")
     pictures = re.findall(r"^!\[.*?\]\(\.\./curves/(.*?)\.png\)$", text, flags=re.M)
     assert pictures == [algorithm.name] * (ROOT / f"docs/curves/{algorithm.name}.png").exists()
     assert f"(../results/{algorithm.family}.md#" in text or not pictures
     if algorithm.twin:
         assert documented_keys(algorithm.name) == documented_keys(Path(algorithm.twin).stem)
+
+
+def test_a_page_gets_its_part_results_and_its_curve():
+    """As soon as there are data; a second time nothing changes."""
+    script = next(script for script in catalog.scripts() if (ROOT / f"docs/curves/{script.name}.png").exists())
+    bare = "# x\n\n## Logged metrics\n\nrows\n"
+    made = RESULTS["with_results"](bare, script)
+    picture = f"![Learning curves of {script.name}](../curves/{script.name}.png)"
+    assert f"\n## Results\n\n{picture}\n" in made and made.endswith("\n## Logged metrics\n\nrows\n")
+    assert RESULTS["with_results"](made, script) == made
+    none = RESULTS["with_results"](bare, replace(script, name="nobody"))
+    assert f"\n## Results\n\n{RESULTS['NO_RUN']}\n" in none
 
 
 def details(page):
@@ -272,6 +293,13 @@ def test_generated_parts_are_those_of_the_data(page, marker):
     block = RESULTS["blocks"]()[page, marker]
     text = (ROOT / page).read_text()
     assert f"<!-- {marker} -->\n{block}\n<!-- /{marker} -->" in text, "run python docs/results.py"
+
+
+@pytest.mark.slow  # reads all data and the history of all files
+def test_the_proof_is_that_of_the_data():
+    for (page, marker), block in RESULTS["proof"]().items():
+        text = (ROOT / page).read_text()
+        assert f"<!-- {marker} -->\n{block}\n<!-- /{marker} -->" in text, "run python docs/results.py"
 
 
 def test_the_readme_is_one_screen():

@@ -40,6 +40,7 @@ ADDRESSES = {
 # Picture of the repository -> the command that makes it again.
 COMMANDS = (
     ("docs/curves/", "python docs/results.py"),
+    ("docs/results/", "python docs/results.py"),
     ("docs/terminal.svg", "python docs/terminal.py"),
     ("docs/learning_curve.png", "python docs/terminal.py"),
     ("docs/lunarlander.gif", "python docs/film.py runs/LunarLander-v3__ppo__1__*"),
@@ -47,7 +48,8 @@ COMMANDS = (
 )
 NAVIGATION = [
     ("algorithms.html", "Algorithms"), ("lineage.html", "Lineage"), ("compare.html", "Compare"),
-    ("guides.html", "Guides"), ("results.html", "Results"), ("api.html", "API"),
+    ("guides.html", "Guides"), ("results.html", "Results"), ("proof.html", "Proof"),
+    ("api.html", "API"),
 ]  # fmt: skip
 # The part of the navigation that a page belongs to, by the beginning of its address.
 SECTIONS = {"algorithms/": "algorithms.html", "families/": "algorithms.html", "guides/": "guides.html",

@@ -39,6 +39,7 @@ from solorl.studies.resources import read_resources
 from solorl.studies.storage import Folder, open_storage
 from solorl.studies.study import ATTEMPTS, LEASE, Study
 from solorl.studies.task import Task
+from solorl.studies.until import expected, read_time
 from solorl.studies.worker import command, why_again
 from solorl.terminal import duration, plain
 
@@ -110,6 +111,7 @@ def _parser() -> Parser:
         "--results", metavar="DIR", type=Path, help="default benchmark/results/NAME OF SUITE OR SCRIPTS"
     )
     parser.add_argument("--runs-dir", metavar="DIR", type=Path, help="default runs/bench/NAME OF SUITE OR SCRIPTS")
+    parser.add_argument("--until", metavar="HH:MM", help="begin no run that cannot end by this time of day")
     fleet.add_flags(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run nothing")
     return parser
@@ -215,11 +217,16 @@ def run(plan: Plan, args: Any, where: str, folder: Path) -> int:
         raise UsageError("solo bench: --detach is for clusters; the engine local works only while the command runs")
     for task in of_modules(plan.tasks):  # who runs a suite has started the modules that it names
         check_env_id_of(task.script.path, task.env_id, task.script.env_kind)
+    if args.until and not local:
+        raise UsageError("solo bench: --until is for the engine local; on a cluster --time limits each run")
+    until = read_time(args.until) if args.until else 0.0
     options = fleet.engine_options(args, plan)
     cluster = open_engine(args.engine, options)
     view: Lines | Table = Table() if local and sys.stdout.isatty() else Lines()
     study = Study(open_storage(where), plan.name, {task.id: task for task in plan.tasks}, attempts, lease)
     runner = Fleet(study, plan.tasks, cluster, options, view, folder)
+    if until and runner.local:
+        runner.local.may_begin = lambda task: time.time() + expected(study, task, folder) < until
     began, place = time.monotonic(), shlex.quote(where)
     write(study, plan, forgive=local and not kept)
     count = f"{len(plan.tasks)} {'run' if len(plan.tasks) == 1 else 'runs'}"
@@ -261,6 +268,8 @@ def conclusion(runner: Fleet, code: int, seconds: float, again: str) -> list[str
     ):
         lines += [f"{len(reasons)} {what}"] if reasons else []
         lines += [f"  {task}: {reasons[task.id]}" for task in tasks if task.id in reasons]
+    if late := len(runner.late):
+        lines.append(f"{late} not begun, because they could not end in time; the same command continues")
     if code > 1:
         lines.append("interrupted; the same command continues")
     if collector.tables:

@@ -66,14 +66,17 @@ def write_figures(comparison: cmp.Comparison, folder: Path) -> list[Path]:
     return written
 
 
-def write_curves(comparison: cmp.Comparison, curves: Mapping[tuple[str, str], cv.Curve], path: Path) -> None:
-    """Write learning curves by steps as the PNG `path`, which carries what it was drawn from, for `shows`.
+def write_curves(
+    comparison: cmp.Comparison, curves: Mapping[tuple[str, str], cv.Curve], path: Path, kinds: Sequence[str] = ("png",)
+) -> None:
+    """Write learning curves by steps as the PNG `path`, which carries what it was drawn from, for `shows`; and next to
+    it as other `kinds`.
 
     Raises UsageError where there are no curves, OSError where `path` cannot be written.
     """
     if not curves:
         raise UsageError(f"{path}: there is no curve to draw, the runs have no common steps")
-    _write(draw_curves(comparison, curves, {}, "steps"), path.with_suffix(""), ("png",), fingerprint(curves))
+    _write(draw_curves(comparison, curves, {}, "steps"), path.with_suffix(""), kinds, fingerprint(curves))
 
 
 def shows(path: Path, curves: Mapping[tuple[str, str], cv.Curve]) -> bool:

@@ -212,10 +212,13 @@ def block(comparison: cmp.Comparison, evidence: Sequence[str], pictures: Sequenc
     Then, where there are any, the `pictures` of the learning curves.
     """
     lines = "".join(f"**{markdown(sentence)}**\n\n" for sentence in verdicts(comparison))
+    rows = f"{table(*env_table(comparison), left=2)}\n{table_caption(comparison)}"
+    if all(len(runs) == 1 for runs in comparison.groups.values()):  # chance alone would order them
+        lines, rows = "", f"No row yet: one seed each of {cmp.listed(comparison.methods)}."
     links = ", ".join(f"[{path}]({quote(str(path))})" for path in evidence)
     shown = "".join(f"\n![learning curves]({picture})\n" for picture in pictures)
     curves = f"{shown}\n{lines_caption(comparison)}\n" if pictures else ""
-    return f"{lines}{table(*env_table(comparison), left=2)}\n{table_caption(comparison)} Every run: {links}.\n{curves}"
+    return f"{lines}{rows} Every run: {links}.\n{curves}"
 
 
 def report(

@@ -254,17 +254,21 @@ class Checkpoints:
 
     def load_model(self, name: str) -> None:
         """Bring the models into the state of such a file. UsageError where it cannot be read or does not fit."""
-        from safetensors import SafetensorError
+        from safetensors import SafetensorError, safe_open
         from safetensors.numpy import load_file
 
         path = self.run_dir / name
         try:
             arrays = load_file(path)
+            with safe_open(path, "numpy") as file:
+                without = (file.metadata() or {}).get("without", "").split()  # parts that do not act, as in zoo/
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:  # the last: types NumPy has not
             when = "with its first evaluation" if name == "model.safetensors" else "at its end"
             raise UsageError(f"{path} cannot be read ({error}); the run writes it {when}") from None
         torch = sys.modules.get("torch")
         for part, model in self._models().items():
+            if part in without:
+                continue
             prefix = f"{part}."
             mine: dict[str, Any] = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
             if torch and isinstance(model, torch.nn.Module):

@@ -114,7 +114,7 @@ class Fleet:
         finally:
             if self.local:
                 self.local.close()
-        return 128 + self.signal if self.signal else int(bool(self.failed or self.collector.problems))
+        return 128 + self.signal if self.signal else int(bool(self.failed or self.late or self.collector.problems))
 
     def _turn(self, detach: bool) -> bool:
         """Look once, and submit what is missing; whether that was all."""
@@ -126,7 +126,7 @@ class Fleet:
             if missing and not self.signal:
                 self._submit(missing)
             self._trouble = ""
-            is_over = detach or len(self.failed) + self.count() == len(self.tasks)
+            is_over = detach or len(self.failed) + len(self.late) + self.count() == len(self.tasks)
         except OSError as error:
             if detach or isinstance(error, (PermissionError, FileNotFoundError)):
                 raise UsageError(refusal(error, self._cluster.name)) from None
@@ -142,6 +142,11 @@ class Fleet:
     def count(self) -> int:
         """How many tasks have finished."""
         return len(self.skipped) + len(self.finished)
+
+    @property
+    def late(self) -> set[str]:
+        """The ids of tasks that this process did not begin, because they could not end in time."""
+        return self.local.late if self.local else set()
 
     def _note_trouble(self, text: str) -> None:
         """Say it once, not at each look."""
@@ -179,7 +184,7 @@ class Fleet:
                 self.study.forget(task.id)
                 done.discard(task.id)
         self._first = False
-        left = [task for task in self.tasks if task.id not in done and task.id not in self.failed]
+        left = [task for task in self.tasks if task.id not in done | self.failed.keys() | self.late]
         alive = self._alive(left)
         idle = [task for task in left if task.id not in alive]
         found = standings(self.study, idle) if idle else {}

@@ -25,6 +25,7 @@ from solorl.results import result as results
 from solorl.results.comparison import compare
 from solorl.results.read import read_all
 from solorl.studies import plan, task
+from solorl.studies import until as end_by
 from solorl.studies.engines import Submission
 from solorl.studies.engines.workers import LocalCluster
 from solorl.studies.fleet import Fleet
@@ -893,3 +894,52 @@ def test_same_name_for_different_flags_is_refused(place):
     (place / "s.toml").write_text(SUITE + SUITE.replace('name = "s"', "") + "flags = {x = 1}")
     with pytest.raises(UsageError, match="stands there twice, with different flags"):
         plan.load_suite(place / "s.toml", {})
+
+
+# ---------------------------------------------------------------------- a time of day
+def finished(place, name, seconds, steps, seed=9, env_id="CartPole-v1"):
+    """A result of the fake training in a folder next to that of the bench."""
+    made = results.Result(env_id, "fake", seed, args={"total_timesteps": steps}, global_step=steps, wall_time=seconds)
+    results.write(made, place / f"tables/{name}")
+
+
+def test_what_a_run_takes_is_told_by_the_runs_of_its_script_on_its_environment(place):
+    script = plan.load_script("fake.py")
+    made = task.Task(script, "CartPole-v1", 1, {"--total-timesteps": ("40",)})
+    study, own = Study(Folder(place / "work"), "s", {made.id: made}), place / "tables/own"
+    assert end_by.expected(study, made, own) == 0  # nothing is known
+    finished(place, "other", 100.0, 10)
+    finished(place, "own", 900.0, 10, env_id="Acrobot-v1")
+    assert end_by.expected(study, made, own) == 400  # 10 seconds a step
+    folder = place / f"work/tasks/{made.id}/run"
+    (folder / "checkpoint/step_000000000030").mkdir(parents=True)
+    (folder / "config.json").write_text('{"args": {"seed": 1}}')
+    assert end_by.expected(study, made, own) == 100  # of which it has done three quarters
+    usual = task.Task(script, "CartPole-v1", 2)
+    assert end_by.expected(study, usual, own) == 100  # as long as the others, which had no flag
+
+
+def test_a_run_that_cannot_end_in_time_does_not_begin(place, solo):
+    words = command(seeds=2, workers=1)
+    words = ["bench", "--until", "00:00", *words[1:]]
+    words[words.index("results")] = "tables/own"
+    finished(place, "other", 8 * 86_400, 5)  # a run takes eight days
+    code, out, _ = solo(*words)
+    assert code == 1 and "2 not begun, because they could not end in time; the same command continues" in out
+    assert not steps(place)
+    finished(place, "other", 0.1, 5)
+    code, out, _ = solo(*words)
+    assert code == 0 and "2 of 2 finished" in out
+    assert steps(place) == once(2, 5)
+
+
+def test_the_time_of_day_is_the_next_one_and_for_this_machine_only(place, solo):
+    then = end_by.read_time("06:30")
+    assert 0 < then - time.time() <= 86_400
+    assert time.localtime(then)[3:6] == (6, 30, 0)
+    words = command()
+    bad, other = ["--until", "25:00"], ["--until", "06:30", "--engine", "ray", "--storage", "x"]
+    sentence = "--until must be a time of day, such as 06:30, not 25:00"
+    refused(solo(words[0], *bad, *words[1:]), sentence)
+    words = [word for word in words if word not in ("--runs-dir", "work", "--workers", "2")]
+    refused(solo(words[0], *other, *words[1:]), "--until is for the engine local")

@@ -28,6 +28,8 @@ class LocalCluster:
         self.slots = workers  # 0: as many as fit on the cores
         self.running: dict[int, Worker] = {}  # by slot
         self.waiting: deque[Task] = deque()
+        self.may_begin: Callable[[Task], bool] = lambda task: True  # asked when a slot is free for a task
+        self.late: set[str] = set()  # ids of tasks that may not begin any more
         self._cores = own_cores() if cores is None else cores
         self._gpus = visible_gpus() if gpus is None else gpus
         self._lock, self.ended = threading.RLock(), False
@@ -121,9 +123,13 @@ class LocalCluster:
     def _next(self, slot: int) -> Worker | None:
         """The worker that a free slot gets: the next task, and those with the seeds after it that the same process can
         train, such that every free slot gets some."""
-        if not self.waiting or self.ended:
+        while self.waiting and not self.ended:
+            task = self.waiting.popleft()
+            if self.may_begin(task):
+                break
+            self.late.add(task.id)
+        else:
             return None
-        task = self.waiting.popleft()
         others = following(task, self.waiting) if self._study.storage.folder else []
         share = math.ceil((len(others) + 1) / (self.slots - len(self.running)))
         for other in others[: share - 1]:
