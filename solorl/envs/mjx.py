@@ -50,7 +50,8 @@ def _dynamics(name: str) -> Dynamics:
     with contextlib.redirect_stdout(io.StringIO()):  # of an engine that is not installed
         from mujoco import mjx
 
-    env, (max_velocity, velocity) = gym.make(f"{name}-v5").unwrapped, TASKS[name]
+    env: Any = gym.make(f"{name}-v5").unwrapped
+    max_velocity, velocity = TASKS[name]
     default = {name: each.default for name, each in inspect.signature(type(env)).parameters.items()}
     z_range, angle_range, state_range = (default.get(f"healthy_{of}_range", ANYTHING) for of in ("z", "angle", "state"))
     parts, noise, costs = env.observation_structure, default["reset_noise_scale"], default["ctrl_cost_weight"]
@@ -97,7 +98,7 @@ class MjxEnvs(JaxEnvs):
         self.single_observation_space = gym.spaces.Box(-inf, inf, self.single_observation_space.shape, np.float32)
 
 
-_REST = {"disable_env_checker": True, "vector_entry_point": "solorl.envs.dlpack:JaxTensors"}
+_REST: dict[str, Any] = {"disable_env_checker": True, "vector_entry_point": "solorl.envs.dlpack:JaxTensors"}
 for _name in TASKS:
     _id = f"mjx/{_name}"
     gym.register(_id, "solorl.envs.open:FunctionalEnv", kwargs={"env_id": _id}, **_REST)

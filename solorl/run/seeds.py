@@ -380,5 +380,5 @@ class Runs:
         found = [run.evaluator.last[:2] for run in self.runs]
         means = [mean for at, mean in found if (step is None and at >= 0) or at == step]
         if self.num_seeds > 1 and means:
-            mean, *ends = scores(np.mean(means), min(means), max(means))
+            mean, *ends = scores(float(np.mean(means)), min(means), max(means))
             self._say(paint(f"{when}  evaluation {mean}, from {' to '.join(ends)}, {len(means)} seeds", "cyan"))

@@ -35,7 +35,7 @@ class Teacher:
     files: dict[str, bytes]  # what the copy holds, by name; empty where there is one already
 
     def __str__(self) -> str:
-        return f"{self.address}: {self.script}, evaluation {scores(self.policy.score)[0]}"
+        return f"{self.address}: {self.script}, evaluation {scores(self.policy.score or 0.0)[0]}"
 
     @classmethod
     def find(cls, address: str, run_dir: Path, device: str, trust_script: bool) -> "Teacher":
