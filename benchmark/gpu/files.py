@@ -36,8 +36,9 @@ def run(words, limit):
     """The exit code (None: ended after `limit` seconds) and output of `solo train WORDS`."""
     path = f"{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"
     variables = {"PYTHONPATH": path, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OMP_NUM_THREADS": "1"}
+    inherited = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "solorl.cli", "train", *map(str, words)], env=os.environ | variables, cwd=ROOT,
+        [sys.executable, "-m", "solorl.cli", "train", *map(str, words)], env=inherited | variables, cwd=ROOT,
         start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     PROCESSES.append(process)
@@ -65,6 +66,7 @@ def stop(*_):
 def short(name):
     """The words of a short training of a file: those of the tests, which also record data and train teachers."""
     sys.path.insert(0, str(ROOT / "tests"))
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # of this process alone: EnvPool's games are not for JAX on a GPU
     from test_golden import flags_of
 
     return [REAL.get(word, word) for word in flags_of(name)]
@@ -105,7 +107,7 @@ def main():
     for name in args.files:
         try:
             words[name] = short(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             found.append({"file": name, "ran": [f"no data or teacher: {error}"]})
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.side_by_side) as pool:
         jobs = [pool.submit(check, name, words[name], Path(folder), args.device, args.limit) for name in words]

@@ -2,9 +2,10 @@
 
     python benchmark/gpu/speed.py --rows 4 1 2 --minutes 7 --peers .peers --out benchmark/results/speed
 
-A row starts only if its minutes are left. All of a call's programs start side by side, as many as there are cores; each
-is stopped (SIGSTOP) once it is past imports, compilation and warm-up. Then one at a time goes on alone and is ended
-after about `--seconds`: three windows of equal numbers of points "step, time", between them the rate. What a user gets
+A row starts only if its minutes are left. A call's programs in torch start side by side, as many as there are cores;
+each is stopped (SIGSTOP) once it is past imports, compilation and warm-up. Then one at a time goes on alone and is ended
+after about `--seconds`. A program in JAX starts when its turn has come: its loops go on on the GPU while it is stopped,
+and would slow the others. Three windows of equal numbers of points "step, time", between them the rate. What a user gets
 is in: metrics and episode statistics; evaluations and checkpoints are off. Every number is written at once.
 """
 
@@ -43,6 +44,10 @@ class Case(NamedTuple):
     variables: dict = {}  # noqa: RUF012
     published: str = ""
     until: int = 0  # 0, or: how many seconds from the start to this step, alone
+
+    @property
+    def in_jax(self):
+        return "jax" in self.words[0]
 
 
 MINUTES = {"1": 1.5, "2": 2, "3": 1, "4": 3, "5": 3, "6": 3}
@@ -252,7 +257,7 @@ def whole(case, args, most):
 def measure(cases, args, say):
     """All cases; calls `say` with each entry as soon as it is there."""
     deadline = time.perf_counter() + 60 * args.minutes
-    together = [case for case in cases if not case.until]
+    together = [case for case in cases if not case.until and not case.in_jax]
     programs = warm_up(together, args, args.warm_up, args.side_by_side)
     try:
         for case in cases:
@@ -262,6 +267,8 @@ def measure(cases, args, say):
             elif case.until:
                 say(whole(case, args, min(left, 90)))
             else:
+                if case.in_jax:
+                    programs += warm_up([case], args, min(args.warm_up, left), 1)
                 [program] = [each for each in programs if each.case is case]
                 if program.ready is None:
                     how = f"not ready in {args.warm_up:.0f} seconds, or ended (code {program.process.returncode})"
@@ -306,6 +313,7 @@ def table(path=DATA):
     for call in json.loads(Path(path).read_text()):
         places.append(f"{call['date']}: {call['gpu'].partition(',')[0] or call['device']}, {call['cores']} cores, ")
         places[-1] += ", ".join(f"{name} {number}" for name, number in call["versions"].items())
+        lines += [f"*{call['note']}*", ""] if call.get("note") else []
         for title in dict.fromkeys(case["title"] for case in call["cases"]):
             cases = [case for case in call["cases"] if case["title"] == title]
             peers = [case["rate"] for case in cases if case.get("rate") and not case["name"].startswith("SoloRL")]
