@@ -153,6 +153,11 @@ class Entries(Probe):
 
     observation_space = gym.spaces.Dict({"x": Probe.observation_space})
 
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.obs = {"x": self.obs}
+        return self.obs, {}
+
     def outcome(self, action):
         return 1.0, True
 

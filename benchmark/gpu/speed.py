@@ -2,11 +2,11 @@
 
     python benchmark/gpu/speed.py --rows 4 1 2 --minutes 7 --peers .peers --out benchmark/results/speed
 
-A row starts only if its minutes are left. A call's programs in torch start side by side, as many as there are cores;
-each is stopped (SIGSTOP) once it is past imports, compilation and warm-up. Then one at a time goes on alone and is ended
-after about `--seconds`. A program in JAX starts when its turn has come: its loops go on on the GPU while it is stopped,
-and would slow the others. Three windows of equal numbers of points "step, time", between them the rate. What a user gets
-is in: metrics and episode statistics; evaluations and checkpoints are off. Every number is written at once.
+A row starts only if its minutes are left. A call's programs in torch start side by side, as many as there are cores.
+Each is stopped (SIGSTOP) once it is past imports, compilation and warm-up. Then one at a time goes on alone and is
+ended after about `--seconds`. A program in JAX starts when its turn has come: its loops continue on the GPU while it
+is stopped, and would slow the others. Three windows of equal numbers of points "step, time" give the rates. Metrics and
+statistics of episodes are on; evaluations and checkpoints are off. Every number is written at once.
 """
 
 import argparse

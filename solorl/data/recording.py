@@ -87,7 +87,7 @@ def replayed(run_dir: Path, args: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def write_replayed(rows: Mapping[str, np.ndarray], writer: Writer, obs_space: gym.Space) -> None:
-    """Write what `replayed` has returned. A buffer knows `terminated` only: an episode that does not go on with the
+    """Write what `replayed` has returned. A buffer knows `terminated` only: an episode that does not continue with the
     next row of its environment has come to a limit. OSError; ValueError where the rows do not fit the space."""
     steps, num_envs = rows["reward"].shape
     shape: Any = (steps, num_envs, *(obs_space.shape or ()))

@@ -159,7 +159,7 @@ class Simulator:
         self.place[mask] = 0.1
 
     def step(self, action):
-        self.place += 0.2 * action
+        self.place += 0.5 * action
         return -self.place.norm(dim=1), self.place.abs().amax(1) > 1
 
 

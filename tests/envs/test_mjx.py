@@ -103,7 +103,7 @@ def test_observations_rewards_and_ends_are_gymnasiums(name, easy):
         assert terminated[i] == (name != "HalfCheetah" and not own.is_healthy)
     assert 30 < terminated.sum() < 170 or name == "HalfCheetah"
     assert (np.abs(forces) == 1).any() == (name == "Ant")
-    if name == "Ant":  # the place of the torso lags behind by one step of the simulator
+    if name == "Ant":  # the place of the torso is one step late in the simulator
         assert (np.asarray(moved.x) != np.asarray(moved.qpos[:, 0])).all()
 
 
@@ -218,12 +218,13 @@ def test_evaluation_plays_the_task_of_training(easy):
 
 def resumes_exactly(train, tmp_path, name, *flags):
     flags = [*SMALL.split(), *flags]
+    flags += ["--save-every", 64]
     whole = train(name, *flags, runs_dir=tmp_path / "whole")["run"]
-    cut = train(name, *flags, "--save-every", 64, runs_dir=tmp_path / "cut")["run"]
+    cut = train(name, *flags, runs_dir=tmp_path / "cut")["run"]
     whole, cut = (getattr(run, "runs", [run])[0].dir for run in (whole, cut))
     drop_last_checkpoint(cut)
     train(name, "--resume", cut)
-    assert comparable(cut) == comparable(whole) and len(comparable(cut)) >= 4
+    assert comparable(cut) == comparable(whole) and len(comparable(cut)) >= 3
 
 
 @pytest.mark.parametrize("name", ["ppo_continuous_action_jax", "ppo_continuous_action_batched"])

@@ -288,9 +288,8 @@ def test_wrapped_games_are_played_one_after_the_other():
     def wrapped(env_id):
         return gym.wrappers.TransformReward(gym.make(env_id), lambda reward: 2 * reward)
 
-    assert isinstance(open_games(wrapped, "team/two_step", 2), PettingZooEnvs)
     assert isinstance(open_games(gym.make, "team/two_step", 2), TeamEnvs)
-    assert isinstance(open_games(gym.make, "mpe/simple_spread_v3", 2), PettingZooEnvs)
+    assert open_games(wrapped, "team/two_step", 2) is None and open_games(gym.make, "mpe/simple_spread_v3", 2) is None
 
 
 def test_arguments_of_a_game_are_those_that_make_env_gives():

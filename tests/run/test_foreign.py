@@ -1,4 +1,4 @@
-"""What others have written in a run folder, a suite or the current folder: nothing of it reaches out unasked."""
+"""What others have written in a run folder, a suite or the current folder: nothing of it reaches out by itself."""
 
 import json
 import shutil

@@ -120,7 +120,7 @@ def test_play_has_random_opponents(train, duel_script):
         play_script(path, run.dir, Play(episodes=4, model="model_last.safetensors"), neighbours=True)
     mean = against_random(8, [env_seed(1, CONFIRM, 2**19 + i) for i in range(4)]).mean()
     assert (
-        f"Duel-v0: {mean:.1f} ± " in out.getvalue()
+        f"Duel-v0: {mean:.2f} ± " in out.getvalue()
         and "over 4 greedy episodes against random actions" in out.getvalue()
     )
 

@@ -210,10 +210,7 @@ def test_tracking_without_wandb_is_refused_before_anything_is_written(train, sol
     train("ppo", *TINY, "--track", code=2)
     assert train.out == sentence and not (tmp_path / "runs").exists()
     run_dir = train("ppo", *TINY)["run"].dir
-    config = json.loads((run_dir / "config.json").read_text())
-    config["args"]["track"] = True
-    (run_dir / "config.json").write_text(json.dumps(config))
-    train("ppo", "--resume", run_dir, code=2)
+    train("ppo", "--resume", run_dir, "--track", code=2)
     assert train.out == sentence
     code, out, err = solo("play", run_dir, "--episodes", "1")
     assert code == 0 and "over 1 greedy episodes" in out, err
@@ -402,7 +399,7 @@ def test_plot_draws_the_picture_again_with_every_evaluation(train, solo, monkeyp
 def test_plot_leaves_a_picture_and_a_failure_one_warning(train, monkeypatch):
     run_dir = train("ppo", *TINY, "--plot", "--eval-every", "0")["run"].dir
     assert (run_dir / "curve.png").read_bytes().startswith(b"\x89PNG") and "warning" not in train.out
-    monkeypatch.setattr("solorl.run.upload.sys.executable", "/bin/false")
+    monkeypatch.setattr("solorl.run.upload.command_of", lambda *words: ["/bin/false"])
     run_dir = train("ppo", *TINY, "--plot", "--eval-every", "0")["run"].dir
     assert "warning: no curve.png: exit code 1" in train.out and not (run_dir / "curve.png").exists()
 
