@@ -24,7 +24,7 @@ def batch_of_one(space: gym.Space, value: Any) -> Any:
 def flattens(space: Any) -> bool:
     """Whether `FlattenObservation` makes a vector of a space that is worth learning from: none of images."""
     parts = space.spaces.values() if isinstance(space, gym.spaces.Dict) else getattr(space, "spaces", ())
-    if obs_kind(space) == "image" or any(obs_kind(part) == "image" for part in parts):
+    if obs_kind(space) == "image" or obs_kind(space).startswith("empty") or any(obs_kind(part) == "image" for part in parts):
         return False
     flat = gym.spaces.flatten_space(space)
     return isinstance(flat, gym.spaces.Box) and flat.shape != (0,)
@@ -36,7 +36,7 @@ def obs_kind(space: Any) -> str:
         if space.shape == ():
             return "scalar"
         return "image" if space.dtype == np.uint8 and len(space.shape) == 3 else "vector"
-    return type(space).__name__.lower()
+    return ("empty " if getattr(space, "spaces", None) in ({}, ()) else "") + type(space).__name__.lower()
 
 
 def action_kind(space: Any) -> str:

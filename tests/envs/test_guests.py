@@ -257,7 +257,8 @@ FLAT = "FlattenObservation makes a vector"
         ("sac_continuous_action", BOX, gym.spaces.MultiDiscrete([2, 2]), "; use ppo_multidiscrete.py\n", FLAT),
         ("ppo", gym.spaces.Sequence(BOX), None, "has sequence observations, but ppo.py takes vector observations\n", FLAT),  # noqa: E501
         ("ppo", gym.spaces.Graph(BOX, None), None, "has graph observations, but ppo.py takes vector observations\n", FLAT),  # noqa: E501
-        ("ppo", gym.spaces.Dict({}), None, "has dict observations, but ppo.py takes vector observations", FLAT),
+        ("ppo", gym.spaces.Dict({}), None, "has empty dict observations, but ppo.py takes vector observations", FLAT),
+        ("ppo_dict", gym.spaces.Dict({}), None, "has empty dict observations, but ppo_dict.py takes dict", FLAT),
         ("dqn", gym.spaces.Discrete(5), None, FLAT, "; use"),
     ],
 )  # fmt: skip
