@@ -27,10 +27,10 @@ FLOORS = (
 )
 # Lines of code (as rule R1 counts them) that a room may have: what it has. A commit that raises a number says why, in
 # brackets how many lines it took. Of the allowances of the design (core 500, games 520) CUDA graphs, the boundary to
-# environments and MJX have taken 510. Together: 16,067.
+# environments and MJX have taken 510. Together: 16,068.
 BUDGETS = {
     "ground": 615,  # which file takes these spaces (35), regular files of foreigners (15), screens and films (9)
-    "envs": 2415,  # the boundary to people's environments (219); MJX in the place of Brax, a pendulum in tensors (63)
+    "envs": 2416,  # the boundary to people's environments (219); MJX in the place of Brax, a pendulum in tensors (63)
     "checkpoints": 648,
     "data": 405,  # reading foreign data sets (80), data sets from replay buffers; recording in trainings went
     "args": 243,  # flags without torch (10), what a foreign run may not say (12)

@@ -24,7 +24,8 @@ def batch_of_one(space: gym.Space, value: Any) -> Any:
 def flattens(space: Any) -> bool:
     """Whether `FlattenObservation` makes a vector of a space that is worth learning from: none of images."""
     parts = space.spaces.values() if isinstance(space, gym.spaces.Dict) else getattr(space, "spaces", ())
-    if obs_kind(space) == "image" or obs_kind(space).startswith("empty") or any(obs_kind(part) == "image" for part in parts):
+    kind = obs_kind(space)
+    if kind == "image" or kind.startswith("empty") or any(obs_kind(part) == "image" for part in parts):
         return False
     flat = gym.spaces.flatten_space(space)
     return isinstance(flat, gym.spaces.Box) and flat.shape != (0,)
