@@ -118,6 +118,13 @@ def own_notes(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
+def same_folder():
+    """A test that leaves the process in another folder, or in one that is gone, spoils those after it."""
+    yield
+    os.chdir(ROOT)
+
+
+@pytest.fixture(autouse=True)
 def quick(request, monkeypatch):
     """No test draws a learning curve or waits for the disk, except those marked `disk`: of hundreds of trainings each
     would do both."""
