@@ -319,14 +319,14 @@ class GradientStep:
             for group, number in zip(groups, rates, strict=True):
                 group["lr"] = number
         metrics, *extra = found if isinstance(found, tuple) else (found,)
-        self.names = tuple(metrics)
-        return torch.stack([x.float() for x in metrics.values()]), *extra
+        self.names, device = tuple(metrics), self.rates[0].device
+        values = [x.float() if torch.is_tensor(x) else torch.full((), x, device=device) for x in metrics.values()]
+        return torch.stack(values) if values else torch.zeros(0, device=device), *extra
 
     def _settings(self) -> Any:
         """What the step takes for granted of the optimiser: its parameters, where its state is, all but the rates."""
-        groups = self.optimizer.param_groups
-        parts = [[(name, x) for name, x in group.items() if name not in ("params", "lr")] for group in groups]
-        return id(self.optimizer.state), [list(map(id, group["params"])) for group in groups], parts
+        kept = [{**group, "params": [*map(id, group["params"])], "lr": None} for group in self.optimizer.param_groups]
+        return id(self.optimizer.state), kept
 
     def _state(self) -> list[torch.Tensor]:
         """The tensors of the optimiser's state."""

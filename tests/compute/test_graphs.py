@@ -188,6 +188,14 @@ def test_outputs_of_earlier_steps_stay():
     assert len(set(losses)) == len(losses) and not torch.equal(said[-1][1], said[-2][1])
 
 
+@pytest.mark.parametrize("metrics", [{}, {"losses/number": 3.0}])
+def test_metrics_may_be_none_or_plain_numbers(metrics):
+    net = Net()
+    step = GradientStep(lambda net, x: (net(x).mean(), metrics), net, OPTIMIZERS["Adam"](list(net.parameters())),
+                        0.5, lambda f: f, True, graphs=Traced())  # fmt: skip
+    assert [dict(step(torch.ones(2, 3))) for _ in range(6)] == [metrics] * 6
+
+
 def anneal(i, net, optimizer, step):
     for group in optimizer.param_groups:
         group["lr"] = 0.01 * (1 - i / 12)
