@@ -3,6 +3,7 @@
 import ast
 import functools
 import io
+import os
 import re
 import runpy
 import shlex
@@ -124,7 +125,9 @@ def test_make_says_which_python_it_needs(tmp_path, version, fits):
     python = tmp_path / "other"
     python.write_text(f'#!/bin/sh\n[ "$1" = -c ] || exit 7\nexec {sys.executable} -c "{say}" "$2"\n')
     python.chmod(0o755)
-    done = subprocess.run(["make", ".venv/.run", "PYTHON=./other"], cwd=tmp_path, capture_output=True, text=True)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}
+    command = ["make", ".venv/.run", "PYTHON=./other"]  # as typed in a shell, also where `make test` runs this test
+    done = subprocess.run(command, cwd=tmp_path, env=plain, capture_output=True, text=True)
     shown = f"SoloRL needs Python 3.11 to 3.14, but ./other is {version.replace(', ', '.')}; name another one: "
     assert done.returncode == 2 and (shown not in done.stderr) == fits, done.stderr
     assert "PYTHON=" in (ROOT / "README.md").read_text() and not (tmp_path / ".venv").exists()
