@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from solorl.catalog.header import parse_header, script_paths
-from solorl.results.result import Result, read
+from solorl.lab.results.result import Result, read
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmark/results"

@@ -33,7 +33,7 @@ def sb3(env_id):
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
-    import solorl.envs.games  # noqa: F401 registers the games
+    import solorl.games  # noqa: F401 registers the games
 
     class Encoder(BaseFeaturesExtractor):
         def __init__(self, space):

@@ -17,11 +17,11 @@ import numpy as np
 
 from solorl.catalog.header import Script
 from solorl.cli.listing import cores
-from solorl.results import comparison as cmp
-from solorl.results import statistics as st
-from solorl.results import text
-from solorl.results.read import read_all
-from solorl.results.result import Result
+from solorl.lab.results import comparison as cmp
+from solorl.lab.results import statistics as st
+from solorl.lab.results import text
+from solorl.lab.results.read import read_all
+from solorl.lab.results.result import Result
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = 5  # from which on there is a verdict

@@ -27,8 +27,8 @@ import solorl
 from solorl.compute.device import CONFIRM, env_seed
 from solorl.errors import UsageError
 from solorl.files import read_json, sha256
-from solorl.results import comparison as cmp
-from solorl.results.run_folder import LOCAL
+from solorl.lab.results import comparison as cmp
+from solorl.lab.results.run_folder import LOCAL
 from solorl.run.evaluation import open_games, play_scores
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,14 +17,14 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import mean, median
 
-from solorl.catalog import budget
 from solorl.catalog.header import scripts
 from solorl.cli.listing import cores, times
-from solorl.results import comparison as cmp
-from solorl.results import curves as cv
-from solorl.results import figures, text
-from solorl.results.read import read_all
+from solorl.lab.results import comparison as cmp
+from solorl.lab.results import curves as cv
+from solorl.lab.results import figures, text
+from solorl.lab.results.read import read_all
 from solorl.terminal import duration
+from tools import budget
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmark"))

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,3 +135,15 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def git(place: Path, *words: str, given: str = "") -> bytes:
+    """What git prints in a folder, given a text to read; UsageError with its last line where it fails."""
+    try:
+        command = ["git", "-C", str(place), *words]
+        return subprocess.run(command, input=given.encode(), capture_output=True, check=True).stdout
+    except FileNotFoundError:
+        raise UsageError("this needs git, which is not installed") from None
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
+        raise UsageError(f"{place}: {reason[-1]}") from None

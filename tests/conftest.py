@@ -34,13 +34,13 @@ load_qt()  # before a test imports EnvPool by itself
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 # `probes:...` as environment ids; some modules of tests take a fixture or a reference from one in another folder.
-sys.path[:0] = [str(TESTS), *(str(folder) for folder in sorted(TESTS.iterdir()) if folder.is_dir())]
+sys.path[:0] = [str(TESTS), *(str(folder) for folder in sorted(TESTS.rglob("[!_]*")) if folder.is_dir())]
 
 
 def own_registry(monkeypatch):
     """A registry of Gymnasium for one test. What modules register where they are imported for the first time must
     outlive it, so they are imported before."""
-    for module in ("ale_py", "solorl.envs.gymnax", "solorl.envs.mjx", "solorl.envs.pettingzoo", "solorl.envs.teams"):
+    for module in ("ale_py", "solorl.envs.gymnax", "solorl.envs.mjx", "solorl.envs.pettingzoo", "solorl.games.teams"):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
@@ -199,7 +199,7 @@ def batches(monkeypatch):
 
 def environment(**extra):
     """The environment of a subprocess: the probes importable, one thread."""
-    paths = [str(ROOT), str(TESTS)]
+    paths = [str(ROOT), str(TESTS / "doubles")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"} | extra
 
 

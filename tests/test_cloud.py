@@ -17,8 +17,8 @@ import yaml
 from conftest import ROOT, environment, refused
 from study_tasks import FAKE
 
-from solorl.studies.engines.cluster import AGAIN, GRACE
-from solorl.studies.study import ATTEMPTS, open_study
+from solorl.lab.studies.engines.cluster import AGAIN, GRACE
+from solorl.lab.studies.study import ATTEMPTS, open_study
 
 # Kubernetes and SkyPilot: the examples of docs/cloud.md
 
@@ -198,7 +198,7 @@ def test_no_right_is_wider_than_it_must_be():
 
 
 def test_who_submits_may_do_what_the_engine_does_and_no_more():
-    engine = (ROOT / "solorl/studies/engines/aws_batch.py").read_text()
+    engine = (ROOT / "solorl/lab/studies/engines/aws_batch.py").read_text()
     called = {name.title().replace("_", "") for name in re.findall(r"\b_batch\.([a-z]+_[a-z_]+)\b", engine)}
     [submit] = [body for name, body in bodies(TEXTS, "data", "aws_iam_policy_document").items() if name == "submit"]
     allowed = {action.strip('"') for statement in submit["statement"] for action in statement["actions"]}

@@ -21,11 +21,11 @@ from conftest import ROOT, documented_keys, environment, section
 
 from solorl import scripts
 from solorl.catalog import header as catalog
-from solorl.catalog.claims import PROVIDERS
-from solorl.catalog.source import definitions, fields_of
-from solorl.results import figures
-from solorl.results.result import Result
-from solorl.studies import plan
+from solorl.catalog.header import definitions, fields_of
+from solorl.lab.results import figures
+from solorl.lab.results.result import Result
+from solorl.lab.studies import plan
+from tools.claims import PROVIDERS
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN_PAGES = sorted((ROOT / "docs/algorithms").glob("*.md"))  # of the algorithm files
@@ -34,7 +34,7 @@ SHORT = "--total-timesteps 2100 --eval-episodes 1".split()
 FEW = "--num-envs 8 --num-minibatches 1".split()  # of files whose iteration has more steps than SHORT
 # Run elsewhere: these set up the environment in which the tests run, or take many minutes.
 ELSEWHERE = {"make train", "make test", "make lint", "make bench", "pip install ."}
-SHARING = ROOT / "docs/share.md"  # its commands need a hub: tests/share/test_hub.py runs them
+SHARING = ROOT / "docs/share.md"  # its commands need a hub: tests/lab/share/test_hub.py runs them
 
 
 def commands(page):

@@ -13,8 +13,8 @@ import pytest
 from conftest import ROOT
 
 from solorl.catalog.header import code_lines, scripts
-from solorl.results import comparison, curves
-from solorl.results.read import read_all
+from solorl.lab.results import comparison, curves
+from solorl.lab.results.read import read_all
 
 sys.path.insert(0, str(ROOT / "docs/site"))
 

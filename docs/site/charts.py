@@ -11,10 +11,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import results
 
-from solorl.results import comparison as cmp
-from solorl.results import curves as cv
-from solorl.results import text
-from solorl.results.read import read_all
+from solorl.lab.results import comparison as cmp
+from solorl.lab.results import curves as cv
+from solorl.lab.results import text
+from solorl.lab.results.read import read_all
 
 MOST_SEEDS = 10  # whose own curves a page has
 DIGITS = 5  # significant digits of the numbers in the charts

@@ -8,8 +8,8 @@ from itertools import groupby, zip_longest
 import sources
 from markupsafe import Markup
 
-from solorl.catalog.budget import counted
-from solorl.catalog.square import count_changes, find_named, opcodes
+from solorl.catalog.header import count_changes, find_named, opcodes
+from tools.budget import counted
 
 CONTEXT = 3  # unchanged lines shown around a change
 ALIKE = 0.5  # fraction of the words that two lines must have in common to stand side by side as one changed line

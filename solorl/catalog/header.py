@@ -3,13 +3,26 @@
 import ast
 import re
 import tokenize
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from io import StringIO
 from pathlib import Path
 
 from solorl.errors import UsageError, did_you_mean
-from solorl.scripts import KEYS, header_fields, not_for, script_paths
+from solorl.scripts import KEYS, VALUE_COLUMN, header_fields, in_catalogue, not_for, script_paths
 
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+METADATA = re.compile(r"# /// script\n((?:#(?: .*)?\n)+?)# ///\n")  # PEP 723, at the top of the file
+ENTRANCES = (
+    "EnvPoolVectorEnv",
+    "PettingZooEnvs",
+    "Run",
+    "Runs",
+    "RunArgs",
+    "conv2d",
+    "parse",
+)  # what a script may use of the library in addition to the verbs of `run`
 FREE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
@@ -199,3 +212,80 @@ def find_path(name: str) -> Path:
 def find(name: str) -> Script:
     """The header of `ppo`, `ppo.py` or a path to any .py file; UsageError for an unknown name or no header."""
     return parse_header(find_path(name))
+
+
+def find_named(script: Script, name: str) -> Path | None:
+    """The file that a header names: in its own folder, or else in another family; for a user's own file in the
+    catalogue of this installation, or else next to it."""
+    folder = script.path.resolve().parent
+    known = {path.name: path for path in script_paths().values()}
+    if name in known and not in_catalogue(script.path):
+        return known[name]
+    found = [folder / name, *sorted(folder.parent.glob(f"*/{name}"))]
+    return next((path for path in found if path.is_file()), None)
+
+
+def parent_paths(script: Script) -> list[Path]:
+    """The files that a script differs from; those that do not exist are left out."""
+    found = [find_named(script, name) for name in script.parents]
+    return [path for path in found if path]
+
+
+def origin_of(script: Script, seen: frozenset[Path] = frozenset()) -> Path | None:
+    """The file of the catalogue that a user's own file comes from: the one its line Run names where it is a copy, else
+    its nearest ancestor there; None without one."""
+    words, paths = script.run.split(), script_paths()
+    if words[:2] == ["solo", "train"] and words[2:] and words[2].removesuffix(".py") in paths:
+        return paths[words[2].removesuffix(".py")]
+    parent = next(iter(parent_paths(script)), None)
+    if parent is None or parent in seen or parent in paths.values():
+        return parent if parent not in seen else None
+    return origin_of(parse_header(parent), seen | {parent})
+
+
+def definitions(tree: ast.Module) -> dict[str, Definition]:
+    """Name -> top-level function or class."""
+    return {node.name: node for node in tree.body if isinstance(node, Definition)}
+
+
+def fields_of(tree: ast.Module, name: str = "Args") -> dict[str, ast.AnnAssign]:
+    """Field -> definition in the dataclass `name`; empty if there is none."""
+    node = definitions(tree).get(name)
+    if not isinstance(node, ast.ClassDef):
+        return {}
+    return {x.target.id: x for x in node.body if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)}
+
+
+def opcodes(a: Sequence[str], b: Sequence[str]) -> Sequence[tuple[str, int, int, int, int]]:
+    """difflib's line diff of two texts."""
+    return SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+
+
+def count_changes(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
+    """Lines added to and removed from `a` to get `b`."""
+    changed = [code for code in opcodes(a, b) if code[0] != "equal"]
+    return sum(j2 - j1 for *_, j1, j2 in changed), sum(i2 - i1 for _, i1, i2, _, _ in changed)
+
+
+def with_header(text: str, values: dict[str, str]) -> str:
+    """`text` with the header's lines of the given keys replaced, left out for an empty value, or put above the first
+    line of KEYS where they were not there; all other lines stay as they are."""
+    tree = ast.parse(text)
+    docstring, fields = tree.body[0], header_fields(ast.get_docstring(tree, clean=False) or "")
+    new = {key: value for key, value in values.items() if value and key not in fields}
+    end = "\r\n" if "\r\n" in text else "\n"
+    lines, skipping = [], False
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        key = line[:VALUE_COLUMN].strip()
+        if docstring.lineno <= number <= (docstring.end_lineno or 0):
+            if key in KEYS:
+                lines += [f"{each:{VALUE_COLUMN}}{value}{end}" for each, value in new.items()]
+                new = {}
+            if key in values:
+                lines += [f"{key:{VALUE_COLUMN}}{values[key]}{end}"] * bool(values[key])
+                skipping = True
+                continue
+            skipping = skipping and not key and bool(line.strip())  # the rest of a replaced value
+        if not skipping:
+            lines.append(line)
+    return "".join(lines)

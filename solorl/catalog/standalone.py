@@ -9,10 +9,7 @@ from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 
-from solorl.catalog.claims import METADATA
-from solorl.catalog.header import parse_source, read_source
-from solorl.catalog.rules import ENTRANCES
-from solorl.catalog.script_line import with_header
+from solorl.catalog.header import ENTRANCES, METADATA, parse_source, read_source, with_header
 from solorl.errors import UsageError
 from solorl.scripts import PACKAGE, header_fields, in_checkout
 

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from solorl.errors import UsageError, hint, quit_with
+from solorl.scripts import PACKAGE, in_checkout
 
 # Verb -> its module (imported only when it is called) and its line in `solo --help`.
 VERBS = {
@@ -26,16 +27,24 @@ VERBS = {
     "copy": ("solorl.cli.copy", "take a file home:  solo copy ppo my_ppo.py"),
     "diff": ("solorl.cli.diff", "what two files differ in:  solo diff ppo my_ppo.py"),
     "new": ("solorl.cli.new", "start a variant:  solo new ppo_mine --from ppo"),
-    "sync": ("solorl.cli.sync", "repair drift between siblings:  solo sync gae --from ppo"),
     "runs": ("solorl.cli.runs", "list and delete run folders:  solo runs --status failed"),
     "bench": ("solorl.cli.bench", "many runs at once:  solo bench ppo --env-ids CartPole-v1 --num-seeds 10"),
     "work": ("solorl.cli.work", "do one task of a study, for schedulers:  solo work PLAN TASK"),
     "tune": ("solorl.cli.tune", "search hyper-parameters:  solo tune ppo --env-ids CartPole-v1 --space FILE.toml"),
     "report": ("solorl.cli.report", "tables, curves and verdicts from runs:  solo report runs/"),
     "plot": ("solorl.cli.plot", "a picture of trainings, also while they run:  solo plot RUN_DIR"),
-    "check": ("solorl.cli.check", "check algorithm files against the rules of the project"),
     "completion": ("solorl.cli.completion", 'completion of your shell:  eval "$(solo completion bash)"'),
 }
+# Verbs for work on the project itself, in its checkout.
+OURS = {
+    "check": ("tools.check", "check algorithm files against the rules of the project"),
+    "sync": ("tools.sync", "repair drift between siblings:  solo sync gae --from ppo"),
+}
+
+
+def all_verbs() -> dict[str, tuple[str, str]]:
+    """The verbs that there are here."""
+    return VERBS | OURS if in_checkout() else VERBS
 
 
 class Parser(argparse.ArgumentParser):
@@ -62,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
 def usage() -> str:
     """The text of `solo --help`."""
-    verbs = "\n".join(f"  {verb:10} {line}" for verb, (_, line) in VERBS.items())
+    verbs = "\n".join(f"  {verb:10} {line}" for verb, (_, line) in all_verbs().items())
     return f"solo: one file per algorithm of deep reinforcement learning\n\n{verbs}\n\n`solo VERB --help` says more."
 
 
@@ -85,10 +94,15 @@ def dispatch(argv: Sequence[str]) -> int:
     if verb in ("-V", "--version"):
         print(f"solorl {version()}")
         return 0
-    if verb not in VERBS:
+    verbs = all_verbs()
+    if verb in OURS and verb not in verbs:
+        raise UsageError(f"solo {verb} is for a checkout of SoloRL, installed with `pip install -e .`")
+    if verb not in verbs:
         kind = "flag" if verb.startswith("-") else "verb"
-        raise UsageError(f"solo has no {kind} {verb}{hint(verb, VERBS, 'it has')}")
-    return int(import_module(VERBS[verb][0]).main(rest) or 0)
+        raise UsageError(f"solo has no {kind} {verb}{hint(verb, verbs, 'it has')}")
+    if verb in OURS:
+        sys.path.insert(0, str(PACKAGE.parent))
+    return int(import_module(verbs[verb][0]).main(rest) or 0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,13 +13,12 @@ from solorl.cli import Parser, fleet
 from solorl.cli.view import Lines, Table
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError
-from solorl.machine import own_cores
-from solorl.studies.checks import check_name, check_texts
-from solorl.studies.engines import check_storage, open_engine
-from solorl.studies.engines.workers import following
-from solorl.studies.fleet import Fleet, retry, standings
-from solorl.studies.found import newest
-from solorl.studies.plan import (
+from solorl.lab.studies.checks import check_name, check_texts
+from solorl.lab.studies.engines import check_storage, open_engine
+from solorl.lab.studies.engines.workers import following
+from solorl.lab.studies.fleet import Fleet, retry, standings
+from solorl.lab.studies.found import newest
+from solorl.lab.studies.plan import (
     Flags,
     Plan,
     as_flag,
@@ -34,13 +33,14 @@ from solorl.studies.plan import (
     seed_range,
     short,
 )
-from solorl.studies.plan_file import LONGEST_LEASE, MOST_ATTEMPTS
-from solorl.studies.resources import read_resources
-from solorl.studies.storage import Folder, open_storage
-from solorl.studies.study import ATTEMPTS, LEASE, Study
-from solorl.studies.task import Task
-from solorl.studies.until import expected, read_time
-from solorl.studies.worker import command, why_again
+from solorl.lab.studies.plan_file import LONGEST_LEASE, MOST_ATTEMPTS
+from solorl.lab.studies.resources import read_resources
+from solorl.lab.studies.storage import Folder, open_storage
+from solorl.lab.studies.study import ATTEMPTS, LEASE, Study
+from solorl.lab.studies.task import Task
+from solorl.lab.studies.until import expected, read_time
+from solorl.lab.studies.worker import command, why_again
+from solorl.machine import own_cores
 from solorl.terminal import duration, plain
 
 EPILOG = """a suite file or scripts; flags after -- go to every script:

@@ -15,9 +15,8 @@ from importlib import import_module
 from pathlib import Path
 
 from solorl.args.arguments import RunArgs
-from solorl.catalog.header import find_path, parse_source, scripts
-from solorl.catalog.source import fields_of
-from solorl.cli import VERBS, Parser
+from solorl.catalog.header import fields_of, find_path, parse_source, scripts
+from solorl.cli import Parser, all_verbs
 from solorl.cli.runs import STATUSES, is_run
 from solorl.errors import UsageError, hint
 from solorl.scripts import script_paths
@@ -62,7 +61,7 @@ def flags_of_verb(verb: str) -> list[str]:
     """The flags that a verb's own help names."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        import_module(VERBS[verb][0]).main(["--help"])
+        import_module(all_verbs()[verb][0]).main(["--help"])
     return sorted(set(re.findall(r"^ +(?:-\w, )?(--[a-z][a-z-]*)", text.getvalue(), flags=re.M)) | {"--help"})
 
 
@@ -92,10 +91,10 @@ def words(typed: Sequence[str]) -> list[str]:
     """What may stand for the last of the words typed after `solo`, which may be empty."""
     *before, last = typed or [""]
     if not before:
-        found = list(VERBS)
+        found = list(all_verbs())
     elif before[-1] in AFTER_FLAG:
         found = AFTER_FLAG[before[-1]](last)
-    elif before[0] not in VERBS:
+    elif before[0] not in all_verbs():
         found = []
     elif last.startswith("-"):
         found = flags(before)

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from solorl import __version__
-from solorl.catalog.header import find_path, parse_header
-from solorl.catalog.script_line import with_header
+from solorl.catalog.header import find_path, parse_header, with_header
 from solorl.catalog.standalone import standalone
 from solorl.cli import Parser
 from solorl.errors import UsageError

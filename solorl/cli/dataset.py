@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         elif args.what == "info":
             returns = {str(folder): info(folder, own) for folder in (first, *others)}
             if args.out:
-                from solorl.results import figures
+                from solorl.lab.results import figures
 
                 figures.write_histogram(returns, args.out)
                 print(f"picture {shown(args.out)}")
@@ -77,8 +77,8 @@ def made(args: Any) -> None:
     """Make a data set of the replay buffer of a run."""
     from solorl.data.dataset import Writer
     from solorl.data.recording import replayed, write_replayed
+    from solorl.lab.share.hub import run_dir_of
     from solorl.run.load import environment_of, script_of
-    from solorl.share.hub import run_dir_of
 
     run_dir = run_dir_of(args.names[0])
     script, writer = script_of(run_dir)[0], Writer(args.out or run_dir / "dataset")
@@ -103,7 +103,7 @@ def _mean(folder: Path) -> float:
 
 def _d4rl(folder: Path) -> tuple[float, float] | None:
     from solorl.data.dataset import read_about
-    from solorl.results.reference_scores import D4RL
+    from solorl.lab.results.reference_scores import D4RL
 
     return D4RL.get(str(read_about(folder).get("env_id")).partition("-")[0])
 
@@ -113,8 +113,8 @@ def info(folder: Path, own: tuple[float, float] | None) -> Any:
     import numpy as np
 
     from solorl.data.dataset import digest, read, read_about
-    from solorl.results.reference_scores import normalised
-    from solorl.results.text import number
+    from solorl.lab.results.reference_scores import normalised
+    from solorl.lab.results.text import number
 
     about, data = read_about(folder), read(folder)
     returns, lengths = data.whole_returns(), np.bincount(data.episode)

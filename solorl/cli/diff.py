@@ -5,8 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from solorl.catalog.header import find_path, origins, parse_header, read_source
-from solorl.catalog.square import count_changes, find_named
+from solorl.catalog.header import count_changes, find_named, find_path, origins, parse_header, read_source
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.files import shown

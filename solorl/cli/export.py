@@ -21,8 +21,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--last", action="store_true", help="the model of the end, not that of the best evaluation")
     parser.add_argument("--trust-script", action="store_true", help="execute the folder's script, whatever it does")
     args = parser.parse(argv)
-    from solorl.share.hub import run_dir_of  # here: they load the numerical libraries
-    from solorl.share.onnx import CheckFailed, export, require_packages, require_place
+    from solorl.lab.share.hub import run_dir_of  # here: they load the numerical libraries
+    from solorl.lab.share.onnx import CheckFailed, export, require_packages, require_place
 
     require_place(args.path)
     require_packages()

@@ -7,14 +7,14 @@ from typing import Any
 
 from solorl.cli import Parser
 from solorl.errors import UsageError
-from solorl.studies import fleet
-from solorl.studies.checks import check_texts
-from solorl.studies.collect import Collector
-from solorl.studies.engines import ENGINES, open_again
-from solorl.studies.plan import Plan
-from solorl.studies.storage import refusal
-from solorl.studies.study import ATTEMPTS, LEASE, Study, open_study
-from solorl.studies.task import Task
+from solorl.lab.studies import fleet
+from solorl.lab.studies.checks import check_texts
+from solorl.lab.studies.collect import Collector
+from solorl.lab.studies.engines import ENGINES, open_again
+from solorl.lab.studies.plan import Plan
+from solorl.lab.studies.storage import refusal
+from solorl.lab.studies.study import ATTEMPTS, LEASE, Study, open_study
+from solorl.lab.studies.task import Task
 from solorl.terminal import plain
 
 VERBS = ("status", "logs", "cancel", "retry", "collect")

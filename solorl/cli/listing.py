@@ -11,8 +11,7 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
-from solorl.catalog.header import Script, parse_source, scripts
-from solorl.catalog.source import fields_of
+from solorl.catalog.header import Script, fields_of, parse_source, scripts
 from solorl.cli import Parser
 from solorl.errors import UsageError, hint
 from solorl.scripts import algorithms_folder, in_checkout
@@ -78,7 +77,7 @@ def times(found: Sequence[Script]) -> list[Sequence[str]]:
     this environment ("-": none was measured). UsageError without a checkout, which has these runs."""
     if not in_checkout():
         raise UsageError("solo list --times reads benchmark/results, which is only in a checkout of the repository")
-    from solorl.results.read import read_all
+    from solorl.lab.results.read import read_all
 
     results, _ = read_all([algorithms_folder().parent / "benchmark" / "results"])
     rows: list[Sequence[str]] = [("name", "environment", "steps", "core-hours", "runs")]

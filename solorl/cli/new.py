@@ -7,9 +7,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from solorl.catalog.budget import origin_of
-from solorl.catalog.header import Script, find_path, parse_header, parse_source, read_source, top_modules
-from solorl.catalog.script_line import with_header
+from solorl.catalog.header import (
+    Script,
+    find_path,
+    origin_of,
+    parse_header,
+    parse_source,
+    read_source,
+    top_modules,
+    with_header,
+)
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.files import shown, write

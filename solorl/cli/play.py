@@ -49,8 +49,8 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"solo play: --episodes must be at least 1, not {args.episodes}")
     if args.seed is not None and args.seed < 0:
         raise UsageError(f"solo play: --seed must be at least 0, not {args.seed}")
+    from solorl.lab.share.hub import run_dir_of
     from solorl.run.load import Play, play_script, script_of  # here: they load the numerical libraries
-    from solorl.share.hub import run_dir_of
     from solorl.trust import FLAG, not_trusted
 
     run_dir, model = run_dir_of(newest(args.run_dirs)), Play.model

@@ -22,9 +22,9 @@ def main(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     if args.out.suffix not in (".png", ".svg"):
         raise UsageError(f"solo plot: --out must end in .png or .svg, not {args.out}")
-    from solorl.results import curves as cv  # here, because it loads NumPy
-    from solorl.results import figures
-    from solorl.results.read import read_all
+    from solorl.lab.results import curves as cv  # here, because it loads NumPy
+    from solorl.lab.results import figures
+    from solorl.lab.results.read import read_all
 
     results, problems = read_all(args.paths, unfinished=True)
     trainings = cv.trainings(results)

@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     if not 0 < args.max_size < float("inf"):
         raise UsageError(f"solo pull: --max-size must be a positive number of MB, not {args.max_size:g}")
-    from solorl.share.hub import PREFIX, pull  # here: it loads the numerical libraries
+    from solorl.lab.share.hub import PREFIX, pull  # here: it loads the numerical libraries
 
     repo = args.repo.removeprefix(PREFIX)
     folder = args.folder or Path("runs", repo.rpartition("/")[2])

@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--private", action="store_true", help="make a repository that only you see")
     parser.add_argument("--revision", metavar="BRANCH", help="commit to this branch, made if it is not there")
     args = parser.parse(argv)
-    from solorl.share.hub import push  # here: it loads the numerical libraries
+    from solorl.lab.share.hub import push  # here: it loads the numerical libraries
 
     print(f"pushed to {push(args.run_dir, args.repo, args.private, args.revision)}")
     return 0

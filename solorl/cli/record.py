@@ -36,8 +36,8 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"solo record: --{name.replace('_', '-')} must be at least {least}, not {value}")
     from solorl.data.recording import Recording  # here: they load the numerical libraries
     from solorl.envs.surroundings import undisturbed
+    from solorl.lab.share.hub import run_dir_of
     from solorl.run.load import load
-    from solorl.share.hub import run_dir_of
 
     run_dir = run_dir_of(args.run_dir)
     recording = Recording(args.out or run_dir / "dataset")

@@ -20,15 +20,15 @@ from pathlib import Path
 
 import numpy as np
 
-from solorl.catalog.square import git
 from solorl.errors import UsageError
-from solorl.results import comparison as cmp
-from solorl.results import statistics as st
-from solorl.results import text
-from solorl.results.gather import gathered
-from solorl.results.read import read_all
-from solorl.results.reference_scores import reference
-from solorl.results.result import Result, parse_bytes
+from solorl.files import git
+from solorl.lab.results import comparison as cmp
+from solorl.lab.results import statistics as st
+from solorl.lab.results import text
+from solorl.lab.results.gather import gathered
+from solorl.lab.results.read import read_all
+from solorl.lab.results.reference_scores import reference
+from solorl.lab.results.result import Result, parse_bytes
 from solorl.terminal import aligned
 
 TOLERANCE = 0.01

@@ -75,10 +75,10 @@ def main(argv: Sequence[str]) -> int:
         from solorl.cli import regression
 
         return regression.run(args.against, args.paths or [DEFAULT_RESULTS], args.metric or "eval")
-    from solorl.results import comparison as cmp  # here, because it loads NumPy
-    from solorl.results import curves as cv
-    from solorl.results import text
-    from solorl.results.read import read_all
+    from solorl.lab.results import comparison as cmp  # here, because it loads NumPy
+    from solorl.lab.results import curves as cv
+    from solorl.lab.results import text
+    from solorl.lab.results.read import read_all
 
     results, problems = read_all(args.paths)
     if not results:
@@ -104,8 +104,8 @@ def main(argv: Sequence[str]) -> int:
 
 def write_report(comparison, out: Path, args: Namespace, problems: Sequence[str], command: str) -> None:
     """Write report.md, report.html, the figures and what a paper needs into `out`; UsageError where that fails."""
-    from solorl.results import figures, paper, text
-    from solorl.results import page as report_page
+    from solorl.lab.results import figures, paper, text
+    from solorl.lab.results import page as report_page
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def draw(comparison, curves, path: Path, check: bool) -> int:
 
     Returns 1 where `check` finds other curves. Raises UsageError where the picture cannot be drawn.
     """
-    from solorl.results import figures
+    from solorl.lab.results import figures
 
     current = figures.shows(path, curves)
     if not check and not current:
@@ -139,7 +139,7 @@ def draw(comparison, curves, path: Path, check: bool) -> int:
 
 def print_summary(comparison, problems: Sequence[str], out: Path) -> None:
     """The table, the verdicts, what was left out, and where the report is."""
-    from solorl.results import text
+    from solorl.lab.results import text
 
     print("\n".join(aligned(text.summary(comparison))))
     for sentence in text.verdicts(comparison):

@@ -13,17 +13,17 @@ from solorl.cli.bench import split, worker_count
 from solorl.cli.fleet import RESOURCES, add_engine_flags, given_resources, read_options, say
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
-from solorl.studies.elsewhere import Elsewhere
-from solorl.studies.engines import ENGINES, open_engine
-from solorl.studies.engines.workers import LocalCluster
-from solorl.studies.journal import completed, counted, open_study
-from solorl.studies.plan import Flags, load_script, merge, seed_range
-from solorl.studies.resources import read_resources
-from solorl.studies.space import space_from_file, space_of
-from solorl.studies.storage import open_storage
-from solorl.studies.study import ATTEMPTS, Study
-from solorl.studies.task import words
-from solorl.studies.tune import METRIC, Search, Tuner
+from solorl.lab.studies.elsewhere import Elsewhere
+from solorl.lab.studies.engines import ENGINES, open_engine
+from solorl.lab.studies.engines.workers import LocalCluster
+from solorl.lab.studies.journal import completed, counted, open_study
+from solorl.lab.studies.plan import Flags, load_script, merge, seed_range
+from solorl.lab.studies.resources import read_resources
+from solorl.lab.studies.space import space_from_file, space_of
+from solorl.lab.studies.storage import open_storage
+from solorl.lab.studies.study import ATTEMPTS, Study
+from solorl.lab.studies.task import words
+from solorl.lab.studies.tune import METRIC, Search, Tuner
 from solorl.terminal import scores
 
 SHARED = ("local", "ray", "slurm")  # engines whose workers share folders with this machine

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from solorl import signals
 from solorl.cli import Parser
 from solorl.errors import UsageError
-from solorl.studies.storage import read_object, refusal
-from solorl.studies.study import Study, open_study
-from solorl.studies.task import Task
-from solorl.studies.worker import LISTENED, Worker
+from solorl.lab.studies.storage import read_object, refusal
+from solorl.lab.studies.study import Study, open_study
+from solorl.lab.studies.task import Task
+from solorl.lab.studies.worker import LISTENED, Worker
 
 INDICES = ("SLURM_ARRAY_TASK_ID", "AWS_BATCH_JOB_ARRAY_INDEX", "JOB_COMPLETION_INDEX")  # of schedulers, from 0 on
 

@@ -42,8 +42,8 @@ GAMES = {
     "atari/*": ("solorl.envs.pettingzoo", "pettingzoo", "multi_agent_ale_py", "ale_py"),  # which has the games' files
     "butterfly/*": ("solorl.envs.pettingzoo", "pettingzoo"),
     "sisl/*": ("solorl.envs.pettingzoo", "pettingzoo"),
-    "team/simple_*": ("solorl.envs.teams", "pettingzoo", "mpe2", "jax"),
-    "team/*": ("solorl.envs.teams", "jax"),
+    "team/simple_*": ("solorl.games.teams", "pettingzoo", "mpe2", "jax"),
+    "team/*": ("solorl.games.teams", "jax"),
     "lbf/*": ("solorl.envs.tuple_games", "lbforaging"),
     "rware/*": ("solorl.envs.tuple_games", "rware"),
 }
@@ -52,7 +52,7 @@ GAMES = {
 ROBOTICS = "gymnasium_robotics", "gymnasium-robotics; FlattenObservation in make_env makes its dicts vectors"
 # Families that other packages register: what an id has before the slash, or a pattern -> (module, what pip installs).
 NAMESPACES = {
-    "games": ("solorl.envs.games", ""),  # ours
+    "games": ("solorl.games", ""),  # ours
     "envpool": ("solorl.envs.envpool_env", "'solorl[envpool]'"),
     "ALE": ("ale_py", ""),  # our extra
     "MinAtar": ("minatar", "minatar"),
@@ -71,7 +71,7 @@ KINDS = {
     "envpool-procgen": "games of Procgen, EnvPool's",
     "pettingzoo-atari": "games of Atari of several agents, PettingZoo's",
     "agents": "games of several agents",
-    "agents-jax": "games of several agents written in JAX, see `solorl.envs.teams`",
+    "agents-jax": "games of several agents written in JAX, see `solorl.games.teams`",
     "jax": "environments written in JAX, and those that EnvPool and Gymnasium have under the same id",
     "batched": "simulators that step batches of tensors, see `solorl.envs.batched`",
 }
@@ -184,7 +184,7 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
             package = NAMESPACES[space][1]
             sentence = f"{env_id} needs a package: pip install {package}" if package else needs_extra(env_id, "atari")
             raise UsageError(sentence) from error
-        more = ("solorl.envs.pettingzoo", "pettingzoo"), ("solorl.envs.teams", "jax"), ("ale_py", "ale_py")
+        more = ("solorl.envs.pettingzoo", "pettingzoo"), ("solorl.games.teams", "jax"), ("ale_py", "ale_py")
         for where, package in (*REGISTER.values(), *more):
             if _is_there(package):
                 with contextlib.suppress(ImportError):  # without jax

@@ -8,10 +8,10 @@ import gymnasium as gym
 import jax
 import numpy as np
 
+from solorl.envs import openers
 from solorl.envs.classic import DYNAMICS, JaxEnvs
 from solorl.envs.ids import family_of, is_envpool_game
 from solorl.envs.interface import advancing
-from solorl.errors import quit_with
 
 
 def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
@@ -20,16 +20,8 @@ def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
     there are none."""
     if env_id in DYNAMICS:
         return JaxEnvs(env_id, num_envs)
-    if env_id.startswith("games/"):
-        from solorl.envs.games.in_jax import DYNAMICS as GAMES
-
-        if env_id not in GAMES:
-            quit_with(f"{env_id} is not written in JAX; of our games {' and '.join(GAMES)} are")
-        return JaxEnvs(env_id, num_envs, GAMES[env_id])
-    if env_id.startswith("team/"):
-        from solorl.envs.teams.game import JaxTeams
-
-        return JaxTeams(env_id, num_envs)
+    if compiled := openers(env_id).compiled:
+        return compiled(env_id, num_envs)
     if family := family_of(env_id):
         return resolve_name(family[0])(env_id, num_envs)
     from solorl.envs.envpool_jax import EnvPoolEnvs, EnvPoolGames

@@ -21,6 +21,7 @@ from solorl import signals
 from solorl.checkpoints import env_state
 from solorl.compute.device import EVALUATE, TRAIN, env_seed
 from solorl.data.dataset import Dataset, open_datasets
+from solorl.envs import openers
 from solorl.envs.guest import hosted, refuse_statistics, try_out
 from solorl.envs.ids import is_atari
 from solorl.envs.returns import teams_of
@@ -104,12 +105,10 @@ class Run(Products):
         with undisturbed():  # some modules draw random numbers where they are imported for the first time
             from solorl.envs.pettingzoo import PettingZooEnvs
 
-            if env_id.startswith("team/"):
-                from solorl.envs.teams.vector import open_games
-
+            if stepped := openers(env_id).stepped:
                 together = f"--env-workers: {env_id} steps all its games together, in this process"
                 self.require(self.play or not self.args.env_workers, together)
-                if games := open_games(make_env, env_id, num_envs):
+                if games := stepped(make_env, env_id, num_envs):
                     return games
             return self._side_by_side(PettingZooEnvs, make_env, env_id, num_envs)
 

@@ -40,7 +40,7 @@ def train_probe(train, monkeypatch):
     def call(name, steps, *flags):
         if plays_envpool(name):
             use_fake_envpool(monkeypatch)
-        monkeypatch.setenv("PYTHONPATH", str(TESTS))  # for the processes of Ray
+        monkeypatch.setenv("PYTHONPATH", str(TESTS / "doubles"))  # for the processes of Ray
         env_id = "Catch-v5" if plays_envpool(name) else "pixel_probe:Catch-v0"
         words = LEARNS[name][0].split()
         return train(name, "--env-id", env_id, "--total-timesteps", steps, *words, *flags)

@@ -8,7 +8,7 @@ from conftest import comparable, definitions, drop_last_checkpoint, rows
 from gymnasium.vector import SyncVectorEnv
 
 from solorl.compute.speed import GradientStep
-from solorl.envs.games.cue import Cue
+from solorl.games.cue import Cue
 from solorl.run.evaluation import play_episodes
 
 FILES = {name: definitions(name) for name in ("ppo_lstm", "ppo_lstm_masked")}

@@ -12,8 +12,8 @@ import torch
 from conftest import comparable, definitions, rows
 from safetensors.numpy import load_file
 
-from solorl.envs.games.cue import Cue
 from solorl.envs.interface import Step
+from solorl.games.cue import Cue
 from solorl.run.evaluation import play_episodes
 from solorl.run.trainings import PolicyOfSeed
 

@@ -9,7 +9,7 @@ from gymnasium.vector import SyncVectorEnv
 from test_ppo_lstm import Lessons
 
 from solorl.compute.speed import GradientStep
-from solorl.envs.games.cue import Cue
+from solorl.games.cue import Cue
 from solorl.run.evaluation import play_episodes
 
 FILE = definitions("ppo_trxl")

@@ -12,7 +12,7 @@ from clock_team import ClockTeam, compiled
 from conftest import comparable, copy_layers, definitions, rows
 from safetensors.numpy import load_file
 
-from solorl.envs.teams.game import JaxTeams
+from solorl.games.teams.game import JaxTeams
 
 JAX, TORCH = definitions("pqn_vdn_jax"), definitions("pqn")
 q_values = jax.jit(JAX["q_values"])

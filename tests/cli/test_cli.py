@@ -21,14 +21,13 @@ from solorl import __version__, cli, scripts
 from solorl.args.arguments import RunArgs
 from solorl.catalog import header as catalog
 from solorl.catalog import stub
-from solorl.catalog.header import parse_source
-from solorl.catalog.source import fields_of
+from solorl.catalog.header import fields_of, parse_source
 from solorl.catalog.standalone import attributes_of, standalone, stub_with
 from solorl.cli.listing import core_seconds
 from solorl.cli.train import args_of
 from solorl.errors import UsageError
-from solorl.results.result import Result
-from solorl.results.result import write as write_result
+from solorl.lab.results.result import Result
+from solorl.lab.results.result import write as write_result
 from solorl.trust import note_start
 
 SOLO = (sys.executable, "-m", "solorl.cli")
@@ -86,11 +85,11 @@ def tree(tmp_path, monkeypatch):
 def test_help_names_every_verb(solo, words):
     code, out, err = solo(*words)
     assert code == 0 and err == ""
-    assert all(f"  {verb} " in out for verb in cli.VERBS)
+    assert all(f"  {verb} " in out for verb in cli.all_verbs())
     assert len(out.splitlines()) < 25
 
 
-@pytest.mark.parametrize("verb", sorted(cli.VERBS))
+@pytest.mark.parametrize("verb", sorted(cli.all_verbs()))
 def test_each_verb_has_help(solo, verb):
     code, out, err = solo(verb, "--help")
     assert code == 0 and err == "" and f"usage: solo {verb}" in out

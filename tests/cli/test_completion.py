@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT, environment, refused
 
 from solorl import scripts
-from solorl.cli import VERBS
+from solorl.cli import all_verbs
 from solorl.cli.completion import SHELLS, words
 
 
@@ -28,7 +28,7 @@ def place(tmp_path, monkeypatch):
 
 
 def test_verbs_and_algorithms(place):
-    assert words([""]) == words([]) == list(VERBS) and words(["co"]) == ["copy", "completion"]
+    assert words([""]) == words([]) == list(all_verbs()) and words(["co"]) == ["copy", "completion"]
     for verb in ("train", "copy", "diff", "check", "bench", "tune"):
         assert set(scripts.script_paths()) <= set(words([verb, ""])), verb
         assert words([verb, "mi"]) == ["mine/"] and words([verb, "my"]) == ["my_ppo.py"]
@@ -59,7 +59,7 @@ def test_flags_are_those_of_the_script_or_of_the_verb(place):
     assert words(["bench", "ppo", "--num-seeds", "2", "--", "--num-s"]) == ["--num-steps"]
 
 
-@pytest.mark.parametrize("verb", sorted(VERBS))
+@pytest.mark.parametrize("verb", sorted(all_verbs()))
 def test_each_verb_offers_its_flags(verb):
     if verb != "train":
         assert "--help" in words([verb, "-"])

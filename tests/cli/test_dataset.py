@@ -15,8 +15,8 @@ from solorl.data import exchange
 from solorl.data.dataset import open_datasets, read
 from solorl.data.recording import Recording
 from solorl.envs.vector import VectorEnvs
-from solorl.results import figures
-from solorl.results.reference_scores import D4RL, normalised
+from solorl.lab.results import figures
+from solorl.lab.results.reference_scores import D4RL, normalised
 
 NAMES = ("obs", "action", "reward", "terminated", "truncated", "next_obs", "episode")
 

@@ -1,0 +1,50 @@
+"""Small games that need memory, exploration, masks, or more than one kind of observation or action.
+
+    import gymnasium as gym
+    import solorl.games  # registers games/Cue-v0 and its like
+    env = gym.make("games/Cue-v0", steps=30)
+
+Each lasts seconds to learn, not hours, and needs exactly one ability. `env.unwrapped.best_action()` is a scripted best
+action, which may look at the hidden state. The score is the return of an episode. docs/environments.md has a table.
+"""
+
+from typing import Any
+
+import gymnasium as gym
+
+from solorl.envs import register
+from solorl.errors import quit_with
+
+# Name -> its module and class, the time limit in steps (None: the game ends by itself) and arguments.
+GAMES: dict[str, tuple[str, int | None, dict[str, Any]]] = {
+    "Cue-v0": ("cue:Cue", None, {}),
+    "Cue60-v0": ("cue:Cue", None, {"steps": 60}),
+    "CueMasked-v0": ("cue:Cue", None, {"masked": True}),
+    "CueContinuous-v0": ("cue:Cue", None, {"continuous": True, "steps": 20}),
+    "KeyAndDoor-v0": ("key_and_door:KeyAndDoor", 60, {}),
+    "KeyAndDoorLarge-v0": ("key_and_door:KeyAndDoor", 72, {"size": 12}),
+    "ResourceGrid-v0": ("resource_grid:ResourceGrid", 40, {}),
+    "Tool-v0": ("tool:Tool", 10, {}),
+    "TwoNumbers-v0": ("two_numbers:TwoNumbers", 10, {}),
+    "TwoNumbersMasked-v0": ("two_numbers:TwoNumbers", 10, {"masked": True}),
+    "TwoSenses-v0": ("two_senses:TwoSenses", 10, {}),
+    "MovingDot-v0": ("moving_dot:MovingDot", 20, {}),
+    "MovingDotGrey-v0": ("moving_dot:MovingDot", 20, {"height": 40, "width": 56, "grey": True}),
+}
+
+gym.register("games/TensorPendulum-v0", vector_entry_point="solorl.envs.batched:Pendulum")
+for _name, (_entry, _steps, _kwargs) in GAMES.items():
+    gym.register(f"games/{_name}", f"solorl.games.{_entry}", max_episode_steps=_steps, kwargs=_kwargs)
+
+
+def _compiled(env_id: str, num_envs: int) -> Any:
+    """Games written in JAX; one sentence and exit code 2 for one that is not."""
+    from solorl.envs.classic import JaxEnvs
+    from solorl.games.in_jax import DYNAMICS
+
+    if env_id not in DYNAMICS:
+        quit_with(f"{env_id} is not written in JAX; of our games {' and '.join(DYNAMICS)} are")
+    return JaxEnvs(env_id, num_envs, DYNAMICS[env_id])
+
+
+register("games/*", compiled=_compiled)

@@ -1,0 +1,110 @@
+"""The interactive page of `solo report`: one HTML file with its data, styles and script inside and no network use."""
+
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from solorl.files import filled
+from solorl.lab.results import comparison as cmp
+from solorl.lab.results import curves as cv
+from solorl.lab.results import text
+
+TEMPLATE = Path(__file__).with_name("page.html")
+DIGITS = 5  # significant digits of the numbers in the charts
+
+
+def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[str], command: str = "") -> str:
+    """The page's text. `axis` is the one shown first, `problems` are sentences on what could not be read, `command`
+    makes the page again."""
+    notes = "".join(f"<li>{html.escape(note)}</li>\n" for note in [*text.notes_on(comparison), *problems])
+    parts = {
+        "TITLE": html.escape(title),
+        "INTRO": "".join(f'<p class="verdict">{html.escape(line)}</p>\n' for line in text.verdicts(comparison)),
+        "COMMAND": f"<p>Made by <code>{html.escape(command)}</code></p>" if command else "",
+        "CAPTION": html.escape(f"{text.lines_caption(comparison)} {text.CURVE_CAPTION}"),
+        "TABLES": _tables(comparison),
+        "NOTES": f'<h2>Notes</h2>\n<ul class="quiet">\n{notes}</ul>\n' if notes else "",
+        "DATA": json.dumps(_data(comparison, axis), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+    }
+    return filled(TEMPLATE, parts)
+
+
+# ---------------------------------------------------------------------- data of the charts
+def _data(comparison: cmp.Comparison, axis: str) -> dict[str, Any]:
+    metrics = cv.available(comparison)
+    profiles = _lines(comparison, cv.profiles(comparison)) if len(comparison.shared) > 1 else []
+    return {
+        "methods": comparison.methods,
+        "start": {"axis": axis, "metric": metrics[0]},
+        "curves": {m: {a: _panels(comparison, m, a) for a in cmp.AXES} for m in metrics},
+        "profiles": [{"title": "Fraction of runs above a score", "lines": profiles}] if profiles else [],
+    }
+
+
+def _panels(comparison: cmp.Comparison, metric: str, axis: str) -> list[dict[str, Any]]:
+    """One panel per environment and one for all."""
+    curves, totals = cv.curves(comparison, metric, axis), cv.total_curves(comparison, metric, axis)
+    found = cv.panels(comparison, curves, totals)
+    return [{"title": title, "lines": _lines(comparison, lines)} for title, lines in found]
+
+
+def _lines(comparison: cmp.Comparison, curves: Mapping[str, cv.Curve]) -> list[dict[str, Any]]:
+    return [
+        {
+            "m": comparison.methods.index(method),
+            "x": _numbers(curve.x),
+            "y": _numbers(curve.y),
+            "lo": _numbers(curve.band[:, 0]),
+            "hi": _numbers(curve.band[:, 1]),
+            "band": curve.kind,
+            "runs": {seed: _numbers(values) for seed, values in curve.seeds.items()},
+        }
+        for method, curve in curves.items()
+    ]
+
+
+def _numbers(values: Iterable[float]) -> list[float]:
+    short = (float(f"{value:.{DIGITS}g}") for value in values)
+    return [int(value) if value.is_integer() else value for value in short]
+
+
+# ---------------------------------------------------------------------- tables
+def _tables(comparison: cmp.Comparison) -> str:
+    parts = []
+    for title, caption, (head, rows) in text.tables(comparison):
+        parts.append(f"<h2>{title}</h2>\n<p>{html.escape(caption)}</p>\n")
+        parts.append(_grouped(head, rows) if title == "Results" else _table(head, rows))
+    return "".join(parts)
+
+
+def _grouped(head: Sequence[str], rows: Sequence[Sequence[text.Cell]]) -> str:
+    """The rows of one environment below a line with its name."""
+    lines: list[str | Sequence[text.Cell]] = []
+    for env, of_env in groupby(rows, key=lambda row: str(row[0])):
+        lines += [env, *(row[1:] for row in of_env)]
+    return _table(head[1:], lines)
+
+
+def _cell(cell: text.Cell) -> str:
+    """A cell as HTML; a number stands above its interval."""
+    if isinstance(cell, cmp.Estimate):
+        value, _, interval = text.estimate(cell).partition(" ")
+        return f"<b>{value}</b><small>{interval}</small>".replace("-", "\N{MINUS SIGN}")
+    words = html.escape(text.words(cell))
+    return f'<span class="names">{words}</span>' if isinstance(cell, list) and cell else words
+
+
+def _table(head: Sequence[str], rows: Sequence[str | Sequence[text.Cell]]) -> str:
+    """A table that scrolls sideways on its own; a string instead of a row is a line across it."""
+    lines = []
+    for row in rows:
+        if isinstance(row, str):
+            lines.append(f'<tr class="group"><th colspan="{len(head)}" scope="rowgroup">{html.escape(row)}</th></tr>')
+        else:
+            lines.append(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>")
+    titles = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in head)
+    body = "\n".join(lines)
+    return f'<div class="scroll"><table>\n<thead><tr>{titles}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>\n'

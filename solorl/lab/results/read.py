@@ -1,0 +1,113 @@
+"""Finding results: in result files, run folders, TensorBoard folders, and folders of these at any depth."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from solorl.lab.results.gather import gathered
+from solorl.lab.results.result import Result, ResultError, checked, read, write
+from solorl.lab.results.run_folder import read_run
+from solorl.lab.results.tensorboard import read_tensorboard
+from solorl.terminal import plain
+
+
+def collect(run_dir: Path, folder: Path, variant: str = "", first: bool = False) -> Path:
+    """Turn the finished run in `run_dir` into one file in `folder` and return its path.
+
+    The bytes depend on the run only, and the file appears whole or not at all. Raises ResultError (a ValueError) where
+    the run is not finished or cannot be read, OSError where the file cannot be written.
+    """
+    result = read_folder(run_dir)
+    if result.status != "finished":
+        raise ResultError(f"{run_dir} is not finished ({result.status})")
+    return write(replace(result, variant=variant, first=first), folder)
+
+
+def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = False) -> tuple[list[Result], list[str]]:
+    """Everything found in result files, run folders, TensorBoard folders, and folders of these at any depth; and in
+    files of scores (`read_scores`) that are named.
+
+    Returns the results, ordered as found and `named`, and a sentence for each file that could not be read or was left
+    out. Of two runs of one method with the same environment and seed the one started last counts. Finds nothing
+    silently: a path that does not exist or holds no result is a sentence, too. Runs that have not come to their end
+    are left out unless `unfinished` ones are wanted.
+    """
+    found: dict[str, Callable[[], Result]] = {}
+    problems = []
+    for path in paths:
+        sources, refused = _sources(path)
+        problems += refused
+        if not sources and not refused:
+            problems.append(f"{path} holds no result" if path.exists() else f"there is no {path}")
+        for source in sources:
+            if source.suffix == ".npz":
+                runs, refused = _scores(source)
+                found |= {f"{source.resolve()} {i}": partial(replace, run) for i, run in enumerate(runs)}
+                problems += refused
+            else:
+                found[str(source.resolve())] = partial(read_folder if source.is_dir() else read, source)
+    results, more = gathered(found.values(), whole, unfinished)
+    return results, [plain(problem) for problem in problems] + more
+
+
+def _scores(path: Path) -> tuple[list[Result], list[str]]:
+    """The runs in a file of scores, and a sentence where it cannot be read."""
+    from solorl.lab.results.paper import read_scores  # here, because it loads NumPy
+
+    try:
+        return read_scores(path), []
+    except ResultError as error:
+        return [], [str(error)]
+
+
+# ---------------------------------------------------------------------- files and folders
+def _sources(path: Path) -> tuple[list[Path], list[str]]:
+    """The result files, run folders and TensorBoard folders at or below `path`, sorted by name.
+
+    And a sentence for each folder that cannot be read. A folder counts once, so that links in a circle end.
+    """
+    found: list[Path] = []
+    problems: list[str] = []
+    seen: set[tuple[int, int]] = set()
+    waiting = [path]
+    while waiting:
+        place = waiting.pop()
+        try:
+            if place.is_file() and (place is path or place.name.endswith(".json.gz")):
+                found.append(place)
+            if not place.is_dir() or (place.stat().st_dev, place.stat().st_ino) in seen:
+                continue
+            seen.add((place.stat().st_dev, place.stat().st_ino))
+            if _is_run(place):
+                found.append(place)
+                continue
+            children = sorted(place.iterdir(), key=_natural)
+        except OSError as error:
+            problems.append(f"{place} cannot be read: {error.strerror}")
+            continue
+        found += [place] if any(child.name.startswith("events.out.tfevents.") for child in children) else []
+        waiting += [child for child in reversed(children) if not child.name.startswith(".")]
+    return found, problems
+
+
+def _natural(path: Path) -> list[Any]:
+    """A key that sorts seed 2 before seed 10."""
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", path.name))]
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.json").is_file() and ((path / "metrics.jsonl").exists() or (path / "status.json").exists())
+
+
+def read_folder(path: Path) -> Result:
+    """The result of a run folder or of a TensorBoard folder. Raises ResultError where it is neither or damaged."""
+    if (path / "config.json").is_file():
+        return read_run(path)
+    if events := list(path.glob("events.out.tfevents.*")):
+        if not all(event.is_file() for event in events):
+            raise ResultError(f"{path} cannot be read: its TensorBoard files are not all regular files")
+        return checked(read_tensorboard(path))
+    raise ResultError(f"{path} is not a run folder: it has neither config.json nor TensorBoard files")

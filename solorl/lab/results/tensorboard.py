@@ -1,0 +1,116 @@
+"""Results of other libraries, out of the TensorBoard folders that CleanRL and Stable-Baselines3 write.
+
+Needs the package `tensorboard` (`pip install 'solorl[tensorboard]'`), imported only here.
+
+What is in a folder is told by its tags. Its name tells the rest: `{env}__{exp}__{seed}__{time}` for CleanRL, also
+one above `{ALGO}_{n}`; `{env}/{ALGO}_{n}` or `{algo}/{env}_{n}` for Stable-Baselines3 and its zoo, where n stands for
+the seed. The script is named `cleanrl_{exp}` or `sb3_{algo}`, so that it is told apart from ours.
+"""
+
+import math
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from solorl.envs.ids import NAMESPACES
+from solorl.lab.results.result import Result, ResultError
+from solorl.lab.results.run_folder import evaluations, last_mean, middle, thinned
+
+TRAIN_TAGS = (  # return, length; the first that a folder holds
+    ("charts/episodic_return", "charts/episodic_length"),  # CleanRL: one row per episode
+    ("rollout/ep_rew_mean", "rollout/ep_len_mean"),  # Stable-Baselines3: one row per rollout, over 100 episodes
+)
+EVAL_TAGS = (("eval/mean_reward", "eval/mean_ep_length"), ("eval/episodic_return", "eval/episodic_length"))
+SPEED_TAGS = ("charts/SPS", "time/fps")
+VERSIONED = re.compile(r"^(?P<env>.*-v\d+)(_(?P<n>\d+))?$")  # Hopper-v4, Hopper-v4_1
+
+Series = list[tuple[int, float, float]]  # (step, seconds since the first event, value)
+
+
+def read_tensorboard(folder: Path, names: tuple[str, str, int] | None = None) -> Result:
+    """The result in a TensorBoard folder; its status is always "finished", because the files do not tell.
+
+    Environment, algorithm and seed are `names` where they are given, else those that the folder's names tell.
+    Raises ResultError where `tensorboard` is missing, the files cannot be read, hold no return, or where the names of
+    the folder and of those around it do not tell the environment.
+    """
+    env_id, name, seed = names or names_of(folder)
+    series, began = _scalars(folder)
+    episodes, evals = _table(series, TRAIN_TAGS), _table(series, EVAL_TAGS)
+    if not episodes and not evals:
+        tags = ", ".join(pair[0] for pair in (*TRAIN_TAGS, *EVAL_TAGS))
+        raise ResultError(f"{folder} holds none of the tags {tags}")
+    total = max(int(rows[-1][0]) for rows in (episodes, evals) if rows)
+    smoothed = TRAIN_TAGS[0][0] not in series
+    speed = next((series[tag] for tag in SPEED_TAGS if tag in series), [])
+    return Result(
+        env_id=env_id,
+        script=f"{'sb3' if smoothed else 'cleanrl'}_{name.removeprefix('sb3_').removeprefix('cleanrl_')}",
+        seed=seed,
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+        global_step=total,
+        wall_time=max(row[1] for rows in series.values() for row in rows),
+        eval=evaluations([[*row[:3], 0.0, row[3]] for row in evals]),  # neither library logs a deviation
+        train=thinned(episodes, total),
+        last_100_episodes=last_mean([row[2] for row in episodes], 1 if smoothed else 100),
+        sps=middle(sorted(value for _, _, value in speed)),
+        source=str(folder),
+    )
+
+
+def names_of(folder: Path) -> tuple[str, str, int]:
+    """(env_id, name of the algorithm, seed) out of the names of a folder and of those above it. Raises ResultError."""
+    parts = ("", "", *folder.resolve().parts)
+    if found := _cleanrl_names(parts[-1], parts[-2]):
+        return found
+    if match := VERSIONED.match(parts[-1]):  # the zoo: ppo/Hopper-v4_1
+        return match["env"], parts[-2].lower(), int(match["n"] or 0)
+    if found := _cleanrl_names(parts[-2], parts[-3]):  # with PPO_1 in it, as Stable-Baselines3 names its own
+        return found
+    algorithm = re.match(r"^(?P<name>.+?)(_(?P<n>\d+))?$", parts[-1])
+    for part in parts[-2:-4:-1]:  # Hopper-v4/PPO_1 and ppo/Hopper-v4_1/PPO_1
+        if algorithm and (match := VERSIONED.match(part)):
+            return match["env"], algorithm["name"].lower(), int(match["n"] or algorithm["n"] or 0)
+    raise ResultError(
+        f"{folder} does not tell its environment; name it ENV__NAME__SEED or put it below a folder named ENV, "
+        "as in CartPole-v1/PPO_1"
+    )
+
+
+def _cleanrl_names(name: str, above: str) -> tuple[str, str, int] | None:
+    """What `names_of` wants, out of ENV__NAME__SEED; None for another name."""
+    words = name.split("__")
+    if len(words) < 3 or not words[0] or not words[2].isdecimal():
+        return None
+    space = f"{above}/" if above in NAMESPACES else ""  # CleanRL lets ALE/Pong-v5 make a folder ALE
+    return space + words[0], words[1], int(words[2])
+
+
+def _scalars(folder: Path) -> tuple[dict[str, Series], float]:
+    """All scalar series by tag, and the time of the first event in seconds since 1970."""
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError as error:
+        raise ResultError(f"{folder} needs an extra to be read: pip install 'solorl[tensorboard]'") from error
+    try:
+        events: Any = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+        events.Reload()
+        found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    except Exception as error:  # a damaged file fails in many ways
+        raise ResultError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
+    began = min((event.wall_time for rows in found.values() for event in rows), default=0.0)
+    series = {
+        tag: sorted((e.step, e.wall_time - began, float(e.value)) for e in rows if math.isfinite(e.value))
+        for tag, rows in found.items()
+    }
+    return {tag: rows for tag, rows in series.items() if rows}, began
+
+
+def _table(series: dict[str, Series], pairs: tuple[tuple[str, str], ...]) -> list[list[float]]:
+    """[step, seconds, return, length] by step, of the first pair of tags that is there; a missing length is 0."""
+    pair = next((pair for pair in pairs if pair[0] in series), None)
+    if pair is None:
+        return []
+    lengths = {row[0]: row[2] for row in series.get(pair[1], [])}
+    return [[step, seconds, value, lengths.get(step, 0.0)] for step, seconds, value in series[pair[0]]]

@@ -1,0 +1,320 @@
+"""Run folders on the Hugging Face hub: pushed as one commit, pulled as one commit was.
+
+A pulled folder comes from a stranger. It has the files of a run and no others, all of them at the top; what is executed
+of it follows the rule of `solorl.run.load`.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from solorl.args.arguments import RunArgs
+from solorl.checkpoints.safety import is_plain_name
+from solorl.errors import UsageError, needs_extra, reason, told
+from solorl.files import remove_old, sha256
+from solorl.lab.share.card import Facts, card, facts_of, results
+from solorl.run.load import Play, play_script, script_of
+from solorl.run.pictures import draw_learning_curve
+from solorl.run.upload import repo_name
+from solorl.terminal import warn
+from solorl.trust import not_trusted
+
+PULLED = "hub.json"  # in a pulled folder: the repository and the commit
+MODELS = ("model.safetensors", "model_last.safetensors")
+OF_RUN = ("config.json", "status.json", "metrics.jsonl", "learning_curve.png", *MODELS)
+OTHERS = ("README.md", "results.json", "replay.mp4", ".gitattributes", "LICENSE")
+ALLOWED = {*OF_RUN, *OTHERS}  # next to these a repository has its script
+PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".joblib", ".npy", ".npz")  # may execute code when read
+# Arguments that say something of the owner's machine, nothing of the run.
+OWN = ("runs_dir", "resume", "record", "wandb_entity")  # record: of runs of version 0.1
+MAX_SIZE = 2000  # MB
+PREFIX = "hf://"
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+# ---------------------------------------------------------------------- the hub
+def _api() -> Any:
+    """The client of the hub; UsageError where its library is missing."""
+    try:
+        from huggingface_hub import HfApi
+        from huggingface_hub.utils import disable_progress_bars, logging
+    except ImportError:
+        raise UsageError(needs_extra("the Hugging Face hub", "hub")) from None
+    disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)  # what it has to say becomes one sentence
+    return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="solorl")
+
+
+def _why(error: BaseException) -> str:
+    """What an exception of the library says, in words; of the answers of the server first."""
+    response = getattr(error, "response", None)
+    code = getattr(response, "status_code", None)
+    kind = type(error).__name__
+    if kind == "RevisionNotFoundError":
+        return "there is no such revision"
+    if kind == "GatedRepoError":
+        return "its owner must give you access first"
+    if code == 401 or (code == 404 and kind == "RepositoryNotFoundError"):
+        return f"there is no such repository, or your token may not see it (HTTP {code})"
+    if code == 403:
+        return "your token has no right to do that (HTTP 403); https://huggingface.co/settings/tokens"
+    if code is not None:
+        says = "the hub has a problem, try again later" if code >= 500 else "the hub refuses it"
+        return f"{says} (HTTP {code})"
+    text = reason(error)
+    if error.__cause__ is not None and (kind == "LocalEntryNotFoundError" or "Error while uploading" in text):
+        return _why(error.__cause__)
+    if any(word in kind for word in ("Connect", "Timeout", "Protocol", "ReadError", "WriteError", "Proxy")):
+        return f"there is no connection to the hub ({text:.200})"
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def _check_name(repo: str) -> None:
+    """UsageError unless `repo` is USER/NAME as the hub allows it."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError:
+        repo = ""
+    if repo.count("/") != 1:
+        raise UsageError(
+            "a repository is named USER/NAME (letters, digits, `-`, `_` and `.`), as in me/ppo-CartPole-v1"
+        )
+
+
+# ---------------------------------------------------------------------- push
+def push(run_dir: Path, repo: str = "", private: bool = False, revision: str | None = None) -> str:
+    """Publish a run folder as one commit; returns the commit's address.
+
+    `repo` is USER/NAME; NAME alone is of the account whose token it is, and an empty one gets a name from the run.
+    UsageError, with one sentence, where that cannot be done; then the hub has no file of it.
+    """
+    copy, _ = script_of(run_dir)
+    facts = facts_of(run_dir)
+    if facts.status == "running":
+        raise UsageError(f"the training in {run_dir} has not ended: push it afterwards, or resume it if it was killed")
+    api = _api()
+    repo = _full_name(api, repo or repo_name(facts.args, facts.algorithm))
+    with told(f"{repo} cannot be pushed to", _why):
+        _prepare(api, repo, private, revision)
+    files = contents(run_dir, copy, facts, repo)
+    with told(f"{run_dir} was not pushed to {repo}", _why):
+        return _commit(api, repo, revision, files, f"{run_dir.resolve().name}: {facts.mean_reward}")
+
+
+def _full_name(api: Any, name: str) -> str:
+    """USER/NAME; a name alone is of the account. UsageError where there is no token, or the hub does not know it."""
+    from huggingface_hub import get_token
+
+    if not get_token():
+        raise UsageError("no Hugging Face token found: run `hf auth login`, or set HF_TOKEN")
+    try:
+        user = str(api.whoami()["name"])
+    except Exception as error:
+        if getattr(getattr(error, "response", None), "status_code", None) == 401:
+            raise UsageError("the hub does not know your token: `hf auth login` makes a new one (HTTP 401)") from error
+        raise UsageError(f"the hub does not answer: {_why(error)}") from error
+    full = name if "/" in name else f"{user}/{name}"
+    _check_name(full)
+    return full
+
+
+def _prepare(api: Any, repo: str, private: bool, revision: str | None) -> None:
+    """Make the repository, and the branch, unless they are there. UsageError where it is not for a run, or public."""
+    api.create_repo(repo, private=private or None, exist_ok=True)  # None: as the account has it
+    if private and not api.model_info(repo).private:
+        raise UsageError(f"{repo} exists and is public; --private makes new repositories only")
+    if revision:
+        api.create_branch(repo, branch=revision, exist_ok=True)
+
+
+def contents(run_dir: Path, copy: Path, facts: Facts, repo: str) -> dict[str, Path | bytes]:
+    """Path in the repository -> the file, or its bytes, of all that is published of a run."""
+    files: dict[str, Path | bytes] = {copy.name: copy}
+    if not (run_dir / "learning_curve.png").exists():
+        title = f"{facts.algorithm} on {facts.env_id}, seed {facts.args.get('seed')}"
+        draw_learning_curve(run_dir / "metrics.jsonl", run_dir / "learning_curve.png", title)
+    files |= {name: run_dir / name for name in OF_RUN if (run_dir / name).is_file()}
+    config = public(facts.config)
+    files["config.json"] = json.dumps(config, indent=2).encode()
+    files["results.json"] = json.dumps(results(facts), indent=2).encode()
+    if video := replay(run_dir, str(facts.model.get("step"))):
+        files["replay.mp4"] = video
+    source = copy.read_text(encoding="utf-8", errors="replace")
+    files["README.md"] = card(replace(facts, config=config, args=config["args"]), repo, source, sorted(files)).encode()
+    return files
+
+
+def public(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json without paths and names that say something of its owner's machine, nothing of the run."""
+    defaults = {field.name: field.default for field in fields(RunArgs)}
+    shown = {name: value for name, value in config.items() if name not in ("script_path", "command")}
+    args = config["args"] if isinstance(config.get("args"), dict) else {}
+    shown["args"] = {name: defaults[name] if name in OWN else value for name, value in args.items()}
+    changes = [change for change in shown.get("changes", []) if isinstance(change, dict)]
+    for i, change in enumerate(changes):
+        changed = {name: value for name, value in (change.get("args") or {}).items() if name not in OWN}
+        changes[i] = change | {"args": changed}
+    return shown | ({"changes": changes} if changes else {})
+
+
+def replay(run_dir: Path, step: str) -> Path | None:
+    """A video of model.safetensors, which is of this step: filmed in the training, by `solo play --video` or pulled
+    with it; else it is filmed now. None, with a warning, where that fails."""
+    saved = (run_dir / MODELS[0]).stat().st_mtime
+    for name in (f"videos/step_{step}.mp4", "videos/play.mp4", "replay.mp4"):
+        if (run_dir / name).is_file() and (run_dir / name).stat().st_mtime >= saved:
+            return run_dir / name
+    copy, original = script_of(run_dir)
+    how = "--trust-script to `solo play --video`"
+    if original is None:
+        warn(f"no video: {not_trusted(copy, how)}")
+        return None
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+        play_script(original, run_dir, Play(episodes=1, video=True), neighbours=original != copy, how=how)
+    path = run_dir / "videos" / "play.mp4"
+    if path.is_file() and path.stat().st_mtime >= saved:
+        return path
+    why = (said.getvalue().strip() or "the script has not played").splitlines()[-1]
+    warn(f"no video: {why.removeprefix('error: ').removeprefix('warning: no video: ')}")
+    return None
+
+
+def _commit(api: Any, repo: str, revision: str | None, files: dict[str, Path | bytes], message: str) -> str:
+    """One commit that has these files; those of an earlier run are deleted. UsageError where there are others."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    there = [entry.path for entry in api.list_repo_tree(repo, revision=revision, recursive=True)]
+    foreign = sorted(path for path in there if path not in ALLOWED and not _may_be_script(path))
+    if foreign:
+        raise UsageError(
+            f"{repo} holds other files than those of a run ({', '.join(foreign[:3])}): choose another name"
+        )
+    old = [path for path in there if path not in files and path not in (".gitattributes", "LICENSE")]
+    operations: list[Any] = [CommitOperationAdd(path, data) for path, data in files.items()]
+    operations += [CommitOperationDelete(path) for path in old]
+    info = api.create_commit(repo, operations, commit_message=message, revision=revision)
+    return str(info.commit_url)
+
+
+def _may_be_script(path: str) -> bool:
+    return is_plain_name(path) and path.endswith(".py")
+
+
+# ---------------------------------------------------------------------- pull
+def pull(repo: str, folder: Path, revision: str | None = None, max_size: float = MAX_SIZE) -> str:
+    """Make `folder` a copy of a run on the hub, as it is at `revision` (default: the newest commit); returns the
+    commit, which the folder's hub.json has, too. UsageError, and no folder, where that cannot be done."""
+    if folder.is_symlink() or folder.exists():
+        raise UsageError(f"{folder} exists already: name another folder")
+    api = _api()
+    _check_name(repo)
+    return _pull(api, repo, folder, _commit_of(api, repo, revision), max_size)
+
+
+def fetch(address: str, max_size: float = MAX_SIZE) -> Path:
+    """The folder of `hf://USER/NAME` or `hf://USER/NAME@REVISION` in the cache, pulled unless it is there. A revision
+    that is a whole commit hash needs no network then."""
+    repo, _, revision = address.removeprefix(PREFIX).partition("@")
+    api = _api()
+    _check_name(repo)
+    commit = revision if COMMIT.fullmatch(revision) else ""
+    if not commit or not _cached(repo, commit).is_dir():
+        commit = _commit_of(api, repo, revision or None)
+    if not (folder := _cached(repo, commit)).is_dir():
+        _pull(api, repo, folder, commit, max_size)
+    return folder
+
+
+def run_dir_of(address: str) -> Path:
+    """The run folder that a command names, pulled into the cache if it is `hf://USER/NAME`."""
+    return fetch(address) if address.startswith(PREFIX) else Path(address)
+
+
+def _cached(repo: str, commit: str) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "solorl" / "hub" / repo.replace("/", "--") / commit
+
+
+def _commit_of(api: Any, repo: str, revision: str | None) -> str:
+    """The hash of the commit that a branch, a tag, or the beginning of a hash names now."""
+    with told(f"{repo}{f' at {revision}' if revision else ''} cannot be pulled", _why):
+        commit = str(api.model_info(repo, revision=revision).sha)
+        if not COMMIT.fullmatch(commit):
+            raise UsageError(f"the hub names no commit of {repo}")
+        return commit
+
+
+def _pull(api: Any, repo: str, folder: Path, commit: str, max_size: float) -> str:
+    """Fetch the files of a commit into a folder that appears whole or not at all."""
+    with told(f"{repo} cannot be pulled", _why):
+        entries = list(api.list_repo_tree(repo, revision=commit, recursive=False))
+        check_files(repo, entries, max_size)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_old(folder.parent.parent, "*/.pull-*")
+        staging = Path(tempfile.mkdtemp(prefix=".pull-", dir=folder.parent))
+        try:
+            for entry in entries:
+                api.hf_hub_download(repo, entry.path, revision=commit, local_dir=staging)
+                _check_contents(repo, staging / entry.path, entry)
+            shutil.rmtree(staging / ".cache", ignore_errors=True)  # the library's notes
+            (staging / PULLED).write_text(json.dumps({"repo": repo, "commit": commit}))
+            staging.chmod(0o755)
+            _check_run(repo, staging)
+            staging.rename(folder)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return commit
+
+
+def check_files(repo: str, entries: list[Any], max_size: float) -> None:
+    """UsageError unless the entries of a repository are plain files of one run, of at most `max_size` MB in all."""
+    scripts = []
+    for entry in entries:
+        path = str(entry.path)
+        size = getattr(entry, "size", None)  # folders have none, nor has a link or a submodule
+        if path.lower().endswith(PICKLES):
+            raise UsageError(f"{repo} holds {path!r:.80}, which may execute code when it is read; it is not pulled")
+        if size is None:
+            raise UsageError(f"{repo} holds {path!r:.80}, which is not a plain file; it is not pulled")
+        if _may_be_script(path):
+            scripts.append(path)
+        elif path not in ALLOWED:
+            raise UsageError(f"{repo} holds {path!r:.80}, which is not a file of a run; it is not pulled")
+    missing = [name for name in ("config.json", "model.safetensors") if name not in {entry.path for entry in entries}]
+    if missing or len(scripts) != 1:
+        what = f"it has no {missing[0]}" if missing else f"it has {len(scripts)} scripts, not one"
+        raise UsageError(f"{repo} is not a run of SoloRL: {what}")
+    if (total := sum(entry.size for entry in entries)) > max_size * 1e6:
+        raise UsageError(
+            f"{repo} has {total / 1e6:,.1f} MB, more than {max_size:g} (solo pull --max-size); it is not pulled"
+        )
+
+
+def _check_contents(repo: str, path: Path, entry: Any) -> None:
+    """UsageError unless a file is the one that the commit names, by its hash."""
+    if entry.lfs is not None:
+        right = sha256(path) == entry.lfs.sha256
+    else:  # Git's hash of a file
+        data = path.read_bytes()
+        right = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest() == entry.blob_id
+    if not right or path.is_symlink():
+        raise UsageError(f"{repo} cannot be pulled: the download of {entry.path} is corrupted; try again")
+
+
+def _check_run(repo: str, folder: Path) -> None:
+    """UsageError unless a pulled folder is that of a run with its script."""
+    try:
+        script_of(folder)
+    except UsageError as error:
+        raise UsageError(f"{repo} is not a run of SoloRL: {str(error).replace(f'{folder}/', '')}") from None

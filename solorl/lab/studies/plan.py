@@ -1,0 +1,348 @@
+"""What `solo bench` and `solo tune` are to run: scripts, flags, suites, and the tasks they come to.
+
+A task is one script on one environment with one seed and fixed flags. Its `id` names these four and holds a hash of the
+script's contents, so that a changed script is a new task and the same command finds its tasks again.
+"""
+
+import ast
+import json
+import math
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from reprlib import repr as shown  # cuts what is long
+from typing import Any
+
+from solorl.catalog.header import fields_of, find_path, parse_source
+from solorl.envs.ids import check_env_id_of
+from solorl.errors import UsageError, did_you_mean
+from solorl.files import missing, sha256
+from solorl.lab.results.result import Result
+from solorl.lab.studies.checks import check_name, check_texts, refuse_unknown
+from solorl.lab.studies.plan_file import MAX_SEED
+from solorl.lab.studies.resources import Resources, read_resources
+from solorl.lab.studies.task import Flags, Script, Task
+
+JOB_KEYS = (
+    "script", "scripts", "python", "env_ids", "seeds", "num_seeds", "start_seed", "flags", "variants", "env_flags",
+    "resources",
+)  # fmt: skip
+MAX_RUNS = 100_000  # of one command
+MAX_FILE_NAME = 240  # bytes of a result file's name; systems allow 255, and it is written under a longer one
+
+
+# ---------------------------------------------------------------------- flags
+def parse_flags(words: Sequence[str]) -> Flags:
+    """`["--a", "1", "--b=2", "--no-c"]` as Flags; UsageError for a word that belongs to no flag."""
+    flags: Flags = {}
+    name = ""
+    for word in words:
+        if re.match(r"--[A-Za-z]", word):
+            name, equals, value = word.partition("=")
+            flags = merge(flags, {name: (value,) if equals else ()})
+        elif not name:
+            raise UsageError(f"{word} is not a flag; flags for the scripts look like --learning-rate 1e-3")
+        else:
+            flags[name] += (word,)
+    return flags
+
+
+def table_flags(table: Any, where: str) -> Flags:
+    """A TOML table `{learning-rate = 1e-3, anneal-lr = false}` or a list of words as Flags; else UsageError."""
+    if isinstance(table, list) and all(isinstance(word, str) for word in table):
+        return parse_flags(table)
+    if not isinstance(table, dict):
+        raise UsageError(f"{where} must be a table such as {{learning-rate = 1e-3}} or a list of words")
+    flags: Flags = {}
+    for name, value in table.items():
+        flags = merge(flags, as_flag(name.removeprefix("--"), value, where))
+    return flags
+
+
+def as_flag(name: str, value: Any, where: str = "a flag") -> Flags:
+    """One named value as on a command line: a boolean as --x or --no-x, a list as several words."""
+    if not re.fullmatch(r"[A-Za-z][^\s=]*", name):
+        raise UsageError(f"{where}: {shown(name)} is not a flag; flags look like learning-rate")
+    if isinstance(value, bool):
+        return {f"--{'' if value else 'no-'}{name}": ()}
+    for part in value if isinstance(value, list) else [value]:
+        if not isinstance(part, (int, float, str)):
+            raise UsageError(f"{where}: {name} must be a number, a text, true, false or a list, not {shown(value)}")
+        if isinstance(part, float) and not math.isfinite(part):
+            raise UsageError(f"{where}: {name} must be a finite number, not {part}")
+    return {f"--{name}": tuple(map(str, value)) if isinstance(value, list) else (str(value),)}
+
+
+def merge(*parts: Flags) -> Flags:
+    """All flags together; a later one replaces an earlier one, also --no-x an --x."""
+    merged: Flags = {}
+    for name, values in [item for part in parts for item in part.items()]:
+        opposite = "--" + name[5:] if name.startswith("--no-") else "--no-" + name[2:]
+        merged.pop(opposite, None)
+        merged[name] = values
+    return merged
+
+
+def short(flags: Flags) -> str:
+    """Flags as a name people can read: `learning-rate=0.001 no-anneal-lr`."""
+    return " ".join("=".join(filter(None, (name[2:], ",".join(values)))) for name, values in sorted(flags.items()))
+
+
+# ---------------------------------------------------------------------- scripts
+def load_script(name: str, near: Path | None = None) -> Script:
+    """The script of a name or path, looked for next to `near` first; UsageError where there is none."""
+    there = near / name if near else None
+    try:
+        path = there if there and there.is_file() and there.suffix == ".py" else find_path(name)
+    except OSError as error:  # its name is too long, for example
+        raise UsageError(f"the script {shown(name)} cannot be read: {error.strerror}") from None
+    tree = parse_source(path)
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "solorl" and not node.level
+        for alias in node.names
+    }
+    return Script(path, sha256(path), "RunArgs" in imported, tuple(fields_of(tree)), env_kind(tree))
+
+
+def find_python(name: str, near: Path | None = None) -> str:
+    """The absolute path of another Python, looked for next to `near` first, and on the PATH where it has no folder.
+
+    UsageError where there is none that can be executed.
+    """
+    given = str(Path(name).expanduser()) if name.startswith("~") else name
+    places = [*([str(near / given)] if near else []), given]
+    if found := next(filter(None, map(shutil.which, places)), None):
+        return os.path.abspath(found)  # noqa: PTH100  not resolved: a virtual environment is known by its link
+    for path in map(Path, places):
+        inside = path / "bin/python"
+        if path.is_dir():
+            raise UsageError(
+                f"{path} is a folder, not a Python interpreter{f'; did you mean {inside}?' * inside.is_file()}"
+            )
+        if path.exists():
+            raise UsageError(f"{path} is not a Python interpreter: it cannot be executed")
+    raise UsageError(f"there is no Python interpreter {shown(name)}; name one such as venv/bin/python")
+
+
+def env_kind(tree: ast.Module) -> str:
+    """The line `env_kind = "..."` of a file's class Args, or what RunArgs says; see `solorl.envs.ids.KINDS`."""
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args")
+    lines = (line for node in classes for line in node.body if isinstance(line, ast.Assign))
+    said = (line.value for line in lines if ast.unparse(line.targets[0]) == "env_kind")
+    return next((str(value.value) for value in said if isinstance(value, ast.Constant)), "gymnasium")
+
+
+# ---------------------------------------------------------------------- tasks
+@dataclass
+class Plan:
+    """All tasks of one command."""
+
+    name: str
+    tasks: list[Task]
+    engines: dict[str, dict[str, str]] = field(default_factory=dict)  # engine -> its options, as the suite has them
+
+
+def make_tasks(
+    scripts: Iterable[Script], env_ids: Iterable[str], seeds: Iterable[int], variants: Mapping[str, Flags],
+    env_flags: Mapping[str, Flags] | None = None, python: str = "",
+    resources: Resources = Resources(),  # noqa: B008  frozen
+) -> list[Task]:  # fmt: skip
+    """Every script with every variant's flags on every environment with every seed, run by `python`.
+
+    UsageError for a wrong flag, an unknown environment, and more than MAX_RUNS. Ids `module:Name` are not looked at:
+    that would execute the module, see `of_modules`.
+    """
+    scripts, seeds, env_ids, found = list(scripts), list(seeds), list(env_ids), list[Task]()
+    if (count := len(scripts) * len(variants) * len(env_ids) * len(seeds)) > MAX_RUNS:
+        raise UsageError(f"{count:,} runs are too many for one command, which may have {MAX_RUNS:,}")
+    for script in scripts:
+        for name, flags in variants.items():
+            for env_id in env_ids:
+                merged = merge(flags, (env_flags or {}).get(env_id, {}))
+                script.check(merged)
+                if script.ours and not python and ":" not in env_id:  # another Python has environments of its own
+                    check_env_id_of(script.path, env_id, script.env_kind)
+                found += [Task(script, env_id, seed, merged, name, python, resources) for seed in seeds]
+    return found
+
+
+def of_modules(tasks: Iterable[Task]) -> list[Task]:
+    """A task for each script and each environment `module:Name`, which is unknown before the module is imported."""
+    ours = [task for task in tasks if task.script.ours and not task.python and ":" in task.env_id]
+    return list({(task.script.path, task.env_id): task for task in ours}.values())
+
+
+def ordered(tasks: Sequence[Task], by_seed: bool = True) -> list[Task]:
+    """Each task once; with `by_seed` all of one seed before those of the next: half a suite is then a smaller suite.
+
+    UsageError where two scripts, or two sets of flags, have the same name: the results could not tell them apart; and
+    where the name of a result file would be too long.
+    """
+    paths = {task.script.path.resolve() for task in tasks}
+    for path in paths:
+        if [other.name for other in paths].count(path.name) > 1:
+            raise UsageError(f"two scripts are called {path.name}, and results could not tell them apart; rename one")
+    known: dict[str, Task] = {}
+    for task in tasks:
+        name = Result(task.env_id, task.script.name, task.seed, task.variant).file_name
+        if len(name.encode()) > MAX_FILE_NAME:
+            long = max(task.variant, task.env_id, task.script.name, key=len)
+            raise UsageError(f"the name {shown(long)} is too long for the name of a result file; give a shorter one")
+        other = known.setdefault(name, task)
+        if str(other) != str(task):
+            raise UsageError(f"{other} and {task} would have the same result file, {name}; rename one")
+        if other.id != task.id or other.python != task.python:
+            what = "flags" if other.id != task.id else "Pythons"
+            raise UsageError(f"{task} stands there twice, with different {what}; give the two as variants with a name")
+    once = list({task.id: task for task in tasks}.values())
+    return sorted(once, key=lambda task: task.seed) if by_seed else once
+
+
+# ---------------------------------------------------------------------- suites
+def load_suite(
+    path: Path, extra: Flags, only: Sequence[str] = (), num_seeds: int | None = None, python: str = "",
+    given: Mapping[str, Any] | None = None,
+) -> Plan:  # fmt: skip
+    """The tasks of a suite file with `extra` flags on each; of the environments `only`, the first `num_seeds` seeds;
+    run by `python` where it is given; with the resources that are `given`, else those of the suite.
+
+    UsageError for a file that cannot be read, an unknown key, a value of the wrong kind, and an environment in `only`
+    that the suite does not have.
+    """
+    table = read_toml(path)
+    refuse_unknown(table, ("name", "python", "in_order", "resources", "engine", "job"), str(path))
+    in_order = table.get("in_order", False)
+    if not isinstance(in_order, bool):
+        raise UsageError(f"{path}: in_order must be true or false, not {shown(in_order)}")
+    jobs = table.get("job")
+    if not (isinstance(jobs, list) and jobs and all(isinstance(job, dict) for job in jobs)):
+        raise UsageError(f"{path} has no [[job]]; a suite is a list of them")
+    name = table.get("name", path.stem)
+    if not (isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)):
+        raise UsageError(f"{path}: name must be letters, digits, points and dashes, not {shown(name)}")
+    check_name(name, f"{path}: name")
+    default = {"python": table["python"]} if "python" in table else {}
+    common = _table(table, "resources", str(path))
+    wanted = [{**common, **_table(job, "resources", f"a [[job]] of {path}"), **(given or {})} for job in jobs]
+    jobs = [{**default, **job, "resources": each} for job, each in zip(jobs, wanted, strict=True)]
+    tasks = [task for job in jobs for task in ordered(_job_tasks(job, path, extra, num_seeds, python))]
+    known = {task.env_id for task in tasks}
+    for env_id in only:
+        if env_id not in known:
+            raise UsageError(f"{path} has no environment {env_id}{did_you_mean(env_id, known)}")
+    tasks = [task for task in tasks if not only or task.env_id in only]
+    return Plan(name, ordered(tasks, by_seed=not in_order), _engines(table, path))
+
+
+def _table(table: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    """A table in a table, empty where there is none; UsageError where it is something else."""
+    found = table.get(key, {})
+    if not isinstance(found, dict):
+        raise UsageError(f"{key} in {where} must be a table, not {shown(found)}")
+    return found
+
+
+def _engines(table: dict[str, Any], path: Path) -> dict[str, dict[str, str]]:
+    """`[engine.NAME]`: the options of engines, as texts. Each engine checks its own."""
+    found = {}
+    for name, options in _table(table, "engine", str(path)).items():
+        where = f"[engine.{name}] of {path}"
+        if not isinstance(options, dict) or not all(type(value) in (str, int, float) for value in options.values()):
+            raise UsageError(f"{where} must be a table of texts and numbers; an engine has a table of its own")
+        found[name] = {key: str(value) for key, value in options.items()}
+    return found
+
+
+def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, limit: int | None, python: str) -> list[Task]:
+    where = f"a [[job]] of {path}"
+    refuse_unknown(job, JOB_KEYS, where)
+    if ("script" in job) == ("scripts" in job):
+        raise UsageError(f"{where} must have script or scripts, and not both")
+    names = texts(job, "scripts" if "scripts" in job else "script", where)
+    scripts = [load_script(name, path.parent) for name in dict.fromkeys(names)]
+    if "python" in job and not (isinstance(job["python"], str) and job["python"]):
+        raise UsageError(f"python in {where} must be the path of a Python, not {shown(job['python'])}")
+    env_ids = list(dict.fromkeys(texts(job, "env_ids", where)))
+    flags = table_flags(job.get("flags", {}), f"flags in {where}")
+    variants = _named_flags(job, "variants", where) or {"": {}}
+    variants = {name: merge(flags, part, extra) for name, part in variants.items()}
+    env_flags = _named_flags(job, "env_flags", where)
+    for env_id in env_flags:
+        if env_id not in env_ids:
+            raise UsageError(f"env_flags in {where}: {env_id} is not in env_ids{did_you_mean(env_id, env_ids)}")
+    same = {json.dumps(sorted(part.items())): name for name, part in variants.items()}
+    if len(same) < len(variants):
+        raise UsageError(f"two variants in {where} have the same flags: {', '.join(variants)}")
+    whole = {env_id: merge(part, extra) for env_id, part in env_flags.items()}
+    return make_tasks(
+        scripts,
+        env_ids,
+        _seeds(job, where)[:limit],
+        variants,
+        whole,
+        python or (find_python(job["python"], path.parent) if "python" in job else ""),
+        read_resources(job["resources"], f"resources of {where}"),
+    )
+
+
+def _named_flags(job: dict[str, Any], key: str, where: str) -> dict[str, Flags]:
+    return {name: table_flags(value, f"{key}.{name} in {where}") for name, value in _table(job, key, where).items()}
+
+
+def _seeds(job: dict[str, Any], where: str) -> Sequence[int]:
+    """`seeds` as a list or as "1-10", or `num_seeds` of them from `start_seed` (default 1) on."""
+    seeds = job.get("seeds")
+    if (seeds is None) == ("num_seeds" not in job) or (seeds is not None and "start_seed" in job):
+        raise UsageError(f"{where} must have either seeds, or num_seeds with or without start_seed")
+    if seeds is None:
+        return seed_range(job["num_seeds"], job.get("start_seed", 1), where)
+    match = re.fullmatch(r"(\d{1,20})-(\d{1,20})", seeds) if isinstance(seeds, str) else None
+    if match and int(match[1]) <= int(match[2]):
+        return seed_range(int(match[2]) - int(match[1]) + 1, int(match[1]), where)
+    if not (isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in seeds)):
+        raise UsageError(
+            f'seeds in {where} must be a list such as [1, 2, 3] or a text such as "1-10", all smaller than 2**31, '
+            f"not {shown(seeds)}"
+        )
+    return list(dict.fromkeys(seeds))
+
+
+def seed_range(count: Any, first: Any, where: str) -> range:
+    """`count` seeds from `first` on; UsageError unless both are integers, at least 1 and 0, and not too large."""
+    given = f"{shown(count)} from {shown(first)} on"
+    if type(count) is not int or type(first) is not int or count < 1 or first < 0:
+        raise UsageError(f"{where}: there must be at least 1 seed, the first at least 0, both whole, not {given}")
+    if count > MAX_RUNS or first + count - 1 > MAX_SEED:
+        raise UsageError(f"{where}: there may be {MAX_RUNS:,} seeds at most, all smaller than 2**31, not {given}")
+    return range(first, first + count)
+
+
+def texts(table: dict[str, Any], key: str, where: str) -> list[str]:
+    """A value that is a text or a list of texts, as a list; UsageError for anything else or nothing."""
+    value = table.get(key)
+    found = [value] if isinstance(value, str) else value
+    if not (isinstance(found, list) and found and all(isinstance(text, str) and text for text in found)):
+        raise UsageError(f"{key} in {where} must be a text or a list of texts, not {shown(value)}")
+    return found
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file; UsageError where it cannot be read or holds text that cannot be shown."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise missing("file", path, "*.toml") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    except ValueError as error:  # a number of thousands of digits is not a TOMLDecodeError
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{path} is not valid TOML: its lists or tables are nested too deeply") from None
+    check_texts(table, str(path))
+    return table

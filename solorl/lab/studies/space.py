@@ -1,0 +1,131 @@
+"""What `solo tune` searches in.
+
+A search space is written in one small language, in a TOML file (`learning-rate = "log 1e-5..1e-2"`) or in the comment
+after a field of the script's Args (`# learning rate [tune: log 1e-5..1e-2]`):
+
+    0.9..0.999        between two numbers, whole ones where both are (and the field is an int)
+    log 1e-5..1e-2    the same, equally likely on a logarithmic scale
+    32..512 step 32   a multiple of the step above the lower bound
+    64 | 128 | 256    one of these; true | false for a switch
+"""
+
+import ast
+import contextlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from solorl.args.command_line import whole_number
+from solorl.catalog.header import fields_of, parse_source, read_source
+from solorl.errors import UsageError
+from solorl.lab.studies.plan import Script, read_toml
+from solorl.scripts import in_catalogue, spaces_folder
+
+NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+|[kKM])?"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some values."""
+
+    values: tuple[Any, ...]
+
+    def suggest(self, trial: Any, name: str) -> Any:
+        """The value of a trial."""
+        return trial.suggest_categorical(name, list(self.values))
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number between two bounds, both included."""
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+    whole: bool = False
+
+    def suggest(self, trial: Any, name: str) -> Any:
+        """The value of a trial."""
+        if self.whole:
+            return trial.suggest_int(name, int(self.low), int(self.high), step=int(self.step or 1), log=self.log)
+        return trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log)
+
+
+Space = dict[str, Choice | Range]  # flag name without its dashes in front -> what it may be
+
+
+def parse_space(text: str, where: str, kind: str = "") -> Choice | Range:
+    """The language above; `kind` is the field's annotation, if there is one. UsageError for anything else."""
+    if "|" in text:
+        return Choice(tuple(_value(part.strip(), kind) for part in text.split("|")))
+    match = re.fullmatch(rf"(log )?\s*({NUMBER})\s*\.\.\s*({NUMBER})\s*(?:step ({NUMBER}))?", text.strip())
+    if not match:
+        raise UsageError(f'{where}: {text!r} is none of "0.9..0.999", "log 1e-5..1e-2", "32..512 step 32", "64 | 128"')
+    low, high = _number(match[2], kind), _number(match[3], kind)
+    step = _number(match[4], kind) if match[4] else None
+    whole = all(isinstance(part, int) for part in (low, high, step or 1))
+    if kind.startswith("int") and not whole:
+        raise UsageError(f"{where}: {text!r} must have whole bounds, because the field is an integer")
+    if low >= high or (match[1] and low <= 0) or (step is not None and (step <= 0 or match[1])):
+        if match[1] and step:
+            raise UsageError(f"{where}: {text!r} has both log and a step; only one is allowed")
+        if match[1] and low <= 0:
+            raise UsageError(f"{where}: a log range must have bounds above 0, got {text!r}")
+        raise UsageError(f"{where}: the lower bound must be below the upper one and a step above 0, got {text!r}")
+    return Range(low, high, bool(match[1]), step, whole)
+
+
+def _value(text: str, kind: str) -> Any:
+    """A number where the text is one, true or false, else the text."""
+    if text in ("true", "false"):
+        return text == "true"
+    if re.fullmatch(NUMBER, text) and not kind.startswith("str"):
+        return _number(text, kind)
+    return text
+
+
+def _number(text: str, kind: str) -> float:
+    """An int where the field is one, as on a command line, or where it may be and the text is one without a point or an
+    exponent; else a float."""
+    if kind.startswith("int") or not (kind.startswith("float") or re.search(r"[.eE]", text)):
+        with contextlib.suppress(ValueError):
+            return whole_number(text)
+    return float(re.sub("[kK]$", "e3", text).replace("M", "e6"))
+
+
+def space_of(script: Script) -> Space:
+    """The space in the comments of a script's Args, else the one that we ship for an algorithm; UsageError where there
+    is none."""
+    lines, space = read_source(script.path).splitlines(), Space()
+    for name, item in fields_of(parse_source(script.path)).items():
+        comment = lines[(item.end_lineno or item.lineno) - 1].partition("#")[2]
+        if match := re.search(r"\[tune: ([^\]]+)\]", comment):
+            where = f"{script.path.name}:{item.lineno}"
+            space[name.replace("_", "-")] = parse_space(match[1], where, ast.unparse(item.annotation))
+    shipped = spaces_folder() / f"{script.path.stem.removesuffix('_jax')}.toml"
+    if not space and in_catalogue(script.path) and shipped.is_file():
+        return space_from_file(shipped, script)
+    if not space:
+        lacks = f"{script.path.name} has no field with `[tune: log 1e-5..1e-2]` in its comment"
+        raise UsageError(f"{lacks}; use --space FILE.toml (`solo tune --help` shows one)")
+    return space
+
+
+def space_from_file(path: Path, script: Script) -> Space:
+    """The space in a TOML file; UsageError for what is not a space and for a flag that the script does not have."""
+    space, annotations = Space(), fields_of(parse_source(script.path))
+    for key, text in read_toml(path).items():
+        name, where = key.removeprefix("--").replace("_", "-"), f"{key} in {path}"
+        item = annotations.get(name.replace("-", "_"))
+        if isinstance(text, list) and text and all(isinstance(part, (bool, int, float, str)) for part in text):
+            space[name] = Choice(tuple(text))
+        elif isinstance(text, str):
+            space[name] = parse_space(text, where, ast.unparse(item.annotation) if item else "")
+        else:
+            raise UsageError(f'{where} must be a text such as "log 1e-5..1e-2" or a list of values')
+    if not space:
+        raise UsageError(f"{path} names no parameter")
+    script.check({f"--{name}": () for name in space})
+    return space

@@ -1,0 +1,43 @@
+"""Whether a task can end by a given time: by the runs of its script on its environment that have finished."""
+
+import glob
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from statistics import median
+
+from solorl.args.command_line import whole_number
+from solorl.errors import UsageError
+from solorl.lab.results.result import Result, ResultError, read
+from solorl.lab.studies.found import newest, newest_step
+from solorl.lab.studies.study import Study
+from solorl.lab.studies.task import Task
+
+
+def read_time(text: str) -> float:
+    """The next moment at which the clock shows `text`, as `06:30`, in seconds since 1970; UsageError for others."""
+    now = datetime.now().astimezone()
+    try:
+        clock = datetime.strptime(text, "%H:%M")
+    except ValueError:
+        raise UsageError(f"solo bench: --until must be a time of day, such as 06:30, not {text}") from None
+    then = now.replace(hour=clock.hour, minute=clock.minute, second=0, microsecond=0)
+    return (then if then > now else then + timedelta(days=1)).timestamp()
+
+
+def expected(study: Study, task: Task, results: Path) -> float:
+    """The seconds that a task still takes: its steps, times those of a step by the folder of `results` and the folders
+    next to it; 0 where no run there tells."""
+    name = glob.escape(Result(task.env_id, task.script.name, 0).file_name.removesuffix("0.json.gz"))
+    runs: list[Result] = []
+    for path in results.parent.glob(f"*/{name}*.json.gz"):
+        with suppress(ResultError):
+            runs += [run] if (run := read(path)).global_step else []
+    if not (alike := [run for run in runs if run.variant == task.variant] or runs):
+        return 0.0
+    budgets = [float(run.args.get("total_timesteps", run.global_step)) for run in alike]
+    for text in task.flags.get("--total-timesteps", ()):
+        with suppress(ValueError):  # which the script will say itself
+            budgets = [whole_number(text)]
+    done = newest_step(newest([(study.storage.folder or Path()) / work for work in study.works(task.id)], task).run_dir)
+    return max(0.0, median(budgets) - (done or 0)) * median(run.wall_time / run.global_step for run in alike)

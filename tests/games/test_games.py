@@ -1,0 +1,149 @@
+"""The small games: what the scripted best policy and random actions score, masks, and the same games in JAX."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import solorl.games as games
+
+IDS = [f"games/{name}" for name in games.GAMES]
+# Mean return of the best policy and of random (allowed) actions
+SCORES = {
+    "games/Cue-v0": (1.0, 0.5),
+    "games/Cue60-v0": (1.0, 0.5),
+    "games/CueMasked-v0": (1.0, 0.5),
+    "games/CueContinuous-v0": (1.0, 0.5),
+    "games/KeyAndDoor-v0": (1.0, 0.0),
+    "games/KeyAndDoorLarge-v0": (1.0, 0.0),
+    "games/ResourceGrid-v0": (2.9, 0.0),
+    "games/Tool-v0": (1.0, 1 / 9),
+    "games/TwoNumbers-v0": (1.0, 1 / 4),
+    "games/TwoNumbersMasked-v0": (1.0, 1 / 4),
+    "games/TwoSenses-v0": (1.0, 0.5),
+    "games/MovingDot-v0": (1.0, 1 / 4),
+    "games/MovingDotGrey-v0": (1.0, 1 / 4),
+}
+
+
+def random_action(env, info):
+    """A random action that the mask allows."""
+    mask = info.get("action_mask")
+    if mask is None:
+        return env.action_space.sample()
+    if isinstance(env.action_space, gym.spaces.Discrete):
+        return env.np_random.choice(np.flatnonzero(mask))
+    parts = np.split(mask, np.cumsum(env.action_space.nvec)[:-1])
+    return np.array([env.np_random.choice(np.flatnonzero(part)) for part in parts])
+
+
+def play(env, policy, episodes):
+    """Mean return; `policy` maps an environment and the last info to an action."""
+    env.action_space.seed(1)
+    total = 0.0
+    for episode in range(episodes):
+        _, info = env.reset(seed=episode)
+        over = False
+        while not over:
+            _, reward, terminated, truncated, info = env.step(policy(env, info))
+            total, over = total + reward, terminated or truncated
+    return total / episodes
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_the_best_policy_and_random_actions_have_the_scores_of_the_page(env_id):
+    env, (best, random) = gym.make(env_id), SCORES[env_id]
+    assert play(env, lambda env, info: env.unwrapped.best_action(), 40) == pytest.approx(
+        best, abs=0.25 if best > 1 else 1e-6
+    )
+    assert play(env, random_action, 150) == pytest.approx(random, abs=0.13)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_they_keep_gymnasiums_interface(env_id):
+    if "Masked" not in env_id:  # the checker takes any action
+        check_env(gym.make(env_id).unwrapped, skip_render_check=True)
+
+
+def test_the_cue_is_seen_only_at_the_start():
+    env = gym.make("games/Cue-v0", steps=3)
+    obs = [env.reset(seed=1)[0]] + [env.step(0)[0] for _ in range(3)]
+    assert obs[0][:2].sum() == 1 and not np.any([each[:2] for each in obs[1:]])
+    assert [each[2] for each in obs] == [0, 0, 0, 1]
+
+
+def test_masked_actions_are_refused():
+    env = gym.make("games/CueMasked-v0", steps=1, disable_env_checker=True).unwrapped
+    _, info = env.reset(seed=1)
+    assert info["action_mask"].tolist() == [False, False, True]
+    with pytest.raises(ValueError, match="not allowed"):
+        env.step(0)
+    assert env.step(2)[4]["action_mask"].tolist() == [True, True, False]
+
+
+def test_an_invalid_action_changes_nothing_but_costs_its_penalty():
+    env = gym.make("games/ResourceGrid-v0", invalid_reward=-0.1).unwrapped
+    obs, info = env.reset(seed=1)
+    for action in np.flatnonzero(~info["action_mask"]):
+        after, reward, *_ = env.step(action)
+        assert reward == -0.1 and (after == obs).all()
+    assert info["action_mask"].sum() <= 5
+
+
+@pytest.mark.parametrize("hide", ["image", "vector"])
+def test_one_sense_alone_tells_nothing(hide):
+    """Among observations that are equal in the other entry both answers are right equally often."""
+    env = gym.make("games/TwoSenses-v0", hide=hide).unwrapped
+    seen = {}
+    obs, _ = env.reset(seed=1)
+    for _ in range(3000):
+        key = bool(obs["image"][:, :4].any()) if hide == "vector" else bool(obs["vector"][1] > 0)
+        seen.setdefault(key, []).append(env.best_action())
+        assert not obs[hide].any()
+        obs, *_ = env.step(0)
+    assert len(seen) == 2 and all(abs(np.mean(answers) - 0.5) < 0.05 for answers in seen.values())
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"height": 40, "width": 56, "grey": True}, {"channels_first": True}])
+def test_the_dot_moves_as_the_hidden_direction_says(kwargs):
+    env = gym.make("games/MovingDot-v0", **kwargs).unwrapped
+    before, _ = env.reset(seed=1)
+    assert before.shape == env.observation_space.shape
+
+    def red(obs):
+        return obs if kwargs.get("grey") else obs[0] if kwargs.get("channels_first") else obs[..., 0]
+
+    for _ in range(30):
+        after, *_ = env.step(0)
+        move = env.dot * np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])[env.best_action()]
+        assert (np.roll(red(before), move, (0, 1)) == red(after)).all()
+        before = after
+
+
+@pytest.mark.parametrize("env_id", ["games/Cue-v0", "games/KeyAndDoor-v0"])
+def test_the_games_in_jax_are_the_same(env_id):
+    jax = pytest.importorskip("jax")
+    from solorl.envs.open import open_envs
+
+    envs, env = open_envs(env_id, 1), gym.make(env_id)
+    state, first = envs.reset(jax.random.PRNGKey(3))
+    step, actions = jax.jit(envs.step), np.random.default_rng(1).integers(env.action_space.n, size=400)
+    obs, _ = env.reset(seed=1)
+    if env_id == "games/Cue-v0":
+        env.unwrapped.cue = int(first[0, 1])
+        obs = env.unwrapped._obs()
+    np.testing.assert_array_equal(first[0], obs)
+    ends = 0
+    for t, action in enumerate(actions):
+        if t % 3 and env_id != "games/Cue-v0":  # so that episodes end at the door, too
+            action = env.unwrapped.best_action()
+        state, got = step(jax.random.PRNGKey(t), state, np.array([action]))
+        obs, reward, terminated, truncated, _ = env.step(action)
+        np.testing.assert_array_equal(got.final_obs[0], obs)
+        assert (got.reward[0], got.terminated[0], got.truncated[0]) == (reward, terminated, truncated)
+        if terminated or truncated:
+            ends += 1
+            env.reset()
+            if env_id == "games/Cue-v0":
+                env.unwrapped.cue = int(got.obs[0, 1])
+    assert ends > 5

@@ -1,0 +1,147 @@
+"""What `solo report` gives to a paper: LaTeX, CSV, PDF, and scores as rliable takes them."""
+
+import csv
+import os
+import re
+
+import numpy as np
+import pytest
+from conftest import refused
+from test_report import SCORES, made, run_of
+
+from solorl import cli
+from solorl.lab.results import comparison as cmp
+from solorl.lab.results import paper, text
+from solorl.lab.results import result as results
+from solorl.lab.results.gather import named
+from solorl.lab.results.read import read_all
+from solorl.lab.results.result import ResultError
+
+
+@pytest.fixture(scope="module")
+def compared():
+    """A comparison of SCORES."""
+    return cmp.compare(named(made()), baseline="old")
+
+
+def test_signs_are_shown_as_they_are_in_latex():
+    assert paper.latex("a_b & 5 % of {x}, -81.4 [-84.5, 0.1], Pong-v5, 1e-3") == (
+        r"a\_b \& 5 \% of \{x\}, $-$81.4 [$-$84.5, 0.1], Pong-v5, 1e-3"
+    )
+    assert paper.latex("\\input{x}~^$#<>|") == (
+        r"\textbackslash{}input\{x\}\textasciitilde{}\textasciicircum{}\$\#\textless{}\textgreater{}\textbar{}"
+    )
+
+
+def test_tables_have_the_numbers_of_the_report(compared):
+    found = paper.tables(compared)
+    bodies = re.findall(r"\\begin\{tabular\}\{(l+)(r+)\}\n\\toprule\n(.*?)\\bottomrule", found, re.DOTALL)
+    assert [len(left) for left, _, _ in bodies] == [2, 1]
+    for left, right, body in bodies:
+        rows = [line for line in body.splitlines() if line.endswith(r" \\")]
+        assert all(line.count(" & ") == len(left + right) - 1 for line in rows)
+    for row in cmp.env_rows(compared):
+        numbers = " & ".join(paper.latex(text.estimate(one)) for one in (row.iqm, row.mean, row.median))
+        assert f"& {row.method} & {row.seeds} & {numbers} & {row.steps:,.0f} \\\\" in found
+    for row in cmp.total_rows(compared):
+        assert f"\n{row.method} & {row.runs} & {paper.latex(text.estimate(row.iqm))} &" in found
+    assert found.count("CartPole-v1") == 1 and found.count(r"\midrule") == len(bodies) + 1  # one between environments
+
+
+def test_the_csv_has_every_point_of_every_run(compared):
+    rows = list(csv.DictReader(paper.points(compared).splitlines()))
+    assert len(rows) == sum(len(run.eval["mean"]) for runs in compared.groups.values() for run in runs)
+    for (env_id, method), runs in compared.groups.items():
+        for run in runs:
+            own = [row for row in rows if (row["environment"], row["method"]) == (env_id, method)]
+            own = [row for row in own if int(row["seed"]) == run.seed]
+            assert [float(row["step"]) for row in own] == run.eval["global_step"]
+            assert [float(row["return"]) for row in own] == run.eval["mean"]
+
+
+def test_scores_are_those_of_the_comparison_and_come_back(compared, tmp_path):
+    assert paper.write_all(compared, tmp_path) == []
+    with np.load(tmp_path / "scores.npz") as file:
+        found = dict(file)
+    envs = found.pop("environments").tolist()
+    assert list(found) == compared.methods and envs == [f"{env}, normalised" for env in compared.shared]
+    for method, table in found.items():
+        for i, env in enumerate(compared.shared):
+            np.testing.assert_array_equal(table[:, i], compared.scores(env, method, normalised=True))
+    again, problems = read_all([tmp_path / "scores.npz"])
+    assert problems == []
+    same = cmp.compare(again, baseline="old", normalise=False)
+    for old, new in zip(cmp.total_rows(compared), cmp.total_rows(same), strict=True):
+        assert (old.method, old.runs) == (new.method, new.runs)
+        assert old.iqm.value == pytest.approx(new.iqm.value) and old.iqm.interval == pytest.approx(new.iqm.interval)
+
+
+def test_methods_with_runs_missing_are_cut_and_that_is_said(tmp_path):
+    values = {**SCORES, ("Acrobot-v1", "new"): SCORES["Acrobot-v1", "new"][:2]}
+    compared = cmp.compare(named(made(values)), baseline="old", normalise=False)
+    [note] = paper.write_all(compared, tmp_path)
+    assert note == "scores.npz has only the first 2 runs of new on each environment."
+    with np.load(tmp_path / "scores.npz") as file:
+        assert file["new"].shape == (2, 2) and file["old"].shape == (4, 2)
+        assert sorted(file["environments"]) == ["Acrobot-v1", "CartPole-v1"]  # as they are: not normalised
+
+
+def test_scores_of_others_are_read_without_names(tmp_path, solo):
+    np.savez(tmp_path / "theirs.npz", a=np.arange(8.0).reshape(4, 2), b=np.ones((5, 2)))
+    runs, problems = read_all([tmp_path / "theirs.npz"])
+    assert problems == [] and {run.env_id for run in runs} == {"environment 1", "environment 2"}
+    assert sorted(run.eval["mean"][0] for run in runs if run.name == "a") == list(range(8))
+    code, out, _ = solo("report", tmp_path / "theirs.npz", "--out", tmp_path / "report")
+    assert code == 0 and "all environments" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"a": np.ones(3)}, "a is not a table of numbers"),
+        ({"a": np.full((3, 2), np.nan)}, "a is not a table of numbers"),
+        ({"a": np.array([["x"]])}, "a is not a table of numbers"),
+        ({"a": np.array([[object()]])}, "cannot be read"),
+        ({"a": np.ones((3, 2)), "environments": np.array(["one"])}, "a has 2 columns, but there are 1 environments"),
+        (b"PK\x03\x04 damaged", "cannot be read"),
+        (b"", "cannot be read"),
+    ],
+)
+def test_damaged_scores_are_refused_in_a_sentence(content, sentence, tmp_path, solo):
+    path = tmp_path / "x.npz"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.savez(path, **content)
+    with pytest.raises(ResultError, match=sentence):
+        paper.read_scores(path)
+    refused(solo("report", path), sentence)
+
+
+def test_the_report_has_pictures_for_print_and_says_what_makes_it(tmp_path):
+    for seed in (1, 2):
+        results.write(run_of("CartPole-v1", "new", seed, 400.0), tmp_path / "runs")
+    assert cli.main(["report", str(tmp_path / "runs"), "--title", "It's so", "--out", str(tmp_path / "report")]) == 0
+    pdf = (tmp_path / "report/curves_steps.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF") and b"/FontFile2" in pdf and b"/Type3" not in pdf  # fonts embedded, as TrueType
+    assert b"/CreationDate" not in pdf  # the same runs give the same bytes
+    command = f"solo report {tmp_path}/runs --title 'It'\"'\"'s so' --out {tmp_path}/report"
+    assert f"`{command}`" in (tmp_path / "report/report.md").read_text()
+    page = (tmp_path / "report/report.html").read_text()
+    assert command.replace("'", "&#x27;").replace('"', "&quot;") in page
+
+
+def test_a_small_file_of_scores_cannot_ask_for_much_memory(tmp_path):
+    path = tmp_path / "scores.npz"
+    for table, said in (
+        (np.zeros((5_000, 5_000), np.int8), "it unpacks to more than 16,777,216 bytes"),
+        (np.zeros((500, 1_000), np.uint8), "500,000 scores, more than the 100,000 that a report can have"),
+    ):
+        np.savez_compressed(path, ppo=table)
+        assert path.stat().st_size < 50_000
+        with pytest.raises(ResultError, match=said):
+            paper.read_scores(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ResultError, match="it is not a regular file"):
+        paper.read_scores(path)

@@ -1,0 +1,260 @@
+"""The data and what is made of it: where results of the queue belong, the page that shows which file is proved by what,
+and the models that stay."""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+
+import pytest
+from conftest import ROOT
+
+from solorl import trust
+from solorl.catalog.header import scripts
+from solorl.lab.results import result as results
+from solorl.lab.results.read import read_folder
+from solorl.lab.results.result import Result
+from solorl.scripts import script_paths
+
+sys.path.insert(0, str(ROOT / "benchmark"))
+import collect
+import proof
+
+import zoo
+
+
+def made(folder, script, env_id, seed, variant="", steps=1000, score=1.0, **more):
+    """A finished result in a folder."""
+    columns = {"global_step": [steps], "wall_time": [9.0], "mean": [score], "std": [0.0], "length": [1.0]}
+    more = {"wall_time": 3600.0, "machine": {"cores": 1}, **more}
+    one = Result(
+        env_id, script, seed, variant, args={"total_timesteps": steps}, global_step=steps, eval=columns, **more
+    )
+    return results.write(one, folder)
+
+
+# ---------------------------------------------------------------------- benchmark/collect.py
+def test_results_of_the_queue_go_where_their_siblings_are(tmp_path, capsys):
+    queue, wanted = tmp_path / "queue", {}
+    made(tmp_path / "actor_critic", "sac_continuous_action", "Hopper-v5", 1, steps=9000)
+    made(tmp_path / "modern", "sac_continuous_action", "Hopper-v5", 1, steps=1000)
+    made(tmp_path / "stopped", "twin_dqn", "CartPole-v1", 3)
+    for script, env_id, variant, steps, folder in (
+        ("sac_continuous_action", "Hopper-v5", "", 1000, "modern"),  # of the same budget
+        ("sac_continuous_action", "Hopper-v5", "million", 9000, "actor_critic"),
+        ("sac_continuous_action", "games/Cue-v0", "", 1000, "games"),  # games have a folder of their own
+        ("sac_nstep", "Hopper-v5", "100k", 1000, "modern"),  # by its parent
+    ):
+        wanted[made(queue, script, env_id, 2, variant, steps).name] = folder
+    assert collect.collect(queue, tmp_path, dry=True) == 0 and len(list(queue.iterdir())) == 4
+    assert collect.collect(queue, tmp_path) == 0
+    assert not list(queue.iterdir())
+    assert all((tmp_path / folder / name).is_file() for name, folder in wanted.items())
+    out = capsys.readouterr().out
+    assert all(f"{name} -> {folder}" in out for name, folder in wanted.items())
+    there = {path: path.read_bytes() for path in tmp_path.glob("*/*")}
+    made(queue, "sac_nstep", "Hopper-v5", 2, "100k", 1000)  # the worker has written it again
+    assert collect.collect(queue, tmp_path) == 0
+    assert {path: path.read_bytes() for path in tmp_path.glob("*/*")} == there
+
+
+def test_no_result_is_overwritten_and_none_goes_astray(tmp_path, capsys):
+    made(tmp_path / "dqn", "dqn", "CartPole-v1", 1)
+    made(tmp_path / "queue", "dqn", "CartPole-v1", 1, score=2.0)
+    made(tmp_path / "queue", "someone", "Else-v1", 1)
+    assert collect.collect(tmp_path / "queue", tmp_path) == 2
+    assert "another is in dqn" in (out := capsys.readouterr().out) and "nothing tells where it belongs" in out
+    assert results.read(tmp_path / "dqn/CartPole-v1__dqn__1.json.gz").eval["mean"] == [1.0]
+
+
+# ---------------------------------------------------------------------- benchmark/proof.py
+def row(scores, published=(), **changes):
+    """A row of the page: runs with these scores, next to published ones."""
+    runs = [Result("Hopper-v5", "td7", seed, args={"total_timesteps": 100}, global_step=100, wall_time=3600.0,
+                   eval={"mean": [score]}) for seed, score in enumerate(scores)]  # fmt: skip
+    peers = [proof.Peer(score, "P", "https://p", 100, "v4") for score in published]
+    return proof.Row("td7", "Hopper-v5", "", runs, **{"is_full": True, "peers": peers, "current": 0, **changes})
+
+
+def test_a_verdict_is_said_where_the_interval_excludes_the_best_published_score():
+    five = [9.0, 10.0, 10.0, 10.0, 11.0]
+    assert row(five, [5.0, 8.0]).verdict == "above"
+    assert row(five, [5.0, 10.1]).verdict == "equal"
+    assert row(five, [5.0, 12.0]).verdict == "below"
+    assert row(five[:4], [12.0]).verdict == "undecided"
+    assert row(five).verdict == "no peer"
+    assert row(five, [12.0], is_full=False).verdict == "curve only"
+    assert row(five).core_hours == 5.0
+
+
+def test_a_run_is_full_with_the_budget_and_settings_of_its_page():
+    whole = Result("Hopper-v5", "td7", 1, args={"total_timesteps": 100}, global_step=99)
+    assert proof.is_full(whole)
+    for changes in (
+        {"global_step": 80}, {"status": "stopped"}, {"variant": "medium short"}, {"variant": "medium-replay early"},
+        {"env_id": "pixel_probe:Catch-v0"},
+    ):  # fmt: skip
+        assert not proof.is_full(replace(whole, **changes)), changes
+    assert proof.is_full(replace(whole, variant="shortcut"))
+
+
+def test_a_published_score_needs_the_same_budget(tmp_path):
+    (tmp_path / "p.toml").write_text(
+        '[[source]]\nname = "A"\nurl = "u"\nsteps = 100\nconditions = "c"\n[source.td7]\nHopper-v5 = 7\n'
+        '[[source]]\nname = "B"\nurl = "u"\nsteps = 0\nconditions = "any"\n[source.td7]\nHopper-v5 = 8\n'
+    )
+    assert [one.source for one in proof.peers("td7", "Hopper-v5", 99.0, tmp_path / "p.toml")] == ["A", "B"]
+    assert [one.source for one in proof.peers("td7", "Hopper-v5", 300.0, tmp_path / "p.toml")] == ["B"]
+    assert proof.peers("td7", "Ant-v5", 100.0, tmp_path / "p.toml") == []
+
+
+def test_the_most_telling_task_has_full_runs_then_seeds_then_is_hard():
+    five, two = [1.0] * 5, [1.0] * 2
+
+    def first(*rows):
+        return proof.telling(rows)[0].env_id
+
+    easy, hard = replace(row(five), env_id="Pendulum-v1"), row(five)
+    assert first(easy, hard) == first(easy, replace(hard, runs=[*hard.runs, *hard.runs])) == "Hopper-v5"
+    assert first(easy, row(two)) == "Pendulum-v1"
+    assert first(row(two), replace(easy, is_full=False)) == "Hopper-v5"
+    assert len(proof.telling([easy, hard])) == 1  # a further row is one with a published score
+    assert len(proof.telling([hard, replace(easy, peers=row([1.0], [2.0]).peers)])) == 2
+
+
+def test_every_published_score_is_of_a_file_and_has_a_source():
+    sources = tomllib.loads((ROOT / "benchmark/published.toml").read_text())["source"]
+    for one in sources:
+        assert one["url"].startswith("https://") and one["name"] and one["conditions"] and one["steps"] >= 0
+        scores = {name: table for name, table in one.items() if isinstance(table, dict)}
+        assert scores and scores.keys() <= script_paths().keys()
+        assert all(isinstance(score, int | float) for table in scores.values() for score in table.values())
+
+
+def test_a_result_is_current_until_its_golden_start_moves(tmp_path):
+    def git(*words):
+        name = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(["git", *name, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    def commit(script, metric, name="x"):
+        """Commit the script with these contents and this golden start; its hash, and that of the commit."""
+        (tmp_path / f"algorithms/f/{name}.py").write_text(script)
+        if metric is not None:
+            golden = {"flags": "", "library": "torch", "rows": [{"loss": metric}]}
+            (tmp_path / f"tests/golden/{name}.json").write_text(json.dumps(golden))
+        git("add", "-A")
+        git("commit", "--allow-empty", "-m", script)
+        return hashlib.sha256(script.encode()).hexdigest(), git("rev-parse", "HEAD").strip()
+
+    for folder in ("algorithms/f", "tests/golden"):
+        (tmp_path / folder).mkdir(parents=True)
+    git("init", "-q")
+
+    def is_current(sha256, commit, script="x"):
+        run = Result("e", script, 1, script_sha256=sha256, git={"commit": commit}, started="2020-01-01T00:00:00Z")
+        return proof.History(tmp_path).is_current(run)
+
+    first = commit("x = 1", 1.0)
+    words = commit("x = 1  # a comment", 1.0)
+    assert is_current(*first) and is_current(*words)
+    moved = commit("x = 2", 2.0)
+    assert not is_current(*first) and not is_current(*words) and is_current(*moved)
+    assert is_current(moved[0], "0" * 40) and not is_current(words[0], "0" * 40)  # of another clone
+    library = commit("x = 2", 3.0)  # the same script, but the library moves its results
+    assert not is_current(*moved) and is_current(*library)
+    assert not is_current("unknown", first[1]) and is_current("unknown", library[1])
+    assert not is_current("unknown", "0" * 40)
+    early = commit("y = 1", None, "y")
+    commit("y = 1", 1.0, "y")
+    assert is_current(*early, script="y")  # made before its golden start was recorded
+
+
+def test_the_page_has_a_row_for_each_file(tmp_path):
+    made(tmp_path / "modern", "td7", "Hopper-v5", 1, steps=100_000)
+    found = proof.rows(tmp_path, lambda run: True)
+    sums, tables = proof.tables(scripts(), found)
+    assert all(f"| [`{one.name}`](algorithms/{one.name}.md) |" in tables for one in scripts())
+    assert tables.count("no row yet") == len(scripts()) - 1
+    assert "| Hopper-v5 | 100,000 | 1 | 1.00 | – | no peer | 1.0 | – | yes |" in tables
+    assert sums.startswith(f"0 of {len(scripts())} files have five seeds of a full run, 1 a full run, 1 any data.")
+
+
+# ---------------------------------------------------------------------- benchmark/zoo.py
+ENTRIES = json.loads((ROOT / "zoo/index.json").read_text())
+
+
+def test_the_zoo_has_the_run_nearest_to_the_median_of_a_whole_row(tmp_path):
+    one = row([1.0, 5.0, 2.0, 4.0, 9.0])
+    places = {("td7", "Hopper-v5", seed, ""): tmp_path / str(seed) for seed in (0, 1, 2, 4)}
+    [(run, folder)] = zoo.chosen([one], places)  # the median is 4.0, seed 3, whose folder is gone; then 5.0
+    assert run.seed == 1 and folder == tmp_path / "1"
+    assert zoo.chosen([replace(one, runs=one.runs[:4])], places) == []
+    assert zoo.chosen([replace(one, is_full=False)], places) == []
+
+
+@pytest.mark.slow  # a training and several plays
+def test_an_entry_has_what_acts_and_plays_the_same(tmp_path, solo):
+    flags = "--total-timesteps 400 --learning-starts 100 --eval-every 200 --eval-episodes 2"
+    assert solo("train", "dqn", "--env-id", "CartPole-v1", *flags.split(), "--runs-dir", tmp_path / "runs")[0] == 0
+    [run_dir] = (tmp_path / "runs").iterdir()
+    own = read_folder(run_dir)
+    others = [replace(own, seed=seed, started="x") for seed in range(2, 6)]
+    whole = proof.Row("dqn", "CartPole-v1", "", [own, *others], True, [], 0)
+    zoo.build([whole], [tmp_path / "runs"], tmp_path / "zoo")
+    about = json.loads((tmp_path / "zoo/index.json").read_text())["dqn"]
+    assert about["without"] == ["target_network"] and about["bytes"] <= zoo.MOST
+    entry = tmp_path / "zoo/dqn"
+    assert {path.name for path in entry.iterdir()} == {"config.json", "dqn.py", "model.safetensors"}
+    assert str(tmp_path) not in (entry / "config.json").read_text()
+    assert zoo.played(entry) == zoo.played(run_dir)
+    before = {path: path.read_bytes() for path in (tmp_path / "zoo").rglob("*.*")}
+    zoo.build([whole], [tmp_path / "runs"], tmp_path / "zoo")
+    assert {path: path.read_bytes() for path in (tmp_path / "zoo").rglob("*.*")}.keys() == before.keys()
+
+
+def test_a_script_of_the_zoo_is_trusted_and_no_other(tmp_path, monkeypatch):
+    (tmp_path / "zoo/dqn").mkdir(parents=True)
+    copy = tmp_path / "zoo/dqn/dqn.py"
+    copy.write_text("print('an earlier version')\n")
+    monkeypatch.setattr(trust, "PACKAGE", tmp_path / "solorl")
+    assert trust.trusted(copy, None) is None
+    listed = {"dqn": {"script_sha256": hashlib.sha256(copy.read_bytes()).hexdigest()}}
+    (tmp_path / "zoo/index.json").write_text(json.dumps(listed))
+    assert trust.trusted(copy, None) == copy
+    copy.write_text("print('changed')\n")
+    assert trust.trusted(copy, None) is None
+
+
+def test_the_zoo_is_small_and_is_what_its_index_says():
+    folders = {path.name for path in (ROOT / "zoo").iterdir() if path.is_dir()}
+    assert folders == ENTRIES.keys() <= script_paths().keys()
+    assert sum(about["bytes"] for about in ENTRIES.values()) <= zoo.MOST_IN_ALL
+    for name, about in ENTRIES.items():
+        files = [path for path in (ROOT / "zoo" / name).iterdir() if path.is_file() and path.name != ".lock"]
+        assert sum(path.stat().st_size for path in files) == about["bytes"] <= zoo.MOST, name
+        assert hashlib.sha256((ROOT / f"zoo/{name}/{name}.py").read_bytes()).hexdigest() == about["script_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_entry_of_the_zoo_plays(name, solo):
+    code, out, _ = solo("play", ROOT / "zoo" / name, "--episodes", 1)
+    assert code == 0 and re.match(rf"{re.escape(ENTRIES[name]['env_id'])}: -?\d", out), out
+
+
+# ---------------------------------------------------------------------- pages of results
+def test_no_page_has_a_table_of_one_seed_each(tmp_path, solo):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- m -->\n<!-- /m -->\n")
+    words = ("report", tmp_path / "data", "--markdown", page, "--marker", "m")
+    for script in ("dqn", "c51"):
+        made(tmp_path / "data", script, "CartPole-v1", 1)
+    assert solo(*words)[0] == 0
+    assert "No row yet: one seed each of dqn, c51. Every run: [data](data)." in page.read_text()
+    assert "|" not in page.read_text()
+    made(tmp_path / "data", "dqn", "CartPole-v1", 2)
+    assert solo(*words)[0] == 0
+    assert "| CartPole-v1 | dqn | 2 |" in page.read_text() and "| CartPole-v1 | c51 | 1 |" in page.read_text()
