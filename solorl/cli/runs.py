@@ -16,7 +16,7 @@ from typing import Any
 from solorl.cli import Parser
 from solorl.errors import UsageError, hint
 from solorl.files import is_locked, missing, read_json
-from solorl.metrics import last_rows
+from solorl.runfolder import last_rows
 from solorl.terminal import aligned, duration, scores
 
 COLUMNS = ("env", "script", "seed", "status", "step", "evaluation", "size", "age", "folder")

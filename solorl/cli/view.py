@@ -7,7 +7,7 @@ from typing import Any
 from solorl.lab.studies.fleet import SCORE, Fleet, kind
 from solorl.lab.studies.found import args_of
 from solorl.lab.studies.worker import Worker
-from solorl.metrics import last_rows
+from solorl.runfolder import last_rows
 from solorl.terminal import duration, scores
 
 COLUMNS = {"running": "left", "seed": "right", "done": "right", "evaluation": "right", "for": "right"}

@@ -15,9 +15,9 @@ from solorl.envs.returns import of_game, teams_of
 from solorl.envs.spaces import batch_of_one
 from solorl.files import read_json, write_atomically
 from solorl.machine import no_display
-from solorl.metrics import read_rows
 from solorl.run.evaluation import EPISODES, MAX_STEPS, SCORE, Policy, open_game, seats, stepwise
 from solorl.run.folder import RunFolder
+from solorl.runfolder import read_rows
 from solorl.terminal import warn
 
 NO_EGL = "MuJoCo draws without a display by EGL, which fails (on Debian: apt-get install libegl1 libgl1): "

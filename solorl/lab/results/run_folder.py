@@ -19,7 +19,7 @@ from solorl.lab.results.result import (
     reading,
     require_regular,
 )
-from solorl.metrics import read_rows
+from solorl.runfolder import read_rows
 
 BINS = 200  # rows that the training episodes of one run are thinned to
 LOCAL = ("runs_dir", "resume", "resume_changed", "wandb_entity")  # arguments that say where, not what

@@ -13,7 +13,7 @@ from typing import Any
 
 from solorl.errors import UsageError
 from solorl.files import read_json
-from solorl.metrics import Row, read_rows
+from solorl.runfolder import Row, read_rows
 from solorl.scripts import header_fields
 
 MOST_ROWS = 20  # of the table of evaluations

@@ -31,7 +31,7 @@ from solorl.lab.studies.space import Space
 from solorl.lab.studies.storage import refusal
 from solorl.lab.studies.study import Study
 from solorl.lab.studies.task import words
-from solorl.metrics import read_rows
+from solorl.runfolder import read_rows
 
 SEED_STEPS = 10_000  # pruning steps of one seed: its evaluations 1, 2, ...; the last step is the score so far
 LOOK = 1.0  # seconds between two looks at the learning curves

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from solorl.metrics import TAIL, last_rows, read_rows
+from solorl.runfolder import TAIL, last_rows, read_rows
 
 
 @pytest.fixture
