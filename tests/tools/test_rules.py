@@ -10,7 +10,7 @@ from conftest import ROOT, refused
 
 from solorl import cli, scripts
 from solorl.catalog import header as catalog
-from tools import budget, claims, rules, square
+from tools import budget, claims, rules, source, square
 from tools.check import problems_of
 from tools.main_block import main_block, rebound
 
@@ -63,7 +63,7 @@ def test_each_family_has_a_root_and_each_parent_exists():
     found = catalog.scripts()
     for family in {script.family for script in found}:
         assert any(script.parent is None for script in found if script.family == family), family
-    assert all(square.find_named(script, name) for script in found for name in script.parents)
+    assert all(catalog.find_named(script, name) for script in found for name in script.parents)
 
 
 # ---------------------------------------------------------------------- rules about one file, each broken once
@@ -623,14 +623,17 @@ def test_set_budget_says_what_it_did(tree, solo):
 # ---------------------------------------------------------------------- files of a user's own, outside of the catalogue
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A folder of a user's own; the package lies elsewhere with the algorithms inside it, as a wheel installs it."""
+    """A folder of a user's own, far from the checkout from which the package runs."""
     package, home = tmp_path / "site" / "solorl", tmp_path / "somewhere" / "home"
-    shutil.copytree(REAL, package / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / scripts.PAGES, package / scripts.PAGES)
+    shutil.copytree(REAL, package.parent / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / scripts.PAGES, package.parent / scripts.PAGES)
+    shutil.copytree(ROOT / "solorl/args", package / "args", ignore=shutil.ignore_patterns("__pycache__"))
+    (package.parent / "pyproject.toml").write_text("")
     home.mkdir(parents=True)
     monkeypatch.setattr(scripts, "PACKAGE", package)
+    monkeypatch.setattr(source, "PACKAGE", package)
     monkeypatch.chdir(home)
-    assert not scripts.in_checkout()
+    assert scripts.in_checkout()
     return home
 
 
