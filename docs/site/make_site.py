@@ -239,7 +239,7 @@ class Site:
         chart = Markup(chart.partition("</figure>")[0])  # without its table
         film = here.figure("docs/lunarlander.gif", "PPO lands on LunarLander-v3 after a million steps", "README.md")
         self.write(
-            "index.html", "front.html", "SoloRL", "Deep reinforcement learning: one file per algorithm, one small library.",
+            "index.html", "front.html", "SoloRL", "Deep reinforcement learning, one file per algorithm.",
             code=Markup(sources.block(code, "ppo.py")), line=start, film=Markup(film),
             proof=Markup(writing.render(proof, "README.md", here).body), families=self.families,
             titles=self.titles(), count=len(self.scripts), chart=chart,
