@@ -21,6 +21,8 @@ import numpy as np
 from solorl.checkpoints import env_state
 from solorl.errors import reason
 from solorl.files import sha256, sync_file
+from solorl.runfolder import step_of
+from solorl.runfolder import steps_in as checkpoints
 
 KEEP = 2  # checkpoints that stay on the disk
 FILES = ("tensors.safetensors", "state.json")
@@ -193,8 +195,6 @@ def _check_moments(optimizer: Any) -> None:
 
 
 # ---------------------------------------------------------------------- files
-
-
 def safetensors_pieces(arrays: Mapping[str, np.ndarray], about: Mapping[str, str] | None = None) -> Iterator[bytes]:
     """The pieces of a safetensors file with `about` as metadata: equal arrays give equal bytes, which the library's own
     writer does not promise. Raises OSError for a type of numbers that the format does not have."""
@@ -250,16 +250,6 @@ def read_state(folder: Path) -> Any:
         return decode(json.loads((folder / "state.json").read_text()), load_file(folder / "tensors.safetensors"))
     except Exception as error:  # its sums are right, but it was not `write_state` that wrote it
         raise CheckpointError(f"{folder.name} is malformed ({reason(error)})") from error
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    return sorted(path for path in folder.glob("step_*") if path.is_dir() and path.name[5:].isdigit())
-
-
-def step_of(checkpoint: Path) -> int:
-    """The environment steps after which a checkpoint was written."""
-    return int(checkpoint.name[5:])
 
 
 def save_checkpoint(folder: Path, step: int, tree: Any, keep: int | None = None) -> Path:

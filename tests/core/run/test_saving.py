@@ -242,7 +242,7 @@ def test_a_seed_with_nan_weights_ends_alone(train, tmp_path):
 # ---------------------------------------------------------------------- signals
 RUNNER = """
 import os, runpy, signal, sys
-from solorl.run import products, verbs
+from solorl.run import output, verbs
 path, where, *sys.argv[1:] = sys.argv[1:]
 sys.argv[0] = path
 
@@ -254,7 +254,7 @@ def interrupted(function, place):
     return call
 
 verbs.Run.log = interrupted(verbs.Run.log, "log")
-products.draw_learning_curve = interrupted(products.draw_learning_curve, "draw")
+output.draw_learning_curve = interrupted(output.draw_learning_curve, "draw")
 try:
     runpy.run_path(path, run_name="__main__")
 finally:
