@@ -58,10 +58,8 @@ class Run:
         with in_one_sentence():
             self.rank, self.world_size = (0, 1) if self.play else from_environment()
             if self.world_size > 1 and not parallel:
-                what = (
-                    f"{self.script.name} trains in one process, but WORLD_SIZE is {self.world_size}; start it without"
-                )
-                raise UsageError(f"{what} torchrun and without --nproc")
+                what = f"{self.script.name} trains in one process, but WORLD_SIZE is {self.world_size}"
+                raise UsageError(f"{what}; start it without torchrun and without --nproc")
             index = local_rank() if self.world_size > 1 else None
             self.device = choose_device(args, index) if device is None else device
             if not self.play:
