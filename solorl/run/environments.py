@@ -1,6 +1,5 @@
 """The environments of a run: opened side by side, and refused where a script cannot take them."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from solorl.envs.surroundings import undisturbed
 from solorl.envs.vector import VectorEnvs
 from solorl.envs.workers import in_workers
 from solorl.errors import UsageError
+from solorl.run.evaluation import MakeEnv
 from solorl.scripts import file_for, use_instead
 
 
@@ -26,7 +26,7 @@ class Opened:
         self.script, self.workers = script, workers
         self.unread_mask = False  # whether the environment gives masks, which the script does not read
 
-    def vector_env(self, kind: type, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
+    def vector_env(self, kind: type, make_env: MakeEnv, env_id: str, num_envs: int) -> Any:
         """`num_envs` environments as one of this kind. UsageError where one makes a mistake."""
         if self.workers and num_envs % self.workers:
             raise UsageError(f"--env-workers {self.workers} cannot have equal parts of {num_envs} environments")
@@ -36,7 +36,7 @@ class Opened:
         make_envs = [hosted(make_env, env_id, ends=not self.workers)] * num_envs
         return in_workers(kind, make_envs, self.workers) if self.workers else kind(make_envs)
 
-    def multi_agent_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
+    def multi_agent_env(self, make_env: MakeEnv, env_id: str, num_envs: int) -> Any:
         """`num_envs` games of several agents. UsageError as above."""
         with undisturbed():  # some modules draw random numbers where they are imported for the first time
             from solorl.envs.pettingzoo import PettingZooEnvs

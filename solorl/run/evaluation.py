@@ -23,6 +23,8 @@ from solorl.run.meter import Diverged
 # (n, num_agents, *obs_shape), actions (n, num_agents, ...) and masks (n, num_agents, num_actions). Observations of a
 # `Dict` space are a dict of arrays (n, ...), of a `Tuple` space a tuple of them; so are actions of such spaces.
 Policy = Callable[..., Any]
+MakeEnv = Callable[..., Any]  # `make_env(env_id, **kwargs)`, or of several environments `make_env(env_id, num_envs)`
+Also = Mapping[str, MakeEnv] | None  # name -> other environments, in which the policy is evaluated, too
 SCORE = "eval/episodic_return"
 EPISODES = "eval/episodes"
 MAX_STEPS = 100_000  # an episode without a time limit is cut here
@@ -50,7 +52,7 @@ def stepwise(policy: Policy, num_envs: int) -> Callable[..., Any]:
     return act
 
 
-def open_games(make_env: Callable[..., Any], env_id: str, count: int) -> list[Any]:
+def open_games(make_env: MakeEnv, env_id: str, count: int) -> list[Any]:
     """`count` environments for `play_episodes`. A `make_env(env_id, num_envs, **kwargs)` makes them together, as one
     vector environment; a `make_env(env_id, **kwargs)` makes one at a time."""
     if "num_envs" in inspect.signature(make_env).parameters:
@@ -58,7 +60,7 @@ def open_games(make_env: Callable[..., Any], env_id: str, count: int) -> list[An
     return [hosted(make_env, env_id)() for _ in range(count)]
 
 
-def open_game(make_env: Callable[..., Any], env_id: str, render_mode: str) -> Any:
+def open_game(make_env: MakeEnv, env_id: str, render_mode: str) -> Any:
     """One environment to be looked at, see `open_games`."""
     if "num_envs" in inspect.signature(make_env).parameters:
         return First(make_env(env_id, 1, render_mode=render_mode))
@@ -136,7 +138,7 @@ class Evaluator:
         self._confirmations = 0
         self._envs: dict[str, list[Any]] = {}
 
-    def play(self, stream: int, first: int, policy: Policy, make_env: Callable[..., Any], name: str = "") -> Any:
+    def play(self, stream: int, first: int, policy: Policy, make_env: MakeEnv, name: str = "") -> Any:
         """`play_games` with the seeds from number `first` of a stream on, in environments that are kept as `name`."""
         if name not in self._envs:
             self._envs[name] = open_games(make_env, self.args.env_id, self.args.eval_episodes)
@@ -147,21 +149,17 @@ class Evaluator:
         return [env_seed(self.args.seed, stream, first + i) for i in range(self.args.eval_episodes)]
 
     def evaluate(
-        self,
-        step: int,
-        policy: Policy,
-        make_env: Callable[..., Any],
-        also: Mapping[str, Callable[..., Any]] | None = None,
-        played: Any = None,
+        self, step: int, policy: Policy, make_env: MakeEnv, also: Also = None, played: Any = None
     ) -> dict[str, float]:
         """Play, note the score, and return its row of metrics; see `Run.evaluate`. `played`: returns and lengths, where
         they are known. Raises Diverged where the mean return is not finite."""
         returns, lengths = self.play(EVALUATE, 0, policy, make_env) if played is None else played
-        mean = float(self._of_game(returns).mean())
+        teams = teams_of(self._envs[""][0]) if self._envs else None
+        mean = float(of_game(returns, teams).mean())
         if self.args.eval_more and (mean > self.best or self.reaches(mean)):
             more = self.play(EVALUATE, self.args.eval_episodes, policy, make_env)
             returns, lengths = np.concatenate([returns, more[0]]), np.concatenate([lengths, more[1]])
-        scores = named(SCORE, returns, self._teams())
+        scores = named(SCORE, returns, teams)
         score = scores.pop(SCORE)
         mean, std = float(score.mean()), float(score.std())
         if not math.isfinite(mean):
@@ -180,12 +178,6 @@ class Evaluator:
             **{name: float(value.mean()) for name, value in scores.items()},
         }
 
-    def _teams(self) -> Any:
-        return teams_of(self._envs[""][0]) if self._envs else None
-
-    def _of_game(self, returns: Any) -> Any:
-        return of_game(returns, self._teams())
-
     @property
     def score(self) -> float | None:
         """Mean return of the last evaluation; None before the first."""
@@ -195,14 +187,14 @@ class Evaluator:
         """Whether a mean return is as high as `--target-return` asks."""
         return self.args.target_return is not None and mean >= self.args.target_return
 
-    def confirm(self, policy: Policy, make_env: Callable[..., Any]) -> float | None:
+    def confirm(self, policy: Policy, make_env: MakeEnv) -> float | None:
         """Where the last evaluation has reached `--target-return`: the mean score on seeds never used before."""
         if not self.reaches(self.last[1]):
             return None
         first = self._confirmations * self.args.eval_episodes
         self._confirmations += 1
         returns, _ = self.play(CONFIRM, first, policy, make_env)
-        return float(self._of_game(returns).mean())
+        return float(of_game(returns, teams_of(self._envs[""][0])).mean())
 
     def close(self) -> None:
         """Close the environments."""

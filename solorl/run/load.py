@@ -28,7 +28,7 @@ from solorl.envs.spaces import as_arrays
 from solorl.envs.surroundings import undisturbed
 from solorl.errors import UsageError, missing_extra
 from solorl.files import missing
-from solorl.run.evaluation import Policy, open_game, open_games, play_episodes
+from solorl.run.evaluation import MakeEnv, Policy, open_game, open_games, play_episodes
 from solorl.run.pictures import film_to
 from solorl.runfolder import CONFIG, MODEL
 from solorl.terminal import plain, scores
@@ -52,13 +52,7 @@ class Play:
     take: Callable[..., None] | None = None
 
     def __call__(
-        self,
-        args: Any,
-        run_dir: Path,
-        policy: Policy,
-        make_env: Callable[..., Any],
-        models: Mapping[str, Any],
-        sample: Policy | None = None,
+        self, args: Any, run_dir: Path, policy: Policy, make_env: MakeEnv, models: Any, sample: Policy | None = None
     ) -> None:
         """Hand over the loaded policies and their models, or evaluate one; film or show it on request."""
         if self.take is not None:
@@ -165,7 +159,7 @@ def _load(run_dir: str | os.PathLike[str], model: str, trust_script: bool, devic
         raise UsageError(not_trusted(copy))
     found: list[LoadedPolicy] = []
 
-    def take(args: Any, act: Policy, make_env: Callable[..., Any], models: Any, sample: Policy | None) -> None:
+    def take(args: Any, act: Policy, make_env: MakeEnv, models: Any, sample: Policy | None) -> None:
         score = score_of(Path(run_dir) / model) if model else None
         found.append(LoadedPolicy(args.env_id, replace(args), act, make_env, models, score, sample))
 

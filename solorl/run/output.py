@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from solorl.envs.surroundings import undisturbed
 from solorl.errors import in_one_sentence
 from solorl.files import near
 from solorl.run.ending import Ending
-from solorl.run.evaluation import SCORE, Policy
+from solorl.run.evaluation import SCORE, Also, MakeEnv, Policy
 from solorl.run.folder import RunFolder
 from solorl.run.pictures import draw_learning_curve, film_to
 from solorl.run.saving import Checkpoints
@@ -32,13 +32,7 @@ class Output:
         self.meter, self.evaluator, self.say = ending.meter, ending.evaluator, ending.say
         self.env_id = str(getattr(args, "env_id", ""))
 
-    def evaluate(
-        self,
-        policy: Policy,
-        make_env: Callable[..., Any],
-        also: Mapping[str, Callable[..., Any]] | None = None,
-        played: Any = None,
-    ) -> None:
+    def evaluate(self, policy: Policy, make_env: MakeEnv, also: Also = None, played: Any = None) -> None:
         """See `Run.evaluate`."""
         evaluator, ending, step, run_dir = self.evaluator, self.ending, self.meter.step, self.folder.path
         with self.meter.paused(), ending.where_diverged(), in_one_sentence(), undisturbed():
@@ -81,7 +75,7 @@ class Output:
             self.checkpoints.save_model(name, about)
 
     # ------------------------------------------------------------------ the end
-    def end(self, policy: Policy, make_env: Callable[..., Any]) -> None:
+    def end(self, policy: Policy, make_env: MakeEnv) -> None:
         """The end of a training that was not interrupted."""
         if self.evaluator.last[0] != self.meter.step:
             self.evaluate(policy, make_env)

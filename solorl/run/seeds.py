@@ -31,6 +31,7 @@ from solorl.errors import in_one_sentence, quit_with
 from solorl.files import near
 from solorl.machine import own_cores
 from solorl.run.ending import Voice
+from solorl.run.evaluation import MakeEnv
 from solorl.run.group import TOGETHER, arguments_of, choose_checkpoints, note_group
 from solorl.run.output import UNSAVED
 from solorl.run.summary import how_to_go_on
@@ -93,7 +94,7 @@ class Runs:
         self._envs = open_envs(env_id, num_envs, num_threads=max(1, len(own_cores()) // self.num_seeds))
         return self._envs
 
-    def vector_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
+    def vector_env(self, make_env: MakeEnv, env_id: str, num_envs: int) -> Any:
         """See `Run.vector_env`; for the spaces only, for compiled code cannot step them."""
         return self.runs[0].vector_env(make_env, env_id, num_envs)
 
@@ -256,7 +257,7 @@ class Runs:
         if self.num_seeds > 1 and self._line.is_due():
             self._progress(global_step)
 
-    def evaluate(self, global_step: int, act: Callable[..., Any], make_env: Callable[..., Any]) -> None:
+    def evaluate(self, global_step: int, act: Callable[..., Any], make_env: MakeEnv) -> None:
         """See `Run.evaluate`; the policy of a seed is `act(model, obs)`, compiled here, with the field `model`. Memory,
         masks and agents are as in torch: `act(model, obs, state, first, action_mask)`."""
         self._made = (act, make_env)
@@ -283,7 +284,7 @@ class Runs:
         if self._active and all(self.runs[i].checkpoints.newest == global_step for i in self._active):
             self._common = global_step
 
-    def close(self, act: Callable[..., Any], make_env: Callable[..., Any], sample: Any = None) -> None:
+    def close(self, act: Callable[..., Any], make_env: MakeEnv, sample: Any = None) -> None:
         """See `Run.close`. `sample(model, obs, key)` is a policy with a parameter `key` more than `act`."""
         try:
             for i in (*self._waiting, *self._active):

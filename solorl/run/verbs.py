@@ -32,7 +32,7 @@ from solorl.errors import UsageError, fitting, in_one_sentence, missing_extra, q
 from solorl.files import near
 from solorl.run.ending import Ending, Voice
 from solorl.run.environments import Opened, check_spaces, count_iterations, first_observations
-from solorl.run.evaluation import Evaluator, Policy
+from solorl.run.evaluation import Also, Evaluator, MakeEnv, Policy
 from solorl.run.folder import RunFolder, new_path
 from solorl.run.load import play_wanted
 from solorl.run.meter import Meter
@@ -120,14 +120,14 @@ class Run:
         return count_iterations(self.args, steps, minibatches, batch)
 
     @in_one_sentence()
-    def vector_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> VectorEnvs:
+    def vector_env(self, make_env: MakeEnv, env_id: str, num_envs: int) -> VectorEnvs:
         """`num_envs` environments `make_env(env_id)` side by side, each a guest (see `Guest`), which reset in the same
         step (see `VectorEnvs`): in this process, with `--env-workers` in others (see `in_workers`)."""
         envs: VectorEnvs = self.opened.vector_env(VectorEnvs, make_env, env_id, num_envs)
         return envs
 
     @in_one_sentence()
-    def multi_agent_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
+    def multi_agent_env(self, make_env: MakeEnv, env_id: str, num_envs: int) -> Any:
         """The same with games of several agents (see `PettingZooEnvs`); games `team/NAME` in one compiled call (see
         `TeamEnvs`), unless `make_env` wraps them."""
         return self.opened.multi_agent_env(make_env, env_id, num_envs)
@@ -230,12 +230,7 @@ class Run:
             self._line.show(self.step, total, self.meter.recent_return, self.evaluator.score, self.meter.sps)
 
     def evaluate(
-        self,
-        global_step: int,
-        policy: Policy,
-        make_env: Callable[..., Any],
-        also: Mapping[str, Callable[..., Any]] | None = None,
-        played: Any = None,
+        self, global_step: int, policy: Policy, make_env: MakeEnv, also: Also = None, played: Any = None
     ) -> None:
         """Every `--eval-every` steps and in the last iteration: play the policy on environments and seeds of its own.
 
@@ -271,7 +266,7 @@ class Run:
                 if self.rank == 0:
                     self.output.checkpoint(of_ranks[1:])
 
-    def close(self, policy: Policy, make_env: Callable[..., Any], sample: Policy | None = None) -> None:
+    def close(self, policy: Policy, make_env: MakeEnv, sample: Policy | None = None) -> None:
         """Evaluate the final policy unless that is done, draw the learning curve, and say where everything is. `sample`
         is the policy that draws its actions at random, for `solo play --stochastic` and `solorl.load`.
 
