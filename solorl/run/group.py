@@ -45,10 +45,10 @@ def arguments_of(args: Any, threads: int) -> list[Any]:
     return arguments
 
 
-def note_group(runs: Sequence[Run]) -> None:
-    """Each run folder knows the others, so that all continue together."""
-    for run in runs:
-        write_atomically(run.dir / TOGETHER, json.dumps({"runs": [each.dir.name for each in runs]}).encode())
+def note_group(active: Sequence[Run], names: Sequence[str]) -> None:
+    """Each run folder knows the names of all, so that all continue together."""
+    for run in active:
+        write_atomically(run.dir / TOGETHER, json.dumps({"runs": names}).encode())
 
 
 def choose_checkpoints(runs: Sequence[Run], say: Callable[[str], None]) -> tuple[list[int], int | None]:

@@ -157,8 +157,8 @@ class Runs:
         if lost and starts[0]:
             warn(f"the environments of {self.args.env_id} cannot be saved, so their running episodes start again")  # type: ignore[attr-defined]
         if self.num_seeds > 1 and not self.play:
-            note_group(self.runs)
             names = [run.dir.name for run in self.runs]
+            note_group(active, names)
             self.say(f"run folders {names[0]} to {names[-1]} in {near(self.runs[0].dir.parent)}")
             if self._common is not None:
                 self.say(f"resumed at step {self._common:,} (iteration {starts[0]})")
