@@ -9,7 +9,6 @@ action = policy(obs[None])[0]
 import contextlib
 import importlib
 import io
-import json
 import os
 import re
 import runpy
@@ -30,7 +29,7 @@ from solorl.errors import UsageError, missing_extra
 from solorl.files import missing
 from solorl.run.evaluation import MakeEnv, Policy, open_game, open_games, play_episodes
 from solorl.run.pictures import film_to
-from solorl.runfolder import CONFIG, MODEL
+from solorl.runfolder import CONFIG, MODEL, config_of
 from solorl.terminal import plain, scores
 from solorl.trust import FLAG, HOW, not_trusted, trusted
 
@@ -230,13 +229,9 @@ def script_of(run_dir: Path) -> tuple[Path, Path | None]:
     if not run_dir.is_dir():
         raise missing("run folder", run_dir)
     refuse_links(run_dir)
-    try:
-        config = json.loads((run_dir / CONFIG).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{run_dir} is not a run folder: it has no config.json") from None
-    except (ValueError, OSError, RecursionError) as error:
-        raise UsageError(f"{run_dir / CONFIG} cannot be read: {error}") from None
-    name = config.get("script") if isinstance(config, dict) else None
+    if not (config := config_of(run_dir)):
+        raise UsageError(f"{run_dir} is not a run folder: it has no {CONFIG} that can be read")
+    name = config.get("script")
     if not is_plain_name(name) or not name.endswith(".py"):
         raise UsageError(f'{run_dir / CONFIG} must name the script that ran, as in "script": "ppo.py"')
     if not (run_dir / name).is_file():
