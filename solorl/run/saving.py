@@ -130,25 +130,14 @@ class Checkpoints:
             raise UsageError(
                 f"no checkpoint in {near(self.run_dir)} is whole ({'; '.join(notes)}); the run is left as it is"
             )
-        if tree is None and self.until != 0 and (sign := self._had_one()):
-            what = "diverged before its first" if sign.startswith("its status is diverged") else "lost its"
-            raise UsageError(
-                f"{near(self.run_dir)} has {what} checkpoint ({sign}) and is left as it is; start a new run instead"
-            )
+        said = status_of(self.run_dir) if tree is None and self.until != 0 else {}
+        newest, status = said.get("checkpoint"), said.get("status", "running")
+        if newest is not None or status not in ("running", "failed"):  # else killed before its first checkpoint
+            lost = f"has lost its checkpoint (its status is {status}, its newest step {newest})"
+            raise UsageError(f"{near(self.run_dir)} {lost} and is left as it is; start a new run instead")
         for note in notes:
             warn(f"{note}; continuing from the checkpoint before it")
         return tree
-
-    def _had_one(self) -> str:
-        """What shows that the run in this folder, which has no checkpoint, was not killed before its first one; else
-        an empty string: what such a run has left, the same seed makes again."""
-        record = status_of(self.run_dir)
-        if record.get("checkpoint") is not None:
-            return f"it had one of step {record['checkpoint']}"
-        if record.get("status", "running") not in ("running", "failed"):
-            return f"its status is {record['status']}"
-        name = "model_last.safetensors"
-        return f"there is a {name}" if (self.run_dir / name).exists() else ""
 
     def _resume_replays(self, saved: Mapping[str, Any]) -> None:
         for name, part in self.replays.items():

@@ -261,17 +261,16 @@ class Runs:
         """See `Run.evaluate`; the policy of a seed is `act(model, obs)`, compiled here, with the field `model`. Memory,
         masks and agents are as in torch: `act(model, obs, state, first, action_mask)`."""
         self._made = (act, make_env)
-        self._each(self._alone(lambda i, run: run.evaluate(global_step, self._policy(act, i), make_env)))
+        self._each(lambda i, run: run.evaluate(global_step, self._policy(act, i), make_env), paused=True)
         self._say_evaluations(f"step {global_step:>10,}", global_step)
 
     def save(self, global_step: int, training: Any) -> None:
         """See `Run.save`. A seed that has reached `--target-return` is closed; the others continue."""
         self.trainings.take(training)
-        alone = self._alone(lambda i, run: run.save(global_step))
 
         def save(i: int, run: Run) -> None:
             run.checkpoints.keep = self._common  # where another seed cannot write, as on a full disk
-            alone(i, run)
+            run.save(global_step)
             if run.ending.why not in ("", "signal"):
                 act, make_env = self._made
                 if act is None:
@@ -280,7 +279,7 @@ class Runs:
                     run.close(self._policy(act, i), make_env)
                 self._active.remove(i)
 
-        self._each(save)
+        self._each(save, paused=True)
         if self._active and all(self.runs[i].checkpoints.newest == global_step for i in self._active):
             self._common = global_step
 
@@ -318,25 +317,17 @@ class Runs:
         model = functools.cache(lambda: self.trainings.of(index, self._model))  # only where it acts
         return PolicyOfSeed(act, self._acts[act], model)
 
-    def _each(self, verb: Callable[[int, Run], None]) -> None:
-        """Call a verb for each seed that continues. One that diverges ends; the others continue, if there are any."""
+    def _each(self, verb: Callable[[int, Run], None], paused: bool = False) -> None:
+        """Call a verb for each seed that continues. One that diverges ends; the others continue, if there are any. If
+        `paused`, the time that it takes is not training time of the others."""
         for i in list(self._active):
+            began = time.perf_counter()
             try:
                 verb(i, self.runs[i])
             except SystemExit as end:
                 self._end(i, end.code)
-
-    def _alone(self, verb: Callable[[int, Run], None]) -> Callable[[int, Run], None]:
-        """The verb of one seed; the time it takes is not training time of the others."""
-
-        def timed(index: int, run: Run) -> None:
-            began = time.perf_counter()
-            verb(index, run)
-            for other in self._active:
-                if other != index:
-                    self.runs[other].meter.pause(time.perf_counter() - began)
-
-        return timed
+            for other in self._active if paused else ():
+                self.runs[other].meter.pause((other != i) * (time.perf_counter() - began))
 
     def _on_signal(self, number: int, frame: Any) -> None:
         for run in self.runs[1:]:

@@ -161,10 +161,12 @@ def test_what_does_not_fit_is_a_sentence(tmp_path):
     with pytest.raises(UsageError, match=r"model_last.safetensors cannot be read .*; the run writes it at its end"):
         saved.load_model("model_last.safetensors")
     (tmp_path / "status.json").write_text('{"status": "finished", "checkpoint": 9}')
-    with pytest.raises(UsageError, match=r"has lost its checkpoint \(it had one of step 9\) and is left as it is"):
+    with pytest.raises(
+        UsageError, match=r"has lost its checkpoint \(its status is finished, its newest step 9\) and is left as it"
+    ):
         saved.resume(None)
     (tmp_path / "status.json").write_text('{"status": "diverged: q is nan", "checkpoint": null}')
-    sentence = r"has diverged before its first checkpoint \(its status is diverged: q is nan\) and is left as it is"
+    sentence = r"has lost its checkpoint \(its status is diverged: q is nan, its newest step None\)"
     with pytest.raises(UsageError, match=sentence):
         saved.resume(None)
 

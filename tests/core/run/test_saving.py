@@ -58,10 +58,11 @@ def test_a_run_that_has_lost_its_checkpoint_is_refused_and_left_as_it_is(train):
         (folder / "model_last.safetensors").unlink()
 
     cases = {
-        "it had one of step 640": lambda folder: None,
-        "it had one of step 320": lambda folder: killed(folder, checkpoint=320),
-        "its status is finished": lambda folder: killed(folder, checkpoint=None, status="finished"),
-        "there is a model_last.safetensors": lambda folder: (folder / "status.json").unlink(),
+        "its status is finished, its newest step 640": lambda folder: None,
+        "its status is running, its newest step 320": lambda folder: killed(folder, checkpoint=320),
+        "its status is finished, its newest step None": lambda folder: killed(
+            folder, checkpoint=None, status="finished"
+        ),
     }
     for i, (words, prepare) in enumerate(cases.items()):
         folder = run_dir.with_name(f"copy{i}")
@@ -192,7 +193,7 @@ def test_a_nan_that_is_learned_from_ends_the_run_with_a_sentence(train, tmp_path
     folder = only_folder(tmp_path)
     assert status(folder).startswith("diverged: ") and "Traceback" not in train.out
     train("c51", "--resume", folder, code=2)
-    assert "has diverged before its first checkpoint" in train.out
+    assert "has lost its checkpoint (its status is diverged: " in train.out
 
 
 def test_the_environment_that_gave_it_is_named():
