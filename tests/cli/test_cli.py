@@ -347,8 +347,8 @@ def test_play_takes_a_model_of_a_run_and_others_name_its_folder(solo, tmp_path):
 
 
 def test_play_refuses_what_is_no_run(solo, tmp_path, monkeypatch):
-    refused(solo("play", run_folder(tmp_path / "damaged", "{")), "cannot be read")
-    refused(solo("play", run_folder(tmp_path / "silent", "{}")), "must name the script")
+    refused(solo("play", run_folder(tmp_path / "damaged", "{")), "that can be read")
+    refused(solo("play", run_folder(tmp_path / "silent", "{}")), "that can be read")
     refused(solo("play", run_folder(tmp_path / "outside", '{"script": "../show.py"}')), "must name the script")
     refused(solo("play", run_folder(tmp_path / "lost", '{"script": "other.py"}')), "has lost its script other.py")
     refused(solo("play", tmp_path / "damagde"), "did you mean damaged?")

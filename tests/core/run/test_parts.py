@@ -34,7 +34,8 @@ def test_a_folder_of_the_same_second_gets_a_number(tmp_path):
     first, second = new_folder(tmp_path / "a"), new_folder(tmp_path / "a")
     assert (first.path.name, second.path.name) == ("a", "a-2")
     config = json.loads((second.path / "config.json").read_text())
-    assert config["script"] == "ppo.py" and config["args"]["seed"] == 1 and (second.path / "ppo.py").is_file()
+    assert (config["format"], config["script"], config["args"]["seed"]) == (2, "ppo.py", 1)
+    assert (second.path / "ppo.py").is_file()
 
 
 def test_a_folder_that_is_locked_or_cannot_be_made_is_refused(tmp_path):
