@@ -31,7 +31,7 @@ from solorl.errors import in_one_sentence, quit_with
 from solorl.files import near
 from solorl.machine import own_cores
 from solorl.run.ending import Voice
-from solorl.run.evaluation import MakeEnv
+from solorl.run.evaluation import Also, MakeEnv
 from solorl.run.group import TOGETHER, arguments_of, choose_checkpoints, note_group
 from solorl.run.output import UNSAVED
 from solorl.run.summary import how_to_go_on
@@ -257,11 +257,11 @@ class Runs:
         if self.num_seeds > 1 and self._line.is_due():
             self._progress(global_step)
 
-    def evaluate(self, global_step: int, act: Callable[..., Any], make_env: MakeEnv) -> None:
+    def evaluate(self, global_step: int, act: Callable[..., Any], make_env: MakeEnv, also: Also = None) -> None:
         """See `Run.evaluate`; the policy of a seed is `act(model, obs)`, compiled here, with the field `model`. Memory,
         masks and agents are as in torch: `act(model, obs, state, first, action_mask)`."""
         self._made = (act, make_env)
-        self._each(lambda i, run: run.evaluate(global_step, self._policy(act, i), make_env), paused=True)
+        self._each(lambda i, run: run.evaluate(global_step, self._policy(act, i), make_env, also), paused=True)
         self._say_evaluations(f"step {global_step:>10,}", global_step)
 
     def save(self, global_step: int, training: Any) -> None:
