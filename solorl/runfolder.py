@@ -19,7 +19,8 @@ from solorl.files import near, read_json, write_atomically
 from solorl.terminal import warn
 
 CONFIG, STATUS, METRICS, LOCK, STOP = "config.json", "status.json", "metrics.jsonl", ".lock", "stop"
-MODEL, CHECKPOINTS, PICTURE = "model.safetensors", "checkpoint", "learning_curve.png"
+MODEL, LAST_MODEL = "model.safetensors", "model_last.safetensors"  # of the best evaluation; at the end
+CHECKPOINTS, PICTURE = "checkpoint", "learning_curve.png"
 FORMAT = 2  # of a run folder; those of version 0.1 have 1, or none
 TAIL = 60_000  # bytes that `last_rows` reads
 

@@ -29,7 +29,7 @@ from solorl.errors import UsageError, missing_extra
 from solorl.files import missing
 from solorl.run.evaluation import MakeEnv, Policy, open_game, open_games, play_episodes
 from solorl.run.pictures import film_to
-from solorl.runfolder import CONFIG, MODEL, config_of
+from solorl.runfolder import CONFIG, LAST_MODEL, MODEL, config_of
 from solorl.terminal import plain, scores
 from solorl.trust import FLAG, HOW, not_trusted, trusted
 
@@ -144,7 +144,7 @@ def load(
     states, `sys.argv` and settings of torch and JAX are afterwards as they were; nothing is printed. UsageError, with
     one sentence, where that cannot be done.
     """
-    return _load(run_dir, "model_last.safetensors" if last else MODEL, trust_script, device)
+    return _load(run_dir, LAST_MODEL if last else MODEL, trust_script, device)
 
 
 def environment_of(run_dir: Path, trust_script: bool) -> Any:

@@ -18,7 +18,7 @@ from solorl.run.pictures import draw_learning_curve, film_to
 from solorl.run.saving import Checkpoints
 from solorl.run.summary import how_to_go_on, summary
 from solorl.run.upload import solo, upload
-from solorl.runfolder import CHECKPOINTS, METRICS, MODEL, PICTURE
+from solorl.runfolder import CHECKPOINTS, LAST_MODEL, METRICS, MODEL, PICTURE
 from solorl.terminal import paint, scores, warn
 
 UNSAVED = 4  # exit code of a run that has come to its end, but could not write all of it
@@ -80,7 +80,7 @@ class Output:
         if self.evaluator.last[0] != self.meter.step:
             self.evaluate(policy, make_env)
         if self.args.save_model:
-            self.save_model("model_last.safetensors")
+            self.save_model(LAST_MODEL)
         self.ending.finish("stopped" if self.ending.why == "stop" else "finished")
         self._draw()
         mean, std, best = scores(*self.evaluator.last[1:], self.evaluator.best)
