@@ -254,8 +254,8 @@ def test_evaluation_is_greedy(train):
         return np.array([actor(torch.as_tensor(one[None])).argmax(1).item() for one in obs])
 
     row = rows(v["run"].dir, "eval/episodic_return")[-1]
-    scores, lengths = evaluator.play(EVALUATE, 0, most_likely, SAC["make_env"])
-    assert row["eval/episodic_return"] == pytest.approx(np.mean(scores["eval/episodic_return"]))
+    returns, lengths = evaluator.play(EVALUATE, 0, most_likely, SAC["make_env"])
+    assert row["eval/episodic_return"] == pytest.approx(np.mean(returns))
     assert row["eval/episodic_length"] == pytest.approx(np.mean(lengths))
 
 
