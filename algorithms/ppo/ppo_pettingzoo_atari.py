@@ -28,7 +28,7 @@ import torch
 import torch.nn as nn
 from gymnasium.wrappers import TimeLimit
 
-from solorl import PettingZooEnvs, Run, RunArgs, parse
+from solorl import Run, RunArgs, parse
 
 
 @dataclass
@@ -226,8 +226,7 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     make_env = partial(players_env, max_steps=args.max_steps)
-    # games side by side; one in which no agent is left is reset in the same step
-    envs = PettingZooEnvs([lambda: make_env(args.env_id)] * args.num_envs)
+    envs = run.multi_agent_env(make_env, args.env_id, args.num_envs)  # where no agent is left, obs begins the next game
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
@@ -237,7 +236,7 @@ if __name__ == "__main__":
     agent = Agent(obs_shape[0], int(envs.agent_action_space.n)).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # NumPy (batch, *obs_shape) -> NumPy logits (batch, num_actions), values (batch,)
+    policy = run.fast(agent)  # the agent in NumPy: (batch, *obs_shape) -> logits (batch, num_actions), values (batch,)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one rollout: an agent, of any game, is to the algorithm what an environment is with one agent
@@ -260,8 +259,7 @@ if __name__ == "__main__":
             action[step], logprob[step], value[step] = (x.reshape(shape[1:]) for x in drawn)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, alive[step] & truncated & ~terminated
-            for i in np.flatnonzero(timeout[step].any(1)):  # a game ends when all have left
-                final_obs[step, i] = infos["final_obs"][i] if done[step, i].all() else next_obs[i]
+            final_obs[step] = infos["next_obs"]  # where the step led
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: "compute advantage estimates"
