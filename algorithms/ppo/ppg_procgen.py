@@ -296,7 +296,7 @@ if __name__ == "__main__":
     agent = Agent(num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    aux_optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    aux_optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # with moments of its own
     aux_step = run.gradient_step(aux_loss, agent, aux_optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # the agent in NumPy: (batch, 3, 64, 64) -> logits (batch, num_actions), values (batch,)
     return_normalizer = RunningMeanStd()

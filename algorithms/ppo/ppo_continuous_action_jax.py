@@ -317,6 +317,7 @@ def train_iteration(training, setup):
     agent = Agent(params, obs_normalizer.update(raw_obs.reshape(batch_size, -1)))
 
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
+    # metrics: (update_epochs, num_minibatches) each
     sums = {name: values.sum(where=epoch_ran[:, None]) for name, values in metrics.items()}
     count = epoch_ran.sum() * args.num_minibatches
     # advantage: returns - value

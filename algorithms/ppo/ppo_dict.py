@@ -140,7 +140,7 @@ class Agent(nn.Module):
         features = torch.cat(features, 1)
         return self.actor(features), self.critic(features).squeeze(-1)
 
-    def evaluate_actions(self, obs, action):  # entries, (batch,) -> log-probabilities, entropies, values: same
+    def evaluate_actions(self, obs, action):  # entries, (batch,) -> logprobs, entropies, values: (batch,)
         logits, value = self(obs)
         logprobs = logits.log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)

@@ -254,9 +254,9 @@ if __name__ == "__main__":
         # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
         for step in range(args.num_steps):
             obs[step], alive[step] = next_obs, envs.alive
-            logits, values = policy(next_obs.reshape(-1, *obs_shape))
-            drawn = (*sample_categorical(logits), values)
-            action[step], logprob[step], value[step] = (x.reshape(shape[1:]) for x in drawn)
+            logits, values = policy(next_obs.reshape(-1, *obs_shape))  # all agents of all games, one after the other
+            actions, logprobs = sample_categorical(logits)
+            action[step], logprob[step], value[step] = (x.reshape(shape[1:]) for x in (actions, logprobs, values))
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, alive[step] & truncated & ~terminated
             final_obs[step] = infos["next_obs"]  # where the step led

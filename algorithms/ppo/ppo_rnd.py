@@ -270,13 +270,13 @@ if __name__ == "__main__":
         # ---- 2. credit: the intrinsic reward is the predictor's error on the next observation, divided by the standard
         # deviation of the discounted intrinsic returns
         obs_normalizer.update(reached.reshape(batch_size, obs_dim))
-        new = obs_normalizer(reached.reshape(batch_size, obs_dim)).clip(-5, 5)
-        new = torch.as_tensor(new, dtype=torch.float32, device=run.device)
+        normalized = obs_normalizer(reached.reshape(batch_size, obs_dim)).clip(-5, 5)
+        normalized = torch.as_tensor(normalized, dtype=torch.float32, device=run.device)
         with torch.no_grad():
-            features = target(new)
-            int_reward = squared_error(predictor(new), features).reshape(shape).cpu().numpy()
-        zeros = np.zeros(shape, np.float32)  # intrinsic returns continue over episodes: never done, no final value
-        int_returns, now.so_far = discounted_returns(int_reward, zeros, now.so_far, args.int_gamma)
+            features = target(normalized)
+            int_reward = squared_error(predictor(normalized), features).reshape(shape).cpu().numpy()
+        never = np.zeros(shape, np.float32)  # intrinsic returns continue over episodes: never done, no final value
+        int_returns, now.so_far = discounted_returns(int_reward, never, now.so_far, args.int_gamma)
         return_normalizer.update(int_returns.flatten())
         scaled_int_reward = int_reward / np.sqrt(return_normalizer.var.item() + 1e-8)
 
@@ -286,11 +286,11 @@ if __name__ == "__main__":
         if timeout.any():  # a time limit does not end the task: bootstrap from the value of the final observation
             final_value[timeout] = policy(reached[timeout])[1][:, 0]
         ext = gae(reward, value[..., 0], done, final_value, next_value[:, 0], args.gamma, args.gae_lambda)
-        intr = gae(scaled_int_reward, value[..., 1], zeros, zeros, next_value[:, 1], args.int_gamma, args.gae_lambda)
+        intr = gae(scaled_int_reward, value[..., 1], never, never, next_value[:, 1], args.int_gamma, args.gae_lambda)
         advantage = args.ext_coef * ext + args.int_coef * intr
         returns = np.stack([ext, intr], -1) + value  # of each head
         rollout = (torch.as_tensor(x, device=run.device) for x in (obs, action, logprob, advantage, returns))
-        rollout = Batch(*(x.flatten(0, 1) for x in rollout), new, features)
+        rollout = Batch(*(x.flatten(0, 1) for x in rollout), normalized, features)
 
         # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):

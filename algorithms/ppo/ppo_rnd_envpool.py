@@ -268,8 +268,8 @@ if __name__ == "__main__":
             action[step] = np.random.randint(num_actions, size=args.num_envs)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], reached[step] = terminated | truncated, infos["next_obs"][:, -1:]
-        for part in torch.as_tensor(reached, device=run.device).flatten(0, 1).split(minibatch_size):
-            obs_normalizer.update(part.float())
+        for chunk in torch.as_tensor(reached, device=run.device).flatten(0, 1).split(minibatch_size):
+            obs_normalizer.update(chunk.float())
         run.episodes(global_step, reward, done)
         run.log(global_step, {})
         run.save(global_step)
@@ -292,15 +292,15 @@ if __name__ == "__main__":
 
         # ---- 2. credit: the intrinsic reward is the predictor's error on the image reached, divided by the standard
         # deviation of the discounted intrinsic returns
-        new = torch.as_tensor(reached, device=run.device).flatten(0, 1)
-        parts = new.split(minibatch_size)  # which take less memory, as numbers
-        for part in parts:
-            obs_normalizer.update(part.float())
+        images = torch.as_tensor(reached, device=run.device).flatten(0, 1)
+        chunks = images.split(minibatch_size)  # as floats, all images at once would take much memory
+        for chunk in chunks:
+            obs_normalizer.update(chunk.float())
         with torch.no_grad():
-            features, predicted = (torch.cat([network(part) for part in parts]) for network in (target, predictor))
+            features, predicted = (torch.cat([network(chunk) for chunk in chunks]) for network in (target, predictor))
         int_reward = squared_error(predicted, features).reshape(shape).cpu().numpy()
-        zeros = np.zeros(shape, np.float32)  # intrinsic returns continue in the next game: never done, no final value
-        int_returns, now.so_far = discounted_returns(int_reward, zeros, now.so_far, args.int_gamma)
+        never = np.zeros(shape, np.float32)  # intrinsic returns continue in the next game: never done, no final value
+        int_returns, now.so_far = discounted_returns(int_reward, never, now.so_far, args.int_gamma)
         return_normalizer.update(torch.as_tensor(int_returns, device=run.device).flatten())
         scaled_int_reward = int_reward / np.sqrt(return_normalizer.var.item() + 1e-8)
 
@@ -310,11 +310,11 @@ if __name__ == "__main__":
         if timeout.any():  # a time limit does not end the task: bootstrap from the value of the final observation
             final_value[timeout] = policy(final_obs[timeout])[1][:, 0]
         ext = gae(np.sign(reward), value[..., 0], done, final_value, next_value[:, 0], args.gamma, args.gae_lambda)
-        intr = gae(scaled_int_reward, value[..., 1], zeros, zeros, next_value[:, 1], args.int_gamma, args.gae_lambda)
+        intr = gae(scaled_int_reward, value[..., 1], never, never, next_value[:, 1], args.int_gamma, args.gae_lambda)
         advantage = args.ext_coef * ext + args.int_coef * intr
         returns = np.stack([ext, intr], -1) + value  # of each head
         rollout = (torch.as_tensor(x, device=run.device) for x in (obs, action, logprob, advantage, returns))
-        rollout = Batch(*(x.flatten(0, 1) for x in rollout), new, features)
+        rollout = Batch(*(x.flatten(0, 1) for x in rollout), images, features)
 
         # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):

@@ -126,8 +126,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
     q_values = run.fast(q_network)  # the network in NumPy: (batch, obs_dim) -> (batch, num_actions)
-    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
-    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs)
+    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)

@@ -138,7 +138,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = make_envs(args.env_id, args.num_envs)
+    envs = make_envs(args.env_id, args.num_envs)  # where a game ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
@@ -150,8 +150,7 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
     q_values = run.fast(q_network)  # the network in NumPy: (batch, 4, 84, 84) -> (batch, num_actions)
     now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))
-    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
-    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs, now=now)
+    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs, now=now)  # what a checkpoint holds
     now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
 
     # ---- storage of one rollout

@@ -165,7 +165,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = make_envs(args.env_id, args.num_envs)
+    envs = make_envs(args.env_id, args.num_envs)  # where a game ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
