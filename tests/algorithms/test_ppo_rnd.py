@@ -29,7 +29,7 @@ def test_observations_of_warm_up_and_training_are_counted(train):
     v = train("ppo_rnd", *SHORT)
     assert v["obs_normalizer"].count == 192 and v["return_normalizer"].count == 128  # 2 of 6 rollouts warm up
     assert v["obs_normalizer"].mean.shape == (4,) and (v["obs_normalizer"].var > 0).all()
-    assert v["new"].abs().max() <= 5
+    assert v["normalized"].abs().max() <= 5
 
 
 def test_intrinsic_returns_run_over_time_in_each_environment(train):
