@@ -35,7 +35,7 @@ LAB_MAY_IMPORT = (
     "solorl.data.dataset",
     "solorl.envs.ids",
     # still to be cut
-    "solorl.run.glyphs",
+    "solorl.glyphs",
     "solorl.run.upload",
     "solorl.run.pictures",
     "solorl.run.evaluation",

@@ -107,7 +107,7 @@ class Products(Course):
 
     def _upload(self) -> None:
         """Publish the run; where that fails, one warning says so, and the run is what it would be without."""
-        done, said = upload(self.dir, self.script, self.args)
+        done, said = upload(self.dir, self.args)
         if done:
             self._say(said)
         else:

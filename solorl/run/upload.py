@@ -1,10 +1,7 @@
 """`--upload-model`: what it needs, and handing a finished run to `solo push`; other verbs called from a training."""
 
-import re
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from solorl.args.arguments import RunArgs
 from solorl.errors import UsageError, needs_extra
@@ -24,19 +21,9 @@ def check_upload(args: RunArgs) -> None:
         raise UsageError(f"--upload-model needs a token: run `hf auth login`, or set HF_TOKEN; {without}")
 
 
-def repo_name(args: Mapping[str, Any], algorithm: str) -> str:
-    """The name of a run's repository, as CleanRL has it: ENVIRONMENT-EXPERIMENT-seedN."""
-    env_id = str(args.get("env_id", "run")).rpartition(":")[2]
-    name = f"{env_id}-{args.get('exp_name') or algorithm}-seed{args.get('seed')}"
-    name = re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)
-    return re.sub(r"[.-]{2,}", "-", name).strip("-.")[:90]  # the hub allows neither -- nor ..
-
-
-def upload(run_dir: Path, script: Path, args: RunArgs) -> tuple[bool, str]:
+def upload(run_dir: Path, args: RunArgs) -> tuple[bool, str]:
     """Push the run folder. Returns whether that has succeeded, and the address of the commit or the reason why not."""
-    name = repo_name(vars(args), script.stem)
-    repo = f"{args.hf_entity}/{name}" if args.hf_entity else name
-    return solo("push", str(run_dir), repo)
+    return solo("push", str(run_dir), f"{args.hf_entity}/" if args.hf_entity else "")
 
 
 def solo(*words: str) -> tuple[bool, str]:
