@@ -7,10 +7,10 @@ from pathlib import Path
 from solorl.cli import Parser
 from solorl.terminal import paint, plain
 
-ABOUT = """Write the greedy policy of a run folder, with its normaliser, as a file that runs without SoloRL: ONNX
-(.onnx) of a script in torch, StableHLO (.stablehlo) of one in JAX. It is put in place only after it has computed the
-same as the policy on 1,000 observations; otherwise nothing is written and the exit code is 1. This executes the script that
-made the folder, by the rule of `solo play`."""
+ABOUT = """Write the greedy policy of a run folder, with its normaliser, as a file that runs without SoloRL: as ONNX
+(.onnx) of a script in torch, as StableHLO (.stablehlo) of one in JAX. It is put in place only after it has computed the
+same as the policy on 1,000 observations; otherwise nothing is written and the exit code is 1.
+This executes the script that made the folder, by the rule of `solo play`."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -15,7 +15,7 @@ from solorl.cli.completion import SHELLS
 
 @pytest.fixture
 def words(tmp_path, monkeypatch):
-    """`words("solo tr")`: what is offered at the end of a line, in a folder with a run folder, a .py file and a text."""
+    """`words("solo tr")`: what is offered at the end of a line, in a folder with a run, a .py file and a text."""
     (tmp_path / "runs" / "CartPole-v1__ppo__1").mkdir(parents=True)
     shutil.copy(ROOT / "algorithms" / "ppo" / "ppo.py", tmp_path / "my_ppo.py")
     (tmp_path / "notes.txt").touch()
