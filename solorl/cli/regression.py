@@ -110,4 +110,3 @@ def _verdict(env_id: str, then: st.Array, now: st.Array, difference: cmp.Estimat
     if high < 0:
         return "REGRESSION" if -difference.value > TOLERANCE * scale else "worse, but by less than 1 %"
     return "improvement" if low > 0 else "no change beyond chance"
-
