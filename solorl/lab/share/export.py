@@ -5,7 +5,7 @@ Its input is `obs` (batch, *obs_shape), its output `action`; of a policy with me
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,11 +14,11 @@ import numpy as np
 
 from solorl.errors import UsageError, needs_extra
 from solorl.files import write
+from solorl.lab.share import stablehlo
+from solorl.lab.share.stablehlo import Arrays, Compute
 from solorl.run.load import LoadedPolicy, load
 from solorl.terminal import plain
 
-Arrays = dict[str, np.ndarray]
-Compute = Callable[[Arrays], Arrays]  # inputs of a batch, by name -> outputs
 # How a file ends -> what it is, the packages that writing it needs, and the extra that brings them.
 FORMATS = {
     ".onnx": ("ONNX, of a script in torch", ("onnx", "onnxruntime", "onnxscript"), "onnx"),
@@ -47,10 +47,9 @@ def export(run_dir: Path, path: Path, *, last: bool = False, trust_script: bool 
     if path.suffix != suffix:
         raise UsageError(f"the policy of this run is exported as {path.with_suffix(suffix)}: {FORMATS[suffix][0]}")
     inputs, axes = observations(loaded)
+    converted = stablehlo.converted
     if suffix == ".onnx":
-        from solorl.lab.share.onnx import converted
-    else:
-        from solorl.lab.share.stablehlo import converted
+        from solorl.lab.share.onnx import converted  # here: it needs torch
     data, policy, file = converted(loaded, inputs, axes)
     axes |= {"next_state": axes.get("state", 0)}
     wanted, got = outputs(policy, inputs, axes), outputs(file, inputs, axes)

@@ -151,6 +151,11 @@ def fill(folder: Path, run_dir: Path, copy: Path, facts: Facts, repo: str) -> No
             shutil.copyfile(path, folder / path.name)
     if video := replay(run_dir, str(facts.model.get("step"))):
         shutil.copyfile(video, folder / "replay.mp4")
+    if not (folder / runfolder.PICTURE).exists():  # as of a run that was killed
+        from solorl.lab.results import curves, figures, read  # here, because it loads matplotlib
+
+        if found := curves.trainings(read.read_all([run_dir], unfinished=True)[0]):
+            figures.write_trainings(found, folder / runfolder.PICTURE)
     facts = replace(facts, config=public(facts.config))
     texts = {runfolder.CONFIG: facts.config, "results.json": facts.results}
     for name, content in texts.items():

@@ -19,7 +19,7 @@ import torch.nn as nn
 from torch.overrides import TorchFunctionMode
 
 from solorl.errors import UsageError, reason
-from solorl.lab.share.export import Arrays, Compute
+from solorl.lab.share.stablehlo import Arrays, Compute
 from solorl.run.load import LoadedPolicy
 
 

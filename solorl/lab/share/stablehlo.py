@@ -1,13 +1,15 @@
 """The policy of a script in JAX as StableHLO, by `jax.export`: `jax.export.deserialize(data).call(obs)` computes it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from solorl.errors import told
-from solorl.lab.share.export import Arrays, Compute
 from solorl.run.load import LoadedPolicy
 
+Arrays = dict[str, np.ndarray]
+Compute = Callable[[Arrays], Arrays]  # inputs of a batch, by name -> outputs
 PLATFORMS = ("cpu", "cuda", "tpu")  # on which the file runs
 
 
