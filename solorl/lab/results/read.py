@@ -47,23 +47,18 @@ def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = Fals
             problems.append(f"{path} holds no result" if path.exists() else f"there is no {path}")
         for source in sources:
             if source.suffix == ".npz":
-                runs, refused = _scores(source)
+                from solorl.lab.results.paper import read_scores  # here, because it loads NumPy
+
+                try:
+                    runs = read_scores(source)
+                except ResultError as error:
+                    problems.append(str(error))
+                    continue
                 found |= {f"{source.resolve()} {i}": partial(replace, run) for i, run in enumerate(runs)}
-                problems += refused
             else:
                 found[str(source.resolve())] = partial(read_folder if source.is_dir() else read, source)
     results, more = gathered(found.values(), whole, unfinished)
     return results, [plain(problem) for problem in problems] + more
-
-
-def _scores(path: Path) -> tuple[list[Result], list[str]]:
-    """The runs in a file of scores, and a sentence where it cannot be read."""
-    from solorl.lab.results.paper import read_scores  # here, because it loads NumPy
-
-    try:
-        return read_scores(path), []
-    except ResultError as error:
-        return [], [str(error)]
 
 
 # ---------------------------------------------------------------------- files and folders

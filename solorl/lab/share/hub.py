@@ -4,13 +4,12 @@ A pulled folder comes from a stranger. It has the files of a run and no others, 
 of it follows the rule of `solorl.run.load`.
 """
 
-import contextlib
 import hashlib
-import io
 import json
 import os
 import re
 import shutil
+import subprocess
 import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
@@ -21,9 +20,9 @@ from solorl.args.arguments import RunArgs
 from solorl.errors import UsageError, needs_extra, reason, told
 from solorl.files import remove_old, sha256
 from solorl.lab.share.card import Facts, card, facts_of
-from solorl.run.load import Play, play_script, script_of
+from solorl.machine import command_of
+from solorl.run.load import script_of
 from solorl.terminal import warn
-from solorl.trust import not_trusted
 
 PULLED = "hub.json"  # in a pulled folder: the repository and the commit
 MODELS = (runfolder.MODEL, "model_last.safetensors")
@@ -56,17 +55,17 @@ def _why(error: BaseException) -> str:
     response = getattr(error, "response", None)
     code = getattr(response, "status_code", None)
     kind = type(error).__name__
-    if kind == "RevisionNotFoundError":
-        return "there is no such revision"
-    if kind == "GatedRepoError":
-        return "its owner must give you access first"
-    if code == 401 or (code == 404 and kind == "RepositoryNotFoundError"):
-        return f"there is no such repository, or your token may not see it (HTTP {code})"
-    if code == 403:
-        return "your token has no right to do that (HTTP 403); https://huggingface.co/settings/tokens"
+    said = {
+        "RevisionNotFoundError": "there is no such revision",
+        "GatedRepoError": "its owner must give you access first",
+        "RepositoryNotFoundError": f"there is no such repository, or your token may not see it (HTTP {code})",
+    }
+    if kind in said:
+        return said[kind]
     if code is not None:
-        says = "the hub has a problem, try again later" if code >= 500 else "the hub refuses it"
-        return f"{says} (HTTP {code})"
+        others = "the hub has a problem, try again later" if code >= 500 else "the hub refuses it"
+        known = {401: said["RepositoryNotFoundError"][:-11], 403: "your token has no right to do that"}
+        return f"{known.get(code, others)} (HTTP {code})"
     text = reason(error)
     if error.__cause__ is not None and (kind == "LocalEntryNotFoundError" or "Error while uploading" in text):
         return _why(error.__cause__)
@@ -182,18 +181,12 @@ def replay(run_dir: Path, step: str) -> Path | None:
     for name in (f"videos/step_{step}.mp4", "videos/play.mp4", "replay.mp4"):
         if (run_dir / name).is_file() and (run_dir / name).stat().st_mtime >= saved:
             return run_dir / name
-    copy, original = script_of(run_dir)
-    how = "--trust-script to `solo play --video`"
-    if original is None:
-        warn(f"no video: {not_trusted(copy, how)}")
-        return None
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
-        play_script(original, run_dir, Play(episodes=1, video=True), neighbours=original != copy, how=how)
+    played = command_of("play", str(run_dir), "--episodes", "1", "--video")
+    done = subprocess.run(played, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     path = run_dir / "videos" / "play.mp4"
     if path.is_file() and path.stat().st_mtime >= saved:
         return path
-    why = (said.getvalue().strip() or "the script has not played").splitlines()[-1]
+    why = (done.stderr or done.stdout or "the script has not played").strip().splitlines()[-1]
     warn(f"no video: {why.removeprefix('error: ').removeprefix('warning: no video: ')}")
     return None
 
