@@ -42,7 +42,7 @@ class Args(RunArgs):
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # critic updates for which as many actor updates are made in a row (the paper: 1)
+    policy_frequency: int = 2  # critic updates between rounds of as many actor updates (the paper: 1)
     target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
@@ -252,7 +252,7 @@ def learn_sac(update, learner, learned, batch, noise, setup):
     learner = learner._replace(critic=critic, critic_optimizer_state=optimizer_state)
     of_critic = jax.tree.map(jnp.add, of_critic, (metrics, 1))
 
-    # "update policy weights", "adjust temperature": with the critics' updates 0, n, 2n, ..., n steps each time
+    # "update policy weights", "adjust temperature": delayed, with every n-th update, then n steps at once
     def actor_step(k, carry):
         learner, of_actor = carry
         inputs = learner.critic, jnp.exp(learner.log_alpha), batch, noise[1 + k]

@@ -113,7 +113,9 @@ class Standardize(nn.Module):
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()
-        mean, std = (obs.mean(0, np.float64), obs.std(0, np.float64)) if len(obs) else (obs.sum(0), obs.sum(0) + 1)
+        mean, std = np.zeros(obs.shape[1]), np.ones(obs.shape[1])
+        if len(obs):
+            mean, std = obs.mean(0, np.float64), obs.std(0, np.float64)
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(std + 1e-3, dtype=torch.float32))
 

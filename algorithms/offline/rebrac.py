@@ -210,7 +210,7 @@ if __name__ == "__main__":
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
     critic_step = run.gradient_step(rebrac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(rebrac_actor_loss, actor, actor_optimizer)
-    # what a checkpoint holds; start: the first iteration, 0 unless resumed
+    # what a checkpoint holds
     parts = dict(actor=actor, critic=critic, target_actor=target_actor, target_critic=target_critic)
     parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer)
     start = run.resume(**parts)

@@ -22,6 +22,7 @@ ENTRANCES = (
     "RunArgs",
     "conv2d",
     "parse",
+    "vector_env",
 )  # what a script may use of the library in addition to the verbs of `run`
 FREE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 

@@ -52,6 +52,11 @@ def quit_with(sentence):
     raise SystemExit(2)
 
 
+def vector_env(make_env, env_id, num_envs):
+    """Environments side by side, which reset in the same step."""
+    return VectorEnvs([lambda: make_env(env_id)] * num_envs)
+
+
 class Run:
     """Seeds, device, progress, and an evaluation at the end."""
 
@@ -124,6 +129,10 @@ class Run:
             self.ended += self.returns[ends].tolist()
             self.returns[ends] = 0.0
 
+    def episode(self, global_step, episodic_return, length):
+        """Keep the return of a whole episode."""
+        self.ended.append(episodic_return)
+
     def gather(self, tensors, dim):
         """Those of all ranks, of which there is one."""
         return tensors
@@ -153,7 +162,7 @@ class Run:
 
     def vector_env(self, make_env, env_id, num_envs):
         """Environments side by side, which reset in the same step."""
-        return VectorEnvs([lambda: make_env(env_id)] * num_envs)
+        return vector_env(make_env, env_id, num_envs)
 
     def close(self, policy, make_env, opponents=(), sample=None):
         """Evaluate the policy and save the weights. Against opponents only the library plays."""
