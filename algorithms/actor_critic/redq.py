@@ -228,10 +228,8 @@ if __name__ == "__main__":
     space = envs.single_action_space
     num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
-    run.require(
-        args.subset_size <= args.num_critics,
-        f"--subset-size {args.subset_size} must be at most --num-critics {args.num_critics}",
-    )
+    most = args.num_critics
+    run.require(args.subset_size <= most, f"--subset-size {args.subset_size} must be at most --num-critics {most}")
 
     actor = Actor(obs_dim, action_dim).to(run.device)
     critic = Critic(obs_dim, action_dim, args.num_critics).to(run.device)

@@ -279,16 +279,12 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
     num_iterations = run.iterations(args.num_envs)
-    run.require(
-        args.burn_in < args.sequence_length,
-        f"--burn-in {args.burn_in} must be less than --sequence-length {args.sequence_length}",
-    )
+    length = args.sequence_length
+    run.require(args.burn_in < length, f"--burn-in {args.burn_in} must be less than --sequence-length {length}")
     # a gradient step needs a sequence of each environment in the buffer, which never holds longer ones than this
     most = min(args.buffer_size // args.num_envs, num_iterations)
-    run.require(
-        args.sequence_length <= most,
-        f"--sequence-length must be at most {most} by --buffer-size and --total-timesteps, divided by --num-envs",
-    )
+    limits = "--buffer-size and --total-timesteps, divided by --num-envs"
+    run.require(length <= most, f"--sequence-length must be at most {most} by {limits}")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
 
     actor, critic = Actor(obs_dim, action_dim).to(run.device), Critic(obs_dim, action_dim).to(run.device)
@@ -316,7 +312,7 @@ if __name__ == "__main__":
         global_step = (iteration + 1) * args.num_envs  # at the end of this iteration
 
         # ---- 1. act: one step in every environment
-        last_action = now.state[:, 128:].cpu().numpy()
+        last_action = now.state[:, 128:].cpu().numpy()  # after the 2 * 64 numbers of the memory
         action, now.state = actor.act(obs, now.state, now.first, torch.randn(args.num_envs, action_dim))
         if global_step <= args.learning_starts:
             action = envs.action_space.sample()

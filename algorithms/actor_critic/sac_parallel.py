@@ -335,14 +335,14 @@ if __name__ == "__main__":
                 if explorer not in promises:
                     promises[explorer] = explorer.rollout(weights)
             index, answer = run.first([*promises.values()])  # None of an object that has died
-            who = [*promises][index]
-            del promises[who]
-            if who in explorers:
+            worker = [*promises][index]
+            del promises[worker]
+            if worker in explorers:
                 rollout = answer
             else:  # the evaluator: returns and lengths
                 played = answer
         if not args.synchronous:  # it plays while the learner learns
-            promises[who] = who.rollout(weights)
+            promises[worker] = worker.rollout(weights)
 
         # ---- 2. store
         batch, episodes = rollout

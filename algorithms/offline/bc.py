@@ -156,9 +156,7 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces
     space = envs.single_action_space
     discrete = isinstance(space, gym.spaces.Discrete)
-    run.require_spaces(envs, obs="vector", action="discrete" if discrete else "continuous")
-    bounded = discrete or np.isfinite([space.low, space.high]).all()
-    run.require(bounded, f"{args.env_id} has actions without finite bounds")
+    run.require_spaces(envs, obs="vector", action="discrete" if discrete else "bounded")
     obs_dim = int(np.prod(envs.single_observation_space.shape))
     dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
     envs.close()

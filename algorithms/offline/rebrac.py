@@ -222,13 +222,11 @@ if __name__ == "__main__":
         batch = data.sample(args.batch_size, run.device)
         noise = args.policy_noise * torch.randn(args.batch_size, action_dim, device=run.device)
         inputs = (target_critic, target_actor, batch, noise, args.noise_clip, args.gamma, args.critic_bc_coef)
-        metrics = critic_step(*inputs)
-        run.learned(metrics)
+        run.learned(critic_step(*inputs))
 
         # "if t mod d then: update phi by the deterministic policy gradient, update target networks", with t from 0
         if iteration % args.policy_frequency == 0:
-            metrics = actor_step(critic, batch, args.actor_bc_coef)
-            run.learned(metrics)
+            run.learned(actor_step(critic, batch, args.actor_bc_coef))
             soft_update(target_actor, actor, args.tau)
             soft_update(target_critic, critic, args.tau)
 

@@ -230,8 +230,7 @@ if __name__ == "__main__":
 
         # "if t mod d then: update phi by the deterministic policy gradient, update target networks", with t from 0
         if iteration % args.policy_frequency == 0:
-            metrics = actor_step(critic, batch, args.alpha)
-            run.learned(metrics)
+            run.learned(actor_step(critic, batch, args.alpha))
             soft_update(target_actor, actor, args.tau)
             soft_update(target_critic, critic, args.tau)
 

@@ -184,6 +184,8 @@ def hosted(make_env: Callable[..., Any], env_id: str, ends: bool = False, **name
 
 def vector_env(make_env: Callable[..., Any], env_id: str, num_envs: int) -> VectorEnvs:
     """Environments as those of `Run.vector_env`, for an object in another process: what they do wrong is raised."""
+    if env_id not in KNOWN:
+        try_out(make_env, env_id)
     return VectorEnvs([hosted(make_env, env_id)] * num_envs)
 
 

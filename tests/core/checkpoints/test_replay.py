@@ -138,7 +138,9 @@ def test_what_a_buffer_remembers_is_saved_whole(tmp_path):
     for kind in (dict, SimpleNamespace):
         ring, other, log = Ring(10), Ring(10), ReplayLog(tmp_path / kind.__name__)
         for each, value in ((ring, 3), (other, 0)):
-            each.state = kind(weight=np.full(2, value), largest=np.array(float(value)) if kind is dict else float(value))
+            each.state = kind(
+                weight=np.full(2, value), largest=np.array(float(value)) if kind is dict else float(value)
+            )
         ring.add(8)
         saved, kept = log.append(ring), other.state["weight"] if kind is dict else other.state.weight
         ReplayLog(tmp_path / kind.__name__).load(other, saved)
