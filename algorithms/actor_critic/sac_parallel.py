@@ -288,8 +288,8 @@ if __name__ == "__main__":
     space = envs.single_action_space
     num_explorers = 1 if args.synchronous else args.num_explorers
     own_envs = args.num_envs // num_explorers  # environments of each explorer
-    equal = own_envs * num_explorers == args.num_envs
-    run.require(equal, f"--num-envs {args.num_envs} cannot be divided into {num_explorers} equal parts")
+    unequal = f"--num-envs {args.num_envs} cannot be divided into equal parts for --num-explorers {num_explorers}"
+    run.require(own_envs * num_explorers == args.num_envs, unequal)
     steps = args.num_steps * own_envs  # environment steps of a rollout
     num_iterations = run.iterations(steps, batch=args.batch_size)  # a rollout of one explorer each
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]

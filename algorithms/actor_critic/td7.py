@@ -263,8 +263,13 @@ if __name__ == "__main__":
     critic_step = run.gradient_step(td7_critic_loss, agent, critic_optimizer)
     actor_step = run.gradient_step(td7_actor_loss, agent, actor_optimizer)
     replay = LAPReplay(args.buffer_size, obs_dim, space)
-    # of the current policy: steps, episodes, return of the episode so far and smallest return; the best policy's one
-    assessment = SimpleNamespace(steps=0, episodes=0, episode_return=0.0, smallest=math.inf, best=-math.inf)
+    assessment = SimpleNamespace(
+        steps=0,  # of the current policy, since it was last changed
+        episodes=0,
+        episode_return=0.0,  # of the episode so far
+        smallest=math.inf,  # return of its episodes
+        best=-math.inf,  # the smallest return of the best policy
+    )
     now = SimpleNamespace(
         smallest_target=torch.tensor(1e8, device=run.device),  # so far; no target is as large as these
         largest_target=torch.tensor(-1e8, device=run.device),

@@ -439,8 +439,8 @@ def test_plumbing_is_inert(train):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ("--num-envs 4 --num-explorers 3", "--num-envs 4 cannot be divided into 3 equal parts"),
-        ("--num-envs 2 --num-explorers 4", "--num-envs 2 cannot be divided into 4 equal parts"),
+        ("--num-envs 4 --num-explorers 3", "--num-envs 4 cannot be divided into equal parts for --num-explorers 3"),
+        ("--num-envs 2 --num-explorers 4", "--num-envs 2 cannot be divided into equal parts for --num-explorers 4"),
         (
             "--total-timesteps 9 --num-envs 2 --learning-starts 0",
             "--total-timesteps 9 is less than one iteration",
