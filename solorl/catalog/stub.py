@@ -53,8 +53,8 @@ def quit_with(sentence):
 
 
 def vector_env(make_env, env_id, num_envs):
-    """Environments side by side, which reset in the same step."""
-    return VectorEnvs([lambda: make_env(env_id)] * num_envs)
+    """Environments side by side, which reset in the same step; their observations are copies."""
+    return VectorEnvs([lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)] * num_envs)
 
 
 class Run:
@@ -162,7 +162,7 @@ class Run:
 
     def vector_env(self, make_env, env_id, num_envs):
         """Environments side by side, which reset in the same step."""
-        return vector_env(make_env, env_id, num_envs)
+        return VectorEnvs([lambda: make_env(env_id)] * num_envs)
 
     def close(self, policy, make_env, opponents=(), sample=None):
         """Evaluate the policy and save the weights. Against opponents only the library plays."""

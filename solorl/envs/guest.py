@@ -10,6 +10,7 @@ is read, and the numbers that `env.metadata["numbers"]` lists.
 """
 
 import contextlib
+import copy
 import inspect
 import math
 import os
@@ -183,10 +184,12 @@ def hosted(make_env: Callable[..., Any], env_id: str, ends: bool = False, **name
 
 
 def vector_env(make_env: Callable[..., Any], env_id: str, num_envs: int) -> VectorEnvs:
-    """Environments as those of `Run.vector_env`, for an object in another process: what they do wrong is raised."""
+    """Environments as those of `Run.vector_env`, for an object in another process: what they do wrong is raised.
+    Their observations are copies, which no later step and no reset changes."""
     if env_id not in KNOWN:
         try_out(make_env, env_id)
-    return VectorEnvs([hosted(make_env, env_id)] * num_envs)
+    host = hosted(make_env, env_id)
+    return VectorEnvs([lambda: gym.wrappers.TransformObservation(host(), copy.deepcopy, None)] * num_envs)
 
 
 def guest_in(env: Any) -> Guest | None:

@@ -13,7 +13,7 @@ from conftest import comparable, drop_last_checkpoint, own_registry, rows, scrip
 from rude import Rude
 
 from solorl.checkpoints import env_state
-from solorl.envs.guest import KNOWN, SAID, hosted, try_out, vector_env
+from solorl.envs.guest import KNOWN, SAID, guest_in, hosted, try_out, vector_env
 from solorl.envs.surroundings import plain, random_states
 from solorl.envs.vector import VectorEnvs
 from solorl.errors import UsageError
@@ -77,7 +77,7 @@ def test_environments_of_a_placed_object_are_guests_too():
     before = plain(random_states())
     for _ in range(20):
         envs.step(np.zeros(2, np.int64))
-    assert plain(random_states()) == before and all(env.own is not None for env in envs.envs)
+    assert plain(random_states()) == before and all(guest_in(env).own for env in envs.envs)
 
 
 def test_others_have_none_of_their_own():
