@@ -5,10 +5,11 @@ number of rows ever inserted; row i lies at index i % capacity. Each segment on 
 consecutive rows, never rewritten; its SHA-256 stands in the checkpoint. Segments that neither of the last two
 checkpoints needs are deleted. A segment has at most `MOST_BYTES`, so that saving and loading a buffer of gigabytes
 needs little more memory than the buffer. What else a buffer must remember stands in `state`, a dict of NumPy arrays
-that each checkpoint holds whole; a buffer may have none.
+or a `SimpleNamespace` of numbers and arrays, which each checkpoint holds whole; a buffer may have none.
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,11 @@ def is_replay(part: Any) -> bool:
 
 def _row_bytes(replay: Any) -> int:
     return sum(array[:1].nbytes for array in replay.arrays.values())
+
+
+def _state(replay: Any) -> dict[str, Any]:
+    state = getattr(replay, "state", {})
+    return vars(state) if isinstance(state, SimpleNamespace) else state
 
 
 def _name(start: int, stop: int) -> str:
@@ -51,7 +57,7 @@ class ReplayLog:
         for first in range(start, stop, count):
             segments.append(self._write(replay, first, min(first + count, stop)))
         self._segments = [segment for segment in segments if segment["stop"] > stop - capacity]
-        return {"inserted": stop, "segments": self._segments, "state": dict(getattr(replay, "state", {}))}
+        return {"inserted": stop, "segments": self._segments, "state": dict(_state(replay))}
 
     def _write(self, replay: Any, start: int, stop: int) -> dict[str, Any]:
         """One segment, whole on the disk."""
@@ -102,13 +108,14 @@ class ReplayLog:
                 raise CheckpointError(f"the replay segment {path.name} does not fit")
             for key, rows in arrays.items():
                 replay.arrays[key][np.arange(segment["start"] - gone, segment["stop"] - gone) % capacity] = rows
-        state = getattr(replay, "state", {})
-        if {key: array.shape for key, array in state.items()} != {
-            key: np.shape(array) for key, array in saved.get("state", {}).items()
-        }:
+        state, other = _state(replay), saved.get("state", {})
+        if {key: np.shape(value) for key, value in state.items()} != {k: np.shape(x) for k, x in other.items()}:
             raise CheckpointError("the state of the replay buffer does not fit")
-        for key, array in state.items():
-            array[...] = saved["state"][key]
+        for key, value in state.items():
+            if isinstance(value, np.ndarray):
+                value[...] = other[key]  # in place: a buffer may know it by another name, too
+            else:
+                state[key] = other[key]
         replay.inserted = saved["inserted"] - gone
         self._segments = [] if gone else list(saved["segments"])
         self._needed = {segment["name"] for segment in saved["segments"]}

@@ -1,7 +1,7 @@
 """Everything a training script needs that is not the algorithm, behind a few verbs.
 
     require, require_spaces, iterations, vector_env, multi_agent_env, compile, fast, gradient_step, resume, reset, loop,
-        episodes, gather, learned, log, evaluate, save, close
+        episodes, episode, gather, learned, log, evaluate, save, close
     keep: another run, such as a teacher; dataset: the transitions that other runs have recorded
     place, share, first, answers: objects in other processes, for scripts that play and learn side by side;
         evaluation_seeds, where one of them evaluates
@@ -203,6 +203,10 @@ class Run:
             found = self.ranks.everyone((np.atleast_2d(reward), np.atleast_2d(done)))
             reward, done = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
         self.meter.episodes(global_step, reward, done, per_agent)
+
+    def episode(self, global_step: int, episodic_return: float, length: int) -> None:
+        """Count one whole episode, for a script that does not step its environments itself (see `episodes`)."""
+        self.meter.episode(global_step, episodic_return, length)
 
     def gather(self, tensors: Sequence[Any], dim: int) -> list[Any]:
         """Tensors of equal shapes in all ranks, put together along `dim` in the order of ranks."""

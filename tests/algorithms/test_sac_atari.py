@@ -288,4 +288,4 @@ def test_resumed_with_its_replay_equals_uninterrupted(train):
     for x, y in zip(v["replay"].arrays.values(), whole["replay"].arrays.values(), strict=True):
         assert np.array_equal(x, y)
     assert np.array_equal(v["replay"].state["age"], whole["replay"].state["age"])
-    assert np.array_equal(v["lives"], whole["lives"]) and np.array_equal(v["obs"], whole["obs"])
+    assert np.array_equal(v["now"].lives, whole["now"].lives) and np.array_equal(v["obs"], whole["obs"])
