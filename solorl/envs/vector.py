@@ -1,5 +1,6 @@
 """Environments of one agent side by side, and which actions are allowed (masks)."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -51,7 +52,8 @@ def _replaced(obs: Any, places: np.ndarray, rows: Sequence[Any]) -> Any:
 
 
 class Masked(gym.Wrapper):
-    """Keeps the `action_mask` (num_actions,) that the environment gave with its current observation, or None."""
+    """Keeps the `action_mask` (num_actions,) that the environment gave with its current observation, or None. The last
+    observation of an episode is a copy: a reset may write into it."""
 
     mask: np.ndarray | None = None
 
@@ -65,7 +67,7 @@ class Masked(gym.Wrapper):
         """See `gymnasium.Env.step`."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.mask = np.array(info["action_mask"], bool) if "action_mask" in info else None
-        return obs, reward, terminated, truncated, info
+        return copy.deepcopy(obs) if terminated or truncated else obs, reward, terminated, truncated, info
 
 
 class VectorEnvs(gym.vector.SyncVectorEnv):
@@ -88,6 +90,10 @@ class VectorEnvs(gym.vector.SyncVectorEnv):
         obs, *ends, infos = super().step(actions)
         return obs, *ends, with_next_obs(obs, infos, ["lives"])
 
+    def __reduce__(self) -> Any:
+        """For an object in another process: there the same functions make environments of its own."""
+        return _again, (type(self), self.env_fns, dict(gym.registry))
+
     @property
     def action_mask(self) -> np.ndarray | None:
         """See the class."""
@@ -96,3 +102,8 @@ class VectorEnvs(gym.vector.SyncVectorEnv):
     def present(self) -> list[Any]:
         """The mask of each environment, or None."""
         return [env.mask for env in self._masked]
+
+
+def _again(kind: type, make_envs: Sequence[Callable[[], gym.Env]], registry: dict[str, Any]) -> VectorEnvs:
+    gym.registry.update(registry)
+    return kind(make_envs)
