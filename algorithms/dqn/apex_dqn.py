@@ -198,8 +198,13 @@ class Actor:
         obs_dim = int(np.prod(self.envs.single_observation_space.shape))
         self.q_network = QNetwork(obs_dim, self.num_actions)
         self.obs = None  # (1, *obs_shape)
-        # what a checkpoint holds. steps: the last ones, whose returns are not complete; rewards: all of the episode
-        self.now = SimpleNamespace(steps=[], rewards=[])
+        self.now = SimpleNamespace()  # what a checkpoint holds
+        self.begin()
+
+    def begin(self):
+        """Forget the episode before: what was played of it is not complete."""
+        self.now.steps = []  # the last ones, whose returns are not complete
+        self.now.rewards = []  # all of the episode so far
 
     def rollout(self, weights, shard):
         """Take num_steps steps with these weights, and add to a shard the transitions whose returns are complete.
@@ -314,7 +319,7 @@ if __name__ == "__main__":
     if args.synchronous:
         actors[0].obs = run.reset(envs)
         if run.restarted:  # the episode is gone, and with it the steps whose returns were not complete
-            actors[0].now.steps, actors[0].now.rewards = [], []
+            actors[0].begin()
 
     # ---- what is under way, so that nobody waits: two rollouts of each actor, two batches in advance
     rollouts_ahead, batches_ahead = (1, 0) if args.synchronous else (2, 2)

@@ -164,7 +164,7 @@ def test_the_gradient_is_that_of_the_value_of_the_policy():
 
 # ---------------------------------------------------------------------- the loop
 def test_updates_have_the_newest_segments_once(train, played, monkeypatch):
-    """Every segment is learned from in exactly one update, of 4 to 6 segments; targets are copied every 3 critic steps."""
+    """Every segment is learned from in one update, of 4 to 6 segments; targets are copied every 3 critic steps."""
     from solorl.compute.speed import GradientStep
 
     seen, weights, call = [], [], GradientStep.__call__

@@ -178,7 +178,7 @@ def played(monkeypatch):
 
 
 def segments_of(played, max_steps):
-    """The segments that have been stored, in their order, each a list of (the step, the moment after it) of one game."""
+    """The segments that have been stored, in their order, each a list of (the step, what it led to) of one game."""
     running = [[] for _ in played[0]["reward"]]
     for step in played:
         for i, segment in enumerate(running):
@@ -240,7 +240,7 @@ def test_epsilon_falls_to_its_end_in_a_fraction_of_the_training(train):
 
 
 def test_gradient_steps_and_copies_are_made_as_often_as_said(train, monkeypatch):
-    """One in 3 segments, once the buffer has a batch; every second one is followed by a copy into the target network."""
+    """One in 3 segments, once the buffer has a batch; each second one is followed by a copy to the target network."""
     seen, call = [], GradientStep.__call__
 
     def note(self, target_network, *inputs):
