@@ -416,7 +416,7 @@ def test_learns_the_values_of_probes(probe, flags, values, train):
 @pytest.mark.parametrize(
     ("name", "flags", "sentence"),
     [
-        ("apex_dqn", "--total-timesteps 9 --learning-starts 0", "--total-timesteps 9 is less than 10, one rollout"),
+        ("apex_dqn", "--total-timesteps 9 --learning-starts 0", "--total-timesteps 9 is less than one iteration of 10 steps"),
         ("apex_dqn", "--buffer-size 25 --num-replay-shards 2", "--buffer-size must be at least 26,"),
         ("apex_dqn_atari", "--buffer-size 65 --num-replay-shards 2", "--buffer-size must be at least 66,"),
         ("apex_dqn", "--target-network-frequency 9", "--target-network-frequency must be at least 10,"),

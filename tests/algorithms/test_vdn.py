@@ -303,7 +303,7 @@ def _other_reset(self, seed=None, options=None, reset=Raid.reset):
 
 def test_too_few_steps_are_refused(train):
     train("vdn", *RAID, "--total-timesteps", "3", code=2)
-    assert "--total-timesteps 3 is less than --num-envs 8" in train.out
+    assert "--total-timesteps 3 is less than one iteration of 8 steps" in train.out
 
 
 @pytest.mark.slow
