@@ -133,8 +133,9 @@ class FrameReplay:
             "back": np.zeros(capacity, np.int32),
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
-        # what a checkpoint holds with the arrays; age: rows since each game's newest one, itself included
-        self.state = {"age": np.zeros(num_envs, np.int64)}
+        # what a checkpoint holds with the arrays. age: how many rows ago the newest one of each game was inserted; not
+        # its number: a run resumed with a larger capacity counts again, from the oldest row that is left
+        self.state = SimpleNamespace(age=np.zeros(num_envs, np.int64))
 
     def begin(self, env_index, image):
         """Insert the first images (n, 84, 84) of new games in the environments of these indices (n,)."""
@@ -142,18 +143,17 @@ class FrameReplay:
 
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
-        env_index = np.arange(len(image))
-        # back: rows since the game's newest one, plus the rows of this call that come before the new one
-        self._insert(env_index, image, action, reward, done, self.state["age"] + env_index)
+        env_index, newest = np.arange(len(image)), self.inserted - self.state.age  # newest: the numbers of these rows
+        self._insert(env_index, image, action, reward, done, self.inserted + env_index - newest)
 
     def _insert(self, env_index, *columns):
         """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
-        index = (self.inserted + np.arange(len(env_index))) % self.capacity
+        number = self.inserted + np.arange(len(env_index))
         for array, values in zip(self.arrays.values(), columns, strict=True):
-            array[index] = values
+            array[number % self.capacity] = values
         self.inserted += len(env_index)
-        self.state["age"] += len(env_index)
-        self.state["age"][env_index] = len(env_index) - np.arange(len(env_index))
+        self.state.age += len(env_index)
+        self.state.age[env_index] = self.inserted - number
 
     def history(self, number):
         """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,

@@ -110,9 +110,7 @@ class Run:
         return 0
 
     def reset(self, envs):
-        """The first observations, with a seed of its own for each environment, and copies of all observations."""
-        for i, env in enumerate(getattr(envs, "envs", ())):
-            envs.envs[i] = gym.wrappers.TransformObservation(env, copy.deepcopy, None)
+        """The first observations, with a seed of its own for each environment."""
         seeds = [self.env_seed(0, i) for i in range(envs.num_envs)]
         envs.action_space.seed(seeds[0])
         envs.single_action_space.seed(seeds[0])

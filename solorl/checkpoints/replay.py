@@ -4,12 +4,11 @@ A buffer is any object with `arrays`, a dict of NumPy arrays whose first axis is
 number of rows ever inserted; row i lies at index i % capacity. Each segment on the disk is one safetensors file of
 consecutive rows, never rewritten; its SHA-256 stands in the checkpoint. Segments that neither of the last two
 checkpoints needs are deleted. A segment has at most `MOST_BYTES`, so that saving and loading a buffer of gigabytes
-needs little more memory than the buffer. What else a buffer must remember stands in `state`, a dict of NumPy arrays
-or a `SimpleNamespace` of numbers and arrays, which each checkpoint holds whole; a buffer may have none.
+needs little more memory than the buffer. What else a buffer must remember stands in `state`, a `SimpleNamespace` (or
+dict) of numbers and NumPy arrays that each checkpoint holds whole; a buffer may have none.
 """
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,9 @@ def _row_bytes(replay: Any) -> int:
 
 
 def _state(replay: Any) -> dict[str, Any]:
+    """What a buffer must remember besides its rows, by name; a change of it changes the buffer."""
     state = getattr(replay, "state", {})
-    return vars(state) if isinstance(state, SimpleNamespace) else state
+    return state if isinstance(state, dict) else vars(state)
 
 
 def _name(start: int, stop: int) -> str:
@@ -108,14 +108,14 @@ class ReplayLog:
                 raise CheckpointError(f"the replay segment {path.name} does not fit")
             for key, rows in arrays.items():
                 replay.arrays[key][np.arange(segment["start"] - gone, segment["stop"] - gone) % capacity] = rows
-        state, other = _state(replay), saved.get("state", {})
-        if {key: np.shape(value) for key, value in state.items()} != {k: np.shape(x) for k, x in other.items()}:
+        state, kept = _state(replay), saved.get("state", {})
+        if {key: np.shape(value) for key, value in state.items()} != {key: np.shape(x) for key, x in kept.items()}:
             raise CheckpointError("the state of the replay buffer does not fit")
         for key, value in state.items():
             if isinstance(value, np.ndarray):
-                value[...] = other[key]  # in place: a buffer may know it by another name, too
+                value[...] = kept[key]  # in place: others may hold it, too
             else:
-                state[key] = other[key]
+                state[key] = type(value)(kept[key])
         replay.inserted = saved["inserted"] - gone
         self._segments = [] if gone else list(saved["segments"])
         self._needed = {segment["name"] for segment in saved["segments"]}

@@ -342,8 +342,10 @@ class Run:
 
     def first(self, promises: Sequence[Any]) -> tuple[int, Any]:
         """Wait for the first of several promises; its index and answer, which is None where its object has ended."""
-        return self.processes.first(promises)
+        with in_one_sentence():
+            return self.processes.first(promises)
 
+    @in_one_sentence()
     def answers(self, promises: Sequence[Any]) -> list[Any]:
         """The answers of promises, None where the object has ended; of an object `here` what it has returned."""
         return self.processes.answers(promises)
