@@ -52,6 +52,11 @@ def quit_with(sentence):
     raise SystemExit(2)
 
 
+def vector_env(make_env, env_id, num_envs):
+    """Environments side by side, which reset in the same step; their observations are copies."""
+    return VectorEnvs([lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)] * num_envs)
+
+
 class Run:
     """Seeds, device, progress, and an evaluation at the end."""
 
@@ -124,6 +129,10 @@ class Run:
             self.ended += self.returns[ends].tolist()
             self.returns[ends] = 0.0
 
+    def episode(self, global_step, episodic_return, length):
+        """Keep the return of a whole episode."""
+        self.ended.append(episodic_return)
+
     def gather(self, tensors, dim):
         """Those of all ranks, of which there is one."""
         return tensors
@@ -141,7 +150,7 @@ class Run:
             numbers = [f"{name} {float(x):.4g}" for name, x in self.last.items()]
             print(f"step {global_step:,}", mean, *numbers, sep="  ")
 
-    def evaluate(self, global_step, policy, make_env, opponents=(), played=None):
+    def evaluate(self, global_step, policy, make_env, also=None, played=None):
         """Nothing: `close` evaluates."""
 
     def evaluation_seeds(self, global_step):
@@ -155,9 +164,8 @@ class Run:
         """Environments side by side, which reset in the same step."""
         return VectorEnvs([lambda: make_env(env_id)] * num_envs)
 
-    def close(self, policy, make_env, opponents=(), sample=None):
-        """Evaluate the policy and save the weights. Against opponents only the library plays."""
-        self.require(not opponents, "a standalone copy cannot play against opponents")
+    def close(self, policy, make_env, sample=None):
+        """Evaluate the policy and save the weights."""
         if self.processes:
             self.processes.close()
         known, returns = inspect.signature(policy).parameters, []

@@ -10,6 +10,7 @@ from conftest import definitions, script
 
 from solorl.checkpoints import checkpoint
 from solorl.envs.vector import VectorEnvs, with_next_obs
+from solorl.run.meter import Meter
 from solorl.run.verbs import Run
 
 
@@ -113,3 +114,24 @@ def test_updates_that_were_not_possible_are_not_made_up_for():
     due_updates = definitions("sac_continuous_action")["due_updates"]
     args = SimpleNamespace(utd_ratio=1.0, num_envs=2, learning_starts=0)
     assert list(due_updates(args, 10, enough=False)) == [] and list(due_updates(args, 12, enough=True)) == [10, 11]
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.3, 1, 3])
+def test_updates_between_steps_are_those_of_the_iterations_between(ratio):
+    """Of any pieces of a training, as long as nothing is left out; the same body as in sac_parallel.py."""
+    args = SimpleNamespace(utd_ratio=ratio, num_envs=2, learning_starts=7)
+    due_updates = definitions("sac_continuous_action")["due_updates"]
+    updates_between = definitions("td7")["updates_between"]
+    one_by_one = [update for step in range(2, 41, 2) for update in due_updates(args, step, enough=True)]
+    pieces = [update for ends in ((0, 6), (6, 18), (18, 40)) for update in updates_between(args, *ends, enough=True)]
+    assert pieces == one_by_one and list(updates_between(args, 6, 18, enough=False)) == []
+
+
+def test_a_whole_episode_is_counted_as_one_that_was_stepped():
+    meters = [Meter(), Meter()]
+    meters[0].episodes(20, np.array([1.5, 0.5]), np.array([False, False]))
+    meters[0].episodes(22, np.array([2.0, 0.5]), np.array([True, False]))
+    meters[1].episode(22, 3.5, 2)
+    rows, others = ([{k: v for k, v in row.items() if k != "wall_time"} for row in m.take_rows()] for m in meters)
+    assert rows == others == [{"global_step": 22, "charts/episodic_return": 3.5, "charts/episodic_length": 2}]
+    assert meters[0].recent_return == meters[1].recent_return == 3.5
