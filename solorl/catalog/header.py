@@ -21,6 +21,7 @@ ENTRANCES = (
     "Runs",
     "RunArgs",
     "conv2d",
+    "load",
     "parse",
     "vector_env",
 )  # what a script may use of the library in addition to the verbs of `run`
