@@ -30,7 +30,8 @@ def main(argv: Sequence[str]) -> int:
     for name, least in (("steps", 1), ("num_envs", 1), ("seed", 0)):
         if (value := getattr(args, name)) is not None and value < least:
             raise UsageError(f"solo record: --{name.replace('_', '-')} must be at least {least}, not {value}")
-    from solorl.lab.datasets.recording import Recording  # here: they load the numerical libraries
+    from solorl.envs.surroundings import undisturbed  # here: they load the numerical libraries
+    from solorl.lab.datasets.recording import Recording
     from solorl.lab.share.hub import run_dir_of
     from solorl.run.load import load
 
@@ -40,7 +41,8 @@ def main(argv: Sequence[str]) -> int:
     loaded = load(run_dir, trust_script=args.trust_script)
     act = None if args.random else loaded.required_sampler() if args.stochastic else loaded.policy
     try:
-        record(loaded, act, recording, args, run_dir)
+        with undisturbed():
+            record(loaded, act, recording, args, run_dir)
     except OSError as error:
         raise UsageError(f"{recording.writer.folder} cannot be written: {error.strerror}") from None
     about, where = recording.writer.about, shown(recording.writer.folder)

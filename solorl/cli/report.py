@@ -44,11 +44,12 @@ def parser() -> Parser:
 def check_flags(args: Namespace) -> None:
     """Refuse combinations of flags that mean nothing."""
     chosen, writes = args.env_ids or args.methods, args.markdown or args.out
+    needs = "needs --markdown FILE and --marker NAME"
     for wrong, why in (
         (bool(args.markdown) != bool(args.marker), "--markdown FILE and --marker NAME go together"),
-        (args.curves and not args.markdown, "--curves PNG needs --markdown FILE and --marker NAME"),
+        (args.curves and not args.markdown, f"--curves PNG {needs}"),
         (args.curves and args.curves.suffix != ".png", f"--curves must end in .png, not {args.curves}"),
-        (args.check and not args.markdown, "--check needs --markdown FILE and --marker NAME"),
+        (args.check and not args.markdown, f"--check {needs}"),
         (args.against and writes, "--against prints its table; it goes with neither --markdown nor --out"),
         (args.against and chosen, "--against compares all there is; it goes with neither --env-ids nor --methods"),
     ):

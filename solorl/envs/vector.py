@@ -32,7 +32,7 @@ def with_next_obs(obs: Any, infos: dict[str, Any], names: Sequence[str] = ()) ->
     where an episode has ended, whose last observation is in `infos["final_obs"]`. Of `names` that the infos have,
     `next_NAME` in the same way, from `infos["final_info"]`."""
     ended = np.flatnonzero(infos.get("_final_obs", ()))
-    found = {"next_obs": (obs, infos.get("final_obs"))}
+    found: dict[str, Any] = {"next_obs": (obs, infos.get("final_obs"))}
     found |= {f"next_{name}": (infos[name], infos.get("final_info", {}).get(name)) for name in names if name in infos}
     return infos | {
         name: _replaced(now, ended, [last[i] for i in ended]) if ended.size else now

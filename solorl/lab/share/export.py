@@ -47,10 +47,12 @@ def export(run_dir: Path, path: Path, *, last: bool = False, trust_script: bool 
     if path.suffix != suffix:
         raise UsageError(f"the policy of this run is exported as {path.with_suffix(suffix)}: {FORMATS[suffix][0]}")
     inputs, axes = observations(loaded)
-    converted = stablehlo.converted
     if suffix == ".onnx":
-        from solorl.lab.share.onnx import converted  # here: it needs torch
-    data, policy, file = converted(loaded, inputs, axes)
+        from solorl.lab.share import onnx  # here: it needs torch
+
+        data, policy, file = onnx.converted(loaded, inputs, axes)
+    else:
+        data, policy, file = stablehlo.converted(loaded, inputs, axes)
     axes |= {"next_state": axes.get("state", 0)}
     wanted, got = outputs(policy, inputs, axes), outputs(file, inputs, axes)
     said = compare(wanted, got, axes)

@@ -55,17 +55,18 @@ def _why(error: BaseException) -> str:
     response = getattr(error, "response", None)
     code = getattr(response, "status_code", None)
     kind = type(error).__name__
+    unseen = f"there is no such repository, or your token may not see it (HTTP {code})"
     said = {
         "RevisionNotFoundError": "there is no such revision",
         "GatedRepoError": "its owner must give you access first",
-        "RepositoryNotFoundError": f"there is no such repository, or your token may not see it (HTTP {code})",
+        "RepositoryNotFoundError": unseen,
+        401: unseen,
+        403: "your token has no right to do that (HTTP 403); https://huggingface.co/settings/tokens",
     }
-    if kind in said:
-        return said[kind]
+    if kind in said or code in said:
+        return said.get(kind) or said[code]
     if code is not None:
-        others = "the hub has a problem, try again later" if code >= 500 else "the hub refuses it"
-        known = {401: said["RepositoryNotFoundError"][:-11], 403: "your token has no right to do that"}
-        return f"{known.get(code, others)} (HTTP {code})"
+        return f"{'the hub has a problem, try again later' if code >= 500 else 'the hub refuses it'} (HTTP {code})"
     text = reason(error)
     if error.__cause__ is not None and (kind == "LocalEntryNotFoundError" or "Error while uploading" in text):
         return _why(error.__cause__)
@@ -83,9 +84,8 @@ def _check_name(repo: str) -> None:
     except HFValidationError:
         repo = ""
     if repo.count("/") != 1:
-        raise UsageError(
-            "a repository is named USER/NAME (letters, digits, `-`, `_` and `.`), as in me/ppo-CartPole-v1"
-        )
+        signs = "letters, digits, `-`, `_` and `.`"
+        raise UsageError(f"a repository is named USER/NAME ({signs}), as in me/ppo-CartPole-v1")
 
 
 # ---------------------------------------------------------------------- push
@@ -266,23 +266,20 @@ def check_files(repo: str, entries: list[Any], max_size: float) -> None:
     scripts = []
     for entry in entries:
         path = str(entry.path)
-        size = getattr(entry, "size", None)  # folders have none, nor has a link or a submodule
-        if path.lower().endswith(PICKLES):
-            raise UsageError(f"{repo} holds {path!r:.80}, which may execute code when it is read; it is not pulled")
-        if size is None:
-            raise UsageError(f"{repo} holds {path!r:.80}, which is not a plain file; it is not pulled")
-        if _may_be_script(path):
-            scripts.append(path)
-        elif path not in ALLOWED:
-            raise UsageError(f"{repo} holds {path!r:.80}, which is not a file of a run; it is not pulled")
+        scripts += [path] if _may_be_script(path) else []
+        for wrong, which in (
+            (path.lower().endswith(PICKLES), "may execute code when it is read"),
+            (getattr(entry, "size", None) is None, "is not a plain file"),  # a folder, a link, a submodule
+            (path not in ALLOWED and not _may_be_script(path), "is not a file of a run"),
+        ):
+            if wrong:
+                raise UsageError(f"{repo} holds {path!r:.80}, which {which}; it is not pulled")
     missing = {runfolder.CONFIG, runfolder.MODEL} - {entry.path for entry in entries}
     if missing or len(scripts) != 1:
         what = f"it has no {min(missing)}" if missing else f"it has {len(scripts)} scripts, not one"
         raise UsageError(f"{repo} is not a run of SoloRL: {what}")
-    if (total := sum(entry.size for entry in entries)) > max_size * 1e6:
-        raise UsageError(
-            f"{repo} has {total / 1e6:,.1f} MB, more than {max_size:g} (solo pull --max-size); it is not pulled"
-        )
+    if (total := sum(entry.size for entry in entries) / 1e6) > max_size:
+        raise UsageError(f"{repo} has {total:,.1f} MB, more than {max_size:g} (solo pull --max-size); it is not pulled")
 
 
 def _check_contents(repo: str, path: Path, entry: Any) -> None:
