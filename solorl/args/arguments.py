@@ -23,7 +23,7 @@ from solorl.trust import HOW, was_started
 
 ONCE = ("resume", "resume_changed", "trust_script")  # what is said holds for this command, whatever a run folder says
 # What writes elsewhere, publishes, connects or multiplies: a run folder that was not started here cannot set it.
-ELSEWHERE = ("runs_dir", "env_workers", "threads", "track", "wandb_project_name", "wandb_entity", "upload_model",
+ELSEWHERE = ("runs_dir", "async_envs", "threads", "track", "wandb_project_name", "wandb_entity", "upload_model",
              "hf_entity")  # fmt: skip
 Auto = Literal["auto"]  # `parse` puts a number in its place
 # Types of fields -> those of their values in JSON.
@@ -40,9 +40,8 @@ class RunArgs:
     exp_name: str = ""  # name of the experiment; empty: the script's name
     seed: int = 1  # seed of Python, NumPy, torch, JAX and the environments, from 0 to 2147483647
     device: str = "auto"  # auto (CUDA where there is one, else the CPU) | cpu | cuda | cuda:1 | mps
-    cuda: bool = True  # --no-cuda keeps `--device auto` on the CPU
     torch_deterministic: bool = True  # ask torch for deterministic algorithms
-    env_workers: int = 0  # processes that step the environments, each as many of them; 0: this process
+    async_envs: bool = False  # a process for each environment
     threads: int = 1  # CPU threads for torch, or per seed for XLA; 1 is best for small networks or on a busy machine
     fast: bool = True  # speed-ups that change results only by rounding; --no-fast is plain PyTorch
     compile: bool = False  # compile the marked functions (seconds to minutes at the start, faster after)

@@ -17,9 +17,9 @@ from solorl.checkpoints import env_state
 from solorl.compute.device import choose_device, device_words, seed_all
 from solorl.compute.processes import Processes
 from solorl.compute.ranks import Ranks, from_environment, local_rank
+from solorl.envs.async_envs import AsyncEnvs
 from solorl.envs.guest import refuse_statistics, wrong
 from solorl.envs.returns import teams_of
-from solorl.envs.workers import InWorkers
 from solorl.errors import UsageError, in_one_sentence, quit_with
 from solorl.files import near
 from solorl.run.evaluation import Evaluator
@@ -88,9 +88,9 @@ class Course:
     # ------------------------------------------------------------------ start
     def fit(self, parts: Mapping[str, Any], models: Mapping[str, Any] | None = None) -> int:
         """The first half of `resume`, which writes nothing. `models`: see `Checkpoints`."""
-        shared_out = self.play or any(isinstance(part, InWorkers) for part in parts.values())
-        other = f"--env-workers: {self.script.name} steps its environments in another way"
-        require(shared_out or not self.args.env_workers, other)
+        apart = self.play or any(isinstance(part, AsyncEnvs) for part in parts.values())
+        other = f"--async-envs: {self.script.name} steps its environments in another way"
+        require(apart or not self.args.async_envs, other)
         self.checkpoints.name(parts, models)
         for envs in filter(env_state.is_vector_env, parts.values()):
             with in_one_sentence():

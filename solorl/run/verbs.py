@@ -22,13 +22,13 @@ from solorl.checkpoints import env_state
 from solorl.compute.device import EVALUATE, TRAIN, env_seed
 from solorl.data.dataset import Dataset, open_datasets
 from solorl.envs import openers
+from solorl.envs.async_envs import AsyncEnvs
 from solorl.envs.guest import hosted, refuse_statistics, try_out
 from solorl.envs.ids import is_atari
 from solorl.envs.returns import teams_of
 from solorl.envs.spaces import action_kind, flattens, obs_kind
 from solorl.envs.surroundings import undisturbed
 from solorl.envs.vector import VectorEnvs
-from solorl.envs.workers import in_workers
 from solorl.errors import in_one_sentence, missing_extra, quit_with
 from solorl.run.course import require
 from solorl.run.evaluation import Policy
@@ -83,31 +83,29 @@ class Run(Products):
 
     def vector_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> VectorEnvs:
         """`num_envs` environments `make_env(env_id)` side by side, which reset in the same step (see `VectorEnvs`): in
-        this process, with `--env-workers` in others (see `in_workers`). Each is a guest (see `Guest`); one more, which
+        this process, with `--async-envs` in one each (see `AsyncEnvs`). Each is a guest (see `Guest`); one more, which
         is closed at once, shows mistakes in its own code."""
         envs: VectorEnvs = self._side_by_side(VectorEnvs, make_env, env_id, num_envs)
         return envs
 
     def _side_by_side(self, kind: type, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
-        workers = 0 if self.play else self.args.env_workers
-        unequal = f"--env-workers {workers} cannot have equal parts of {num_envs} environments"
-        self.require(not workers or num_envs % workers == 0, unequal)
+        apart = self.args.async_envs and not self.play
         self._reads_masks = "action_mask" in self.script.read_text(encoding="utf-8")
         with in_one_sentence():
-            self._masks = try_out(make_env, env_id, self._reads_masks and kind is VectorEnvs).mask is not None
-        make_envs = [hosted(make_env, env_id, ends=not workers)] * num_envs
-        return in_workers(kind, make_envs, workers) if workers else kind(make_envs)
+            manners = try_out(make_env, env_id, self._reads_masks and kind is VectorEnvs)
+        self._masks = manners.mask is not None
+        several = f"--async-envs is for environments of one agent, but {env_id} has several"
+        self.require(not (apart and manners.agents), several)
+        return (AsyncEnvs if apart else kind)([hosted(make_env, env_id, ends=not apart)] * num_envs)
 
     def multi_agent_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
         """`num_envs` games of several agents `make_env(env_id)` side by side, which reset in the same step: games
         `team/NAME` in one compiled call (see `TeamEnvs`), unless `make_env` wraps them; all others one after the other
-        (see `PettingZooEnvs`, whose arrays both have), or in processes of their own as in `vector_env`."""
+        (see `PettingZooEnvs`, whose arrays both have)."""
         with undisturbed():  # some modules draw random numbers where they are imported for the first time
             from solorl.envs.pettingzoo import PettingZooEnvs
 
             if stepped := openers(env_id).stepped:
-                together = f"--env-workers: {env_id} steps all its games together, in this process"
-                self.require(self.play or not self.args.env_workers, together)
                 if games := stepped(make_env, env_id, num_envs):
                     return games
             return self._side_by_side(PettingZooEnvs, make_env, env_id, num_envs)
