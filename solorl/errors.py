@@ -79,9 +79,8 @@ def in_one_sentence() -> Iterator[None]:
 BRINGS = {
     **{name: name for name in ("jax", "envpool", "gymnax", "mujoco", "wandb", "pettingzoo", "ray")},
     **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune", "ale_py": "atari", "cv2": "atari"},
-    **{"mujoco.mjx": "mjx", "boto3": "aws", "s3fs": "aws", "huggingface_hub": "hub"},
+    **{"mujoco.mjx": "mjx", "lbforaging": "lbf", "boto3": "aws", "s3fs": "aws", "huggingface_hub": "hub"},
     **dict.fromkeys(("mpe2", "multi_agent_ale_py"), "pettingzoo"),
-    **{"lbforaging": "lbf", "rware": "rware"},
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
     **dict.fromkeys(("minari", "h5py"), "minari"),
 }

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from solorl import memory
 from solorl.args.command_line import check_ranges, given_arguments
 from solorl.checkpoints.safety import refuse_links
 from solorl.envs.ids import check_env_id_of, reward_threshold
@@ -98,7 +97,6 @@ def parse(args_type: type[A]) -> A:
         quit_with(str(error))
     if left_out:
         warn(f"{folder} was not started here, so this does not count unless it is typed: {', '.join(left_out)}")
-    memory.explain(args)
     return args
 
 

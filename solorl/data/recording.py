@@ -10,7 +10,7 @@ import numpy as np
 
 from solorl.checkpoints.checkpoint import load_checkpoint
 from solorl.checkpoints.replay import ReplayLog
-from solorl.checkpoints.safety import check_checkpoint, is_plain_name
+from solorl.checkpoints.safety import is_plain_name
 from solorl.data.dataset import ARRAYS, Writer, as_flags
 from solorl.errors import UsageError, told
 
@@ -67,7 +67,6 @@ def replayed(run_dir: Path, args: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if tree is None:
         raise UsageError(f"{run_dir} has no whole checkpoint{': ' * bool(notes)}{'; '.join(notes)}")
     with told(f"{where} does not fit", str):
-        check_checkpoint(tree)
         steps, num_envs = tree["run"]["step"], int(args.get("num_envs", 1))
         if not tree["replay"]:
             raise UsageError(f"{where} holds no replay buffer: files in torch that have one keep it with --save-replay")

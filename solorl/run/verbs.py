@@ -105,9 +105,8 @@ class Run(Products):
         with undisturbed():  # some modules draw random numbers where they are imported for the first time
             from solorl.envs.pettingzoo import PettingZooEnvs
 
-            if stepped := openers(env_id).stepped:
-                if games := stepped(make_env, env_id, num_envs):
-                    return games
+            if (stepped := openers(env_id).stepped) and (games := stepped(make_env, env_id, num_envs)):
+                return games
             return self._side_by_side(PettingZooEnvs, make_env, env_id, num_envs)
 
     def teacher(self, address: str, envs: Any, part: str, trust_script: bool = False) -> Any:
@@ -345,7 +344,7 @@ class Run(Products):
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.compile(function)` with `--compile`, else the function itself. On the CPU what calls the compiled
-        pieces is C++, too: with small networks that would take as long as the pieces. See also `onednn`."""
+        pieces is C++, too: with small networks that would take as long as the pieces."""
         if not self.args.compile:
             return function
         from solorl.compute.speed import compiled
