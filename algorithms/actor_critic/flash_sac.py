@@ -333,14 +333,9 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
-    run.require_spaces(envs, obs="vector", action="continuous")
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
-    num_iterations = args.total_timesteps // args.num_envs
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
-    most = min(args.buffer_size, num_iterations * args.num_envs)
-    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
     run.require(args.n_atoms > 1, f"--n-atoms must be 2 or more, got {args.n_atoms}")
     run.require(args.max_value > 0 and args.target_std > 0, "--max-value and --target-std must be greater than 0")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
@@ -354,7 +349,6 @@ if __name__ == "__main__":
     temperature = Temperature(args.alpha).to(run.device)
     optimizers = [torch.optim.Adam(x.parameters(), lr=args.learning_rate) for x in (actor, critic, temperature)]
     actor_optimizer, critic_optimizer, alpha_optimizer = optimizers
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs). All return all but the loss
     critic_step = run.gradient_step(flash_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(flash_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -363,22 +357,12 @@ if __name__ == "__main__":
     so_far = np.zeros(args.num_envs, np.float32)  # discounted rewards of the running episodes
     return_statistics, largest_return = RunningMeanStd(), np.zeros(1, np.float32)
     # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        actor=actor,
-        critic=critic,
-        target_critic=target_critic,
-        temperature=temperature,
-        actor_optimizer=actor_optimizer,
-        critic_optimizer=critic_optimizer,
-        alpha_optimizer=alpha_optimizer,
-        repeated_noise=repeated_noise,
-        steps_left=steps_left,
-        so_far=so_far,
-        return_statistics=return_statistics,
-        largest_return=largest_return,
-        replay=replay,
-        envs=envs,
-    )
+    parts = dict(actor=actor, critic=critic, target_critic=target_critic, temperature=temperature)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer)
+    parts |= dict(alpha_optimizer=alpha_optimizer, repeated_noise=repeated_noise, steps_left=steps_left)
+    parts |= dict(so_far=so_far, return_statistics=return_statistics, largest_return=largest_return, replay=replay)
+    parts |= dict(envs=envs)
+    start = run.resume(**parts)
     so_far[run.restarted] = 0
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
@@ -398,9 +382,7 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task
-        next_obs = current_obs.copy()
-        for i in np.flatnonzero(terminated | truncated):  # current_obs is the next episode's
-            next_obs[i] = infos["final_obs"][i]
+        next_obs = infos["next_obs"]  # current_obs, except where an episode has ended
         replay.add(Batch(obs, action, reward, terminated, next_obs))
         obs = current_obs
         # raw rewards are stored, and scaled by the newest statistics of the returns when they are sampled

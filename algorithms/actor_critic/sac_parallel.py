@@ -291,16 +291,14 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
-    run.require_spaces(envs, obs="vector", action="continuous")
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     num_explorers = 1 if args.synchronous else args.num_explorers
     own_envs = args.num_envs // num_explorers  # environments of each explorer
     sentence = f"--num-envs {args.num_envs} cannot be divided into equal parts for --num-explorers {num_explorers}"
     run.require(own_envs * num_explorers == args.num_envs, sentence)
     steps = args.num_steps * own_envs  # environment steps of a rollout
-    num_iterations = args.total_timesteps // steps  # a rollout of one explorer each
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than {steps}, one rollout")
+    num_iterations = run.iterations(steps)  # a rollout of one explorer each
     # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
     most = min(args.buffer_size, num_iterations * steps)
     run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
@@ -312,7 +310,6 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs). All return all but the loss
     critic_step = run.gradient_step(sac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)

@@ -255,15 +255,10 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
-    run.require_spaces(envs, obs="vector", action="continuous")
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     run.require(args.num_envs == 1, "--num-envs must be 1: td7.py assesses policies by whole episodes, one by one")
-    num_iterations = args.total_timesteps // args.num_envs
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
-    most = min(args.buffer_size, num_iterations * args.num_envs)
-    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
 
     encoder = Encoder(obs_dim, action_dim).to(run.device)
@@ -275,26 +270,15 @@ if __name__ == "__main__":
     encoder_optimizer = torch.optim.Adam(encoder.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(agent.critics.parameters(), lr=args.learning_rate)
     actor_optimizer = torch.optim.Adam(agent.actor.parameters(), lr=args.learning_rate)
-    # critic_step(*inputs): an optimiser step on the loss of (agent, *inputs). All return all but the loss
     encoder_step = run.gradient_step(td7_encoder_loss, encoder, encoder_optimizer)
     critic_step = run.gradient_step(td7_critic_loss, agent, critic_optimizer)
     actor_step = run.gradient_step(td7_actor_loss, agent, actor_optimizer)
     replay, assessment = LAPReplay(args.buffer_size, obs_dim, space), Assessment()
     # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        encoder=encoder,
-        agent=agent,
-        target_agent=target_agent,
-        best_agent=best_agent,
-        bounds=bounds,
-        seen=seen,
-        encoder_optimizer=encoder_optimizer,
-        critic_optimizer=critic_optimizer,
-        actor_optimizer=actor_optimizer,
-        assessment=assessment,
-        replay=replay,
-        envs=envs,
-    )
+    parts = dict(encoder=encoder, agent=agent, target_agent=target_agent, best_agent=best_agent, bounds=bounds)
+    parts |= dict(seen=seen, encoder_optimizer=encoder_optimizer, critic_optimizer=critic_optimizer)
+    parts |= dict(actor_optimizer=actor_optimizer, assessment=assessment, replay=replay, envs=envs)
+    start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     if run.restarted:
@@ -311,9 +295,7 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task
-        next_obs = current_obs.copy()
-        for i in np.flatnonzero(terminated | truncated):  # current_obs is the next episode's
-            next_obs[i] = infos["final_obs"][i]
+        next_obs = infos["next_obs"]  # current_obs, except where an episode has ended
         replay.add(Batch(obs, action, reward, terminated, next_obs))
         obs = current_obs
 

@@ -325,23 +325,15 @@ if __name__ == "__main__":
     q_network = QNetwork(num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(qdagger_loss, q_network, optimizer)
     teacher_replay, replay = (FrameReplay(size, args.num_envs) for size in (args.teacher_steps, args.buffer_size))
     lives = np.zeros(args.num_envs, np.int64)
     running, returns = np.zeros(args.num_envs), np.zeros(10)  # returns of the student's games: under way; the last 10
     # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        q_network=q_network,
-        target_network=target_network,
-        optimizer=optimizer,
-        teacher_replay=teacher_replay,
-        replay=replay,
-        running=running,
-        returns=returns,
-        envs=envs,
-        lives=lives,
-    )
+    parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
+    parts |= dict(teacher_replay=teacher_replay, replay=replay, running=running, returns=returns, envs=envs)
+    parts |= dict(lives=lives)
+    start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
     running[run.restarted], lives[run.restarted] = 0, 0  # in the first step of a new game no life counts as lost

@@ -257,9 +257,8 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces
-    run.require_spaces(envs, obs="vector", action="continuous")
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     run.require(args.return_scale > 0, "--return-scale must be more than 0")
     run.require(
         args.width % args.num_heads == 0,
@@ -272,7 +271,6 @@ if __name__ == "__main__":
     data = Windows(steps_of(dataset, obs_dim, args.return_scale), dataset.episode, args.context_length)
     actor = Actor(Standardize(dataset.obs.reshape(-1, obs_dim)), action_dim, args).to(run.device)
     optimizer = torch.optim.AdamW(actor.parameters(), lr=args.learning_rate, weight_decay=args.weight_decay)
-    # actor_step(*inputs): an optimiser step on the loss of (actor, *inputs), returns the metrics
     actor_step = run.gradient_step(decision_transformer_loss, actor, optimizer, args.max_grad_norm)
     # what a checkpoint holds; start: the first iteration, 0 unless resumed
     start = run.resume(actor=actor, optimizer=optimizer)

@@ -213,20 +213,14 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
     value_optimizer = torch.optim.Adam(value.parameters(), lr=args.learning_rate)
-    # value_step(*inputs): an optimiser step on the loss of (value, *inputs). All return all but the loss
     value_step = run.gradient_step(iql_value_loss, value, value_optimizer)
     actor_step = run.gradient_step(iql_discrete_actor_loss, actor, actor_optimizer)
     critic_step = run.gradient_step(iql_critic_loss, critic, critic_optimizer)
     # what a checkpoint holds; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        actor=actor,
-        critic=critic,
-        target_critic=target_critic,
-        value=value,
-        actor_optimizer=actor_optimizer,
-        critic_optimizer=critic_optimizer,
-        value_optimizer=value_optimizer,
-    )
+    parts = dict(actor=actor, critic=critic, target_critic=target_critic, value=value)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer)
+    parts |= dict(value_optimizer=value_optimizer)
+    start = run.resume(**parts)
 
     for iteration in run.loop(start, args.total_timesteps):
         global_step = iteration + 1  # gradient steps of each network

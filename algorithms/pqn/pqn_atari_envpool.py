@@ -141,19 +141,11 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
 
     q_network = QNetwork(num_actions).to(run.device)
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
     q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions), with the current weights
     lives = np.zeros(args.num_envs, np.int64)
@@ -189,8 +181,7 @@ if __name__ == "__main__":
                 timeout[step] &= infos["final_info"]["lives"] >= lives
             done[step] = over[step] | (infos["lives"] < lives)  # a lost life ends the return, but not the game
             lives[:] = infos["lives"]  # in place: a checkpoint holds this array
-            for i in np.flatnonzero(timeout[step]):
-                final_obs[step, i] = infos["final_obs"][i]
+            final_obs[step] = infos["next_obs"]
         run.episodes(global_step, reward, over)
 
         # ---- 2. credit: the returns of Q(lambda), by the network that acted

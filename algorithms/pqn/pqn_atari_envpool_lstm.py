@@ -168,10 +168,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
+    num_iterations = run.iterations(batch_size)
     run.require(
         args.num_envs % args.num_minibatches == 0,
         f"--num-minibatches {args.num_minibatches} must divide the {args.num_envs} environments of --num-envs, "
@@ -181,14 +178,13 @@ if __name__ == "__main__":
 
     q_network = QNetwork(num_actions).to(run.device)
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(q_lambda_lstm_loss, q_network, optimizer, args.max_grad_norm)
     state = torch.zeros(2, args.num_envs, 128, device=run.device)  # hidden and cell state of each environment
     next_first, lives = np.ones(args.num_envs, bool), np.zeros(args.num_envs, np.int64)
     # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
-    start = run.resume(
-        q_network=q_network, optimizer=optimizer, state=state, next_first=next_first, lives=lives, envs=envs
-    )
+    parts = dict(q_network=q_network, optimizer=optimizer, state=state, next_first=next_first, lives=lives)
+    parts |= dict(envs=envs)
+    start = run.resume(**parts)
     lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
     next_first[run.restarted] = True
 

@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,8 @@ def decode(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 # ---------------------------------------------------------------------- the parts a script hands over
 def capture(part: Any) -> Any:
-    """The state of one part as a tree: a module, optimiser, array, tensor, generator or vector environment.
+    """The state of one part as a tree: a module, optimiser, array, tensor, generator, vector environment, or a
+    `SimpleNamespace` of numbers, arrays, tensors and what `encode` knows besides.
 
     Raises TypeError, with the kinds allowed, for anything else.
     """
@@ -104,9 +106,11 @@ def capture(part: Any) -> Any:
         return part.get_state()
     if env_state.is_vector_env(part):
         return env_state.capture(part)
+    if isinstance(part, SimpleNamespace):
+        return dict(vars(part))
     raise TypeError(
         f"a checkpoint cannot hold a {type(part).__name__}; allowed are objects with state_dict and load_state_dict, "
-        "NumPy arrays, torch tensors, random generators and vector environments"
+        "NumPy arrays, torch tensors, random generators, vector environments and namespaces of numbers and arrays"
     )
 
 
@@ -134,9 +138,22 @@ def restore(part: Any, tree: Any) -> list[str]:
         part.bit_generator.state = tree
     elif env_state.is_vector_env(part):
         return env_state.restore(part, tree)
+    elif isinstance(part, SimpleNamespace):
+        _restore_namespace(part, tree)
     else:
         part.set_state(tree)
     return []
+
+
+def _restore_namespace(part: SimpleNamespace, tree: Any) -> None:
+    """Give each name its saved value; tensors are where they are now."""
+    if tree.keys() != vars(part).keys():
+        raise ValueError(f"it has {', '.join(tree)}, not {', '.join(vars(part))}")
+    for name, value in tree.items():
+        own = getattr(part, name)
+        if hasattr(own, "shape") and hasattr(value, "shape"):
+            _check_shape(own, value)
+        setattr(part, name, value.to(own.device) if type(own).__name__ == "Tensor" else value)
 
 
 def not_finite(tree: Any, name: str) -> tuple[str, float] | None:

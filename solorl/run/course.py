@@ -164,7 +164,7 @@ class Course:
                 self.ranks.copy_from_first(part)
 
     # ------------------------------------------------------------------ while it runs
-    def iterations(self, start: int, num_iterations: int, last: bool) -> range:
+    def _iterations(self, start: int, num_iterations: int, last: bool) -> range:
         """The iterations of one more loop; see `loop`."""
         self.phase += 1
         saved = self.checkpoints.resumed

@@ -55,14 +55,10 @@ class Checkpoints:
         self.replays = {name: part for name, part in parts.items() if is_replay(part)}
         self._logs = {name: ReplayLog(self.run_dir / "replay" / name) for name in self.replays}
         self.models = None if models is None else dict(models)
-        self.update(parts)
+        self.parts = {name: part for name, part in parts.items() if name not in self.replays}
         for part in self.parts.values():
             if env_state.is_vector_env(part):
                 env_state.record(part)
-
-    def update(self, parts: Mapping[str, Any]) -> None:
-        """Other objects take the place of some parts."""
-        self.parts |= {name: part for name, part in parts.items() if name not in self.replays}
 
     def open(self, run_dir: Path) -> None:
         """Write there from now on; checkpoints newer than the one that is resumed are deleted."""

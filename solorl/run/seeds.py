@@ -82,6 +82,10 @@ class Runs:
         """See `Run.require_spaces`."""
         self.runs[0].require_spaces(envs, obs, action)
 
+    def iterations(self, steps: int, minibatches: int | None = None, batch: int | None = None) -> int:
+        """See `Run.iterations`."""
+        return self.runs[0].iterations(steps, minibatches, batch)
+
     def open_envs(self, env_id: str, num_envs: int) -> Any:
         """Environments for training: in JAX if there are any of this kind, else in EnvPool."""
         self._envs = open_envs(env_id, num_envs, num_threads=max(1, len(own_cores()) // self.num_seeds))
@@ -194,7 +198,7 @@ class Runs:
         """Chunks of iterations from `start` on, as ranges, so that evaluations and checkpoints are due at their ends.
         `batch_size` is the number of environment steps of one iteration. Ends early, and may be followed by other loops
         unless it is the `last` one, as `Run.loop`."""
-        found = [self.runs[i].iterations(start, num_iterations, last) for i in self._active]
+        found = [self.runs[i]._iterations(start, num_iterations, last) for i in self._active]
         iterations = max(found, key=len, default=range(0))
         start, stop = iterations.start, iterations.stop
         begun = max(run.step for run in self.runs) - start * batch_size  # environment steps before this loop

@@ -58,7 +58,8 @@ class Run(Products):
         """End with one sentence and exit code 2 unless the spaces are of the kinds named.
 
         `obs` is "vector" (Box of numbers, of any shape except () and that of an image), "image" (Box of bytes with 3
-        dimensions), "dict" or "tuple"; `action` is "discrete", "continuous", "multidiscrete" or "tuple". Where `envs`
+        dimensions), "dict" or "tuple"; `action` is "discrete", "continuous", "bounded" (continuous, each entry with
+        finite bounds), "multidiscrete" or "tuple". Where `envs`
         are games of several agents (`multi_agent_env`), those of one agent are meant. The sentence names the script
         that fits, or the two nearest where there is none, from the headers of all files.
         """
@@ -69,17 +70,36 @@ class Run(Products):
             quit_with(f"{env_id} has several agents, but {self.script.name} takes one{use}")
         kinds = "agent" if games else "single"
         spaces = (getattr(envs, f"{kinds}_observation_space"), getattr(envs, f"{kinds}_action_space"))
-        found = (obs_kind(spaces[0]), action_kind(spaces[1]))
+        found, bounded = (obs_kind(spaces[0]), action_kind(spaces[1])), action == "bounded"
+        action = "continuous" if bounded else action
         for what, wanted, kind in (("observations", obs, found[0]), ("actions", action, found[1])):
             if kind != wanted:
                 use = file_for(self.script, *found, atari=found[0] == "image" and is_atari(env_id))
                 if wanted == "vector" and not use.startswith("; use") and flattens(spaces[0]):
                     use += "; gymnasium.wrappers.FlattenObservation makes a vector of the observations"
                 quit_with(f"{env_id} has {kind} {what}, but {self.script.name} takes {wanted} {what}{use}")
+        space = spaces[1]
+        self.require(not bounded or space.is_bounded(), f"{env_id} has actions without finite bounds")
         with in_one_sentence():
             refuse_statistics(envs, env_id)
         if self._masks and not (games or self.play or self.quiet or self._reads_masks):
             warn(f"{env_id} gives an action_mask, which {self.script.name} does not use")
+
+    def iterations(self, steps: int, minibatches: int | None = None, batch: int | None = None) -> int:
+        """How many iterations of `steps` environment steps `--total-timesteps` gives.
+
+        Ends with one sentence and exit code 2 where that is none; where the `minibatches` of `--num-minibatches` do not
+        divide the steps into parts of two or more; and where the replay buffer never holds a `batch` of `--batch-size`.
+        """
+        total = int(self.args.total_timesteps)  # type: ignore[attr-defined]
+        self.require(total >= steps, f"--total-timesteps {total} is less than one iteration of {steps} steps")
+        if minibatches is not None:
+            unequal = f"--num-minibatches {minibatches} must divide the batch of {steps} steps into parts of 2 or more"
+            self.require(steps % minibatches == 0 and steps > minibatches, unequal)
+        if batch is not None:
+            most = min(int(self.args.buffer_size), total // steps * steps)  # type: ignore[attr-defined]
+            self.require(batch <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
+        return total // steps
 
     def vector_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> VectorEnvs:
         """`num_envs` environments `make_env(env_id)` side by side, which reset in the same step (see `VectorEnvs`): in
@@ -168,7 +188,7 @@ class Run(Products):
         from 0; all except the last one say `last=False`. `start` belongs to the loop in which a resumed run stopped:
         those before it are empty, as are those after one that ended early.
         """
-        iterations = self.iterations(start, num_iterations, last)
+        iterations = self._iterations(start, num_iterations, last)
         if self.phase == self.checkpoints.resumed.get("phase", 0):
             self.checkpoints.resume_random()
         if not self._before and not self.play:
@@ -257,14 +277,12 @@ class Run(Products):
         due = self.meter.is_due("evaluate", self.args.eval_every, global_step)
         return self.evaluator.seeds(EVALUATE, 0) if due else []
 
-    def save(self, global_step: int, **parts: Any) -> None:
-        """Write a checkpoint every `--save-every` steps and where the loop ends. `parts`: see `resume`; those left
-        out are taken as they were named there.
+    def save(self, global_step: int) -> None:
+        """Write a checkpoint every `--save-every` steps and where the loop ends.
 
         NaN or infinite numbers in a module, optimiser, array or tensor end the run as in `log` and are not saved.
         Here several ranks agree on the end, and rank 0 writes what all hand over.
         """
-        self.checkpoints.update(parts)
         self._reach(global_step)
         due = self.meter.is_due("save", self.args.save_every, global_step)
         self.ending = self.ending or self._reason_to_end()
