@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from solorl.terminal import paint, plain
 
@@ -64,6 +64,16 @@ def fitting(what: str) -> AbstractContextManager[None]:
     """Whatever is raised inside becomes a UsageError: `what`, read from a file, does not fit. A file can be well-formed
     and wrong in more ways than can be listed, hence every exception."""
     return told(f"{what} does not fit")
+
+
+_HOOK = sys.excepthook
+
+
+def shown(kind: Any, error: Any, trace: Any) -> None:
+    """To be `sys.excepthook`: a UsageError that nobody has caught, or that memory is not enough, as one sentence."""
+    if isinstance(error, UsageError | MemoryError):
+        quit_with(str(error) if isinstance(error, UsageError) else f"there is not so much memory: {error}")
+    _HOOK(kind, error, trace)
 
 
 @contextmanager

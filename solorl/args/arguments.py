@@ -14,9 +14,10 @@ from typing import Any, Literal, TypeVar
 from solorl.args.command_line import check_ranges, given_arguments
 from solorl.checkpoints.safety import refuse_links
 from solorl.envs.ids import check_env_id_of, reward_threshold
-from solorl.errors import UsageError, quit_with
+from solorl.errors import UsageError, quit_with, shown
 from solorl.files import missing
 from solorl.machine import without_screen
+from solorl.runfolder import CONFIG
 from solorl.terminal import warn
 from solorl.trust import HOW, was_started
 
@@ -78,7 +79,7 @@ def parse(args_type: type[A]) -> A:
         given = given_arguments(args_type, sys.argv[1:])
         folder = given.get("resume")
         saved = saved_arguments(Path(folder), args_type) if folder else args_type()
-        foreign = Path(folder) / "config.json" if folder and HOW.get() is None else None
+        foreign = Path(folder) / CONFIG if folder and HOW.get() is None else None
         left_out = _refuse_elsewhere(saved, foreign, given) if foreign else []
         args = dataclasses.replace(saved, **given)
         if hasattr(args, "env_id"):  # what the environment is comes before what the numbers are
@@ -97,12 +98,13 @@ def parse(args_type: type[A]) -> A:
         quit_with(str(error))
     if left_out:
         warn(f"{folder} was not started here, so this does not count unless it is typed: {', '.join(left_out)}")
+    sys.excepthook = shown
     return args
 
 
 def saved_arguments(folder: Path, args_type: type[A]) -> A:
     """The arguments of the run in `folder`, which must be a run of the script that asks."""
-    file = folder / "config.json"
+    file = folder / CONFIG
     if not folder.is_dir():
         raise missing("run folder", folder)
     refuse_links(folder)
@@ -110,7 +112,7 @@ def saved_arguments(folder: Path, args_type: type[A]) -> A:
         config = json.loads(file.read_text())
         script, saved, changes = config["script"], config["args"], config.get("changes", [])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{folder} is not a run folder: its config.json cannot be read") from error
+        raise UsageError(f"{folder} is not a run folder: its {CONFIG} cannot be read") from error
     if not isinstance(saved, dict) or not isinstance(changes, list):
         raise UsageError(f"{file} is malformed: args must be an object and changes a list")
     if script != script_path().name:

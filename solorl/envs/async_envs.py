@@ -19,7 +19,7 @@ import gymnasium as gym
 from solorl import signals
 from solorl.envs import guest
 from solorl.envs.surroundings import seeded, set_random_states
-from solorl.envs.vector import Masked, masks_in, stacked_masks
+from solorl.envs.vector import Masked, masks_in, stacked_masks, with_next_obs
 from solorl.errors import UsageError, quit_with, told
 
 LEFT = 5.0  # seconds in which a process that is no longer needed closes its environment
@@ -61,7 +61,7 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
         with self._ending():
             obs, reward, terminated, truncated, infos = super().step(actions)
         self.action_mask = masks_in(infos)
-        return obs, reward, terminated, truncated, infos
+        return obs, reward, terminated, truncated, with_next_obs(obs, infos)
 
     def each(self, function: Callable[..., Any], *inputs: Sequence[Any]) -> list[Any]:
         """What `function(env, ...)` returns for each environment, in its process; each of `inputs` has an entry for

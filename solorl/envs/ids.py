@@ -41,19 +41,18 @@ GAMES = {
     "team/*": ("solorl.games.teams", "jax"),
     "lbf/*": ("solorl.envs.tuple_games", "lbforaging"),
 }
-
-
-# Other families, likewise.
+# Other families, likewise; those of a package register themselves.
 OTHERS = {
     "games/*": ("solorl.games",),
     "envpool/*": ("solorl.envs.envpool_env", "envpool"),
-    **dict.fromkeys(("ALE/*", "*NoFrameskip-v*"), ("ale_py", "ale_py")),
-    "MinAtar/*": ("minatar", "minatar"),
-    "dm_control/*": ("shimmy", "shimmy"),
-    **dict.fromkeys(("Fetch*", "HandReach*", "HandManipulate*", "AntMaze*", "PointMaze*", "Adroit*"),
-                    ("gymnasium_robotics", "gymnasium_robotics")),
-    **dict.fromkeys(("MiniGrid-*", "BabyAI-*"), ("minigrid", "minigrid")),
-}  # fmt: skip
+    **dict.fromkeys(("ALE/*", "*NoFrameskip-v*"), ("ale_py",) * 2),
+    **dict.fromkeys(
+        "Fetch* HandReach* HandManipulate* AntMaze* PointMaze* Adroit*".split(), ("gymnasium_robotics",) * 2
+    ),
+    **dict.fromkeys(("MiniGrid-*", "BabyAI-*"), ("minigrid",) * 2),
+    "MinAtar/*": ("minatar",) * 2,
+    "dm_control/*": ("shimmy",) * 2,
+}
 # What pip installs where it is not one of our extras.
 INSTALL = {
     "minatar": "minatar",
@@ -61,19 +60,11 @@ INSTALL = {
     "gymnasium_robotics": "gymnasium-robotics; FlattenObservation in make_env makes its dicts vectors",
     "minigrid": "minigrid",
 }
-# What `Args.env_kind` of a script can say of its --env-id.
-KINDS = {
-    "gymnasium": "any environment of Gymnasium",
-    "atari": "games of Atari, Gymnasium's",
-    "envpool": "any environment of EnvPool",
-    "envpool-atari": "games of Atari, EnvPool's",
-    "envpool-procgen": "games of Procgen, EnvPool's",
-    "pettingzoo-atari": "games of Atari of several agents, PettingZoo's",
-    "agents": "games of several agents",
-    "agents-jax": "games of several agents written in JAX, see `solorl.games.teams`",
-    "jax": "environments written in JAX, and those that EnvPool and Gymnasium have under the same id",
-    "batched": "simulators that step batches of tensors, see `solorl.envs.batched`",
-}
+# What `Args.env_kind` of a script can say of its --env-id: any environment of Gymnasium or of EnvPool; games of Atari,
+# Gymnasium's, EnvPool's or, of several agents, PettingZoo's; of Procgen; games of several agents, all or those written
+# in JAX (`solorl.games.teams`); environments written in JAX, and those that EnvPool and Gymnasium have under the same
+# id; simulators that step batches of tensors (`solorl.envs.batched`).
+KINDS = ("gymnasium envpool atari envpool-atari pettingzoo-atari envpool-procgen agents agents-jax jax batched").split()
 
 
 def _families() -> dict[str, tuple[str, ...]]:
@@ -119,9 +110,8 @@ def _register(env_id: str, typed: bool) -> None:
                 continue
             if package in INSTALL:
                 raise UsageError(f"{env_id} needs a package: pip install {INSTALL[package]}")
-            extra = (
-                "pettingzoo" if registers == "solorl.envs.pettingzoo" else BRINGS[package]
-            )  # brings the whole family
+            of_family = registers == "solorl.envs.pettingzoo"  # all of which one extra brings
+            extra = "pettingzoo" if of_family else BRINGS[package]
             raise UsageError(needs_extra(env_id, extra))
         if all(map(_is_there, packages)):
             importlib.import_module(registers)
@@ -141,22 +131,20 @@ def _import_module_of(env_id: str, module: str, typed: bool) -> None:
             importlib.import_module(module)
     except UsageError:
         raise
-    except SystemExit as end:
-        what = f"importing the module {module} ends the program by sys.exit({end.code!r})"
-        raise UsageError(f"{env_id} cannot be used: {what}; put `if __name__ == '__main__':` around that") from end
-    except Exception as error:  # whatever the code of the module raises
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+    except (Exception, SystemExit) as error:  # whatever the code of the module raises
+        fails = " ".join(f"fails with {type(error).__name__}: {error}".split())
+        sentence = f"{env_id} cannot be used: importing the module {module} "
+        if isinstance(error, SystemExit):
+            fails = f"ends the program by sys.exit({error.code!r}); put `if __name__ == '__main__':` around that"
+        elif isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             hint = did_you_mean(module, [path.stem for path in Path().glob("*.py")])
-            where = f"no module {module} is installed or in this folder{hint}"
-            raise UsageError(f"there is no environment {env_id}: {where}") from error
-        if isinstance(error, ImportError) and (sentence := missing_extra(env_id, error)):
-            raise UsageError(sentence) from error
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UsageError(f"{env_id} cannot be used: importing the module {module} fails with {reason}") from error
-
-
-def _file_of(module: str) -> str:
-    return getattr(sys.modules[module], "__file__", None) or "a folder without code"
+            sentence, fails = (
+                f"there is no environment {env_id}: no module {module} is installed or in this folder",
+                hint,
+            )
+        elif isinstance(error, ImportError) and (missing := missing_extra(env_id, error)):
+            sentence, fails = missing, ""
+        raise UsageError(sentence + fails) from error
 
 
 def check_env_id(env_id: str, typed: bool = True) -> None:
@@ -184,7 +172,8 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
         near = [f"{module}{colon}{one}" for one in _like(name, known)]
         hint = f"; did you mean {' or '.join(near)}?" if near else "; one of another package is `package:Name-v0`"
         if colon:
-            hint = f": the module {module} ({_file_of(module)}) registers no {name}{hint if near else ''}"
+            where = getattr(sys.modules[module], "__file__", None) or "a folder without code"
+            hint = f": the module {module} ({where}) registers no {name}{hint if near else ''}"
         raise UsageError(f"there is no environment {env_id}{hint}") from error
     entry = spec.entry_point if isinstance(spec.entry_point, str) else ""
     for prefix, (module, extra) in EXTRAS.items():

@@ -1,5 +1,5 @@
-"""Level-based foraging (`lbf/Foraging-8x8-2p-3f-v3`): environments with `Tuple` spaces and lists of rewards, as a `Game`.
-Importing this module registers them.
+"""Level-based foraging (`lbf/Foraging-8x8-2p-3f-v3`): environments with `Tuple` spaces and lists of rewards, as
+a `Game`. Importing this module registers them.
 
 The package reports its time limit as the end of the task. Here it is truncated. It tells which actions are valid, which
 becomes the mask. Papoudakis et al. (2021), https://arxiv.org/abs/2006.07869

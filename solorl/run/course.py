@@ -109,7 +109,7 @@ class Course:
             if self.rank == 0:
                 self.folder.lock()
             try:
-                self.restarted = self.checkpoints.resume(getattr(self.args, "num_envs", None))
+                self.restarted = self.checkpoints.resume(getattr(self.args, "num_envs", None), len(self.meter.agents))
             except BaseException:
                 self.folder.unlock()
                 raise

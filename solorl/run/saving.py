@@ -13,6 +13,7 @@ import numpy as np
 
 from solorl.checkpoints import checkpoint, env_state
 from solorl.checkpoints.replay import ReplayLog, is_replay
+from solorl.checkpoints.safety import check_running_episodes
 from solorl.compute.ranks import Ranks
 from solorl.envs.surroundings import random_states, set_random_states, undisturbed
 from solorl.errors import UsageError, fitting
@@ -68,7 +69,7 @@ class Checkpoints:
         checkpoint.delete_newer(self.folder, self.resumed.get("step", 0))
 
     # ------------------------------------------------------------------ bringing back
-    def resume(self, num_envs: int | None) -> list[int]:
+    def resume(self, num_envs: int | None, num_agents: int = 0) -> list[int]:
         """Bring all parts into the state of the newest whole checkpoint, if there is one; `resumed` has its counters.
         Returns the environments whose episodes begin again. UsageError where that cannot be done. Writes nothing."""
         tree = self._load()
@@ -91,8 +92,8 @@ class Checkpoints:
                 notes = checkpoint.restore(part, tree["parts"].pop(name))  # a restored part is not kept in memory
             for note in notes:
                 warn(note)
-        if num_envs and (returns := self.resumed["returns"]) is not None and len(returns) != num_envs:
-            raise UsageError(f"{where} is of {len(returns)} environments, not {num_envs}")
+        with fitting(where):
+            check_running_episodes(self.resumed, num_envs, num_agents)
         self._resume_replays(tree["replay"])
         self.newest = self.resumed["step"]
         return [i for envs in filter(env_state.is_vector_env, self.parts.values()) for i in env_state.restarted(envs)]

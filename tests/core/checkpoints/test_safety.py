@@ -18,7 +18,7 @@ from conftest import own_registry, refused, rows, run, script
 from safetensors.numpy import load_file, save_file
 
 import solorl
-from solorl import memory, trust
+from solorl import errors, memory, trust
 from solorl.args.arguments import RunArgs, saved_arguments
 from solorl.checkpoints import checkpoint as state
 from solorl.checkpoints import env_state as simulators
@@ -447,6 +447,23 @@ def test_a_model_that_does_not_fit_is_one_sentence(damage, solo, copy):
         path.write_text("{}")
     words = f"{path} cannot be read" if damage == "text" else f"the model {path} does not fit: "
     refused(solo("play", copy), words)
+
+
+@pytest.mark.slow
+def test_a_buffer_larger_than_memory_is_one_sentence(tmp_path):
+    """In a real process, for it is the way of an exception out of the script."""
+    done = run(sys.executable, script("dqn"), "--buffer-size", 10**13, "--runs-dir", tmp_path / "runs")
+    assert done.returncode == 2 and done.stdout == "" and not (tmp_path / "runs").exists()
+    assert done.stderr.count("\n") == 1 and "error: there is not so much memory: Unable to allocate" in done.stderr
+
+
+def test_other_errors_are_shown_as_they_are(monkeypatch):
+    seen = []
+    monkeypatch.setattr(errors, "_HOOK", lambda *error: seen.append(error))
+    errors.shown(ValueError, error := ValueError("something"), None)
+    assert seen == [(ValueError, error, None)]
+    with pytest.raises(SystemExit, match="2"):
+        errors.shown(UsageError, UsageError("something"), None)
 
 
 def test_a_buffer_that_would_fill_later_than_it_is_allocated(train, tmp_path, monkeypatch):
