@@ -86,7 +86,8 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
 
     def _raise_if_errors(self, successes: Any) -> None:
         if not all(successes):
-            raise UsageError(str(self.error_queue.get()[2]))
+            failed = [self.error_queue.get() for success in successes if not success]
+            raise UsageError(str(min(failed, key=lambda each: each[0])[2]))  # (index, class, exception, trace)
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
