@@ -114,8 +114,8 @@ class Run(Products):
         with in_one_sentence():
             manners = try_out(make_env, env_id, self._reads_masks and kind is VectorEnvs)
         self._masks = manners.mask is not None
-        several = f"--async-envs is for environments of one agent, but {env_id} has several"
-        self.require(not (apart and manners.agents), several)
+        several = f"--async-envs is for environments of one agent, not for games of several as {env_id}"
+        self.require(not apart or (kind is VectorEnvs and not manners.agents), several)
         return (AsyncEnvs if apart else kind)([hosted(make_env, env_id, ends=not apart)] * num_envs)
 
     def multi_agent_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:

@@ -186,7 +186,7 @@ def test_trainings_of_all_kinds_are_those_of_one_process(name, env_id, method, t
     [
         ("ppo_jax", [], "ppo_jax.py steps its environments in another way"),
         ("ippo", ["--env-id", "team/simple_spread_v3"], "ippo.py steps its environments in another way"),
-        ("ippo", ["--env-id", "mpe/simple_spread_v3"], "mpe/simple_spread_v3 has several"),
+        ("ippo", ["--env-id", "mpe/simple_spread_v3"], "not for games of several as mpe/simple_spread_v3"),
     ],
 )
 def test_files_with_other_environments_refuse_the_flag(name, flags, said, train, tmp_path):
@@ -252,8 +252,8 @@ def test_an_exception_that_no_other_process_can_read_is_one_sentence(capfd):
 
 def test_an_exception_in_an_environment_ends_the_training_with_a_sentence(train):
     train("ppo", "--env-id", "moody:Fails-v0", *PPO, "--async-envs", code=1)
-    said = "--async-envs: environment 0 failed: ZeroDivisionError "
-    assert train.out.splitlines()[-1].startswith(f"error: {said}"), train.out
+    assert "error: --async-envs: environment " in train.out.splitlines()[-1], train.out
+    assert "failed: ZeroDivisionError" in train.out and train.out.count("ZeroDivision") == 1
     assert "Traceback" not in train.out
 
 
