@@ -77,7 +77,7 @@ class AsyncEnvs(gym.vector.AsyncVectorEnv):
         with self._ending():
             return super().call(name, *args, **kwargs)
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the processes."""
         _end(*self._workers())
 

@@ -193,7 +193,7 @@ def guest_in(env: Any) -> Guest | None:
 def looks(envs: Any) -> list[str]:
     """What is NaN or infinite in each environment side by side, see `Guest.look`; empty where nothing is known."""
     if hasattr(envs, "each"):  # in other processes
-        return envs.each(_look)  # type: ignore[no-any-return]
+        return envs.each(_look)
     return [*map(_look, envs.envs if isinstance(envs, gym.vector.SyncVectorEnv) else ())]
 
 
