@@ -21,6 +21,7 @@ import torch
 from solorl import cli
 from solorl.compute.speed import GradientStep
 from solorl.envs.load_envpool import load_qt
+from solorl.errors import UsageError
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NPROC", "1")  # threads of XLA: the first training of a process would choose for all others
@@ -145,7 +146,7 @@ def quick(request, monkeypatch):
     """No test draws a learning curve or waits for the disk, except those marked `disk`: of hundreds of trainings each
     would do both."""
     if not request.node.get_closest_marker("disk"):
-        monkeypatch.setattr("solorl.run.products.draw_learning_curve", lambda rows, path, title: path.touch())
+        monkeypatch.setattr("solorl.run.output.draw_learning_curve", lambda rows, path, title: path.touch())
         monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
@@ -175,7 +176,11 @@ def train(tmp_path, monkeypatch):
         out, call.code, variables = io.StringIO(), 0, {}
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             try:
-                variables = runpy.run_path(path, run_name="__main__")
+                try:
+                    variables = runpy.run_path(path, run_name="__main__")
+                except UsageError as error:
+                    sys.excepthook(UsageError, error, error.__traceback__)
+                    raise
             except SystemExit as end:
                 call.code = end.code
         call.out = out.getvalue()

@@ -21,6 +21,7 @@ ENTRANCES = (
     "Runs",
     "RunArgs",
     "conv2d",
+    "load",
     "parse",
 )  # what a script may use of the library in addition to the verbs of `run`
 FREE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)

@@ -141,7 +141,7 @@ class Run:
             numbers = [f"{name} {float(x):.4g}" for name, x in self.last.items()]
             print(f"step {global_step:,}", mean, *numbers, sep="  ")
 
-    def evaluate(self, global_step, policy, make_env, opponents=(), played=None):
+    def evaluate(self, global_step, policy, make_env, also=None, played=None):
         """Nothing: `close` evaluates."""
 
     def evaluation_seeds(self, global_step):
@@ -155,9 +155,8 @@ class Run:
         """Environments side by side, which reset in the same step."""
         return VectorEnvs([lambda: make_env(env_id)] * num_envs)
 
-    def close(self, policy, make_env, opponents=(), sample=None):
-        """Evaluate the policy and save the weights. Against opponents only the library plays."""
-        self.require(not opponents, "a standalone copy cannot play against opponents")
+    def close(self, policy, make_env, sample=None):
+        """Evaluate the policy and save the weights."""
         if self.processes:
             self.processes.close()
         known, returns = inspect.signature(policy).parameters, []

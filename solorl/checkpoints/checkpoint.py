@@ -21,12 +21,12 @@ import numpy as np
 from solorl.checkpoints import env_state
 from solorl.errors import reason
 from solorl.files import sha256, sync_file
+from solorl.runfolder import step_of
+from solorl.runfolder import steps_in as checkpoints
 
 KEEP = 2  # checkpoints that stay on the disk
 FILES = ("tensors.safetensors", "state.json")
 DTYPES = {"BOOL", "U8", "I8", "U16", "I16", "F16", "U32", "I32", "F32", "U64", "I64", "F64", "C64"}  # of safetensors
-ADAM = ("Adam", "AdamW")
-MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "momentum_buffer", "grad_avg"}  # of an optimiser
 
 
 class CheckpointError(Exception):
@@ -123,7 +123,6 @@ def restore(part: Any, tree: Any) -> list[str]:
     if hasattr(part, "param_groups"):
         settings = [{key: value for key, value in group.items() if key != "params"} for group in part.param_groups]
         part.load_state_dict(tree)
-        _check_moments(part)
         for group, kept in zip(part.param_groups, settings, strict=True):
             group.update(kept)
     elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
@@ -180,21 +179,7 @@ def _check_shape(part: Any, saved: Any) -> None:
         raise ValueError(f"its shape is {shape}, not {tuple(part.shape)}")
 
 
-def _check_moments(optimizer: Any) -> None:
-    """torch loads moments of any shape, and its fused steps trust that they have the shape of their parameter."""
-    for parameter, saved in optimizer.state.items():
-        missing = {"step", "exp_avg", "exp_avg_sq"} - saved.keys() if type(optimizer).__name__ in ADAM else ()
-        if saved and missing:
-            raise ValueError(f"it has no {' and no '.join(sorted(missing))}")
-        for name in MOMENTS & saved.keys():
-            if saved[name] is not None or name != "momentum_buffer":  # SGD without momentum
-                _check_shape(parameter, saved[name])
-        float(saved.get("step", 0))
-
-
 # ---------------------------------------------------------------------- files
-
-
 def safetensors_pieces(arrays: Mapping[str, np.ndarray], about: Mapping[str, str] | None = None) -> Iterator[bytes]:
     """The pieces of a safetensors file with `about` as metadata: equal arrays give equal bytes, which the library's own
     writer does not promise. Raises OSError for a type of numbers that the format does not have."""
@@ -250,16 +235,6 @@ def read_state(folder: Path) -> Any:
         return decode(json.loads((folder / "state.json").read_text()), load_file(folder / "tensors.safetensors"))
     except Exception as error:  # its sums are right, but it was not `write_state` that wrote it
         raise CheckpointError(f"{folder.name} is malformed ({reason(error)})") from error
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    return sorted(path for path in folder.glob("step_*") if path.is_dir() and path.name[5:].isdigit())
-
-
-def step_of(checkpoint: Path) -> int:
-    """The environment steps after which a checkpoint was written."""
-    return int(checkpoint.name[5:])
 
 
 def save_checkpoint(folder: Path, step: int, tree: Any, keep: int | None = None) -> Path:

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     is_picture = args.what == "info" and args.out is not None and args.out.suffix in (".png", ".svg")
     if args.out is not None and not is_picture and args.what != "from":
         raise UsageError(f"solo dataset: --out is a picture of info, PNG or SVG, not {args.out}")
-    from solorl.data import exchange  # here: they load the numerical libraries
+    from solorl.lab.datasets import exchange  # here: they load the numerical libraries
 
     first, *others = map(Path, args.names)
     own = (_mean(args.random), _mean(args.expert)) if args.random else None
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
 def made(args: Any) -> None:
     """Make a data set of the replay buffer of a run."""
     from solorl.data.dataset import Writer
-    from solorl.data.recording import replayed, write_replayed
+    from solorl.lab.datasets.recording import replayed, write_replayed
     from solorl.lab.share.hub import run_dir_of
     from solorl.run.load import environment_of, script_of
 

@@ -34,8 +34,8 @@ def main(argv: Sequence[str]) -> int:
     for name, least in (("steps", 1), ("num_envs", 1), ("seed", 0)):
         if (value := getattr(args, name)) is not None and value < least:
             raise UsageError(f"solo record: --{name.replace('_', '-')} must be at least {least}, not {value}")
-    from solorl.data.recording import Recording  # here: they load the numerical libraries
     from solorl.envs.surroundings import undisturbed
+    from solorl.lab.datasets.recording import Recording  # here: they load the numerical libraries
     from solorl.lab.share.hub import run_dir_of
     from solorl.run.load import load
 
@@ -93,7 +93,7 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
         else:
             action = np.array([spaces[1].sample(mask=mask.astype(np.int8)) for mask in masks])
         obs, reward, terminated, truncated, infos = envs.step(action)
-        recording.add(action, reward, terminated, truncated, infos.get("final_obs"), obs)
+        recording.add(action, reward, terminated, truncated, infos["next_obs"], obs)
         first = terminated | truncated
     recording.flush()
     envs.close()

@@ -15,8 +15,8 @@ from typing import Any
 
 from solorl.cli import Parser
 from solorl.errors import UsageError, hint
-from solorl.files import is_locked, missing, read_json
-from solorl.runfolder import last_rows
+from solorl.files import missing, read_json
+from solorl.runfolder import is_locked, last_rows
 from solorl.terminal import aligned, duration, scores
 
 COLUMNS = ("env", "script", "seed", "status", "step", "evaluation", "size", "age", "folder")

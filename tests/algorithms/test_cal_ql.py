@@ -102,7 +102,7 @@ def test_resumed_anywhere_as_if_it_had_never_stopped(train, tmp_path, monkeypatc
 
         def end_here(run, step, stop=stop):
             if step == stop:
-                run.hear(signal.SIGTERM, None)
+                run.ending.hear(signal.SIGTERM, None)
             save(run, step)
 
         with monkeypatch.context() as patched:

@@ -153,7 +153,7 @@ def variables():
 @pytest.fixture
 def later(monkeypatch):
     """`later(cls=numbers)` says in which calls the objects of a class die."""
-    monkeypatch.setattr("solorl.run.course.Processes", Later)
+    monkeypatch.setattr("solorl.run.verbs.Processes", Later)
     return lambda **deaths: monkeypatch.setattr(Later, "deaths", deaths)
 
 
@@ -341,8 +341,8 @@ def test_the_evaluator_gives_the_score_that_the_run_would_give():
     evaluator, actor = SAC["Evaluator"]("Dice-v0", 1, 1), SAC["Actor"](1, 1)
     for _ in range(2):
         returns, lengths = evaluator.play(SAC["get_weights"](actor), there.seeds(1, 0))
-    scores, wanted = there.play(1, 0, actor.act, SAC["make_env"])
-    np.testing.assert_allclose(returns, scores["eval/episodic_return"], rtol=1e-4)
+    played, wanted = there.play(1, 0, actor.act, SAC["make_env"])
+    np.testing.assert_allclose(returns, played, rtol=1e-4)
     assert lengths.tolist() == wanted.tolist() and len(set(wanted)) > 1
 
 
@@ -390,7 +390,7 @@ def test_a_dead_evaluator_is_replaced(train, later):
 
 def test_target_return_ends_the_run_with_the_weights_that_have_reached_it(train, later):
     v = train(*aim("--target-return", -0.2, "--policy-frequency", 1, "--utd-ratio", 1))
-    assert v["run"].ending == "target" and v["iteration"] + 1 < v["num_iterations"]
+    assert v["run"].ending.why == "target" and v["iteration"] + 1 < v["num_iterations"]
     assert "target -0.2 reached" in train.out
 
 

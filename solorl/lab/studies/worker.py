@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl.errors import UsageError
-from solorl.files import is_locked, read_json, shown
+from solorl.files import read_json, shown
 from solorl.lab.studies.child import Child, environment
 from solorl.lab.studies.engines.cluster import AGAIN, GRACE
 from solorl.lab.studies.found import Found, checkpoints, is_whole, newest, newest_step, trainer, verdict
@@ -29,6 +29,7 @@ from solorl.lab.studies.storage import refusal
 from solorl.lab.studies.study import Study, installed, used
 from solorl.lab.studies.task import Task
 from solorl.machine import is_alive, pinned
+from solorl.runfolder import is_locked
 
 LOOK = 0.1  # seconds between two looks for a new checkpoint
 LISTENED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)

@@ -76,47 +76,7 @@ def test_damage_is_found(tmp_path):
     with pytest.raises(CheckpointError, match="is damaged"):
         ReplayLog(tmp_path).load(Ring(10), saved)
     path.unlink()
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        ReplayLog(tmp_path).load(Ring(10), saved)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"name": "/dev/zero"},
-        {"name": "../000000000000_000000000008.safetensors"},
-        {"start": -1},
-        {"stop": 9},
-        {"stop": 10**30},
-        {"start": "0"},
-        {"inserted": 7},
-        {"inserted": None},
-        {"segments": 3},
-        {"segments": [{}]},
-    ],
-)
-def test_a_list_of_segments_that_cannot_be_is_refused(wrong, tmp_path):
-    """Each file is in the folder, and its name says its rows: no other file is read, such as one without an end."""
-    ring, log = Ring(10), ReplayLog(tmp_path)
-    ring.add(8)
-    saved = log.append(ring)
-    bad = saved | wrong if wrong.keys() <= saved.keys() else saved | {"segments": [saved["segments"][0] | wrong]}
-    other = Ring(10)
-    with pytest.raises(CheckpointError, match="the list of replay segments is malformed"):
-        ReplayLog(tmp_path).load(other, bad)
-    assert other.inserted == 0 and not other.arrays["x"].any()
-    ReplayLog(tmp_path).load(other, saved)
-    assert other.inserted == 8
-
-
-def test_a_segment_of_another_size_is_not_read(tmp_path, monkeypatch):
-    ring, log = Ring(10), ReplayLog(tmp_path)
-    ring.add(8)
-    saved = log.append(ring)
-    with open(next(tmp_path.iterdir()), "ab") as file:
-        file.truncate(2**40)  # sparse: reading it would take hours
-    monkeypatch.setattr("solorl.checkpoints.replay.sha256", lambda path: pytest.fail("it is read"))
-    with pytest.raises(CheckpointError, match="is damaged"):
+    with pytest.raises(CheckpointError, match="is missing"):
         ReplayLog(tmp_path).load(Ring(10), saved)
 
 
