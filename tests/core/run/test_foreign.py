@@ -38,11 +38,10 @@ def test_a_foreign_folder_publishes_connects_and_multiplies_nothing(train):
 
 
 def test_what_is_typed_again_counts(train):
-    folder = rewritten(train("ppo", *SHORT.split())["run"].dir, threads=3, env_workers=2)
+    folder = rewritten(train("ppo", *SHORT.split())["run"].dir, threads=3, async_envs=True)
     args = train("ppo", "--resume", folder, "--threads", "2")["args"]
-    assert (
-        (args.threads, args.env_workers) == (2, 0) and "--env-workers 2" in train.out and "--threads" not in train.out
-    )
+    assert (args.threads, args.async_envs) == (2, False)
+    assert "--async-envs True" in train.out and "--threads" not in train.out
 
 
 def test_an_own_folder_keeps_its_arguments_wherever_it_is_moved(train, tmp_path):
