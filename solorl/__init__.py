@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from solorl.run.verbs import Run
 
 __all__ = ["EnvPoolVectorEnv", "PettingZooEnvs", "Run", "RunArgs", "Runs", "conv2d", "load", "parse"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Name -> its module, imported where the name is first used: `solo work` and its like need none of the libraries, and
 # some modules are extras.

@@ -16,6 +16,7 @@ Details   docs/algorithms/ppo_atari.md
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import ale_py
@@ -220,10 +221,10 @@ if __name__ == "__main__":
     agent = Agent(num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # NumPy (batch, 4, 84, 84) -> NumPy logits (batch, num_actions), values (batch,)
-    lives = np.zeros(args.num_envs, np.int64)
-    start = run.resume(agent=agent, optimizer=optimizer, envs=envs, lives=lives)  # what a checkpoint holds
-    lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
+    policy = run.fast(agent)  # the agent in NumPy: (batch, 4, 84, 84) -> logits (batch, num_actions), values (batch,)
+    now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))
+    start = run.resume(agent=agent, optimizer=optimizer, envs=envs, now=now)  # what a checkpoint holds
+    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -245,10 +246,10 @@ if __name__ == "__main__":
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step], timeout[step] = terminated | truncated, truncated & ~terminated
             if timeout[step].any():  # a life lost in the last step allowed ends the return, too
-                timeout[step] &= infos["final_info"]["lives"] >= lives
-            done[step] = over[step] | (infos["lives"] < lives)  # a lost life ends the return, but not the game
-            lives[:] = infos["lives"]  # in place: a checkpoint holds this array
-            final_obs[step] = infos["next_obs"]
+                timeout[step] &= infos["final_info"]["lives"] >= now.lives
+            done[step] = over[step] | (infos["lives"] < now.lives)  # a lost life ends the return, but not the game
+            now.lives = infos["lives"]
+            final_obs[step] = infos["next_obs"]  # where the step led
         run.episodes(global_step, reward, over)
 
         # ---- 2. credit: "compute advantage estimates"

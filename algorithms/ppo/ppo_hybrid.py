@@ -204,11 +204,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="tuple")
-    run.require(
-        is_hybrid(envs.single_action_space),
-        f"{args.env_id} has a tuple of other actions than ppo_hybrid.py takes, which are Discrete from 0 and Box of "
-        "floats with one axis",
-    )
+    run.require(is_hybrid(envs.single_action_space), "actions must be Discrete from 0 and Box of floats, one axis")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
@@ -219,7 +215,7 @@ if __name__ == "__main__":
     agent = Agent(obs_dim, num_actions, action_dim, args.std_init).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # NumPy (batch, obs_dim) -> NumPy logits, means, values, as in `forward`
+    policy = run.fast(agent)  # the agent in NumPy: (batch, obs_dim) -> logits, means, values, as in `forward`
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one rollout
@@ -245,7 +241,7 @@ if __name__ == "__main__":
             logprob[step] = discrete_logprob + continuous_logprob
             next_obs, reward[step], terminated, truncated, infos = envs.step((discrete[step], continuous[step]))
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            final_obs[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)
+            final_obs[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)  # where the step led
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: "compute advantage estimates"

@@ -30,7 +30,7 @@ import torch
 import torch.nn as nn
 from gymnasium.wrappers import TimeLimit
 
-from solorl import PettingZooEnvs, Run, RunArgs, parse
+from solorl import Run, RunArgs, parse
 
 
 @dataclass
@@ -252,8 +252,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    # games side by side; one in which no agent is left is reset in the same step
-    envs = PettingZooEnvs([lambda: players_env(args.env_id, args.max_steps, teams="each")] * args.num_envs)
+    play_all = partial(players_env, max_steps=args.max_steps, teams="each")
+    envs = run.multi_agent_env(play_all, args.env_id, args.num_envs)  # where no agent is left, obs begins the next game
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
@@ -263,7 +263,7 @@ if __name__ == "__main__":
     agent = Agent(obs_shape[0], int(envs.agent_action_space.n)).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # NumPy (batch, *obs_shape) -> NumPy logits (batch, num_actions), values (batch,)
+    policy = run.fast(agent)  # the agent in NumPy: (batch, *obs_shape) -> logits (batch, num_actions), values (batch,)
     # an earlier copy of the network, an opponent: the weights after a quarter to a half of the steps, and a later copy
     older = copy.deepcopy(agent)
     past = SimpleNamespace(step=0, older=older.state_dict(), later=copy.deepcopy(agent.state_dict()))
@@ -287,13 +287,12 @@ if __name__ == "__main__":
         # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
         for step in range(args.num_steps):
             obs[step], alive[step] = next_obs, envs.alive
-            logits, values = policy(next_obs.reshape(-1, *obs_shape))
-            drawn = (*sample_categorical(logits), values)
-            action[step], logprob[step], value[step] = (x.reshape(shape[1:]) for x in drawn)
+            logits, values = policy(next_obs.reshape(-1, *obs_shape))  # all agents of all games, one after the other
+            actions, logprobs = sample_categorical(logits)
+            action[step], logprob[step], value[step] = (x.reshape(shape[1:]) for x in (actions, logprobs, values))
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, alive[step] & truncated & ~terminated
-            for i in np.flatnonzero(timeout[step].any(1)):  # a game ends when all have left
-                final_obs[step, i] = infos["final_obs"][i] if done[step, i].all() else next_obs[i]
+            final_obs[step] = infos["next_obs"]  # where the step led
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: "compute advantage estimates"

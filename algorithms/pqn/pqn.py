@@ -125,9 +125,8 @@ if __name__ == "__main__":
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
-    q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
-    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
-    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs)
+    q_values = run.fast(q_network)  # the network in NumPy: (batch, obs_dim) -> (batch, num_actions)
+    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -153,7 +152,7 @@ if __name__ == "__main__":
             action[step] = np.where(greedy[step], q.argmax(1), action[step])
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            final_obs[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)
+            final_obs[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)  # where the step led
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: the returns of Q(lambda), by the network that acted

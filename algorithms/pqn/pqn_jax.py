@@ -189,7 +189,7 @@ def train_iteration(training, setup):
 
     # ---- 3. learn: epochs of minibatches with fixed targets; no target network, no replay
     learning_rate = args.learning_rate * ((1 - training.iteration / num_iterations) if args.anneal_lr else 1)
-    optimizer = flat_radam(learning_rate, args.max_grad_norm)
+    optimizer = flat_radam(learning_rate, args.max_grad_norm)  # its state fits any learning rate
 
     def gradient_step(learner, index):
         params, optimizer_state = learner
@@ -223,6 +223,7 @@ if __name__ == "__main__":
     num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
 
     setup = Setup(args, envs, num_iterations)
+    # model: the fields that `act` needs; envs: those that a resume restarts where EnvPool cannot be saved
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=16)

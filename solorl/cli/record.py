@@ -93,7 +93,7 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
         else:
             action = np.array([spaces[1].sample(mask=mask.astype(np.int8)) for mask in masks])
         obs, reward, terminated, truncated, infos = envs.step(action)
-        recording.add(action, reward, terminated, truncated, infos.get("final_obs"), obs)
+        recording.add(action, reward, terminated, truncated, infos["next_obs"], obs)
         first = terminated | truncated
     recording.flush()
     envs.close()

@@ -279,6 +279,18 @@ def test_learns_to_press_the_own_button(train):
 
 
 # ---------------------------------------------------------------------- bad input
+def test_a_game_that_goes_wrong_ends_the_training_with_a_sentence(train, monkeypatch):
+    step = Signals.step
+
+    def forgetful(self, actions):
+        obs, rewards, *others = step(self, actions)
+        return obs, rewards if self.frame < 60 else {}, *others
+
+    monkeypatch.setattr(Signals, "step", forgetful)
+    train(FILE.removesuffix(".py"), *SMALL, "--env-id", SIGNALS, code=1)
+    assert "its step gives no reward of first_0" in train.out and "Traceback" not in train.out
+
+
 @pytest.mark.parametrize(
     ("name", "env_id", "words"),
     [

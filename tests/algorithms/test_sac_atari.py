@@ -262,7 +262,7 @@ def test_evaluation_is_greedy(train):
 @pytest.mark.slow
 def test_value_of_a_constant_reward_under_a_time_limit(train):
     """1 / (1 - gamma) = 10 where all images are the same. (Where they tell the time, those at which the limit ends a
-    game have values that nothing is learned about: LOG.md, 2026-11-24.)"""
+    game have values that nothing is learned about: docs/log/2026-11-24.md.)"""
     flags = "--total-timesteps 900 --learning-starts 100 --utd-ratio 1 --batch-size 16 --buffer-size 2000 --gamma 0.9"
     flags += " --target-network-frequency 10 --no-autotune --alpha 0 --eval-every 0 --eval-episodes 1 --save-every 0"
     v = train("sac_atari", "--env-id", "pixel_doubles:PixelForever-v0", *flags.split(), "--log-every", "100")
