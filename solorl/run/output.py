@@ -85,8 +85,7 @@ class Output:
         self._draw()
         mean, std, best = scores(*self.evaluator.last[1:], self.evaluator.best)
         score = f"{mean} ± {std} over {self.evaluator.episodes} episodes, best {best}"
-        words = (self.folder.path, self.meter.step, self.meter.wall_time(), score, self.args.save_model)
-        for line in summary(*words):
+        for line in summary(self.folder.path, self.meter.step, self.meter.wall_time(), score, self.args.save_model):
             self.say(line)
         self._require_saved()
         if self.args.upload_model:
