@@ -63,6 +63,7 @@ class Output:
         self.ending.check_finite()
         step = self.meter.step
         with self.folder.writing(CHECKPOINTS, f"the checkpoint of step {step:,}", self.checkpoints.are_there()):
+            self.folder.require()
             counters = self.meter.counters() | self.evaluator.counters()
             counters["metrics_bytes"] = self.folder.metrics.sync() if self.folder.metrics else 0
             self.checkpoints.save(step, counters, self.args.save_replay, others)
