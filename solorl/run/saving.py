@@ -83,9 +83,9 @@ class Checkpoints:
             self.resumed, self._random = tree["run"], tree["random"]
             check_running_episodes(self.resumed, num_envs, num_agents)
         for name, part in self.parts.items():
-            if name not in tree["parts"]:
-                raise UsageError(f"{where} has no part named {name}")
             with fitting(f"the part {name} of the checkpoint"):
+                if name not in tree["parts"]:
+                    raise UsageError(f"{where} has no part named {name}")
                 notes = checkpoint.restore(part, tree["parts"].pop(name))  # a restored part is not kept in memory
             for note in notes:
                 warn(note)
