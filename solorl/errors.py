@@ -78,7 +78,8 @@ def in_one_sentence() -> Iterator[None]:
 # Module that a script or an environment may import -> our extra that brings it.
 BRINGS = {
     **{name: name for name in ("jax", "envpool", "gymnax", "mujoco", "wandb", "pettingzoo", "ray")},
-    **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune", "ale_py": "atari", "cv2": "atari"},
+    **dict.fromkeys(("jaxlib", "optax", "flatbuffers"), "jax"),
+    **{"Box2D": "box2d", "optuna": "tune", "ale_py": "atari", "cv2": "atari"},
     **{"mujoco.mjx": "mjx", "boto3": "aws", "s3fs": "aws", "huggingface_hub": "hub"},
     **dict.fromkeys(("mpe2", "multi_agent_ale_py"), "pettingzoo"),
     **{"lbforaging": "lbf", "rware": "rware"},

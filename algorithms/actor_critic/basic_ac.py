@@ -199,9 +199,10 @@ if __name__ == "__main__":
     critic_step = run.gradient_step(basic_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(ddpg_actor_loss, actor, actor_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
+    # what a checkpoint holds; the replay only with --save-replay
     parts = dict(actor=actor, critic=critic, target_actor=target_actor, target_critic=target_critic)
-    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, replay=replay, envs=envs)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer)
+    parts |= dict(replay=replay, envs=envs)
     start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
@@ -226,7 +227,9 @@ if __name__ == "__main__":
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         for update in due_updates(args, global_step, enough):
             # "update critic by minimizing the loss" (Algorithm 1)
-            batch_size = grown(args.batch_size, replay.inserted * args.growing_batch, args.buffer_size)
+            batch_size = args.batch_size
+            if args.growing_batch:
+                batch_size = grown(batch_size, replay.inserted, args.buffer_size)
             batch = replay.sample(batch_size, run.device)
             noise = args.policy_noise * torch.randn(batch_size, action_dim, device=run.device)
             metrics = critic_step(target_critic, target_actor, batch, noise, args.noise_clip, args.gamma)
@@ -234,8 +237,7 @@ if __name__ == "__main__":
 
             # "update the actor policy using the sampled policy gradient"
             if update % args.policy_frequency == 0:
-                metrics = actor_step(critic, batch)
-                run.learned(metrics)
+                run.learned(actor_step(critic, batch))
 
             # "update the target networks"
             soft_update(target_actor, actor, args.tau)

@@ -154,9 +154,7 @@ class Actor(nn.Module):
         super().__init__()
         self.net = NormalizedMLP(obs_dim, 256, 256, 2 * action_dim)
 
-    def forward(
-        self, obs, noise, train=False
-    ):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
+    def forward(self, obs, noise, train=False):  # (n, obs_dim), (n, action_dim) -> (n, action_dim), (n,)
         """Actions for standard normal noise, and their log-probabilities (appendix C)."""
         mean, log_std = self.net(obs, train).chunk(2, 1)
         log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; not in the paper, whose authors clip it
@@ -259,9 +257,10 @@ if __name__ == "__main__":
     actor_step = run.gradient_step(crossq_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    parts = dict(actor=actor, critic=critic, temperature=temperature, actor_optimizer=actor_optimizer)
-    parts |= dict(critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer, replay=replay, envs=envs)
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(actor=actor, critic=critic, temperature=temperature)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer)
+    parts |= dict(replay=replay, envs=envs)
     start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)

@@ -183,9 +183,10 @@ if __name__ == "__main__":
     critic_step = run.gradient_step(ddpg_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(ddpg_actor_loss, actor, actor_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
+    # what a checkpoint holds; the replay only with --save-replay
     parts = dict(actor=actor, critic=critic, target_actor=target_actor, target_critic=target_critic)
-    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, replay=replay, envs=envs)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer)
+    parts |= dict(replay=replay, envs=envs)
     start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
@@ -216,8 +217,7 @@ if __name__ == "__main__":
 
             # "update the actor policy using the sampled policy gradient", "update the target networks"
             if update % args.policy_frequency == 0:
-                metrics = actor_step(critic, batch)
-                run.learned(metrics)
+                run.learned(actor_step(critic, batch))
                 soft_update(target_actor, actor, args.tau)
                 soft_update(target_critic, critic, args.tau)
 

@@ -238,10 +238,10 @@ if __name__ == "__main__":
     actor_step = run.gradient_step(droq_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
+    # what a checkpoint holds; the replay only with --save-replay
     parts = dict(actor=actor, critic=critic, target_critic=target_critic, temperature=temperature)
-    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer)
-    parts |= dict(alpha_optimizer=alpha_optimizer, replay=replay, envs=envs)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer)
+    parts |= dict(replay=replay, envs=envs)
     start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)

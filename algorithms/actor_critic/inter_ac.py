@@ -252,8 +252,8 @@ if __name__ == "__main__":
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
     agent_step = run.gradient_step(inter_ac_loss, agent, optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    parts = dict(agent=agent, target_agent=target_agent, reliability=reliability, optimizer=optimizer)
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(agent=agent, target_agent=target_agent, optimizer=optimizer, reliability=reliability)
     parts |= dict(replay=replay, envs=envs)
     start = run.resume(**parts)
 
@@ -279,13 +279,16 @@ if __name__ == "__main__":
         # none while the buffer holds too little: learning_starts < batch_size, or a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         for update in due_updates(args, global_step, enough):
-            batch_size = grown(args.batch_size, replay.inserted * args.growing_batch, args.buffer_size)
+            batch_size = args.batch_size
+            if args.growing_batch:
+                batch_size = grown(batch_size, replay.inserted, args.buffer_size)
             batch = replay.sample(batch_size, run.device)
             noise = args.policy_noise * torch.randn(batch_size, action_dim, device=run.device)
 
             # one step for the critic, for the actor in its turn, and for the distance from the target's policy
+            actor_turn = reliability.actor_turn()
             inputs = (target_agent, reliability(), batch, noise, args.reward_scale, args.gamma)
-            metrics = agent_step(*inputs, reliability.actor_turn())
+            metrics = agent_step(*inputs, actor_turn)
             run.learned(metrics)
             reliability.update(metrics["losses/qf1_loss"])
 

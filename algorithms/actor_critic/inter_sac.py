@@ -301,10 +301,10 @@ if __name__ == "__main__":
     agent_step = run.gradient_step(inter_sac_loss, agent, optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    parts = dict(agent=agent, target_agent=target_agent, anchor_agent=anchor_agent, temperature=temperature)
-    parts |= dict(reliability=reliability, optimizer=optimizer, alpha_optimizer=alpha_optimizer, replay=replay)
-    parts |= dict(envs=envs)
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(agent=agent, target_agent=target_agent, anchor_agent=anchor_agent, optimizer=optimizer)
+    parts |= dict(temperature=temperature, alpha_optimizer=alpha_optimizer, reliability=reliability)
+    parts |= dict(replay=replay, envs=envs)
     start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
@@ -328,13 +328,16 @@ if __name__ == "__main__":
         # none while the buffer holds too little: learning_starts < batch_size, or a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         for update in due_updates(args, global_step, enough):
-            batch_size = grown(args.batch_size, replay.inserted * args.growing_batch, args.buffer_size)
+            batch_size = args.batch_size
+            if args.growing_batch:
+                batch_size = grown(batch_size, replay.inserted, args.buffer_size)
             batch, alpha = replay.sample(batch_size, run.device), temperature().detach()
             noise = torch.randn(2, batch_size, action_dim, device=run.device)
 
             # one step for the critics, for the actor in its turn, and for the distance from the anchor
-            inputs = (target_agent, anchor_agent if args.anchor else None, reliability(), alpha, batch, noise)
-            metrics, entropy = agent_step(*inputs, args.reward_scale, args.gamma, reliability.actor_turn())
+            anchor, actor_turn = anchor_agent if args.anchor else None, reliability.actor_turn()
+            inputs = (target_agent, anchor, reliability(), alpha, batch, noise, args.reward_scale, args.gamma)
+            metrics, entropy = agent_step(*inputs, actor_turn)
             run.learned(metrics)
             if args.reliable_lambda:
                 reliability.update(metrics["losses/qf_loss"])

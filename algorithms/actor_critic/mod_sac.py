@@ -272,10 +272,10 @@ if __name__ == "__main__":
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
+    # what a checkpoint holds; the replay only with --save-replay
     parts = dict(actor=actor, critic=critic, target_actor=target_actor, target_critic=target_critic)
-    parts |= dict(temperature=temperature, reliability=reliability, actor_optimizer=actor_optimizer)
-    parts |= dict(critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer, replay=replay, envs=envs)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer)
+    parts |= dict(temperature=temperature, reliability=reliability, replay=replay, envs=envs)
     start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
@@ -300,7 +300,9 @@ if __name__ == "__main__":
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         for update in due_updates(args, global_step, enough):
             # "update the Q-function parameters" (Algorithm 1)
-            batch_size = grown(args.batch_size, replay.inserted * args.growing_batch, args.buffer_size)
+            batch_size = args.batch_size
+            if args.growing_batch:
+                batch_size = grown(batch_size, replay.inserted, args.buffer_size)
             batch, alpha = replay.sample(batch_size, run.device), temperature().detach()
             noise = torch.randn(batch_size, action_dim, device=run.device)
             metrics = critic_step(target_critic, target_actor, alpha, batch, noise, args.reward_scale, args.gamma)

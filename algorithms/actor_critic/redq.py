@@ -228,10 +228,8 @@ if __name__ == "__main__":
     space = envs.single_action_space
     num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
-    run.require(
-        args.subset_size <= args.num_critics,
-        f"--subset-size {args.subset_size} must be at most --num-critics {args.num_critics}",
-    )
+    most = args.num_critics
+    run.require(args.subset_size <= most, f"--subset-size {args.subset_size} must be at most --num-critics {most}")
 
     actor = Actor(obs_dim, action_dim).to(run.device)
     critic = Critic(obs_dim, action_dim, args.num_critics).to(run.device)
@@ -244,10 +242,10 @@ if __name__ == "__main__":
     actor_step = run.gradient_step(redq_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
+    # what a checkpoint holds; the replay only with --save-replay
     parts = dict(actor=actor, critic=critic, target_critic=target_critic, temperature=temperature)
-    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer)
-    parts |= dict(alpha_optimizer=alpha_optimizer, replay=replay, envs=envs)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer)
+    parts |= dict(replay=replay, envs=envs)
     start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)

@@ -18,6 +18,7 @@ Details   docs/algorithms/sac_atari.md
 import copy
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import ale_py
@@ -47,7 +48,7 @@ class Args(RunArgs):
     q_lr: float = 3e-4  # learning rate of the critics' Adam and of the temperature
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 1.0  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 1  # critic updates for which as many actor updates are made in a row
+    policy_frequency: int = 1  # critic updates between rounds of as many actor updates
     target_network_frequency: int = 2_000  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature (else alpha): the entropy approaches the target entropy
@@ -132,8 +133,9 @@ class FrameReplay:
             "back": np.zeros(capacity, np.int32),
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
-        # what a checkpoint holds with the arrays; age: rows since each game's newest one, itself included
-        self.state = {"age": np.zeros(num_envs, np.int64)}
+        # what a checkpoint holds with the arrays. age: how many rows ago the newest one of each game was inserted; not
+        # its number: a run resumed with a larger capacity counts again, from the oldest row that is left
+        self.state = SimpleNamespace(age=np.zeros(num_envs, np.int64))
 
     def begin(self, env_index, image):
         """Insert the first images (n, 84, 84) of new games in the environments of these indices (n,)."""
@@ -141,18 +143,17 @@ class FrameReplay:
 
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
-        env_index = np.arange(len(image))
-        # back: rows since the game's newest one, plus the rows of this call that come before the new one
-        self._insert(env_index, image, action, reward, done, self.state["age"] + env_index)
+        env_index, newest = np.arange(len(image)), self.inserted - self.state.age  # newest: the numbers of these rows
+        self._insert(env_index, image, action, reward, done, self.inserted + env_index - newest)
 
     def _insert(self, env_index, *columns):
         """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
-        index = (self.inserted + np.arange(len(env_index))) % self.capacity
+        number = self.inserted + np.arange(len(env_index))
         for array, values in zip(self.arrays.values(), columns, strict=True):
-            array[index] = values
+            array[number % self.capacity] = values
         self.inserted += len(env_index)
-        self.state["age"] += len(env_index)
-        self.state["age"][env_index] = len(env_index) - np.arange(len(env_index))
+        self.state.age += len(env_index)
+        self.state.age[env_index] = self.inserted - number
 
     def history(self, number):
         """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,
@@ -314,15 +315,16 @@ if __name__ == "__main__":
     critic_step = run.gradient_step(discrete_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(discrete_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
-    replay, lives = FrameReplay(args.buffer_size, args.num_envs), np.zeros(args.num_envs, np.int64)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
+    replay = FrameReplay(args.buffer_size, args.num_envs)
+    now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))  # of each game, before the next step
+    # what a checkpoint holds; the replay only with --save-replay
     parts = dict(actor=actor, critic=critic, target_critic=target_critic, temperature=temperature)
-    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer)
-    parts |= dict(alpha_optimizer=alpha_optimizer, replay=replay, envs=envs, lives=lives)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer)
+    parts |= dict(replay=replay, envs=envs, now=now)
     start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
-    lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
+    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
     if replay.inserted == 0:
         replay.begin(np.arange(args.num_envs), obs[:, 0])
         if start:  # resumed without --save-replay: the games are under way, and their stacks have 4 different images
@@ -343,12 +345,12 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, over)
 
         # ---- 2. store: done at a lost life, though the game continues; not done at a time limit, though it is over
-        image, lives_left = obs[:, -1].copy(), infos["lives"].copy()
-        for i in np.flatnonzero(over):  # obs and lives are the next game's
-            image[i], lives_left[i] = infos["final_obs"][i][-1], infos["final_info"]["lives"][i]
-        done = terminated | (lives_left < lives)
-        lives[:] = infos["lives"]  # in place: a checkpoint holds this array
-        replay.add(image, action, np.sign(reward), done)
+        lives = infos["lives"].copy()
+        for i in np.flatnonzero(over):  # infos["lives"] has those of the next game
+            lives[i] = infos["final_info"]["lives"][i]
+        done = terminated | (lives < now.lives)
+        replay.add(infos["next_obs"][:, -1], action, np.sign(reward), done)
+        now.lives = infos["lives"]
         replay.begin(np.flatnonzero(over), obs[over, -1])
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
@@ -360,7 +362,7 @@ if __name__ == "__main__":
             metrics = critic_step(target_critic, actor, alpha, batch, args.gamma)
             run.learned(metrics)
 
-            # "update policy weights": with the critics' updates 0, n, 2n, ... (n: policy_frequency), n steps each time
+            # "update policy weights": delayed, with every n-th update (n: policy_frequency), then n steps at once
             if update % args.policy_frequency == 0:
                 for _ in range(args.policy_frequency):
                     metrics, entropy = actor_step(critic, temperature().detach(), batch)

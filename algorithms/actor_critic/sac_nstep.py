@@ -18,6 +18,7 @@ import copy
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -43,7 +44,7 @@ class Args(RunArgs):
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # critic updates for which as many actor updates are made in a row (the paper: 1)
+    policy_frequency: int = 2  # critic updates between rounds of as many actor updates (the paper: 1)
     target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
@@ -244,13 +245,13 @@ if __name__ == "__main__":
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = NStepReplay(args.buffer_size, obs_dim, space)
-    first = np.ones(args.num_envs, bool)  # whether an episode begins with the next step
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
+    now = SimpleNamespace(first=np.ones(args.num_envs, bool))  # whether an episode begins with the next step
+    # what a checkpoint holds; the replay only with --save-replay
     parts = dict(actor=actor, critic=critic, target_critic=target_critic, temperature=temperature)
-    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer)
-    parts |= dict(alpha_optimizer=alpha_optimizer, replay=replay, first=first, envs=envs)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer)
+    parts |= dict(replay=replay, envs=envs, now=now)
     start = run.resume(**parts)
-    first[run.restarted] = True
+    now.first[run.restarted] = True
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -266,8 +267,8 @@ if __name__ == "__main__":
 
         # ---- 2. store: a time limit is not the end of the task
         next_obs = infos["next_obs"]  # current_obs, except where an episode has ended
-        replay.add(obs, action, reward, terminated, next_obs, first)
-        obs, first[:] = current_obs, terminated | truncated
+        replay.add(obs, action, reward, terminated, next_obs, now.first)
+        obs, now.first = current_obs, terminated | truncated
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
         # none while the buffer holds too little: learning_starts < batch_size, or a resume without --save-replay
@@ -280,7 +281,7 @@ if __name__ == "__main__":
             metrics = critic_step(target_critic, actor, alpha, batch, noise)
             run.learned(metrics)
 
-            # "update policy weights": with the critics' updates 0, n, 2n, ... (n: policy_frequency), n steps each time
+            # "update policy weights": delayed, with every n-th update (n: policy_frequency), then n steps at once
             if update % args.policy_frequency == 0:
                 for _ in range(args.policy_frequency):
                     noise = torch.randn(args.batch_size, action_dim, device=run.device)

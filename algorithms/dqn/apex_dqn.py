@@ -21,13 +21,13 @@ Details   docs/algorithms/apex_dqn.md
 import copy
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn as nn
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from solorl import Run, RunArgs, parse
 
@@ -69,13 +69,6 @@ class Batch(NamedTuple):
 def make_env(env_id, **kwargs):
     """One environment, for training and for evaluation."""
     return gym.make(env_id, **kwargs)
-
-
-def vector_env(env_id):
-    """A vector environment of one, for an actor; observations are copied, so that a reset cannot change final_obs."""
-    # None: the observation space stays as it is
-    copies = [lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)]
-    return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 class ShardSummary(NamedTuple):
@@ -138,9 +131,10 @@ class ReplayShard:
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next transition
         self.tree = tree = SumTree(capacity)
-        # what a checkpoint holds with the rows. Saved rows fit any capacity, and the length of `sum` is a power of
-        # 2; by `leaves`, a view of it of the length capacity, a checkpoint of another capacity is refused
-        self.state = {"leaves": tree.sum[tree.size :][:capacity], "sum": tree.sum, "least": tree.least}
+        # what a checkpoint holds with the arrays. leaves: a view of `sum`, whose own length is a power of 2, by which a
+        # checkpoint of another capacity is refused
+        leaves = tree.sum[tree.size :][:capacity]
+        self.state = SimpleNamespace(sum=tree.sum, least=tree.least, leaves=leaves)
 
     def summary(self):
         """A ShardSummary."""
@@ -197,23 +191,20 @@ class QNetwork(nn.Module):
 class Actor:
     """Plays one environment and adds its transitions, with their first priorities, to the replay buffer (Alg. 1)."""
 
-    def __init__(self, args, position, shards, envs=None):  # position: i / (N - 1) of actor i of N, from 0
-        self.args, self.shards, self.envs = args, shards, envs or vector_env(args.env_id)
+    def __init__(self, args, position, shards, envs):  # position: i / (N - 1) of actor i of N, from 0
+        self.args, self.shards, self.envs = args, shards, envs
         self.epsilon = args.base_epsilon ** (1 + args.epsilon_exponent * position)
         self.num_actions = int(self.envs.single_action_space.n)
         obs_dim = int(np.prod(self.envs.single_observation_space.shape))
         self.q_network = QNetwork(obs_dim, self.num_actions)
-        self.obs = None if envs else self.envs.reset()[0]  # (1, *obs_shape)
-        self.steps = []  # the last ones, whose returns are not complete
-        self.rewards = []  # all of the episode so far
+        self.obs = None  # (1, *obs_shape)
+        self.now = SimpleNamespace()  # what a checkpoint holds
+        self.begin()
 
-    def state_dict(self):
-        """What a checkpoint holds of it."""
-        return {"steps": self.steps, "rewards": self.rewards}
-
-    def load_state_dict(self, state):
-        """Continue from there."""
-        self.steps, self.rewards = state["steps"], state["rewards"]
+    def begin(self):
+        """Forget the episode before: what was played of it is not complete."""
+        self.now.steps = []  # the last ones, whose returns are not complete
+        self.now.rewards = []  # all of the episode so far
 
     def rollout(self, weights, shard):
         """Take num_steps steps with these weights, and add to a shard the transitions whose returns are complete.
@@ -221,23 +212,25 @@ class Actor:
         episodes = []
         for parameter, array in zip(self.q_network.parameters(), weights, strict=True):
             parameter.data.numpy()[...] = array
+        if self.obs is None:
+            self.obs = self.envs.reset()[0]
         for _ in range(self.args.num_steps):
             obs, action = self.obs, self.q_network.act(self.obs)
             if np.random.random() < self.epsilon:
                 action[0] = np.random.randint(self.num_actions)
             self.obs, reward, terminated, truncated, infos = self.envs.step(action)
             over = bool(terminated[0] | truncated[0])
-            next_obs = infos["final_obs"][0] if over else self.obs[0]  # self.obs is the next episode's
-            vectors = (np.array(x, np.float32).flatten() for x in (obs, next_obs))
+            # where the episode is over, self.obs is the next one's
+            vectors = (np.array(x, np.float32).flatten() for x in (obs, infos["next_obs"]))
             # obs, next_obs, action, reward, done (0 at a time limit), end of the episode
-            self.steps.append((*vectors, int(action[0]), float(reward[0]), bool(terminated[0]), over))
-            self.rewards.append(float(reward[0]))
+            self.now.steps.append((*vectors, int(action[0]), float(reward[0]), bool(terminated[0]), over))
+            self.now.rewards.append(float(reward[0]))
             if over:
-                episodes.append(self.rewards)
-                self.rewards = []
-        obs, next_obs, action, reward, done, end = map(np.array, zip(*self.steps, strict=True))
+                episodes.append(self.now.rewards)
+                self.now.rewards = []
+        obs, next_obs, action, reward, done, end = map(np.array, zip(*self.now.steps, strict=True))
         reward, discount, last = n_step_returns(reward, done, end, self.args.n_step, self.args.gamma)
-        self.steps = self.steps[len(last) :]
+        self.now.steps = self.now.steps[len(last) :]
         batch = Batch(obs[: len(last)], action[: len(last)], reward, discount, next_obs[last])
         with torch.no_grad():  # an actor has no target network
             error, _ = td_errors(self.q_network, self.q_network, Batch(*map(torch.from_numpy, batch)))
@@ -297,7 +290,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = vector_env(args.env_id)
+    envs = run.vector_env(make_env, args.env_id, 1)
     run.require_spaces(envs, obs="vector", action="discrete")
     num_actors = 1 if args.synchronous else args.num_actors
     capacity = args.buffer_size // args.num_replay_shards
@@ -312,20 +305,21 @@ if __name__ == "__main__":
     target_network, actor_network = copy.deepcopy(q_network), copy.deepcopy(q_network).cpu()  # the actors' copy
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)  # the paper: centred RMSProp
     gradient_step = run.gradient_step(apex_loss, q_network, optimizer, args.max_grad_norm)
-    parts = {"q_network": q_network, "target_network": target_network, "actor_network": actor_network}
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(q_network=q_network, target_network=target_network, actor_network=actor_network, optimizer=optimizer)
     # shards and actors live in processes of Ray: their methods return futures, for which run.first and run.answers
     # wait. With --synchronous they are plain objects, and methods return the results
     shards = run.place(ReplayShard, [(capacity, obs_dim)] * args.num_replay_shards, here=args.synchronous)
-    inputs = [(args, i / max(1, num_actors - 1), shards, envs if args.synchronous else None) for i in range(num_actors)]
+    # what is sent to another process is a copy there; of envs, environments of its own
+    inputs = [(args, i / max(1, num_actors - 1), shards, envs) for i in range(num_actors)]
     actors = run.place(Actor, inputs, here=args.synchronous)
     if args.synchronous:
-        parts |= {"actor": actors[0], "envs": envs} | {f"replay_{i}": shard for i, shard in enumerate(shards)}
-    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
-    start = run.resume(**parts, optimizer=optimizer)
+        parts |= dict(envs=envs, now=actors[0].now) | {f"replay_{i}": shard for i, shard in enumerate(shards)}
+    start = run.resume(**parts)
     if args.synchronous:
         actors[0].obs = run.reset(envs)
         if run.restarted:  # the episode is gone, and with it the steps whose returns were not complete
-            actors[0].steps, actors[0].rewards = [], []
+            actors[0].begin()
 
     # ---- what is under way, so that nobody waits: two rollouts of each actor, two batches in advance
     rollouts_ahead, batches_ahead = (1, 0) if args.synchronous else (2, 2)

@@ -18,6 +18,7 @@ Details   docs/algorithms/apex_dqn_atari.md
 
 import copy
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import ale_py
@@ -25,7 +26,6 @@ import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn as nn
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, ResizeObservation, TimeLimit
 
 from solorl import Run, RunArgs, parse
@@ -108,13 +108,6 @@ def make_env(env_id, **kwargs):
     return TimeLimit(FrameStackObservation(env, 4), 27_000)
 
 
-def vector_env(env_id):
-    """A vector environment of one, for an actor; observations are copied, so that a reset cannot change final_obs."""
-    # None: the observation space stays as it is
-    copies = [lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)]
-    return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP)
-
-
 class ShardSummary(NamedTuple):
     """What the learner must know of a whole shard."""
 
@@ -191,9 +184,10 @@ class FrameShard:
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
         self.tree = tree = SumTree(capacity)
-        # what a checkpoint holds with the rows. Saved rows fit any capacity, and the length of `sum` is a power of
-        # 2; by `leaves`, a view of it of the length capacity, a checkpoint of another capacity is refused
-        self.state = {"leaves": tree.sum[tree.size :][:capacity], "sum": tree.sum, "least": tree.least}
+        # what a checkpoint holds with the arrays. leaves: a view of `sum`, whose own length is a power of 2, by which a
+        # checkpoint of another capacity is refused
+        leaves = tree.sum[tree.size :][:capacity]
+        self.state = SimpleNamespace(sum=tree.sum, least=tree.least, leaves=leaves)
 
     def summary(self):
         """A ShardSummary."""
@@ -267,33 +261,31 @@ class Actor:
     """Plays one game after the other and adds its transitions, with their first priorities, to the replay buffer
     (Alg. 1)."""
 
-    def __init__(self, args, position, shards, envs=None):  # position: i / (N - 1) of actor i of N, from 0
-        gym.register_envs(ale_py)  # this process may be a new one
-        self.args, self.shards, self.envs = args, shards, envs or vector_env(args.env_id)
+    def __init__(self, args, position, shards, envs):  # position: i / (N - 1) of actor i of N, from 0
+        self.args, self.shards, self.envs = args, shards, envs
         self.epsilon = args.base_epsilon ** (1 + args.epsilon_exponent * position)
         self.num_actions = int(self.envs.single_action_space.n)
         self.q_network = QNetwork(self.num_actions)
-        self.obs = None if envs else self.envs.reset()[0]  # (1, 4, 84, 84)
-        self.images, self.stack = [], []  # the last images; which of them, by index, are the 4 of obs
-        self.steps = []  # the last ones, whose returns are not complete
-        self.rewards, self.lives = [], 0  # all rewards of the game so far; lives left
+        self.obs = None  # (1, 4, 84, 84)
+        self.now = SimpleNamespace()  # what a checkpoint holds
+        self.begin()
 
-    def state_dict(self):
-        """What a checkpoint holds of it."""
-        return {name: getattr(self, name) for name in ("images", "stack", "steps", "rewards", "lives")}
-
-    def load_state_dict(self, state):
-        """Continue from there."""
-        vars(self).update(state)
+    def begin(self):
+        """Forget the game before: what was played of it is not complete."""
+        self.now.images, self.now.stack = [], []  # the last images; which of them, by index, are the 4 of obs
+        self.now.steps = []  # the last ones, whose returns are not complete
+        self.now.rewards, self.now.lives = [], 0  # all rewards of the game so far; lives left
 
     def rollout(self, weights, shard):
         """Take num_steps steps with these weights, and add to a shard the transitions whose returns are complete.
         Returns the raw rewards of each game that has ended, and the future of the shard's `add`."""
-        games = []
+        games, now = [], self.now
         for parameter, array in zip(self.q_network.parameters(), weights, strict=True):
             parameter.data.numpy()[...] = array
-        if not self.images:
-            self.images, self.stack = [self.obs[0, -1]], [0] * 4
+        if self.obs is None:
+            self.obs = self.envs.reset()[0]
+        if not now.images:
+            now.images, now.stack = [self.obs[0, -1]], [0] * 4
         for _ in range(self.args.num_steps):
             action = self.q_network.act(self.obs)
             if np.random.random() < self.epsilon:
@@ -301,20 +293,19 @@ class Actor:
             self.obs, reward, terminated, truncated, infos = self.envs.step(action)
             over = bool(terminated[0] | truncated[0])
             # done at a lost life, though the game continues; not done at a time limit, though it is over
-            lives_left = infos["final_info"]["lives"][0] if over else infos["lives"][0]  # infos: the next game's
-            done, self.lives = bool(terminated[0] | (lives_left < self.lives)), int(infos["lives"][0])
-            before, self.stack = self.stack, [*self.stack[1:], len(self.images)]
-            self.images.append(np.array(infos["final_obs"][0][-1] if over else self.obs[0, -1]))
+            done, now.lives = bool(terminated[0] | (infos["next_lives"][0] < now.lives)), int(infos["lives"][0])
+            before, now.stack = now.stack, [*now.stack[1:], len(now.images)]
+            now.images.append(np.array(infos["next_obs"][0, -1]))
             # where the 8 images are, action, clipped reward, done, end of the return
-            self.steps.append(([*before, *self.stack], int(action[0]), float(np.sign(reward[0])), done, done or over))
-            self.rewards.append(float(reward[0]))
+            now.steps.append(([*before, *now.stack], int(action[0]), float(np.sign(reward[0])), done, done or over))
+            now.rewards.append(float(reward[0]))
             if over:  # self.obs is the next game's
-                games.append(self.rewards)
-                self.rewards, self.stack = [], [len(self.images)] * 4
-                self.images.append(np.array(self.obs[0, -1]))
-        stacks, action, reward, done, end = map(np.array, zip(*self.steps, strict=True))
+                games.append(now.rewards)
+                now.rewards, now.stack = [], [len(now.images)] * 4
+                now.images.append(np.array(self.obs[0, -1]))
+        stacks, action, reward, done, end = map(np.array, zip(*now.steps, strict=True))
         reward, discount, last = n_step_returns(reward, done, end, self.args.n_step, self.args.gamma)
-        count, images = len(last), np.array(self.images)
+        count, images = len(last), np.array(now.images)
         first, where = stacks[:count, 3], np.hstack([stacks[:count, :4], stacks[last, 4:]])  # images of each transition
         columns = (images[where[:, :4]], action[:count], reward, discount, images[where[:, 4:]])
         with torch.no_grad():  # an actor has no target network
@@ -322,9 +313,9 @@ class Actor:
         priority = priorities(error, self.args.prioritized_replay_alpha)
         rows = (first, priority, where - first[:, None], action[:count], reward, discount)
         added = self.shards[shard].add(images, *rows)
-        oldest = min([*self.stack, *(i for numbers, *_ in self.steps[count:] for i in numbers)])  # still needed
-        self.images, self.stack = self.images[oldest:], [i - oldest for i in self.stack]
-        self.steps = [([i - oldest for i in numbers], *rest) for numbers, *rest in self.steps[count:]]
+        oldest = min([*now.stack, *(i for numbers, *_ in now.steps[count:] for i in numbers)])  # still needed
+        now.images, now.stack = now.images[oldest:], [i - oldest for i in now.stack]
+        now.steps = [([i - oldest for i in numbers], *rest) for numbers, *rest in now.steps[count:]]
         return games, added
 
 
@@ -380,7 +371,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = vector_env(args.env_id)
+    envs = run.vector_env(make_env, args.env_id, 1)
     run.require_spaces(envs, obs="image", action="discrete")
     num_actors = 1 if args.synchronous else args.num_actors
     capacity = args.buffer_size // args.num_replay_shards
@@ -395,20 +386,21 @@ if __name__ == "__main__":
     target_network, actor_network = copy.deepcopy(q_network), copy.deepcopy(q_network).cpu()  # the actors' copy
     optimizer = torch.optim.RMSprop(q_network.parameters(), args.learning_rate, 0.95, 1.5e-7, centered=True)
     gradient_step = run.gradient_step(apex_loss, q_network, optimizer, args.max_grad_norm)
-    parts = {"q_network": q_network, "target_network": target_network, "actor_network": actor_network}
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(q_network=q_network, target_network=target_network, actor_network=actor_network, optimizer=optimizer)
     # shards and actors live in processes of Ray: their methods return futures, for which run.first and run.answers
     # wait. With --synchronous they are plain objects, and methods return the results
     shards = run.place(FrameShard, [(capacity,)] * args.num_replay_shards, here=args.synchronous)
-    inputs = [(args, i / max(1, num_actors - 1), shards, envs if args.synchronous else None) for i in range(num_actors)]
+    # what is sent to another process is a copy there; of envs, environments of its own
+    inputs = [(args, i / max(1, num_actors - 1), shards, envs) for i in range(num_actors)]
     actors = run.place(Actor, inputs, here=args.synchronous)
     if args.synchronous:
-        parts |= {"actor": actors[0], "envs": envs} | {f"replay_{i}": shard for i, shard in enumerate(shards)}
-    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
-    start = run.resume(**parts, optimizer=optimizer)
+        parts |= dict(envs=envs, now=actors[0].now) | {f"replay_{i}": shard for i, shard in enumerate(shards)}
+    start = run.resume(**parts)
     if args.synchronous:
         actors[0].obs = run.reset(envs)
         if run.restarted:  # the game is gone, and with it the steps whose returns were not complete
-            actors[0].load_state_dict({"images": [], "stack": [], "steps": [], "rewards": [], "lives": 0})
+            actors[0].begin()
 
     # ---- what is under way, so that nobody waits: two rollouts of each actor, two batches in advance
     rollouts_ahead, batches_ahead = (1, 0) if args.synchronous else (2, 2)

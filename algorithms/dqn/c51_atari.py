@@ -16,6 +16,7 @@ Details   docs/algorithms/c51_atari.md
 
 import copy
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import ale_py
@@ -130,8 +131,9 @@ class FrameReplay:
             "back": np.zeros(capacity, np.int32),
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
-        # what a checkpoint holds with the arrays; age: rows since each game's newest one, itself included
-        self.state = {"age": np.zeros(num_envs, np.int64)}
+        # what a checkpoint holds with the arrays. age: how many rows ago the newest one of each game was inserted; not
+        # its number: a run resumed with a larger capacity counts again, from the oldest row that is left
+        self.state = SimpleNamespace(age=np.zeros(num_envs, np.int64))
 
     def begin(self, env_index, image):
         """Insert the first images (n, 84, 84) of new games in the environments of these indices (n,)."""
@@ -139,18 +141,17 @@ class FrameReplay:
 
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
-        env_index = np.arange(len(image))
-        # back: rows since the game's newest one, plus the rows of this call that come before the new one
-        self._insert(env_index, image, action, reward, done, self.state["age"] + env_index)
+        env_index, newest = np.arange(len(image)), self.inserted - self.state.age  # newest: the numbers of these rows
+        self._insert(env_index, image, action, reward, done, self.inserted + env_index - newest)
 
     def _insert(self, env_index, *columns):
         """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
-        index = (self.inserted + np.arange(len(env_index))) % self.capacity
+        number = self.inserted + np.arange(len(env_index))
         for array, values in zip(self.arrays.values(), columns, strict=True):
-            array[index] = values
+            array[number % self.capacity] = values
         self.inserted += len(env_index)
-        self.state["age"] += len(env_index)
-        self.state["age"][env_index] = len(env_index) - np.arange(len(env_index))
+        self.state.age += len(env_index)
+        self.state.age[env_index] = self.inserted - number
 
     def history(self, number):
         """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,
@@ -252,14 +253,10 @@ if __name__ == "__main__":
     batch_steps = args.num_envs * num_steps
     num_iterations = run.iterations(batch_steps)
     run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
-    run.require(
-        args.target_network_frequency >= batch_steps,
-        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
-    )
-    run.require(
-        args.buffer_size >= 10 * args.num_envs,
-        f"--buffer-size must be at least {10 * args.num_envs}, the images of a transition in every environment",
-    )
+    sentence = f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration"
+    run.require(args.target_network_frequency >= batch_steps, sentence)
+    sentence = f"--buffer-size must be at least {10 * args.num_envs}, the images of a transition in every environment"
+    run.require(args.buffer_size >= 10 * args.num_envs, sentence)
     num_actions = int(envs.single_action_space.n)
 
     atoms = torch.linspace(args.v_min, args.v_max, args.n_atoms)
@@ -268,10 +265,11 @@ if __name__ == "__main__":
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate, eps=0.01 / args.batch_size)
     gradient_step = run.gradient_step(c51_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions), with the current weights
-    replay, lives = FrameReplay(args.buffer_size, args.num_envs), np.zeros(args.num_envs, np.int64)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
+    replay = FrameReplay(args.buffer_size, args.num_envs)
+    now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))  # after the last step of each game
+    # what a checkpoint holds; the replay only with --save-replay
     parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay)
-    parts |= dict(envs=envs, lives=lives)
+    parts |= dict(envs=envs, now=now)
     start = run.resume(**parts)
 
     # ---- storage of one iteration
@@ -279,14 +277,13 @@ if __name__ == "__main__":
     reward, over = np.zeros(shape, np.float32), np.zeros(shape, bool)
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
-    lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
-    if replay.inserted == 0:
-        replay.begin(np.arange(args.num_envs), obs[:, 0])
-        if start:  # resumed without --save-replay: the games are under way, and their stacks have 4 different images
-            for image in obs[:, 1:].swapaxes(0, 1):
-                replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
-    else:  # resumed with --save-replay
-        replay.begin(run.restarted, obs[run.restarted, -1])
+    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
+    known = replay.inserted > 0  # resumed with --save-replay: the buffer has the images of games that go on
+    begins = run.restarted if known else np.arange(args.num_envs)
+    replay.begin(begins, obs[begins, 0])
+    if start and not known:  # resumed without --save-replay: the later 3 images of games that are under way
+        for image in obs[:, 1:].swapaxes(0, 1):
+            replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * batch_steps  # at the end of this iteration
 
@@ -302,13 +299,11 @@ if __name__ == "__main__":
             over[step] = terminated | truncated
 
             # ---- 2. store: done at a lost life, though the game continues; not done at a time limit, though it is over
-            image, lives_left = obs[:, -1].copy(), infos["lives"].copy()
-            for i in np.flatnonzero(over[step]):  # obs and lives are the next game's
-                image[i], lives_left[i] = infos["final_obs"][i][-1], infos["final_info"]["lives"][i]
-            done = terminated | (lives_left < lives)
-            lives[:] = infos["lives"]  # in place: a checkpoint holds this array
-            replay.add(image, action[step], np.sign(reward[step]), done)
-            replay.begin(np.flatnonzero(over[step]), obs[over[step], -1])
+            # where a game is over, obs and lives are the next game's, next_obs and next_lives its own
+            done = terminated | (infos["next_lives"] < now.lives)
+            now.lives = infos["lives"]
+            replay.add(infos["next_obs"][:, -1], action[step], np.sign(reward[step]), done)
+            replay.begin(np.flatnonzero(over[step]), obs[over[step], 0])
         run.episodes(global_step, reward, over)
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts

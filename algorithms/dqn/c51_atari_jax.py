@@ -312,16 +312,11 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="image", action="discrete")
     batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
     num_iterations = run.iterations(batch_steps)
-    run.require(
-        args.target_network_frequency >= batch_steps,
-        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
-    )
+    sentence = f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration"
+    run.require(args.target_network_frequency >= batch_steps, sentence)
     run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
-    least = max(10 * args.num_envs, 2 * batch_steps)
-    run.require(
-        args.buffer_size >= least,
-        f"--buffer-size must be at least {least}: the images of one iteration and a transition of each environment",
-    )
+    least = max(10 * args.num_envs, 2 * batch_steps)  # for a transition of each environment, and one iteration
+    run.require(args.buffer_size >= least, f"--buffer-size must be at least {least}, the images of one iteration")
 
     atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)
     optimizer = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)

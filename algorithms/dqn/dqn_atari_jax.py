@@ -290,15 +290,10 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="image", action="discrete")
     batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
     num_iterations = run.iterations(batch_steps)
-    run.require(
-        args.target_network_frequency >= batch_steps,
-        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
-    )
-    least = max(10 * args.num_envs, 2 * batch_steps)
-    run.require(
-        args.buffer_size >= least,
-        f"--buffer-size must be at least {least}: the images of one iteration and a transition of each environment",
-    )
+    sentence = f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration"
+    run.require(args.target_network_frequency >= batch_steps, sentence)
+    least = max(10 * args.num_envs, 2 * batch_steps)  # for a transition of each environment, and one iteration
+    run.require(args.buffer_size >= least, f"--buffer-size must be at least {least}, the images of one iteration")
 
     setup = Setup(args, envs, optax.adam(args.learning_rate), num_iterations)
     games = ("env_state", "obs", "lives", "new_game")  # begin again when resumed: EnvPool cannot save them

@@ -17,6 +17,7 @@ import copy
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -119,26 +120,27 @@ class ImageReplay:
             "back": np.zeros(capacity, np.int32),
         }
         self.capacity, self.num_frames, self.inserted = capacity, num_frames, 0  # `inserted`: number of the next row
-        self.state = {"age": np.zeros(num_envs, np.int64)}  # rows since each episode's newest one, itself included
+        # what a checkpoint holds with the arrays. age: how many rows ago the newest one of each episode was inserted;
+        # not its number: a run resumed with a larger capacity counts again, from the oldest row that is left
+        self.state = SimpleNamespace(age=np.zeros(num_envs, np.int64))
 
-    def begin(self, envs, image):
-        """Insert the first images (n, *image_shape) of new episodes in the environments `envs` (n,)."""
-        self._insert(envs, image, -1, 0, 0, 0)
+    def begin(self, env_index, image):
+        """Insert the first images (n, *image_shape) of new episodes in the environments of these indices (n,)."""
+        self._insert(env_index, image, -1, 0, 0, 0)
 
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, *image_shape), the rest (num_envs,)."""
-        envs = np.arange(len(image))
-        # back: the rows since the episode's newest one, and those of this call before the new one
-        self._insert(envs, image, action, reward, done, self.state["age"] + envs)
+        env_index, newest = np.arange(len(image)), self.inserted - self.state.age  # newest: the numbers of these rows
+        self._insert(env_index, image, action, reward, done, self.inserted + env_index - newest)
 
-    def _insert(self, envs, *columns):
+    def _insert(self, env_index, *columns):
         """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
-        index = (self.inserted + np.arange(len(envs))) % self.capacity
+        number = self.inserted + np.arange(len(env_index))
         for array, values in zip(self.arrays.values(), columns, strict=True):
-            array[index] = values
-        self.inserted += len(envs)
-        self.state["age"] += len(envs)
-        self.state["age"][envs] = len(envs) - np.arange(len(envs))
+            array[number % self.capacity] = values
+        self.inserted += len(env_index)
+        self.state.age += len(env_index)
+        self.state.age[env_index] = self.inserted - number
 
     def history(self, number):
         """For the rows of these numbers (n,): the indices (n, num_frames + 1) of the row's image and of the num_frames
@@ -225,31 +227,21 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
-    run.require(
-        channels_last(gym.make(args.env_id)) is not None,
-        f"{args.env_id} has images of shape {obs_shape}, but one axis, the first or the last, must be that of channels:"
-        " 1, 3 or 4 of them",
-    )
-    run.require(
-        not args.grey or obs_shape[0] == args.num_frames,
-        f"--grey takes images with 1 or 3 channels, but those of {args.env_id} have 4",
-    )
-    run.require(
-        min(obs_shape[1:]) >= 15,
-        f"images of {obs_shape[1]} x {obs_shape[2]} pixels are too small for the network: --size must be at least 15",
-    )
+    sentence = f"{args.env_id} has images of shape {obs_shape}, but its first or last axis must have 1, 3 or 4 channels"
+    run.require(channels_last(gym.make(args.env_id)) is not None, sentence)
+    sentence = f"--grey takes images with 1 or 3 channels, but those of {args.env_id} have 4"
+    run.require(not args.grey or obs_shape[0] == args.num_frames, sentence)
+    sentence = f"images of {obs_shape[1]} x {obs_shape[2]} pixels are too small: --size must be at least 15"
+    run.require(min(obs_shape[1:]) >= 15, sentence)
     # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     num_iterations = run.iterations(batch_steps)
-    run.require(
-        args.target_network_frequency >= batch_steps,
-        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
-    )
-    run.require(
-        args.buffer_size >= (least := 2 * (args.num_frames + 1) * args.num_envs),
-        f"--buffer-size must be at least {least}, the images of a transition in every environment",
-    )
+    sentence = f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration"
+    run.require(args.target_network_frequency >= batch_steps, sentence)
+    least = 2 * (args.num_frames + 1) * args.num_envs
+    sentence = f"--buffer-size must be at least {least}, the images of a transition in every environment"
+    run.require(args.buffer_size >= least, sentence)
 
     q_network = QNetwork(obs_shape, num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
@@ -258,9 +250,8 @@ if __name__ == "__main__":
     q_values = run.fast(q_network)  # NumPy (batch, *obs_shape) -> NumPy (batch, num_actions), with the current weights
     channels = obs_shape[0] // args.num_frames  # of one image
     replay = ImageReplay(args.buffer_size, args.num_envs, args.num_frames, (channels, *obs_shape[1:]))
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay)
-    parts |= dict(envs=envs)
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs)
     start = run.resume(**parts)
 
     # ---- storage of one iteration
@@ -268,14 +259,12 @@ if __name__ == "__main__":
     reward, over = np.zeros(shape, np.float32), np.zeros(shape, bool)
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
-    if replay.inserted == 0:
-        oldest, *later = np.split(obs, args.num_frames, axis=1)  # one image after the other
-        replay.begin(np.arange(args.num_envs), oldest)
-        if start:  # resumed without --save-replay: the episodes are under way, and their images are different ones
-            for image in later:
-                replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
-    else:  # resumed with --save-replay
-        replay.begin(run.restarted, obs[run.restarted, -channels:])
+    known = replay.inserted > 0  # resumed with --save-replay: the buffer has the images of episodes that go on
+    begins = run.restarted if known else np.arange(args.num_envs)
+    replay.begin(begins, obs[begins, :channels])
+    if start and not known:  # resumed without --save-replay: the later images of episodes that are under way
+        for image in np.split(obs, args.num_frames, axis=1)[1:]:
+            replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * batch_steps  # at the end of this iteration
 
@@ -291,11 +280,8 @@ if __name__ == "__main__":
             over[step] = terminated | truncated
 
             # ---- 2. store: a time limit is not the end of the task
-            image = obs[:, -channels:].copy()  # the newest one
-            for i in np.flatnonzero(over[step]):  # obs is the next episode's
-                image[i] = infos["final_obs"][i][-channels:]
-            replay.add(image, action[step], reward[step], terminated)
-            replay.begin(np.flatnonzero(over[step]), obs[over[step], -channels:])
+            replay.add(infos["next_obs"][:, -channels:], action[step], reward[step], terminated)  # the newest images
+            replay.begin(np.flatnonzero(over[step]), obs[over[step], :channels])  # of the next episodes
         run.episodes(global_step, reward, over)
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts

@@ -16,6 +16,7 @@ Details   docs/algorithms/ez_greedy_dqn.md
 import copy
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -110,12 +111,10 @@ class QNetwork(nn.Module):
 
 
 def keep_up(held, left, begins, action, duration):
-    """Where `begins` says so and no random action lasts, `action` becomes one that lasts `duration` steps.
-
-    All NumPy (num_envs,). Changes in place `held`, the random actions that last, and `left`, their remaining steps.
-    """
+    """The random actions that last, and their remaining steps: where `begins` says so and none lasts (`left` is 0),
+    `action` for `duration` steps, elsewhere `held` and `left` as they are. All NumPy (num_envs,)."""
     begins = begins & (left == 0)
-    held[begins], left[begins] = action[begins], duration[begins]
+    return np.where(begins, action, held), np.where(begins, duration, left)
 
 
 def td_loss(q_network, target_network, batch, gamma):
@@ -145,10 +144,8 @@ if __name__ == "__main__":
     batch_steps = args.num_envs * num_steps
     run.require(args.duration_exponent > 1, f"--duration-exponent must be above 1, not {args.duration_exponent}")
     num_iterations = run.iterations(batch_steps)
-    run.require(
-        args.target_network_frequency >= batch_steps,
-        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
-    )
+    sentence = f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration"
+    run.require(args.target_network_frequency >= batch_steps, sentence)
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
@@ -157,13 +154,13 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(td_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
     replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)
-    exploring = np.zeros((2, args.num_envs), np.int64)
-    held, left = exploring  # in each environment: the random action that lasts, its remaining steps
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay)
-    parts |= dict(exploring=exploring, envs=envs)
+    none = np.zeros(args.num_envs, np.int64)
+    now = SimpleNamespace(held=none, left=none.copy())  # the random action that lasts, its remaining steps; (num_envs,)
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
+    parts |= dict(replay=replay, envs=envs, now=now)
     start = run.resume(**parts)
-    left[run.restarted] = 0  # no random action lasts into a new episode
+    now.left[run.restarted] = 0  # no random action lasts into a new episode
 
     # ---- storage of one iteration
     shape = (num_steps, args.num_envs)
@@ -182,11 +179,12 @@ if __name__ == "__main__":
         duration = np.random.zipf(args.duration_exponent, size=shape)
         for step in range(num_steps):
             obs[step] = current_obs.reshape(args.num_envs, obs_dim)
-            keep_up(held, left, begins[step], action[step], duration[step])
-            action[step] = held if left.all() else np.where(left > 0, held, q_values(obs[step]).argmax(1))
+            now.held, now.left = keep_up(now.held, now.left, begins[step], action[step], duration[step])
+            action[step] = now.held
+            if not now.left.all():
+                action[step] = np.where(now.left > 0, now.held, q_values(obs[step]).argmax(1))
             current_obs, reward[step], terminated[step], truncated[step], infos = envs.step(action[step])
-            # left in place: a checkpoint holds this array
-            left[:] = np.where(terminated[step] | truncated[step], 0, np.maximum(left - 1, 0))
+            now.left = np.where(terminated[step] | truncated[step], 0, np.maximum(now.left - 1, 0))
             # what the step led to: current_obs, except where an episode has ended
             next_obs[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)
         run.episodes(global_step, reward, terminated | truncated)

@@ -17,6 +17,7 @@ Details   docs/algorithms/per_dqn.md
 import copy
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -125,15 +126,14 @@ class PERReplay(Replay):
     def __init__(self, capacity, obs_dim, action_space):
         super().__init__(capacity, obs_dim, action_space)
         self.tree = tree = SumTree(capacity)
-        self.largest = np.ones(1)  # largest priority so far
-        # what a checkpoint holds with the arrays, changed in place; `leaves`, a view of `sum`, has the length capacity,
-        # so that a checkpoint of another capacity is refused
+        # what a checkpoint holds with the arrays. largest: priority so far; leaves: a view of `sum`, whose own length
+        # is a power of 2, by which a checkpoint of another capacity is refused
         leaves = tree.sum[tree.size :][:capacity]
-        self.state = {"leaves": leaves, "sum": tree.sum, "least": tree.least, "largest": self.largest}
+        self.state = SimpleNamespace(largest=1.0, sum=tree.sum, least=tree.least, leaves=leaves)
 
     def add(self, batch):
         """As in Replay. New transitions get the largest priority so far (Schaul, Alg. 1)."""
-        self.tree.set((self.inserted + np.arange(batch.reward.size)) % self.capacity, self.largest)
+        self.tree.set((self.inserted + np.arange(batch.reward.size)) % self.capacity, self.state.largest)
         super().add(batch)
 
     def sample(self, batch_size, beta, device):
@@ -148,7 +148,7 @@ class PERReplay(Replay):
     def update(self, index, priority):
         """Give the transitions of these indices (batch_size,) their priorities (batch_size,)."""
         self.tree.set(index, priority)
-        self.largest[:] = max(self.largest[0], priority.max())
+        self.state.largest = max(self.state.largest, priority.max())
 
 
 def mlp(*sizes):
@@ -207,10 +207,8 @@ if __name__ == "__main__":
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     num_iterations = run.iterations(batch_steps)
-    run.require(
-        args.target_network_frequency >= batch_steps,
-        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
-    )
+    sentence = f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration"
+    run.require(args.target_network_frequency >= batch_steps, sentence)
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
@@ -219,9 +217,8 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(per_td_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
     replay = PERReplay(args.buffer_size, obs_dim, envs.single_action_space)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay)
-    parts |= dict(envs=envs)
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs)
     start = run.resume(**parts)
 
     # ---- storage of one iteration

@@ -17,6 +17,7 @@ Details   docs/algorithms/qdagger_dqn_atari_impalacnn.md
 
 import copy
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import ale_py
@@ -134,8 +135,9 @@ class FrameReplay:
             "back": np.zeros(capacity, np.int32),
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
-        # what a checkpoint holds with the arrays; age: rows since each game's newest one, itself included
-        self.state = {"age": np.zeros(num_envs, np.int64)}
+        # what a checkpoint holds with the arrays. age: how many rows ago the newest one of each game was inserted; not
+        # its number: a run resumed with a larger capacity counts again, from the oldest row that is left
+        self.state = SimpleNamespace(age=np.zeros(num_envs, np.int64))
 
     def begin(self, env_index, image):
         """Insert the first images (n, 84, 84) of new games in the environments of these indices (n,)."""
@@ -143,18 +145,17 @@ class FrameReplay:
 
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
-        env_index = np.arange(len(image))
-        # back: rows since the game's newest one, plus the rows of this call that come before the new one
-        self._insert(env_index, image, action, reward, done, self.state["age"] + env_index)
+        env_index, newest = np.arange(len(image)), self.inserted - self.state.age  # newest: the numbers of these rows
+        self._insert(env_index, image, action, reward, done, self.inserted + env_index - newest)
 
     def _insert(self, env_index, *columns):
         """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
-        index = (self.inserted + np.arange(len(env_index))) % self.capacity
+        number = self.inserted + np.arange(len(env_index))
         for array, values in zip(self.arrays.values(), columns, strict=True):
-            array[index] = values
+            array[number % self.capacity] = values
         self.inserted += len(env_index)
-        self.state["age"] += len(env_index)
-        self.state["age"][env_index] = len(env_index) - np.arange(len(env_index))
+        self.state.age += len(env_index)
+        self.state.age[env_index] = self.inserted - number
 
     def history(self, number):
         """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,
@@ -221,24 +222,6 @@ class QNetwork(nn.Module):
         return self(torch.as_tensor(obs, device=self.head.weight.device)).argmax(1).cpu().numpy()
 
 
-def load_teacher(run, args, envs):
-    """The trained policy of another run: its actions, its networks `models` and its score."""
-    name = args.teacher
-    run.require(name, "there is no teacher: --teacher must name a run folder, or hf://USER/NAME")
-    teacher = load(run.keep(name), trust_script=args.trust_script, device=args.device)
-    run.require(teacher.env_id == args.env_id, f"{name} was trained on {teacher.env_id}, not on {args.env_id}")
-    run.require("q_network" in teacher.models, f"{name} has no q_network, but {' and '.join(teacher.models)}")
-    run.require(teacher.score is not None, f"{name} does not say what its model scored")
-    run.require(teacher.score > 0, f"{name} must have scored more than 0: the student's score is divided by it")
-    game = teacher.make_env()
-    run.require(
-        (game.observation_space, game.action_space) == (envs.single_observation_space, envs.single_action_space),
-        f"{name} has the observation space {game.observation_space}, not {envs.single_observation_space}",
-    )
-    game.close()
-    return teacher
-
-
 def distill_loss(q, teacher_q, temperature):
     """Cross entropy of the teacher's and the student's policy (Sec. 4.1), -sum_a pi_T(a|s) log pi(a|s), the mean over
     the batch, with pi = softmax(Q / temperature). Least, but not 0, where both are equal. (batch_size, num_actions)."""
@@ -262,7 +245,7 @@ def qdagger_loss(q_network, target_network, teacher, batch, gamma, temperature, 
 
 def play(envs, policy, replay, obs, lives, epsilon, num_steps):
     """Take `num_steps` steps in every environment, "with probability epsilon" at random (Alg. 1 of DQN), else as the
-    policy says, and store them. `lives` changes in place. The next obs; raw reward, over (num_steps, num_envs)."""
+    policy says, and store them. The next obs and lives; raw reward, over (num_steps, num_envs)."""
     shape = (num_steps, envs.num_envs)
     action = np.random.randint(envs.single_action_space.n, size=shape)
     greedy = np.random.random(shape) >= epsilon
@@ -278,24 +261,23 @@ def play(envs, policy, replay, obs, lives, epsilon, num_steps):
         over[step] = terminated | truncated
 
         # store: done at a lost life, though the game continues; not done at a time limit, though it is over
-        image, lives_left = obs[:, -1].copy(), infos["lives"].copy()
-        for i in np.flatnonzero(over[step]):  # obs and lives are the next game's
-            image[i], lives_left[i] = infos["final_obs"][i][-1], infos["final_info"]["lives"][i]
-        done = terminated | (lives_left < lives)
-        lives[:] = infos["lives"]  # in place, for the caller
-        replay.add(image, action[step], np.sign(reward[step]), done)
-        replay.begin(np.flatnonzero(over[step]), obs[over[step], -1])
-    return obs, reward, over
+        # where a game is over, obs and lives are the next game's, next_obs and next_lives its own
+        done = terminated | (infos["next_lives"] < lives)
+        lives = infos["lives"]
+        replay.add(infos["next_obs"][:, -1], action[step], np.sign(reward[step]), done)
+        replay.begin(np.flatnonzero(over[step]), obs[over[step], 0])
+    return obs, lives, reward, over
 
 
-def count_returns(running, returns, reward, over):
-    """Count the rewards (num_steps, num_envs) of some steps into the returns of the running games (num_envs,); where a
-    game is over, its return becomes the newest of `returns`, those of the last games. In place."""
+def count_returns(unfinished, returns, reward, over):
+    """Count the rewards (num_steps, num_envs) of some steps into `unfinished`, the returns so far of the games
+    (num_envs,); where a game is over, its return becomes the newest of `returns`, those of the last games. Both."""
     for rewards, ends in zip(reward, over, strict=True):
-        running += rewards
+        unfinished = unfinished + rewards
         for i in np.flatnonzero(ends):
-            returns[:-1], returns[-1] = returns[1:].copy(), running[i]
-        running[ends] = 0
+            returns = np.append(returns[1:], unfinished[i])
+        unfinished = np.where(ends, 0, unfinished)
+    return unfinished, returns
 
 
 def soft_update(target, online, tau):
@@ -317,39 +299,46 @@ if __name__ == "__main__":
     teach_iterations, offline_iterations = args.teacher_steps // batch_steps, args.offline_steps // batch_steps
     online_iterations = args.total_timesteps // batch_steps - teach_iterations - offline_iterations
     run.require(teach_iterations, f"--teacher-steps {args.teacher_steps} is less than one iteration of {batch_steps}")
-    run.require(
-        online_iterations > 0,
-        f"--total-timesteps {args.total_timesteps} leaves no iteration of {batch_steps} steps to the student, after "
-        f"--teacher-steps {args.teacher_steps} and --offline-steps {args.offline_steps}",
-    )
+    sentence = f"--total-timesteps {args.total_timesteps} leaves no iteration of {batch_steps} steps to the student"
+    before = f"after --teacher-steps {args.teacher_steps} and --offline-steps {args.offline_steps}"
+    run.require(online_iterations > 0, f"{sentence}, {before}")
     run.require(args.temperature > 0, "--temperature must be more than 0")
-    run.require(
-        args.target_network_frequency >= batch_steps,
-        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
-    )
-    run.require(
-        min(args.teacher_steps, args.buffer_size) >= 10 * args.num_envs,
-        f"--teacher-steps and --buffer-size must be at least {10 * args.num_envs}, the images of a transition in every "
-        "environment",
-    )
+    sentence = f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration"
+    run.require(args.target_network_frequency >= batch_steps, sentence)
+    least = 10 * args.num_envs
+    sentence = f"--teacher-steps and --buffer-size must be at least {least}, the images of a transition in each game"
+    run.require(min(args.teacher_steps, args.buffer_size) >= least, sentence)
     num_actions = int(envs.single_action_space.n)
-    teacher = None if run.play else load_teacher(run, args, envs)  # a run that is only played needs none
+    teacher, name = None, args.teacher
+    if not run.play:  # a run that is only played needs no teacher
+        run.require(name, "there is no teacher: --teacher must name a run folder, or hf://USER/NAME")
+        folder = run.keep(name)
+        teacher = load(folder, trust_script=args.trust_script)
+        run.require(teacher.env_id == args.env_id, f"{name} was trained on {teacher.env_id}, not on {args.env_id}")
+        run.require("q_network" in teacher.models, f"{name} has no q_network, but {' and '.join(teacher.models)}")
+        run.require(teacher.score is not None, f"{name} does not say what its model scored")
+        run.require(teacher.score > 0, f"{name} must have scored more than 0: the student's score is divided by it")
+        game = teacher.make_env()
+        equal = (game.observation_space, game.action_space) == (envs.single_observation_space, envs.single_action_space)
+        run.require(equal, f"{name} has the observation space {game.observation_space}, or other actions")
+        teacher.models["q_network"].to(run.device)
 
     q_network = QNetwork(num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
     gradient_step = run.gradient_step(qdagger_loss, q_network, optimizer)
     teacher_replay, replay = (FrameReplay(size, args.num_envs) for size in (args.teacher_steps, args.buffer_size))
-    lives = np.zeros(args.num_envs, np.int64)
-    running, returns = np.zeros(args.num_envs), np.zeros(10)  # returns of the student's games: under way; the last 10
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
+    now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))  # after the last step of each game
+    # returns of the student's games: so far, of those under way; of the last 10
+    now.unfinished, now.returns = np.zeros(args.num_envs), np.zeros(10)
+    # what a checkpoint holds; the replay only with --save-replay
     parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
-    parts |= dict(teacher_replay=teacher_replay, replay=replay, running=running, returns=returns, envs=envs)
-    parts |= dict(lives=lives)
+    parts |= dict(teacher_replay=teacher_replay, replay=replay, envs=envs, now=now)
     start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
-    running[run.restarted], lives[run.restarted] = 0, 0  # in the first step of a new game no life counts as lost
+    now.unfinished[run.restarted] = 0
+    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
     for memory in (teacher_replay, replay):
         if memory.inserted:  # resumed with --save-replay
             memory.begin(run.restarted, obs[run.restarted, -1])
@@ -360,7 +349,7 @@ if __name__ == "__main__":
 
         # ---- 1. act and 2. store
         epsilon = args.start_e + (args.end_e - args.start_e) * (iteration / teach_iterations)
-        obs, _, _ = play(envs, teacher, teacher_replay, obs, lives, epsilon, num_steps)
+        obs, now.lives, _, _ = play(envs, teacher, teacher_replay, obs, now.lives, epsilon, num_steps)
 
         # ---- 4. report
         run.log(global_step, {"charts/epsilon": epsilon})
@@ -391,17 +380,17 @@ if __name__ == "__main__":
         online_step = (iteration + 1) * batch_steps  # environment steps of the student
         global_step = (teach_iterations + offline_iterations) * batch_steps + online_step
         if iteration == 0:
-            obs, lives[:] = envs.reset()[0], 0
+            obs, now.lives = envs.reset()[0], np.zeros(args.num_envs, np.int64)
 
         # ---- 1. act and 2. store
         progress = min(1.0, iteration / max(1.0, args.exploration_fraction * online_iterations))
         epsilon = args.start_e + (args.end_e - args.start_e) * progress
-        obs, reward, over = play(envs, q_network.act, replay, obs, lives, epsilon, num_steps)
+        obs, now.lives, reward, over = play(envs, q_network.act, replay, obs, now.lives, epsilon, num_steps)
         run.episodes(global_step, reward, over)
-        count_returns(running, returns, reward, over)
+        now.unfinished, now.returns = count_returns(now.unfinished, now.returns, reward, over)
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
-        weight = torch.tensor(max(0.0, 1 - returns.mean() / teacher.score), dtype=torch.float32, device=run.device)
+        weight = torch.tensor(max(0.0, 1 - now.returns.mean() / teacher.score), dtype=torch.float32, device=run.device)
         enough = replay.inserted >= args.learning_starts  # resuming without --save-replay empties the buffer
         for env_step in range(online_step - batch_steps + 1, online_step + 1):
             if enough and env_step > args.learning_starts and env_step % args.train_frequency == 0:

@@ -169,7 +169,7 @@ class Training(NamedTuple):
     obs: jax.Array  # (num_envs, 4, 84, 84) bytes, the current observations
     lives: jax.Array  # (num_envs,), after the last step; 0 before the first, in which no life counts as lost
     new_game: jax.Array  # (num_envs,), where obs is the first of a game
-    running: jax.Array  # (num_envs,), the returns of the student's games
+    unfinished: jax.Array  # (num_envs,), the returns so far of the student's games
     returns: jax.Array  # (10,), those of its last games that are over
     key: jax.Array  # of the random numbers to come
     iteration: jax.Array  # iterations done in all phases, ()
@@ -254,20 +254,6 @@ def act(params, obs):  # (batch, 4, 84, 84) -> (batch,): the greedy actions
     return q_values(params, obs).argmax(1)
 
 
-def load_teacher(run, args, envs):
-    """The parameters and the score of the trained policy of another run."""
-    name, num_actions = args.teacher, int(envs.single_action_space.n)
-    run.require(name, "there is no teacher: --teacher must name a run folder, or hf://USER/NAME")
-    teacher = load(run.keep(name), trust_script=args.trust_script, device=args.device)
-    run.require(teacher.env_id == args.env_id, f"{name} was trained on {teacher.env_id}, not on {args.env_id}")
-    fits = "params" in teacher.models
-    fits = fits and jax.tree.map(jnp.shape, teacher.models["params"]) == teacher_shapes(num_actions)
-    run.require(fits, f"{name} must be a run of dqn_atari_jax.py, or have its network")
-    run.require(teacher.score is not None, f"{name} does not say what its model scored")
-    run.require(teacher.score > 0, f"{name} must have scored more than 0: the student's score is divided by it")
-    return teacher.models["params"], teacher.score
-
-
 def distill_loss(q, teacher_q, temperature):
     """Cross entropy of the teacher's and the student's policy (Sec. 4.1), -sum_a pi_T(a|s) log pi(a|s), the mean over
     the batch, with pi = softmax(Q / temperature). Least, but not 0, where both are equal. (batch_size, num_actions)."""
@@ -288,21 +274,21 @@ def qdagger_loss(params, target_params, teacher_params, batch, gamma, temperatur
     return td_loss + weight * distillation, metrics
 
 
-def count_returns(running, returns, reward, over):
-    """Count the rewards (num_steps, num_envs) of some steps into the returns of the running games (num_envs,); where a
-    game is over, its return becomes the newest of `returns`, those of the last games. The new running, returns."""
+def count_returns(unfinished, returns, reward, over):
+    """Count the rewards (num_steps, num_envs) of some steps into `unfinished`, the returns so far of the games
+    (num_envs,); where a game is over, its return becomes the newest of `returns`, those of the last games. Both."""
 
     def one_game(returns, game):
         value, ends = game
         return jnp.where(ends, jnp.append(returns[1:], value), returns), None
 
     def one_step(carry, step):
-        (running, returns), (rewards, ends) = carry, step
-        running = running + rewards
-        returns, _ = jax.lax.scan(one_game, returns, (running, ends))
-        return (jnp.where(ends, 0, running), returns), None
+        (unfinished, returns), (rewards, ends) = carry, step
+        unfinished = unfinished + rewards
+        returns, _ = jax.lax.scan(one_game, returns, (unfinished, ends))
+        return (jnp.where(ends, 0, unfinished), returns), None
 
-    return jax.lax.scan(one_step, (running, returns), (reward, over))[0]
+    return jax.lax.scan(one_step, (unfinished, returns), (reward, over))[0]
 
 
 def begin(key, setup, teacher_params):
@@ -398,7 +384,7 @@ def online(training, setup):
     epsilon = args.start_e + (args.end_e - args.start_e) * progress
     values = partial(q_values, training.params)
     training, rows, reward, over = play(training, values, epsilon, iteration == 0, keys, setup)
-    running, returns = count_returns(training.running, training.returns, reward, over)
+    unfinished, returns = count_returns(training.unfinished, training.returns, reward, over)
 
     # ---- 2. store: each image once
     replay = training.replay.insert(*rows)
@@ -411,7 +397,7 @@ def online(training, setup):
     training, sums = learn(training, replay, count, weight, sample_key, setup)
 
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
-    changed = {"replay": replay, "running": running, "returns": returns, "key": key}
+    changed = {"replay": replay, "unfinished": unfinished, "returns": returns, "key": key}
     training = training._replace(iteration=training.iteration + 1, **changed)
     return training, (reward, over, epsilon, weight, sums, count)
 
@@ -427,28 +413,33 @@ if __name__ == "__main__":
     teach_iterations, offline_iterations = args.teacher_steps // batch_steps, args.offline_steps // batch_steps
     online_iterations = args.total_timesteps // batch_steps - teach_iterations - offline_iterations
     run.require(teach_iterations, f"--teacher-steps {args.teacher_steps} is less than one iteration of {batch_steps}")
-    run.require(
-        online_iterations > 0,
-        f"--total-timesteps {args.total_timesteps} leaves no iteration of {batch_steps} steps to the student, after "
-        f"--teacher-steps {args.teacher_steps} and --offline-steps {args.offline_steps}",
-    )
+    sentence = f"--total-timesteps {args.total_timesteps} leaves no iteration of {batch_steps} steps to the student"
+    before = f"after --teacher-steps {args.teacher_steps} and --offline-steps {args.offline_steps}"
+    run.require(online_iterations > 0, f"{sentence}, {before}")
     run.require(args.temperature > 0, "--temperature must be more than 0")
-    run.require(
-        args.target_network_frequency >= batch_steps,
-        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
-    )
+    sentence = f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration"
+    run.require(args.target_network_frequency >= batch_steps, sentence)
     least = max(10 * args.num_envs, 2 * batch_steps)
-    run.require(
-        min(args.teacher_steps, args.buffer_size) >= least,
-        f"--teacher-steps and --buffer-size must be at least {least}, the images of one iteration and a "
-        "transition of each environment",
-    )
+    sentence = f"--teacher-steps and --buffer-size must be at least {least}, the images of one iteration"
+    run.require(min(args.teacher_steps, args.buffer_size) >= least, sentence)
 
-    # a run that is only played needs no teacher
-    teacher_params, teacher_score = (None, 1.0) if run.play else load_teacher(run, args, envs)
+    teacher_params, teacher_score, name = None, 1.0, args.teacher
+    if not run.play:  # a run that is only played needs no teacher
+        run.require(name, "there is no teacher: --teacher must name a run folder, or hf://USER/NAME")
+        folder = run.keep(name)
+        teacher = load(folder, trust_script=args.trust_script)
+        run.require(teacher.env_id == args.env_id, f"{name} was trained on {teacher.env_id}, not on {args.env_id}")
+        shapes = jax.tree.map(jnp.shape, teacher.models.get("params"))
+        fits = shapes == teacher_shapes(int(envs.single_action_space.n))
+        run.require(fits, f"{name} must be a run of dqn_atari_jax.py, or have its network")
+        run.require(teacher.score is not None, f"{name} does not say what its model scored")
+        run.require(teacher.score > 0, f"{name} must have scored more than 0: the student's score is divided by it")
+        teacher_params = jax.tree.map(jnp.asarray, jax.device_get(teacher.models["params"]))  # on our device
+        teacher_score = teacher.score
     phases = teach_iterations, offline_iterations, online_iterations
     setup = Setup(args, envs, optax.adam(args.learning_rate), batch_steps, *phases, teacher_score)
-    games = ("env_state", "obs", "lives", "new_game", "running")  # begin again when resumed: EnvPool cannot save them
+    # what begins again when a run is resumed: EnvPool cannot save games
+    games = ("env_state", "obs", "lives", "new_game", "unfinished")
     training, start = run.resume(lambda key: begin(key, setup, teacher_params), model="params", envs=games)
     chunk = max(1, 64 // batch_steps)  # iterations in one call of `train`, together 64 steps
 

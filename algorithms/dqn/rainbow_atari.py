@@ -18,6 +18,7 @@ Details   docs/algorithms/rainbow_atari.md
 
 import copy
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import ale_py
@@ -132,8 +133,9 @@ class FrameReplay:
             "back": np.zeros(capacity, np.int32),
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: the number of the next row
-        # what a checkpoint holds with the arrays; age: rows since each game's newest one, itself included
-        self.state = {"age": np.zeros(num_envs, np.int64)}
+        # what a checkpoint holds with the arrays. age: how many rows ago the newest one of each game was inserted; not
+        # its number: a run resumed with a larger capacity counts again, from the oldest row that is left
+        self.state = SimpleNamespace(age=np.zeros(num_envs, np.int64))
 
     def begin(self, env_index, image):
         """Insert the first images (n, 84, 84) of new games in the environments of these indices (n,)."""
@@ -141,18 +143,17 @@ class FrameReplay:
 
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, 84, 84), and the rest (num_envs,)."""
-        env_index = np.arange(len(image))
-        # back: rows since the game's newest one, plus the rows of this call that come before the new one
-        self._insert(env_index, image, action, reward, done, self.state["age"] + env_index)
+        env_index, newest = np.arange(len(image)), self.inserted - self.state.age  # newest: the numbers of these rows
+        self._insert(env_index, image, action, reward, done, self.inserted + env_index - newest)
 
     def _insert(self, env_index, *columns):
         """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
-        index = (self.inserted + np.arange(len(env_index))) % self.capacity
+        number = self.inserted + np.arange(len(env_index))
         for array, values in zip(self.arrays.values(), columns, strict=True):
-            array[index] = values
+            array[number % self.capacity] = values
         self.inserted += len(env_index)
-        self.state["age"] += len(env_index)
-        self.state["age"][env_index] = len(env_index) - np.arange(len(env_index))
+        self.state.age += len(env_index)
+        self.state.age[env_index] = self.inserted - number
 
     def history(self, number):
         """For the rows of these numbers (n,): the indices (n, 5) of the row's image and of the 4 before it in its game,
@@ -217,16 +218,15 @@ class PrioritizedReplay(FrameReplay):
     def __init__(self, capacity, num_envs, n_step):
         super().__init__(capacity, num_envs)
         self.n_step, self.tree = n_step, SumTree(capacity)
-        self.next_offset = np.zeros(capacity, np.int32)  # rows to the next one of its game; 0: there is none (yet)
-        self.largest = np.ones(1)  # largest priority so far
-        # what a checkpoint holds with the arrays, `age` included; all of it is changed in place
-        tree = {"sum": self.tree.sum, "least": self.tree.least}
-        self.state = {**self.state, "next_offset": self.next_offset, "largest": self.largest, **tree}
+        # how many rows after each one the next image of its game lies, as `back` before it; 0: there is none (yet)
+        self.ahead = np.zeros(capacity, np.int32)
+        # what a checkpoint holds besides `age`; largest: priority so far
+        vars(self.state).update(ahead=self.ahead, sum=self.tree.sum, least=self.tree.least, largest=1.0)
 
     def begin(self, env_index, image):
         """As in FrameReplay. The games before these are over, so their last transitions are complete: at a time limit,
         too."""
-        self._complete(self.inserted - self.state["age"][env_index], True)
+        self._complete(self.inserted - self.state.age[env_index], True)
         self._make_room(len(env_index))
         super().begin(env_index, image)
 
@@ -236,7 +236,7 @@ class PrioritizedReplay(FrameReplay):
         super().add(image, action, reward, done)
         number = self.inserted - len(image) + np.arange(len(image))  # of the rows just added
         back = self.arrays["back"][number % self.capacity]
-        self.next_offset[(number - back) % self.capacity] = back
+        self.ahead[(number - back) % self.capacity] = back
         self._complete(number, done)
 
     def _make_room(self, count):
@@ -245,9 +245,9 @@ class PrioritizedReplay(FrameReplay):
         first = self.inserted - self.capacity
         lost = [np.arange(max(0, first), max(0, first + count))]  # numbers of rows
         for _ in range(4):
-            lost.append(lost[-1] + self.next_offset[lost[-1] % self.capacity])
+            lost.append(lost[-1] + self.ahead[lost[-1] % self.capacity])
         self.tree.set(np.concatenate(lost) % self.capacity, 0)
-        self.next_offset[(self.inserted + np.arange(count)) % self.capacity] = 0
+        self.ahead[(self.inserted + np.arange(count)) % self.capacity] = 0
 
     def _complete(self, newest, ends):
         """Give the transitions that are complete now the largest priority so far (Schaul, Alg. 1). `newest` (n,): the
@@ -261,7 +261,7 @@ class PrioritizedReplay(FrameReplay):
         number = np.concatenate(complete)
         # priority 0: not complete before; at a lost life some were already, and keep their priorities
         new = self.history(number)[1] & (self.tree.sum[self.tree.size + number % self.capacity] == 0)
-        self.tree.set(number[new] % self.capacity, self.largest)
+        self.tree.set(number[new] % self.capacity, self.state.largest)
 
     def sample(self, batch_size, gamma, beta, device):
         """A Batch drawn by priority, in place of FrameReplay's uniform draw; the discounts (batch_size,) of the values
@@ -270,12 +270,13 @@ class PrioritizedReplay(FrameReplay):
         index = last_index = self.tree.draw(batch_size)  # of the first and of the last step
         reward, discount = self.arrays["reward"][index], np.full(batch_size, gamma, np.float32)
         for _ in range(self.n_step - 1):
-            offset = self.next_offset[last_index] * (self.arrays["done"][last_index] == 0)  # 0: the return ends
-            last_index = (last_index + offset) % self.capacity
-            reward += np.where(offset > 0, discount * self.arrays["reward"][last_index], 0)
-            discount = np.where(offset > 0, gamma * discount, discount)
-        # indices serve as numbers here: `history` works modulo the capacity; its second answer is not needed
-        stacks = np.hstack([self.history(index)[0][:, :4], self.history(last_index)[0][:, 1:]])
+            goes_on = (self.ahead[last_index] > 0) & (self.arrays["done"][last_index] == 0)
+            last_index = np.where(goes_on, last_index + self.ahead[last_index], last_index) % self.capacity
+            reward += np.where(goes_on, discount * self.arrays["reward"][last_index], 0)
+            discount = np.where(goes_on, gamma * discount, discount)
+        # the indices of images, by indices in place of numbers: both are equal modulo the capacity
+        (obs_images, _), (next_images, _) = self.history(index), self.history(last_index)
+        stacks = np.hstack([obs_images[:, :4], next_images[:, 1:]])
         image = torch.from_numpy(self.arrays["image"][stacks]).to(device)  # (batch_size, 8, 84, 84)
         # the largest weight is that of the smallest priority
         weight = (self.tree.sum[self.tree.size + index] / self.tree.least[1]) ** -beta
@@ -287,7 +288,7 @@ class PrioritizedReplay(FrameReplay):
     def update(self, index, priority):
         """Give the transitions of these indices (batch_size,) their priorities (batch_size,)."""
         self.tree.set(index, priority)
-        self.largest[:] = max(self.largest[0], priority.max())
+        self.state.largest = max(self.state.largest, priority.max())
 
 
 class Scaled(nn.Module):
@@ -400,10 +401,8 @@ if __name__ == "__main__":
     batch_steps = args.num_envs * num_steps
     num_iterations = run.iterations(batch_steps)
     run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
-    run.require(
-        args.target_network_frequency >= batch_steps,
-        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
-    )
+    sentence = f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration"
+    run.require(args.target_network_frequency >= batch_steps, sentence)
     # a transition has n_step + 4 images, and the next write takes the place of one more; times 2, because a step that
     # ends a game adds two rows, the second for the first image of the next game
     min_rows = 2 * (args.n_step + 5) * args.num_envs
@@ -415,10 +414,11 @@ if __name__ == "__main__":
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate, eps=1.5e-4)
     gradient_step = run.gradient_step(rainbow_loss, q_network, optimizer)
-    replay, lives = PrioritizedReplay(args.buffer_size, args.num_envs, args.n_step), np.zeros(args.num_envs, np.int64)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
+    replay = PrioritizedReplay(args.buffer_size, args.num_envs, args.n_step)
+    now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))  # after the last step of each game
+    # what a checkpoint holds; the replay only with --save-replay
     parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay)
-    parts |= dict(envs=envs, lives=lives)
+    parts |= dict(envs=envs, now=now)
     start = run.resume(**parts)
 
     # ---- storage of one iteration
@@ -426,15 +426,13 @@ if __name__ == "__main__":
     action, reward, over = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape, bool)
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
-    # run.restarted: environments whose games a resume could not continue; none in a new run
-    lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
-    if replay.inserted == 0:
-        replay.begin(np.arange(args.num_envs), obs[:, 0])
-        if start:  # resumed without --save-replay: the games are under way, and their stacks have 4 different images
-            for image in obs[:, 1:].swapaxes(0, 1):
-                replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
-    else:  # resumed with --save-replay
-        replay.begin(run.restarted, obs[run.restarted, -1])
+    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
+    known = replay.inserted > 0  # resumed with --save-replay: the buffer has the images of games that go on
+    begins = run.restarted if known else np.arange(args.num_envs)
+    replay.begin(begins, obs[begins, 0])
+    if start and not known:  # resumed without --save-replay: the later 3 images of games that are under way
+        for image in obs[:, 1:].swapaxes(0, 1):
+            replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * batch_steps  # at the end of this iteration
 
@@ -445,13 +443,11 @@ if __name__ == "__main__":
             over[step] = terminated | truncated
 
             # ---- 2. store: done at a lost life, though the game continues; not done at a time limit, though it is over
-            image, lives_left = obs[:, -1].copy(), infos["lives"].copy()
-            for i in np.flatnonzero(over[step]):  # obs and lives are the next game's
-                image[i], lives_left[i] = infos["final_obs"][i][-1], infos["final_info"]["lives"][i]
-            done = terminated | (lives_left < lives)
-            lives[:] = infos["lives"]  # in place: a checkpoint holds this array
-            replay.add(image, action[step], np.sign(reward[step]), done)
-            replay.begin(np.flatnonzero(over[step]), obs[over[step], -1])
+            # where a game is over, obs and lives are the next game's, next_obs and next_lives its own
+            done = terminated | (infos["next_lives"] < now.lives)
+            now.lives = infos["lives"]
+            replay.add(infos["next_obs"][:, -1], action[step], np.sign(reward[step]), done)
+            replay.begin(np.flatnonzero(over[step]), obs[over[step], 0])
         run.episodes(global_step, reward, over)
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts

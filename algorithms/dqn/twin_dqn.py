@@ -145,10 +145,8 @@ if __name__ == "__main__":
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
     num_iterations = run.iterations(batch_steps)
-    run.require(
-        args.target_network_frequency >= batch_steps,
-        f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
-    )
+    sentence = f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration"
+    run.require(args.target_network_frequency >= batch_steps, sentence)
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
@@ -157,9 +155,8 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(twin_td_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
     replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay)
-    parts |= dict(envs=envs)
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs)
     start = run.resume(**parts)
 
     # ---- storage of one iteration

@@ -18,6 +18,7 @@ Details   docs/algorithms/coma.md
 import copy
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -35,8 +36,8 @@ class Args(RunArgs):
     env_id: str = "team/simple_spread_v3"  # id of the game
     total_timesteps: int = 500_000  # environment steps, summed over environments
     num_envs: int = 8  # environments stepped in parallel
-    max_steps: int = 25  # most steps stored in one piece: a longer episode is cut, and the memory begins empty in each
-    batch_size: int = 8  # fewest pieces per update: an episode, or a part of a longer one
+    max_steps: int = 25  # most steps in a segment: a longer episode is cut, and the memory begins empty in each
+    batch_size: int = 8  # fewest segments per update: an episode, or a part of a longer one
     critic_steps: int = 16  # gradient steps of the critic per update
     actor_lr: float = 0.002  # learning rate of the actor's Adam
     critic_lr: float = 0.002  # learning rate of the critic's Adam
@@ -51,7 +52,7 @@ class Args(RunArgs):
 
 
 class Batch(NamedTuple):
-    """Pieces of episodes: max_steps steps and the moment after them. Where an episode is shorter, nobody is alive."""
+    """Segments of episodes: max_steps steps, and what is seen after them. Where one is shorter, nobody is alive."""
 
     obs: torch.Tensor  # (max_steps + 1, batch_size, num_agents, obs_dim)
     state: torch.Tensor  # (max_steps + 1, batch_size, state_dim), the central state
@@ -67,13 +68,13 @@ def make_env(env_id, **kwargs):
     return gym.make(env_id, **kwargs)
 
 
-def empty_pieces(count, max_steps, num_agents, obs_dim, state_dim, num_actions):
-    """Arrays for `count` pieces, by the names of Batch, with the axes (count, steps, ...)."""
-    moments, steps = (count, max_steps + 1), (count, max_steps)
+def empty_segments(count, max_steps, num_agents, obs_dim, state_dim, num_actions):
+    """Arrays for `count` segments, by the names of Batch, with the axes (count, steps, ...)."""
+    steps, with_last = (count, max_steps), (count, max_steps + 1)
     return {
-        "obs": np.zeros((*moments, num_agents, obs_dim), np.float32),
-        "state": np.zeros((*moments, state_dim), np.float32),
-        "mask": np.ones((*moments, num_agents, num_actions), bool),  # some are allowed, also where nothing is stored
+        "obs": np.zeros((*with_last, num_agents, obs_dim), np.float32),
+        "state": np.zeros((*with_last, state_dim), np.float32),
+        "mask": np.ones((*with_last, num_agents, num_actions), bool),  # some are allowed, also where nothing is stored
         "action": np.zeros((*steps, num_agents), np.int64),
         "reward": np.zeros(steps, np.float32),
         "alive": np.zeros((*steps, num_agents), np.float32),
@@ -81,18 +82,17 @@ def empty_pieces(count, max_steps, num_agents, obs_dim, state_dim, num_actions):
     }
 
 
-def moment(obs, state, action_mask, num_actions):
-    """What a piece has of a moment in some games, by the names of Batch: obs (games, num_agents, *obs_shape), state
+def observed(obs, state, action_mask, num_actions):
+    """What is seen before a step of some games, by the names of Batch: obs (games, num_agents, *obs_shape), state
     (games, *state_shape) and action_mask, or None: all actions are allowed."""
     mask = np.ones((*obs.shape[:2], num_actions), bool) if action_mask is None else action_mask
     return {"obs": obs.reshape(*obs.shape[:2], -1), "state": state.reshape(len(state), -1), "mask": mask}
 
 
-def write(pieces, step, values, games=slice(None)):
-    """Write values of some games, arrays (games, ...), into their pieces, each at the step `step` of that piece."""
-    games = np.arange(len(step))[games]
+def write(segments, step, values):
+    """Write values, arrays (games, ...), into the segments of these games, each at its own `step` (games,)."""
     for name, array in values.items():
-        pieces[name][games, step[games]] = array
+        segments[name][np.arange(len(step)), step] = array
 
 
 def with_agent_id(obs):
@@ -182,8 +182,9 @@ class Actor(nn.Module):
         obs = torch.as_tensor(obs, dtype=torch.float32, device=device).flatten(2)
         if state is None:
             state = torch.zeros(*obs.shape[:2], 64 + self.num_actions, device=device)
-        state = state * torch.as_tensor(~first, device=device)[:, None, None]
-        logits, hidden = self.agents(obs[None], state[None, ..., 64:], state[..., :64])
+        state = state * torch.as_tensor(~first, device=device)[:, None, None]  # nothing where a game begins
+        hidden, last_action = state.split([64, self.num_actions], -1)
+        logits, hidden = self.agents(obs[None], last_action[None], hidden)
         mask = torch.ones_like(logits[0], dtype=torch.bool) if action_mask is None else torch.as_tensor(action_mask)
         policy = mixed_policy(logits[0], mask.to(device), epsilon)
         action = policy.argmax(-1) if epsilon == 0 else sampled(policy)
@@ -203,7 +204,7 @@ def value_of(values, action):
 
 def td_lambda(reward, next_value, goes_on, follows, gamma, lam):
     """The critic's targets, r_t + gamma * ((1 - lam) * V_t+1 + lam * target_t+1), all (steps, batch). V_t+1 takes the
-    place of the next target where that does not follow in the piece; nothing is added where the task ends."""
+    place of the next target where that does not follow in the segment; nothing is added where the task ends."""
     targets, target = torch.zeros_like(reward), torch.zeros_like(reward[0])
     for t in reversed(range(len(reward))):
         following = next_value[t] + follows[t] * lam * (target - next_value[t])
@@ -213,7 +214,7 @@ def td_lambda(reward, next_value, goes_on, follows, gamma, lam):
 
 @torch.no_grad()
 def all_actions(actor, batch, epsilon):
-    """The actions of a batch, and one drawn where none was taken, as after the last step of a piece: (max_steps + 1,
+    """The actions of a batch, and one drawn where none was taken, as after the last step of a segment: (max_steps + 1,
     batch_size, num_agents)."""
     action = sampled(mixed_policy(actor(batch), batch.mask, epsilon))
     action[:-1] = torch.where(batch.alive.bool(), batch.action, action[:-1])
@@ -280,63 +281,57 @@ if __name__ == "__main__":
     actor_step = run.gradient_step(coma_actor_loss, actor, actor_optimizer, args.max_grad_norm)
     critic_step = run.gradient_step(coma_critic_loss, critic, critic_optimizer, args.max_grad_norm)
     sizes = (args.max_steps, num_agents, obs_dim, state_dim, num_actions)
-    pieces = empty_pieces(args.num_envs, *sizes)  # of the running games
-    waiting = empty_pieces(args.batch_size + args.num_envs - 1, *sizes)  # for the next update
-    length = np.zeros(args.num_envs, np.int64)  # their steps
-    first = np.ones(args.num_envs, bool)  # in which a game begins
-    count, updates = np.zeros(1, np.int64), np.zeros(1, np.int64)  # pieces that wait; gradient steps of the critic
-    memory = torch.zeros(args.num_envs, num_agents, 64 + num_actions, device=run.device)  # as `act` has its state
-    networks = {"actor": actor, "critic": critic, "target_critic": target_critic}
-    optimizers = {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    running = {"length": length, "first": first, "count": count, "updates": updates, "memory": memory, **pieces}
-    running |= {f"waiting_{name}": array for name, array in waiting.items()}
-    start = run.resume(**networks, **optimizers, **running, envs=envs)  # what a checkpoint holds
-    first[run.restarted], length[run.restarted], pieces["alive"][run.restarted] = True, 0, 0.0
+    now = SimpleNamespace(
+        segments=empty_segments(args.num_envs, *sizes),  # of the games under way
+        length=np.zeros(args.num_envs, np.int64),  # steps in each of them
+        waiting=[],  # whole segments, for the next update
+        updates=0,  # gradient steps of the critic
+        first=np.ones(args.num_envs, bool),  # whether a game begins
+        memory=torch.zeros(args.num_envs, num_agents, 64 + num_actions, device=run.device),  # the state of `act`
+    )
+    parts = dict(actor=actor, critic=critic, target_critic=target_critic)  # what a checkpoint holds
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, envs=envs, now=now)
+    start = run.resume(**parts)
+    now.first[run.restarted], now.length[run.restarted], now.segments["alive"][run.restarted] = True, 0, 0.0
 
     obs = run.reset(envs)  # (num_envs, num_agents, *obs_shape)
-    now = moment(obs, envs.state, envs.action_mask, num_actions)
+    seen = observed(obs, envs.state, envs.action_mask, num_actions)
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * args.num_envs  # at the end of this iteration
 
         # ---- 1. act: one step in every game, epsilon of each policy uniform
         progress = min(1.0, iteration / max(1.0, args.exploration_fraction * num_iterations))
         epsilon = args.start_e + (args.end_e - args.start_e) * progress
-        alive, mask = envs.alive, now["mask"]
-        # memory and all that follow in place: a checkpoint holds these arrays
-        action, memory[:] = actor.draw(now["obs"], memory, first, mask, epsilon)
+        alive = envs.alive
+        action, now.memory = actor.draw(seen["obs"], now.memory, now.first, seen["mask"], epsilon)
         obs, reward, terminated, truncated, infos = envs.step(action)
         run.episodes(global_step, reward, terminated | truncated, per_agent=True)
-        first[:] = (terminated | truncated).all(-1)
+        now.first = (terminated | truncated).all(-1)
 
-        # ---- 2. store: what was seen, done and got, and the moment after it, at the end of a game the final one
+        # ---- 2. store: what was seen, done and got, and what is seen after it; where a game ends, obs begins the next
         taken = {"action": action, "reward": reward.sum(-1), "alive": alive, "terminated": terminated}
-        write(pieces, length, now | taken)
-        length += 1
-        now = moment(obs, envs.state, envs.action_mask, num_actions)
-        write(pieces, length, now)
-        if (ends := np.flatnonzero(first)).size:  # `now` is the next game's
-            final = (infos["final_info"].get(key) for key in ("state", "action_mask"))
-            final = [None if x is None else np.stack(x[ends]) for x in (infos["final_obs"], *final)]
-            write(pieces, length, moment(*final, num_actions), ends)
-        full = np.flatnonzero(first | (length == args.max_steps))
-        for name, array in waiting.items():
-            array[count[0] : count[0] + len(full)] = pieces[name][full]
-        count += len(full)
-        length[full], pieces["alive"][full] = 0, 0.0
+        write(now.segments, now.length, seen | taken)
+        now.length += 1
+        led_to = (infos["next_obs"], infos["next_state"], infos.get("next_action_mask"))
+        write(now.segments, now.length, observed(*led_to, num_actions))
+        seen = observed(obs, envs.state, envs.action_mask, num_actions)
+        full = np.flatnonzero(now.first | (now.length == args.max_steps))
+        now.waiting += [{name: array[i].copy() for name, array in now.segments.items()} for i in full]
+        now.length[full], now.segments["alive"][full] = 0, 0.0
 
-        # ---- 3. learn, once there are enough pieces: first the critic, then the actor, and forget them
-        if count[0] >= args.batch_size:
-            arrays = (torch.from_numpy(array[: count[0]]).transpose(0, 1) for array in waiting.values())
-            batch = Batch(*(x.to(run.device) for x in arrays))
+        # ---- 3. learn, once there are enough segments: first the critic, then the actor, and forget them
+        if len(now.waiting) >= args.batch_size:
+            arrays = (np.stack([segment[name] for segment in now.waiting]) for name in Batch._fields)
+            batch = Batch(*(torch.from_numpy(array).transpose(0, 1).to(run.device) for array in arrays))
             action_and_next = all_actions(actor, batch, epsilon)
             for _ in range(args.critic_steps):
                 targets = critic_targets(target_critic, batch, action_and_next, args)
                 run.learned(critic_step(batch, targets))
-                updates += 1
-                if updates[0] % args.target_network_frequency == 0:
+                now.updates += 1
+                if now.updates % args.target_network_frequency == 0:
                     soft_update(target_critic, critic, args.tau)
             run.learned(actor_step(critic, batch, epsilon))
-            count[:] = 0
+            now.waiting = []
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         run.log(global_step, {"charts/epsilon": epsilon})

@@ -223,7 +223,8 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(ippo_loss, agent, optimizer, args.max_grad_norm)
     # NumPy (batch, obs_dim) -> NumPy logits (batch, num_actions); NumPy values (batch,)
     actor, critic = run.fast(agent.actor), run.fast(agent.critic)
-    start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
+    parts = dict(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
+    start = run.resume(**parts)
 
     # ---- storage of one rollout: an agent, of any game, is to the algorithm what an environment is with one agent
     shape = (args.num_steps, args.num_envs, num_agents)
@@ -248,9 +249,7 @@ if __name__ == "__main__":
             action[step], logprob[step], value[step] = (x.reshape(shape[1:]) for x in drawn)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, alive[step] & truncated & ~terminated
-            for i in np.flatnonzero(timeout[step].any(1)):  # a game ends when all have left
-                last = infos["final_obs"][i] if done[step, i].all() else next_obs[i]
-                final_obs[step, i] = with_agent_id(torch.as_tensor(last).flatten(1))
+            final_obs[step] = with_agent_id(torch.as_tensor(infos["next_obs"]).flatten(2))
         run.episodes(global_step, reward, done, per_agent=True)
 
         # ---- 2. credit: "compute advantage estimates"

@@ -251,7 +251,7 @@ if __name__ == "__main__":
     critic_step = run.gradient_step(maddpg_critic_loss, critic, critic_optimizer, args.max_grad_norm)
     actor_step = run.gradient_step(maddpg_actor_loss, actor, actor_optimizer, args.max_grad_norm)
     replay = GameReplay(args.buffer_size, num_agents, max(obs_dims), max(action_dims))
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
+    # what a checkpoint holds; the replay only with --save-replay
     parts = dict(actor=actor, critic=critic, target_actor=target_actor, target_critic=target_critic)
     parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, replay=replay, envs=envs)
     start = run.resume(**parts)
@@ -268,17 +268,12 @@ if __name__ == "__main__":
         else:
             action = actor.act(obs, mask, action_noise(shape, discrete, args.exploration_noise, run.device))
         current_obs, reward, terminated, truncated, infos = envs.step(action)  # current_obs: for the next action
-        done = terminated | truncated
-        run.episodes(global_step, reward, done, per_agent=True)
+        run.episodes(global_step, reward, terminated | truncated, per_agent=True)
 
-        # ---- 2. store: a time limit is not the end of the task
-        next_obs, next_mask = current_obs.copy(), own if envs.action_mask is None else envs.action_mask.copy()
-        for i in np.flatnonzero(done.all(1)):  # current_obs is the next game's
-            next_obs[i] = infos["final_obs"][i]
-            if envs.action_mask is not None:
-                next_mask[i] = infos["final_info"]["action_mask"][i]
-        vector = np.eye(shape[2])[action] if discrete else action * own
-        replay.add(Batch(obs, vector * alive[..., None], reward, terminated, next_obs, alive, mask, next_mask))
+        # ---- 2. store: a time limit is not the end of the task; where a game ends, current_obs is the next one's
+        vector = alive[..., None] * (np.eye(shape[2])[action] if discrete else action * own)
+        next_obs, next_mask = infos["next_obs"], infos.get("next_action_mask", own)
+        replay.add(Batch(obs, vector, reward, terminated, next_obs, alive, mask, next_mask))
         obs = current_obs
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts

@@ -230,7 +230,8 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(mappo_loss, agent, optimizer, args.max_grad_norm)
     # NumPy (batch, obs_dim) -> NumPy logits (batch, num_actions); (batch, state_dim) -> values (batch,)
     actor, critic = run.fast(agent.actor), run.fast(agent.critic)
-    start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
+    parts = dict(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
+    start = run.resume(**parts)
 
     # ---- storage of one rollout: an agent, of any game, is to the algorithm what an environment is with one agent
     shape = (args.num_steps, args.num_envs, num_agents)
@@ -257,9 +258,7 @@ if __name__ == "__main__":
             action[step], logprob[step], value[step] = (x.reshape(shape[1:]) for x in drawn)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, alive[step] & truncated & ~terminated
-            for i in np.flatnonzero(timeout[step].any(1)):  # a game ends when all have left
-                last = infos["final_info"]["state"][i] if done[step, i].all() else envs.state[i]
-                final_state[step, i] = of_each_agent(last[None], num_agents)[0]
+            final_state[step] = of_each_agent(infos["next_state"], num_agents)
         run.episodes(global_step, reward, done, per_agent=True)
 
         # ---- 2. credit: "compute advantage estimates"

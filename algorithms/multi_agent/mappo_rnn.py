@@ -17,6 +17,7 @@ Details   docs/algorithms/mappo_rnn.md
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -260,11 +261,9 @@ if __name__ == "__main__":
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
     num_iterations = run.iterations(batch_size)
-    run.require(
-        args.num_envs % args.num_minibatches == 0 and minibatch_envs * args.num_steps > 1,
-        f"--num-minibatches {args.num_minibatches} must divide the {args.num_envs} environments of --num-envs, "
-        "whose rollouts stay whole, into parts of 2 or more steps",
-    )
+    divides = args.num_envs % args.num_minibatches == 0 and minibatch_envs * args.num_steps > 1
+    sentence = f"--num-minibatches {args.num_minibatches} must divide the {args.num_envs} environments of --num-envs"
+    run.require(divides, f"{sentence}, whose rollouts stay whole, into parts of 2 or more steps")
     num_agents, num_actions = envs.num_agents, int(envs.agent_action_space.n)
     obs_dim = int(np.prod(envs.agent_observation_space.shape)) + num_agents  # with who the agent is
     envs.reset(seed=0)  # for the central state; run.reset below has seeds of its own
@@ -273,11 +272,13 @@ if __name__ == "__main__":
     agent = Agent(obs_dim, state_dim, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     gradient_step = run.gradient_step(mappo_rnn_loss, agent, optimizer, args.max_grad_norm)
-    memory = torch.zeros(2, args.num_envs, num_agents, 64, device=run.device)  # of actor and critic
-    next_first = np.ones(args.num_envs, bool)
-    # what a checkpoint holds
-    start = run.resume(agent=agent, optimizer=optimizer, envs=envs, memory=memory, next_first=next_first)
-    next_first[run.restarted] = True
+    now = SimpleNamespace(
+        memory=torch.zeros(2, args.num_envs, num_agents, 64, device=run.device),  # of actor and critic
+        first=np.ones(args.num_envs, bool),  # whether a game begins
+    )
+    parts = dict(agent=agent, optimizer=optimizer, envs=envs, now=now)  # what a checkpoint holds
+    start = run.resume(**parts)
+    now.first[run.restarted] = True
 
     # ---- storage of one rollout: an agent, of any game, is to the algorithm what an environment is with one agent
     shape = (args.num_steps, args.num_envs, num_agents)
@@ -294,31 +295,29 @@ if __name__ == "__main__":
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
 
         # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
-        memory_before, final_value = memory.clone(), np.zeros(shape, np.float32)
+        memory_before, final_value = now.memory.clone(), np.zeros(shape, np.float32)
         for step in range(args.num_steps):
             obs[step], alive[step] = with_agent_id(torch.as_tensor(next_obs).flatten(2)), envs.alive
-            state[step], first[step] = of_each_agent(envs.state, num_agents), next_first
+            state[step], first[step] = of_each_agent(envs.state, num_agents), now.first
             mask[step] = True if envs.action_mask is None else envs.action_mask
-            # memory in place: a checkpoint holds this array
-            logits, memory[0] = one_step(agent.actor, obs[step], memory[0], next_first)
-            value[step], memory[1] = one_step(agent.critic, state[step], memory[1], next_first)
+            logits, now.memory[0] = one_step(agent.actor, obs[step], now.memory[0], now.first)
+            value[step], now.memory[1] = one_step(agent.critic, state[step], now.memory[1], now.first)
             drawn = sample_categorical(allowed_logits(logits, mask[step]).reshape(-1, num_actions))
             action[step], logprob[step] = (x.reshape(shape[1:]) for x in drawn)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, alive[step] & truncated & ~terminated
-            next_first[:] = done[step].all(1)  # in place: a checkpoint holds this array
+            now.first = done[step].all(1)
             if (cut := np.flatnonzero(timeout[step].any(1))).size:
                 # A time limit does not end the task: bootstrap from the value of the final state, computed with the
                 # memory of the game that was cut; one in which agents still play has its final state later.
-                last = [infos["final_info"]["state"][i] if next_first[i] else envs.state[i] for i in cut]
-                last, last_first = of_each_agent(np.stack(last), num_agents), np.zeros(len(cut), bool)
-                last_value, _ = one_step(agent.critic, last, memory[1, cut], last_first)
+                last, begins = of_each_agent(infos["next_state"][cut], num_agents), np.zeros(len(cut), bool)
+                last_value, _ = one_step(agent.critic, last, now.memory[1, cut], begins)
                 final_value[step, cut] = timeout[step, cut] * last_value
         run.episodes(global_step, reward, done, per_agent=True)
 
         # ---- 2. credit: "compute advantage estimates"
         next_state = of_each_agent(envs.state, num_agents)
-        next_value, _ = one_step(agent.critic, next_state, memory[1], next_first)
+        next_value, _ = one_step(agent.critic, next_state, now.memory[1], now.first)
         credited = np.repeat(reward.sum(2, keepdims=True), num_agents, 2) if args.common_reward else reward
         advantage = gae(credited, value, done, final_value, next_value, args.gamma, args.gae_lambda)
         rollout = (obs, state, first, memory_before, mask, alive, action, logprob, value, advantage, advantage + value)

@@ -15,6 +15,7 @@ Details   docs/algorithms/qmix.md
 
 import copy
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -32,10 +33,10 @@ class Args(RunArgs):
     env_id: str = "team/simple_spread_v3"  # id of the game
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
     num_envs: int = 8  # environments stepped in parallel
-    max_steps: int = 25  # most steps stored in one piece: a longer episode is cut, and the memory begins empty in each
-    buffer_size: int = 5_000  # pieces in the replay buffer: an episode, or a part of a longer one
-    batch_size: int = 32  # pieces per gradient step
-    train_frequency: int = 1  # pieces stored per gradient step
+    max_steps: int = 25  # most steps in a segment: a longer episode is cut, and the memory begins empty in each
+    buffer_size: int = 5_000  # segments in the replay buffer: an episode, or a part of a longer one
+    batch_size: int = 32  # segments per gradient step
+    train_frequency: int = 1  # segments stored per gradient step
     learning_rate: float = 0.001  # learning rate of Adam
     max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.95  # discount factor, from 0 to 1
@@ -47,7 +48,7 @@ class Args(RunArgs):
 
 
 class Batch(NamedTuple):
-    """Pieces of episodes: max_steps steps and the moment after them. Where an episode is shorter, nobody is alive."""
+    """Segments of episodes: max_steps steps, and what is seen after them. Where one is shorter, nobody is alive."""
 
     obs: torch.Tensor  # (max_steps + 1, batch_size, num_agents, obs_dim)
     state: torch.Tensor  # (max_steps + 1, batch_size, state_dim), the central state
@@ -63,13 +64,13 @@ def make_env(env_id, **kwargs):
     return gym.make(env_id, **kwargs)
 
 
-def empty_pieces(count, max_steps, num_agents, obs_dim, state_dim, num_actions):
-    """Arrays for `count` pieces, by the names of Batch, with the axes (count, steps, ...)."""
-    moments, steps = (count, max_steps + 1), (count, max_steps)
+def empty_segments(count, max_steps, num_agents, obs_dim, state_dim, num_actions):
+    """Arrays for `count` segments, by the names of Batch, with the axes (count, steps, ...)."""
+    steps, with_last = (count, max_steps), (count, max_steps + 1)
     return {
-        "obs": np.zeros((*moments, num_agents, obs_dim), np.float32),
-        "state": np.zeros((*moments, state_dim), np.float32),
-        "mask": np.ones((*moments, num_agents, num_actions), bool),  # some are allowed, also where nothing is stored
+        "obs": np.zeros((*with_last, num_agents, obs_dim), np.float32),
+        "state": np.zeros((*with_last, state_dim), np.float32),
+        "mask": np.ones((*with_last, num_agents, num_actions), bool),  # some are allowed, also where nothing is stored
         "action": np.zeros((*steps, num_agents), np.int64),
         "reward": np.zeros(steps, np.float32),
         "alive": np.zeros((*steps, num_agents), np.float32),
@@ -77,36 +78,35 @@ def empty_pieces(count, max_steps, num_agents, obs_dim, state_dim, num_actions):
     }
 
 
-def moment(obs, state, action_mask, num_actions):
-    """What a piece has of a moment in some games, by the names of Batch: obs (games, num_agents, *obs_shape), state
+def observed(obs, state, action_mask, num_actions):
+    """What is seen before a step of some games, by the names of Batch: obs (games, num_agents, *obs_shape), state
     (games, *state_shape) and action_mask, or None: all actions are allowed."""
     mask = np.ones((*obs.shape[:2], num_actions), bool) if action_mask is None else action_mask
     return {"obs": obs.reshape(*obs.shape[:2], -1), "state": state.reshape(len(state), -1), "mask": mask}
 
 
-def write(pieces, step, values, games=slice(None)):
-    """Write values of some games, arrays (games, ...), into their pieces, each at the step `step` of that piece."""
-    games = np.arange(len(step))[games]
+def write(segments, step, values):
+    """Write values, arrays (games, ...), into the segments of these games, each at its own `step` (games,)."""
     for name, array in values.items():
-        pieces[name][games, step[games]] = array
+        segments[name][np.arange(len(step)), step] = array
 
 
 class EpisodeReplay:
-    """The last `capacity` pieces of episodes, in host memory: an array for each field of Batch, in their order."""
+    """The last `capacity` segments of episodes, in host memory: an array for each field of Batch, in their order."""
 
     def __init__(self, capacity, *sizes):
-        self.arrays = empty_pieces(capacity, *sizes)
-        self.capacity, self.inserted = capacity, 0  # `inserted`: pieces ever inserted
+        self.arrays = empty_segments(capacity, *sizes)
+        self.capacity, self.inserted = capacity, 0  # `inserted`: segments ever inserted
 
-    def add(self, pieces, chosen):
-        """Write some of the pieces, those with the indices `chosen`, over the oldest."""
+    def add(self, segments, chosen):
+        """Write some of the segments, those with the indices `chosen`, over the oldest."""
         index = (self.inserted + np.arange(len(chosen))) % self.capacity
         for name, array in self.arrays.items():
-            array[index] = pieces[name][chosen]
+            array[index] = segments[name][chosen]
         self.inserted += len(index)
 
     def sample(self, batch_size, device):
-        """A Batch of pieces drawn uniformly with replacement."""
+        """A Batch of segments drawn uniformly with replacement."""
         index = np.random.randint(min(self.inserted, self.capacity), size=batch_size)
         return Batch(*(torch.from_numpy(array[index]).transpose(0, 1).to(device) for array in self.arrays.values()))
 
@@ -185,8 +185,9 @@ class QNetwork(nn.Module):
         obs = torch.as_tensor(obs, dtype=torch.float32, device=device).flatten(2)
         if state is None:
             state = torch.zeros(*obs.shape[:2], 64 + self.num_actions, device=device)
-        state = state * torch.as_tensor(~first, device=device)[:, None, None]
-        values, hidden = self.agents(obs[None], state[None, ..., 64:], state[..., :64])
+        state = state * torch.as_tensor(~first, device=device)[:, None, None]  # nothing where a game begins
+        hidden, last_action = state.split([64, self.num_actions], -1)
+        values, hidden = self.agents(obs[None], last_action[None], hidden)
         mask = True if action_mask is None else action_mask
         action = greedy(values[0], torch.as_tensor(mask, device=device))
         return action.cpu().numpy(), torch.cat([hidden[0], F.one_hot(action, self.num_actions)], -1)
@@ -246,55 +247,52 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(team_td_loss, q_network, optimizer, args.max_grad_norm)
     sizes = (args.max_steps, num_agents, obs_dim, state_dim, num_actions)
     replay = EpisodeReplay(args.buffer_size, *sizes)
-    pieces = empty_pieces(args.num_envs, *sizes)  # of the running games
-    length, stored = np.zeros(args.num_envs, np.int64), np.zeros(1, np.int64)  # their steps; pieces ever stored
-    memory = torch.zeros(args.num_envs, num_agents, 64 + num_actions, device=run.device)  # as `act` has its state
-    first = np.ones(args.num_envs, bool)
-    running = {"length": length, "stored": stored, "memory": memory, "first": first, **pieces}
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs, **running
+    now = SimpleNamespace(
+        segments=empty_segments(args.num_envs, *sizes),  # of the games under way
+        length=np.zeros(args.num_envs, np.int64),  # steps in each of them
+        stored=0,  # segments ever stored
+        first=np.ones(args.num_envs, bool),  # whether a game begins
+        memory=torch.zeros(args.num_envs, num_agents, 64 + num_actions, device=run.device),  # the state of `act`
     )
-    first[run.restarted], length[run.restarted], pieces["alive"][run.restarted] = True, 0, 0.0
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
+    parts |= dict(replay=replay, envs=envs, now=now)
+    start = run.resume(**parts)
+    now.first[run.restarted], now.length[run.restarted], now.segments["alive"][run.restarted] = True, 0, 0.0
 
     obs = run.reset(envs)  # (num_envs, num_agents, *obs_shape)
-    now = moment(obs, envs.state, envs.action_mask, num_actions)
+    seen = observed(obs, envs.state, envs.action_mask, num_actions)
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * args.num_envs  # at the end of this iteration
 
         # ---- 1. act: one step in every game, each agent at random with probability epsilon
         progress = min(1.0, iteration / max(1.0, args.exploration_fraction * num_iterations))
         epsilon = args.start_e + (args.end_e - args.start_e) * progress
-        alive, mask = envs.alive, now["mask"]
-        # memory and all that follow in place: a checkpoint holds these arrays
-        action, memory[:] = q_network.act(now["obs"], memory, first, mask)
+        alive, mask = envs.alive, seen["mask"]
+        action, now.memory = q_network.act(seen["obs"], now.memory, now.first, mask)
         random = np.where(mask, np.random.random(mask.shape), -1.0).argmax(-1)  # one of the actions allowed
         action = np.where(np.random.random(action.shape) < epsilon, random, action)
-        memory[..., 64:] = F.one_hot(torch.from_numpy(action), num_actions)
+        now.memory[..., 64:] = F.one_hot(torch.from_numpy(action), num_actions)  # what is done in fact
         obs, reward, terminated, truncated, infos = envs.step(action)
         run.episodes(global_step, reward, terminated | truncated, per_agent=True)
-        first[:] = (terminated | truncated).all(-1)
+        now.first = (terminated | truncated).all(-1)
 
-        # ---- 2. store: what was seen, done and got, and the moment after it, at the end of a game the final one
+        # ---- 2. store: what was seen, done and got, and what is seen after it; where a game ends, obs begins the next
         taken = {"action": action, "reward": reward.sum(-1), "alive": alive, "terminated": terminated}
-        write(pieces, length, now | taken)
-        length += 1
-        now = moment(obs, envs.state, envs.action_mask, num_actions)
-        write(pieces, length, now)
-        if (ends := np.flatnonzero(first)).size:  # `now` is the next game's
-            final = (infos["final_info"].get(key) for key in ("state", "action_mask"))
-            final = [None if x is None else np.stack(x[ends]) for x in (infos["final_obs"], *final)]
-            write(pieces, length, moment(*final, num_actions), ends)
-        full = np.flatnonzero(first | (length == args.max_steps))
-        replay.add(pieces, full)
-        length[full], pieces["alive"][full] = 0, 0.0
+        write(now.segments, now.length, seen | taken)
+        now.length += 1
+        led_to = (infos["next_obs"], infos["next_state"], infos.get("next_action_mask"))
+        write(now.segments, now.length, observed(*led_to, num_actions))
+        seen = observed(obs, envs.state, envs.action_mask, num_actions)
+        full = np.flatnonzero(now.first | (now.length == args.max_steps))
+        replay.add(now.segments, full)
+        now.length[full], now.segments["alive"][full] = 0, 0.0
 
-        # ---- 3. learn: a gradient step every train_frequency pieces, once the replay buffer has a batch of them
-        # (resuming without --save-replay empties it)
-        updates_before = stored[0] // args.train_frequency
-        stored += len(full)
-        updates_after = stored[0] // args.train_frequency if replay.inserted >= args.batch_size else updates_before
-        for update in range(updates_before, updates_after):
+        # ---- 3. learn: a gradient step every train_frequency segments, once the replay buffer has a batch of them
+        updates_before = now.stored // args.train_frequency
+        now.stored += len(full)
+        enough = replay.inserted >= args.batch_size  # resuming without --save-replay empties the buffer
+        for update in range(updates_before, now.stored // args.train_frequency if enough else updates_before):
             metrics = gradient_step(target_network, replay.sample(args.batch_size, run.device), args.gamma)
             run.learned(metrics)
             if (update + 1) % args.target_network_frequency == 0:

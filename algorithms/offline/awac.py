@@ -110,7 +110,9 @@ class Standardize(nn.Module):
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()
-        mean, std = (obs.mean(0, np.float64), obs.std(0, np.float64)) if len(obs) else (obs.sum(0), obs.sum(0) + 1)
+        mean, std = np.zeros(obs.shape[1]), np.ones(obs.shape[1])
+        if len(obs):
+            mean, std = obs.mean(0, np.float64), obs.std(0, np.float64)
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(std + 1e-3, dtype=torch.float32))
 
@@ -218,9 +220,9 @@ if __name__ == "__main__":
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
     critic_step = run.gradient_step(awac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(awac_actor_loss, actor, actor_optimizer)
-    # what a checkpoint holds; start: the first iteration, 0 unless resumed
-    parts = dict(actor=actor, critic=critic, target_critic=target_critic, actor_optimizer=actor_optimizer)
-    parts |= dict(critic_optimizer=critic_optimizer)
+    # what a checkpoint holds
+    parts = dict(actor=actor, critic=critic, target_critic=target_critic)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer)
     start = run.resume(**parts)
 
     for iteration in run.loop(start, args.total_timesteps):

@@ -114,7 +114,9 @@ class Standardize(nn.Module):
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()
-        mean, std = (obs.mean(0, np.float64), obs.std(0, np.float64)) if len(obs) else (obs.sum(0), obs.sum(0) + 1)
+        mean, std = np.zeros(obs.shape[1]), np.ones(obs.shape[1])
+        if len(obs):
+            mean, std = obs.mean(0, np.float64), obs.std(0, np.float64)
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(std + 1e-3, dtype=torch.float32))
 
@@ -249,10 +251,9 @@ if __name__ == "__main__":
     critic_step = run.gradient_step(cql_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
-    # what a checkpoint holds; start: the first iteration, 0 unless resumed
+    # what a checkpoint holds
     parts = dict(actor=actor, critic=critic, target_critic=target_critic, temperature=temperature)
-    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer)
-    parts |= dict(alpha_optimizer=alpha_optimizer)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer)
     start = run.resume(**parts)
 
     for iteration in run.loop(start, args.total_timesteps):

@@ -250,10 +250,9 @@ if __name__ == "__main__":
     critic_step = run.gradient_step(edac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(edac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
-    # what a checkpoint holds; start: the first iteration, 0 unless resumed
+    # what a checkpoint holds
     parts = dict(actor=actor, critic=critic, target_critic=target_critic, temperature=temperature)
-    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer)
-    parts |= dict(alpha_optimizer=alpha_optimizer)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer)
     start = run.resume(**parts)
 
     for iteration in run.loop(start, args.total_timesteps):

@@ -210,7 +210,7 @@ if __name__ == "__main__":
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
     critic_step = run.gradient_step(rebrac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(rebrac_actor_loss, actor, actor_optimizer)
-    # what a checkpoint holds; start: the first iteration, 0 unless resumed
+    # what a checkpoint holds
     parts = dict(actor=actor, critic=critic, target_actor=target_actor, target_critic=target_critic)
     parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer)
     start = run.resume(**parts)
@@ -222,13 +222,11 @@ if __name__ == "__main__":
         batch = data.sample(args.batch_size, run.device)
         noise = args.policy_noise * torch.randn(args.batch_size, action_dim, device=run.device)
         inputs = (target_critic, target_actor, batch, noise, args.noise_clip, args.gamma, args.critic_bc_coef)
-        metrics = critic_step(*inputs)
-        run.learned(metrics)
+        run.learned(critic_step(*inputs))
 
         # "if t mod d then: update phi by the deterministic policy gradient, update target networks", with t from 0
         if iteration % args.policy_frequency == 0:
-            metrics = actor_step(critic, batch, args.actor_bc_coef)
-            run.learned(metrics)
+            run.learned(actor_step(critic, batch, args.actor_bc_coef))
             soft_update(target_actor, actor, args.tau)
             soft_update(target_critic, critic, args.tau)
 

@@ -52,6 +52,11 @@ def quit_with(sentence):
     raise SystemExit(2)
 
 
+def vector_env(make_env, env_id, num_envs):
+    """Environments side by side, which reset in the same step; their observations are copies."""
+    return VectorEnvs([lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)] * num_envs)
+
+
 class Run:
     """Seeds, device, progress, and an evaluation at the end."""
 
@@ -104,9 +109,7 @@ class Run:
         return 0
 
     def reset(self, envs):
-        """The first observations, with a seed of its own for each environment, and copies of all observations."""
-        for i, env in enumerate(getattr(envs, "envs", ())):
-            envs.envs[i] = gym.wrappers.TransformObservation(env, copy.deepcopy, None)
+        """The first observations, with a seed of its own for each environment."""
         seeds = [self.env_seed(0, i) for i in range(envs.num_envs)]
         envs.action_space.seed(seeds[0])
         envs.single_action_space.seed(seeds[0])
@@ -122,6 +125,10 @@ class Run:
             self.returns = rewards + (0.0 if self.returns is None else self.returns)
             self.ended += self.returns[ends].tolist()
             self.returns[ends] = 0.0
+
+    def episode(self, global_step, episodic_return, length):
+        """Keep the return of a whole episode."""
+        self.ended.append(episodic_return)
 
     def gather(self, tensors, dim):
         """Those of all ranks, of which there is one."""

@@ -150,8 +150,9 @@ def _restore_namespace(part: SimpleNamespace, tree: Any) -> None:
         raise ValueError(f"it has {', '.join(tree)}, not {', '.join(vars(part))}")
     for name, value in tree.items():
         own = getattr(part, name)
-        if hasattr(own, "shape") and hasattr(value, "shape"):
-            _check_shape(own, value)
+        for mine, saved in zip(own.values(), value.values(), strict=True) if isinstance(own, dict) else [(own, value)]:
+            if hasattr(mine, "shape") and hasattr(saved, "shape"):
+                _check_shape(mine, saved)
         setattr(part, name, value.to(own.device) if type(own).__name__ == "Tensor" else value)
 
 

@@ -4,8 +4,8 @@ A buffer is any object with `arrays`, a dict of NumPy arrays whose first axis is
 number of rows ever inserted; row i lies at index i % capacity. Each segment on the disk is one safetensors file of
 consecutive rows, never rewritten; its SHA-256 stands in the checkpoint. Segments that neither of the last two
 checkpoints needs are deleted. A segment has at most `MOST_BYTES`, so that saving and loading a buffer of gigabytes
-needs little more memory than the buffer. What else a buffer must remember stands in `state`, a dict of NumPy arrays
-that each checkpoint holds whole; a buffer may have none.
+needs little more memory than the buffer. What else a buffer must remember stands in `state`, a `SimpleNamespace` (or
+dict) of numbers and NumPy arrays that each checkpoint holds whole; a buffer may have none.
 """
 
 from pathlib import Path
@@ -26,6 +26,12 @@ def is_replay(part: Any) -> bool:
 
 def _row_bytes(replay: Any) -> int:
     return sum(array[:1].nbytes for array in replay.arrays.values())
+
+
+def _state(replay: Any) -> dict[str, Any]:
+    """What a buffer must remember besides its rows, by name; a change of it changes the buffer."""
+    state = getattr(replay, "state", {})
+    return state if isinstance(state, dict) else vars(state)
 
 
 def _name(start: int, stop: int) -> str:
@@ -51,7 +57,7 @@ class ReplayLog:
         for first in range(start, stop, count):
             segments.append(self._write(replay, first, min(first + count, stop)))
         self._segments = [segment for segment in segments if segment["stop"] > stop - capacity]
-        return {"inserted": stop, "segments": self._segments, "state": dict(getattr(replay, "state", {}))}
+        return {"inserted": stop, "segments": self._segments, "state": dict(_state(replay))}
 
     def _write(self, replay: Any, start: int, stop: int) -> dict[str, Any]:
         """One segment, whole on the disk."""
@@ -102,13 +108,14 @@ class ReplayLog:
                 raise CheckpointError(f"the replay segment {path.name} does not fit")
             for key, rows in arrays.items():
                 replay.arrays[key][np.arange(segment["start"] - gone, segment["stop"] - gone) % capacity] = rows
-        state = getattr(replay, "state", {})
-        if {key: array.shape for key, array in state.items()} != {
-            key: np.shape(array) for key, array in saved.get("state", {}).items()
-        }:
+        state, kept = _state(replay), saved.get("state", {})
+        if {key: np.shape(value) for key, value in state.items()} != {key: np.shape(x) for key, x in kept.items()}:
             raise CheckpointError("the state of the replay buffer does not fit")
-        for key, array in state.items():
-            array[...] = saved["state"][key]
+        for key, value in state.items():
+            if isinstance(value, np.ndarray):
+                value[...] = kept[key]  # in place: others may hold it, too
+            else:
+                state[key] = type(value)(kept[key])
         replay.inserted = saved["inserted"] - gone
         self._segments = [] if gone else list(saved["segments"])
         self._needed = {segment["name"] for segment in saved["segments"]}

@@ -7,6 +7,7 @@ from pathlib import Path
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.machine import no_display
+from solorl.runfolder import CONFIG
 
 ABOUT = """Evaluate the agent of a run folder. This executes the script that made it, with the arguments in the folder's
 config.json. A script that is equal to the algorithm of this name, or to your own file from which you have started the
@@ -18,18 +19,14 @@ pulled into a cache (see `solo pull --help`)."""
 def newest(given: Sequence[str]) -> str:
     """The run that is meant: of several folders, given or matched by a pattern that the shell left as it is, the one
     that began last. UsageError where one of several is none of this machine's run folders."""
-    matches = [[] if Path(name).exists() else glob.glob(name) for name in given]  # noqa: PTH207, of names as typed
-    found = [path for name, some in zip(given, matches, strict=True) for path in some or [name]]
+    found = [path for name in given for path in ([name] if Path(name).exists() else glob.glob(name) or [name])]  # noqa: PTH207
     if len(found) == 1:
         return found[0]
-    began = {}
     for path in found:
-        try:
-            began[path] = (Path(path) / "config.json").stat().st_mtime_ns
-        except OSError:
-            raise UsageError(f"solo play takes several run folders and plays the newest, but {path} is none") from None
-    last = max(found, key=began.__getitem__)
-    print(f"{last} is the newest of {len(began)} runs")
+        if not (Path(path) / CONFIG).is_file():
+            raise UsageError(f"solo play takes several run folders and plays the newest, but {path} is none")
+    last = max(found, key=lambda path: (Path(path) / CONFIG).stat().st_mtime_ns)
+    print(f"{last} is the newest of {len(found)} runs")
     return last
 
 
@@ -45,10 +42,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", metavar="S", type=int, help="seed of the first episode")
     parser.add_argument("--trust-script", action="store_true", help="execute the folder's script, whatever it does")
     args = parser.parse(argv)
-    if args.episodes < 1:
-        raise UsageError(f"solo play: --episodes must be at least 1, not {args.episodes}")
-    if args.seed is not None and args.seed < 0:
-        raise UsageError(f"solo play: --seed must be at least 0, not {args.seed}")
+    for name, least in (("episodes", 1), ("seed", 0)):
+        if (value := getattr(args, name)) is not None and value < least:
+            raise UsageError(f"solo play: --{name} must be at least {least}, not {value}")
     from solorl.lab.share.hub import run_dir_of
     from solorl.run.load import Play, play_script, script_of  # here: they load the numerical libraries
     from solorl.trust import FLAG, not_trusted

@@ -125,3 +125,5 @@ class Processes:
                 self._said[promise.name] = time.monotonic()
                 self.say(f"{promise.name} has ended, and what it knew is lost; Ray starts another one in its place")
             return None
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause from None  # Ray's own text is the traceback of the other process

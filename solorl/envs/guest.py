@@ -10,6 +10,7 @@ is read, and the numbers that `env.metadata["numbers"]` lists.
 """
 
 import contextlib
+import copy
 import inspect
 import math
 import os
@@ -22,7 +23,7 @@ import numpy as np
 
 from solorl.envs.returns import teams_of
 from solorl.envs.surroundings import LIGHT, OWN, RANDOM, at_home, bring_back, now, plain, seeded, undisturbed
-from solorl.envs.vector import Masked
+from solorl.envs.vector import Masked, VectorEnvs
 from solorl.errors import UsageError, quit_with
 from solorl.terminal import warn
 
@@ -44,7 +45,7 @@ SAID: set[str] = set()
 
 class Guest(Masked):
     """An environment at the boundary. What it does wrong is a UsageError with a sentence that names it; where
-    `ends`, the program ends with the sentence and exit code 1.
+    `ends` is the id of this process, the program ends with the sentence and exit code 1.
 
     `wrong` is the first reward, or first or last observation of an episode, that is NaN or infinite, as a phrase; to
     look at every observation would take too long, `look` does so with the current one. `own` are the states of the
@@ -55,7 +56,7 @@ class Guest(Masked):
     wrong = ""
     now: tuple[Any, int] = (None, 0)  # current observation, steps of the episode; a tuple is not saved in checkpoints
 
-    def __init__(self, make_env: Callable[[], gym.Env], env_id: str, manners: Manners, ends: bool = False):
+    def __init__(self, make_env: Callable[[], gym.Env], env_id: str, manners: Manners, ends: int = 0):
         self.env_id, self._terms, self._home = env_id, (manners, ends), now(OWN[1:])
         with undisturbed():
             super().__init__(self._watched(make_env))
@@ -82,6 +83,7 @@ class Guest(Masked):
             reward = self._reward(reward)
         if terminated or truncated:
             self.look()
+            obs = copy.deepcopy(obs)  # a reset may write into it
         if not isinstance(terminated, FLAGS) or not isinstance(truncated, FLAGS):
             self.fault(f"its step ends by {terminated!r:.40} and {truncated!r:.40}, which are not True or False")
         return obs, reward, terminated, truncated, self._read(info)
@@ -99,7 +101,7 @@ class Guest(Masked):
 
     def fault(self, what: str) -> NoReturn:
         """Say what is wrong with the environment."""
-        if self._terms[1]:
+        if self._terms[1] == os.getpid():
             quit_with(f"{self.env_id}: {what}; --resume continues from the last checkpoint", 1)
         raise UsageError(f"{self.env_id}: {what}")
 
@@ -179,7 +181,17 @@ def say_once(sentence: str) -> None:
 
 def hosted(make_env: Callable[..., Any], env_id: str, ends: bool = False, **named: Any) -> Callable[[], Guest]:
     """A function that gives the environment `make_env(env_id, **named)` as a `Guest`. Another process can have it."""
-    return partial(Guest, partial(make_env, env_id, **named), env_id, KNOWN.get(env_id, Manners()), ends)
+    manners, process = KNOWN.get(env_id, Manners()), os.getpid() if ends else 0
+    return partial(Guest, partial(make_env, env_id, **named), env_id, manners, process)
+
+
+def vector_env(make_env: Callable[..., Any], env_id: str, num_envs: int) -> VectorEnvs:
+    """Environments as those of `Run.vector_env`, for an object in another process: what they do wrong is raised.
+    Their observations are copies, which no later step and no reset changes."""
+    if env_id not in KNOWN:
+        try_out(make_env, env_id)
+    host = hosted(make_env, env_id)
+    return VectorEnvs([lambda: gym.wrappers.TransformObservation(host(), copy.deepcopy, None)] * num_envs)
 
 
 def guest_in(env: Any) -> Guest | None:

@@ -1,5 +1,6 @@
 """Environments of one agent side by side, and which actions are allowed (masks)."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,12 +27,17 @@ def masks_in(infos: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> np.ndarr
     return stacked_masks([mask if here else None for mask, here in zip(masks, given, strict=True)])
 
 
-def with_next_obs(obs: Any, infos: dict[str, Any]) -> dict[str, Any]:
+def with_next_obs(obs: Any, infos: dict[str, Any], names: Sequence[str] = ()) -> dict[str, Any]:
     """The infos of a step with `next_obs` (num_envs, *obs_shape), the observations to which the step led: `obs`, except
-    where an episode has ended, whose last observation is in `infos["final_obs"]`."""
+    where an episode has ended, whose last observation is in `infos["final_obs"]`. Of `names` that the infos have,
+    `next_NAME` in the same way, from `infos["final_info"]`."""
     ended = np.flatnonzero(infos.get("_final_obs", ()))
-    last = [infos["final_obs"][i] for i in ended]
-    return infos | {"next_obs": _replaced(obs, ended, last) if last else obs}
+    found: dict[str, Any] = {"next_obs": (obs, infos.get("final_obs"))}
+    found |= {f"next_{name}": (infos[name], infos.get("final_info", {}).get(name)) for name in names if name in infos}
+    return infos | {
+        name: _replaced(now, ended, [last[i] for i in ended]) if ended.size else now
+        for name, (now, last) in found.items()
+    }
 
 
 def _replaced(obs: Any, places: np.ndarray, rows: Sequence[Any]) -> Any:
@@ -46,7 +52,8 @@ def _replaced(obs: Any, places: np.ndarray, rows: Sequence[Any]) -> Any:
 
 
 class Masked(gym.Wrapper):
-    """Keeps the `action_mask` (num_actions,) that the environment gave with its current observation, or None."""
+    """Keeps the `action_mask` (num_actions,) that the environment gave with its current observation, or None. The last
+    observation of an episode is a copy: a reset may write into it."""
 
     mask: np.ndarray | None = None
 
@@ -60,13 +67,14 @@ class Masked(gym.Wrapper):
         """See `gymnasium.Env.step`."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.mask = np.array(info["action_mask"], bool) if "action_mask" in info else None
-        return obs, reward, terminated, truncated, info
+        return copy.deepcopy(obs) if terminated or truncated else obs, reward, terminated, truncated, info
 
 
 class VectorEnvs(gym.vector.SyncVectorEnv):
     """Environments side by side, with Gymnasium's vector interface and `AutoresetMode.SAME_STEP`: `obs` begins the next
     episode where one has ended, whose last observation is in `infos["final_obs"]`, its last info, with its mask, in
-    `infos["final_info"]`. `infos["next_obs"]` has the observations to which the step led, see `with_next_obs`.
+    `infos["final_info"]`. `infos["next_obs"]` has the observations to which the step led, in games of Atari
+    `infos["next_lives"]` the lives that it left, see `with_next_obs`.
 
     `action_mask` (num_envs, num_actions) says which actions are allowed at the current observations, True for those
     that are, also after a reset and a resume; None where the environments give no `info["action_mask"]`.
@@ -80,7 +88,11 @@ class VectorEnvs(gym.vector.SyncVectorEnv):
     def step(self, actions: Any) -> Any:
         """One step in every environment; see the class."""
         obs, *ends, infos = super().step(actions)
-        return obs, *ends, with_next_obs(obs, infos)
+        return obs, *ends, with_next_obs(obs, infos, ["lives"])
+
+    def __reduce__(self) -> Any:
+        """For an object in another process: there the same functions make environments of its own."""
+        return _again, (type(self), self.env_fns, dict(gym.registry))
 
     @property
     def action_mask(self) -> np.ndarray | None:
@@ -90,3 +102,8 @@ class VectorEnvs(gym.vector.SyncVectorEnv):
     def present(self) -> list[Any]:
         """The mask of each environment, or None."""
         return [env.mask for env in self._masked]
+
+
+def _again(kind: type, make_envs: Sequence[Callable[[], gym.Env]], registry: dict[str, Any]) -> VectorEnvs:
+    gym.registry.update(registry)
+    return kind(make_envs)

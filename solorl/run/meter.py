@@ -110,6 +110,11 @@ class Meter:
             self._recent.append(row[RETURN])
             self.add_row(global_step - (steps - 1 - t) * num_envs, row)
 
+    def episode(self, global_step: int, episodic_return: float, length: int) -> None:
+        """Count one whole episode, which ended at `global_step`."""
+        self._recent.append(episodic_return)
+        self.add_row(global_step, {RETURN: episodic_return, LENGTH: float(length)})
+
     def begin_episodes(self, indices: list[int] | None = None) -> None:
         """The episodes of these environments (default: of all) begin again."""
         if indices is None:

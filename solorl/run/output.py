@@ -90,7 +90,7 @@ class Output:
             self.say(line)
         self._require_saved()
         if self.args.upload_model:
-            upload(self.folder.path, self.script, self.args, self.say)
+            upload(self.folder.path, self.args, self.say)
 
     def stop(self) -> None:
         """The end after a signal: how to continue. Ctrl+C then leaves with exit code 130."""

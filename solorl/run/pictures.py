@@ -87,7 +87,7 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    from solorl.run.glyphs import legible
+    from solorl.glyphs import legible
 
     rows = []
     for row in read_rows(metrics)[0] if metrics.exists() else ():

@@ -1,7 +1,7 @@
 """Everything a training script needs that is not the algorithm, behind a few verbs.
 
     require, require_spaces, iterations, vector_env, multi_agent_env, compile, fast, gradient_step, resume, reset, loop,
-        episodes, gather, learned, log, evaluate, save, close
+        episodes, episode, gather, learned, log, evaluate, save, close
     keep: another run, such as a teacher; dataset: the transitions that other runs have recorded
     place, share, first, answers: objects in other processes, for scripts that play and learn side by side;
         evaluation_seeds, where one of them evaluates
@@ -204,6 +204,10 @@ class Run:
             reward, done = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
         self.meter.episodes(global_step, reward, done, per_agent)
 
+    def episode(self, global_step: int, episodic_return: float, length: int) -> None:
+        """Count one whole episode, for a script that does not step its environments itself (see `episodes`)."""
+        self.meter.episode(global_step, episodic_return, length)
+
     def gather(self, tensors: Sequence[Any], dim: int) -> list[Any]:
         """Tensors of equal shapes in all ranks, put together along `dim` in the order of ranks."""
         return self.ranks.gather(tensors, dim)
@@ -338,8 +342,10 @@ class Run:
 
     def first(self, promises: Sequence[Any]) -> tuple[int, Any]:
         """Wait for the first of several promises; its index and answer, which is None where its object has ended."""
-        return self.processes.first(promises)
+        with in_one_sentence():
+            return self.processes.first(promises)
 
+    @in_one_sentence()
     def answers(self, promises: Sequence[Any]) -> list[Any]:
         """The answers of promises, None where the object has ended; of an object `here` what it has returned."""
         return self.processes.answers(promises)

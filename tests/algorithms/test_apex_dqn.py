@@ -130,11 +130,9 @@ class Story:
         lives_left = self.lives - lost
         self.lives = 3 if over else lives_left
         self.steps.append((before, self.game, int(action[0]), reward, terminated, lost, over))
-        infos = {"lives": np.array([self.lives])}
+        infos = {"lives": np.array([self.lives]), "next_lives": np.array([lives_left])}
+        infos["next_obs"] = self.look(self.game)[None]
         if over:
-            infos["final_obs"] = np.array([None])
-            infos["final_obs"][0] = self.look(self.game)
-            infos["final_info"] = {"lives": np.array([lives_left])}
             self.number += 1
             self.begin()
         flags = (np.array([x]) for x in (reward, terminated, over and not terminated))
@@ -157,7 +155,7 @@ def played(name, seed, capacity=4000, steps=40):
     episodes = []
     for _ in range(1 + int(rng.integers(steps // 2, steps)) // args.num_steps):
         episodes += actor.rollout(weights, 0)[0]
-        assert len(actor.steps) < args.n_step
+        assert len(actor.now.steps) < args.n_step
     return actor, story, shard, episodes
 
 
@@ -336,7 +334,7 @@ def test_returns_end_where_a_resumed_episode_begins_again(train):
     drop_last_checkpoint(run_dir)
     v = train("apex_dqn", "--resume", run_dir)
     assert "did not replay exactly" in train.out and v["start"] == 10
-    assert len(v["actors"][0].rewards) == 20  # of the steps since: an episode of this probe lasts 1,000
+    assert len(v["actors"][0].now.rewards) == 20  # of the steps since: an episode of this probe lasts 1,000
     assert sum(shard.inserted for shard in v["shards"]) == 100 + 20 - 2 * 2  # two are not complete, two are gone
 
 
@@ -418,7 +416,11 @@ def test_learns_the_values_of_probes(probe, flags, values, train):
 @pytest.mark.parametrize(
     ("name", "flags", "sentence"),
     [
-        ("apex_dqn", "--total-timesteps 9 --learning-starts 0", "--total-timesteps 9 is less than 10, one rollout"),
+        (
+            "apex_dqn",
+            "--total-timesteps 9 --learning-starts 0",
+            "--total-timesteps 9 is less than one iteration of 10 steps",
+        ),
         ("apex_dqn", "--buffer-size 25 --num-replay-shards 2", "--buffer-size must be at least 26,"),
         ("apex_dqn_atari", "--buffer-size 65 --num-replay-shards 2", "--buffer-size must be at least 66,"),
         ("apex_dqn", "--target-network-frequency 9", "--target-network-frequency must be at least 10,"),

@@ -62,7 +62,7 @@ def test_actions_of_nan_are_actions():
 
 
 def test_td_lambda_is_the_mean_of_n_step_returns():
-    """By the definition: weights (1 - lam) lam^(n - 1), the rest on the longest one that the piece has."""
+    """By the definition: weights (1 - lam) lam^(n - 1), the rest on the longest one that the segment has."""
     g, gamma, lam, steps = np.random.default_rng(0), 0.9, 0.7, 6
     reward, value = g.normal(size=(2, steps, 40))
     length = g.integers(1, steps + 1, 40)
@@ -163,8 +163,8 @@ def test_the_gradient_is_that_of_the_value_of_the_policy():
 
 
 # ---------------------------------------------------------------------- the loop
-def test_updates_have_the_newest_pieces_once(train, played, monkeypatch):
-    """Every piece is learned from in exactly one update, of 4 to 6 pieces; targets are copied every 3 critic steps."""
+def test_updates_have_the_newest_segments_once(train, played, monkeypatch):
+    """Every segment is learned from in one update, of 4 to 6 segments; targets are copied every 3 critic steps."""
     from solorl.compute.speed import GradientStep
 
     seen, weights, call = [], [], GradientStep.__call__
@@ -181,14 +181,15 @@ def test_updates_have_the_newest_pieces_once(train, played, monkeypatch):
     v = train("coma", *flags)
     assert [name for name, _ in seen] == ["Critic", "Critic", "Actor"] * (len(seen) // 3)
     sizes = [inputs[1].alive.shape[1] for name, inputs in seen if name == "Actor"]
-    stored = sum(sizes) + v["count"][0]
-    assert set(sizes) <= {4, 5, 6} and len(sizes) > 4 and v["updates"][0] == 2 * len(sizes)
+    waiting = [segment["alive"].max(-1).sum() for segment in v["now"].waiting]
+    stored = sum(sizes) + len(waiting)
+    assert set(sizes) <= {4, 5, 6} and len(sizes) > 4 and v["now"].updates == 2 * len(sizes)
     copied = [torch.equal(each, v["target_critic"].net[0].weight) for each in weights]
     assert np.flatnonzero(copied).tolist() == [len(weights) // 3 * 3 - 1] and len(weights) % 3
     numbers = [inputs[1].obs[0].sum((1, 2)).tolist() for name, inputs in seen if name == "Actor"]
-    assert len({number for each in numbers for number in each}) == sum(sizes)  # no piece twice
+    assert len({number for each in numbers for number in each}) == sum(sizes)  # no segment twice
     steps = sum(inputs[1].alive.amax(-1).sum().item() for name, inputs in seen if name == "Actor")
-    steps += v["waiting"]["alive"][: v["count"][0]].max(-1).sum() + v["pieces"]["alive"].max(-1).sum()
+    steps += sum(waiting) + v["now"].segments["alive"].max(-1).sum()
     assert steps == 150 and stored > 20  # and none is missing
     assert all(np.take_along_axis(x["mask"], x["action"][..., None], -1).all() for x in played)
 
@@ -204,8 +205,11 @@ def test_resumed_equals_uninterrupted(train):
     for name in ("actor", "critic", "target_critic"):
         again = v[name].state_dict()
         assert all(torch.equal(x, again[key]) for key, x in whole[name].state_dict().items())
-    assert torch.equal(v["memory"], whole["memory"]) and v["memory"].any()
-    assert all(np.array_equal(x, v["running"][name]) for name, x in whole["running"].items() if name != "memory")
+    now, other = v["now"], whole["now"]
+    assert torch.equal(now.memory, other.memory) and now.memory.any() and now.updates == other.updates
+    assert all(np.array_equal(x, now.segments[name]) for name, x in other.segments.items())
+    for mine, expected in zip(now.waiting, other.waiting, strict=True):
+        assert all(np.array_equal(x, mine[name]) for name, x in expected.items())
 
 
 @pytest.mark.slow

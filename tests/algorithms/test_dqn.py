@@ -217,7 +217,7 @@ def test_a_random_action_lasts_for_its_steps():
     lasted = 0
     for _ in range(500):
         begins, action, duration = rng.random(num_envs) < 0.3, rng.integers(4, size=num_envs), rng.zipf(2.0, num_envs)
-        keep_up(held, left, begins, action, duration)
+        held, left = keep_up(held, left, begins, action, duration)
         for i, (kept, steps) in enumerate(expected):
             if steps == 0 and begins[i]:
                 kept, steps = action[i], duration[i]
@@ -278,7 +278,8 @@ def test_resumed_with_its_replay_equals_uninterrupted(name, train):
     for x, y in zip(stored(v), stored(whole), strict=True):
         assert np.array_equal(x, y)
     if name == "ez_greedy_dqn":
-        assert np.array_equal(v["exploring"], whole["exploring"]) and whole["exploring"].any()
+        for name in ("held", "left"):
+            assert np.array_equal(getattr(v["now"], name), getattr(whole["now"], name)) and whole["now"].left.any()
     (state,), (same) = v["optimizer"].state.values(), next(iter(whole["optimizer"].state.values()))
     assert all(torch.equal(state[key], same[key]) for key in same)
 

@@ -369,9 +369,9 @@ def test_no_image_is_taken_from_before_the_first_row(name):
     [
         ("--env-id ALE/Pong-v5", ["EnvPool has no environment ALE/Pong-v5", "did you mean Pong-v5?"]),
         ("--env-id CartPole-v1", ["CartPole-v1 is not an Atari game", "dqn_jax.py"]),
-        ("--buffer-size 9", ["--buffer-size must be at least 10: the images"]),
-        ("--num-envs 3 --buffer-size 29", ["--buffer-size must be at least 30: the images"]),
-        ("--train-frequency 30 --buffer-size 59", ["--buffer-size must be at least 60: the images of one iteration"]),
+        ("--buffer-size 9", ["--buffer-size must be at least 10, the images"]),
+        ("--num-envs 3 --buffer-size 29", ["--buffer-size must be at least 30, the images"]),
+        ("--train-frequency 30 --buffer-size 59", ["--buffer-size must be at least 60, the images of one iteration"]),
         ("--target-network-frequency 3", ["--target-network-frequency must be at least 4"]),
     ],
 )

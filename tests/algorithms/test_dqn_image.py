@@ -107,7 +107,7 @@ def test_it_draws_all_that_can_be_drawn_alike():
 def test_an_image_takes_its_bytes_and_20_more():
     """The arrays are never touched, so this takes no memory."""
     replay = IMAGE["ImageReplay"](1_000_000, 8, 4, (3, 64, 64))
-    size = sum(array.nbytes for array in (*replay.arrays.values(), *replay.state.values()))
+    size = sum(array.nbytes for array in (*replay.arrays.values(), replay.state.age))
     assert size == 1_000_000 * (3 * 64 * 64 + 20) + 8 * 8
 
 
@@ -191,7 +191,7 @@ def test_learns_to_compare_two_images(flags, train):
 @pytest.mark.parametrize(
     ("env_id", "flags", "words"),
     [
-        ("pictures:Both-v0", "", "has images of shape (3, 20, 4), but one axis, the first or the last, must be"),
+        ("pictures:Both-v0", "", "has images of shape (3, 20, 4), but its first or last axis must have"),
         ("pictures:FourLast-v0", "--grey", "--grey takes images with 1 or 3 channels, but those of pictures:FourLast"),
         ("pictures:Small-v0", "--size 0", "images of 20 x 14 pixels are too small"),
         (

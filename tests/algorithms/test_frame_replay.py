@@ -124,7 +124,7 @@ def test_the_picture_in_the_docstring_shows_what_it_holds():
     assert [index for index, *_ in shown] == [number % 6 for _, number, *_ in shown] and replay.inserted == 9
     index, whole = replay.history(np.array([8, 5]))
     assert numbers_on(arrays["image"][index[0]]).tolist() == [6, 6, 6, 7, 8] and whole.tolist() == [True, False]
-    assert replay.state["age"] == 1
+    assert replay.state.age == 1
 
 
 @pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.slow)])
@@ -155,7 +155,7 @@ def test_it_draws_all_that_can_be_drawn_alike():
 def test_a_million_images_fit_into_7_gigabytes():
     """Of 10^9 bytes; the arrays are never touched, so this takes no memory."""
     replay = DQN["FrameReplay"](1_000_000, 8)
-    size = sum(array.nbytes for array in (*replay.arrays.values(), *replay.state.values()))
+    size = sum(array.nbytes for array in (*replay.arrays.values(), replay.state.age))
     assert 7.056e9 < size < 7.2e9
 
 

@@ -83,7 +83,7 @@ def test_values_and_limits_remember_the_game(played):
     led to, and of the one after the rollout."""
     v, found = played
     critic, limits = v["agent"].critic, 0
-    first = np.concatenate([v["first"], v["next_first"][None]])
+    first = np.concatenate([v["first"], v["now"].first[None]])
     now = np.stack([rows_of(one, 4) for one in v["envs"].state])
     state = torch.as_tensor(np.concatenate([v["state"], now[None]]), dtype=torch.float32)
     for i, k in np.ndindex(8, 4):
@@ -151,7 +151,7 @@ def test_resumed_equals_uninterrupted(env_id, train):
     assert v["start"] == 1 and comparable(run_dir) == expected and "restart" not in train.out
     for key, x in whole["agent"].state_dict().items():
         assert torch.equal(x, v["agent"].state_dict()[key]), key
-    assert torch.equal(v["memory"], whole["memory"]) and v["memory"].abs().max() > 0
+    assert torch.equal(v["now"].memory, whole["now"].memory) and v["now"].memory.abs().max() > 0
     for key in ("obs", "action", "first", "alive"):
         assert np.array_equal(v[key], whole[key]), key
 

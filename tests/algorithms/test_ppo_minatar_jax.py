@@ -159,4 +159,4 @@ def test_another_kind_of_environment_is_refused(train, tmp_path):
     train("ppo_minatar_jax", "--num-minibatches", 3, code=2)
     assert "--num-minibatches 3 must divide the batch of 8192 steps" in train.out
     train("ppo_minatar_jax", "--total-timesteps", 8191, code=2)
-    assert "--total-timesteps 8191 is less than one batch of 8192 steps" in train.out
+    assert "--total-timesteps 8191 is less than one iteration of 8192 steps" in train.out

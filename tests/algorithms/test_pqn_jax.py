@@ -276,7 +276,7 @@ def test_wrong_input_is_one_sentence(train):
     train("pqn_jax", *SMALL, "--num-minibatches", 3, code=2)
     assert "--num-minibatches 3 must divide the batch of 32 steps" in train.out and "Traceback" not in train.out
     train("pqn_jax", "--total-timesteps", 511, code=2)
-    assert "--total-timesteps 511 is less than one batch of 512 steps" in train.out
+    assert "--total-timesteps 511 is less than one iteration of 512 steps" in train.out
 
 
 @pytest.mark.slow

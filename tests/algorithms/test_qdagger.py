@@ -116,7 +116,7 @@ def test_loss_by_hand():
 def test_returns_of_games_against_a_loop():
     rng = np.random.default_rng(0)
     for num_envs in (1, 3):
-        running, returns, games, naive = np.zeros(num_envs), np.zeros(4), [], [[] for _ in range(num_envs)]
+        unfinished, returns, games, naive = np.zeros(num_envs), np.zeros(4), [], [[] for _ in range(num_envs)]
         for _ in range(20):
             reward, over = rng.integers(-3, 4, (5, num_envs)).astype(np.float32), rng.random((5, num_envs)) < 0.2
             for t in range(5):
@@ -125,8 +125,8 @@ def test_returns_of_games_against_a_loop():
                     if over[t, i]:
                         games.append(sum(naive[i]))
                         naive[i] = []
-            QDAGGER["count_returns"](running, returns, reward, over)
-            assert returns.tolist() == ([0.0] * 4 + games)[-4:] and running.tolist() == [sum(each) for each in naive]
+            unfinished, returns = QDAGGER["count_returns"](unfinished, returns, reward, over)
+            assert returns.tolist() == ([0.0] * 4 + games)[-4:] and unfinished.tolist() == [sum(each) for each in naive]
         assert len(games) > 5
 
 
@@ -212,13 +212,14 @@ def test_stacks_after_a_resume_are_of_one_game(step, saved, train, monkeypatch):
 
     def changed_resume(self, *inputs):
         found = resume(self, *inputs)
-        self.parts["running"][:] = 100 if found else self.parts["running"]  # the saved return, where games are gone
+        if found:  # the saved return, where games are gone
+            self.parts["now"].unfinished[:] = 100
         return found
 
     monkeypatch.setattr(Run, "reset", noted_reset)
     monkeypatch.setattr(Checkpoints, "resume", changed_resume)
     v = train(NAME, "--resume", run_dir)
-    assert v["running"].max() < 100 > v["returns"].max()
+    assert v["now"].unfinished.max() < 100 > v["now"].returns.max()
     assert v["run"].restarted == ([0, 1] if saved else [])
     replay = v["teacher_replay"] if step == 20 else v["replay"]
     index, whole = replay.history(np.arange(replay.inserted))
@@ -293,11 +294,12 @@ def test_resumed_in_any_phase_equals_uninterrupted(step, whole, train):
             assert torch.equal(x, y)
     for what in ("teacher_replay", "replay"):
         assert v[what].inserted == whole[what].inserted > 40
-        for name in ("arrays", "state"):
-            for key, array in getattr(v[what], name).items():
-                assert np.array_equal(array, getattr(whole[what], name)[key]), (what, key)
-    assert np.array_equal(v["returns"], whole["returns"]) and np.array_equal(v["running"], whole["running"])
-    assert whole["returns"].any()
+        expected = whole[what].arrays | vars(whole[what].state)
+        for key, array in (v[what].arrays | vars(v[what].state)).items():
+            assert np.array_equal(array, expected[key]), (what, key)
+    for name, array in vars(whole["now"]).items():
+        assert np.array_equal(getattr(v["now"], name), array)
+    assert whole["now"].returns.any()
 
 
 @pytest.mark.slow

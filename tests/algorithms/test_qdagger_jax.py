@@ -133,13 +133,13 @@ def test_the_teacher_has_the_network_of_its_file():
 
 def test_returns_are_counted_as_by_the_torch_twin():
     rng = np.random.default_rng(0)
-    running, returns = np.zeros(3), np.zeros(4)
+    unfinished, returns = np.zeros(3), np.zeros(4)
     mine = jnp.zeros(3), jnp.zeros(4)
     for _ in range(10):
         reward, over = rng.integers(-3, 4, (5, 3)).astype(np.float32), rng.random((5, 3)) < 0.2
-        TORCH["count_returns"](running, returns, reward, over)
+        unfinished, returns = TORCH["count_returns"](unfinished, returns, reward, over)
         mine = JAX["count_returns"](*mine, reward, over)
-        np.testing.assert_array_equal(mine[0], running)
+        np.testing.assert_array_equal(mine[0], unfinished)
         np.testing.assert_array_equal(mine[1], returns)
     assert len(set(returns)) > 2
 
@@ -192,7 +192,7 @@ def test_the_phases_one_after_the_other(scripted):
             assert sums["losses/distill_loss"] > 0 and weight == 1
         if len(seen) == 3:
             assert found[1].astype(int).tolist() == [[0, 0]] * 3 + [[1, 1]] + [[0, 0]] * 2
-            assert training.returns.tolist() == [0] * 8 + [20, 20] and training.running.tolist() == [10, 10]
+            assert training.returns.tolist() == [0] * 8 + [20, 20] and training.unfinished.tolist() == [10, 10]
             assert weight == pytest.approx(0.6)
     assert seen == [(16, 0, 0), (16, 0, 12), (16, 16, 0), (16, 30, 1)]
     assert training.returns.tolist() == [0] * 4 + [20] * 6 and weight == 0

@@ -287,5 +287,5 @@ def test_resumed_with_its_replay_equals_uninterrupted(train):
         assert all(torch.equal(state[key], same[key]) for key in same), name
     for x, y in zip(v["replay"].arrays.values(), whole["replay"].arrays.values(), strict=True):
         assert np.array_equal(x, y)
-    assert np.array_equal(v["replay"].state["age"], whole["replay"].state["age"])
-    assert np.array_equal(v["lives"], whole["lives"]) and np.array_equal(v["obs"], whole["obs"])
+    assert np.array_equal(v["replay"].state.age, whole["replay"].state.age)
+    assert np.array_equal(v["now"].lives, whole["now"].lives) and np.array_equal(v["obs"], whole["obs"])

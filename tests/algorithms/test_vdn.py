@@ -1,4 +1,4 @@
-"""vdn.py, and what qmix.py and qtran.py have from it: pieces of episodes, the target of a team, memory, the loop."""
+"""vdn.py, and what qmix.py and qtran.py have from it: segments of episodes, the target of a team, memory, the loop."""
 
 import copy
 import itertools
@@ -25,15 +25,15 @@ def network(own=VDN, seed=0):
 
 
 def random_batch(own=VDN, seed=0):
-    """Pieces of all lengths from 1 on, which end, are cut by a limit or go on; agents that leave before; masks."""
+    """Segments of all lengths from 1 on, which end, are cut by a limit or go on; agents that leave before; masks."""
     g = np.random.default_rng(seed)
-    arrays = own["empty_pieces"](GAMES, STEPS, AGENTS, OBS, STATE, ACTIONS)
+    arrays = own["empty_segments"](GAMES, STEPS, AGENTS, OBS, STATE, ACTIONS)
     for name in ("obs", "state", "reward"):
         arrays[name] = g.normal(size=arrays[name].shape)
     arrays["mask"] = g.random(arrays["mask"].shape) < 0.6
     arrays["mask"][..., 1] |= ~arrays["mask"].any(-1)
     arrays["action"] = np.where(arrays["mask"][:, :-1], g.random((GAMES, STEPS, AGENTS, ACTIONS)), -1).argmax(-1)
-    empty = own["empty_pieces"](1, STEPS, AGENTS, OBS, STATE, ACTIONS)
+    empty = own["empty_segments"](1, STEPS, AGENTS, OBS, STATE, ACTIONS)
     for i in range(GAMES):
         length = 1 + i % STEPS
         arrays["alive"][i, :length], arrays["mask"][i, length + 1 :] = 1, empty["mask"][0, length + 1 :]
@@ -92,7 +92,7 @@ def test_the_memory_runs_over_each_agents_own_episode():
 
 
 def test_learning_equals_acting():
-    """Step by step with `act`, the values from which it chooses are those of the whole piece."""
+    """Step by step with `act`, the values from which it chooses are those of the whole segment."""
     net, batch = network(), random_batch()
     values, state = net(batch).detach(), None
     for t in range(STEPS):
@@ -177,45 +177,45 @@ def played(monkeypatch):
     return found
 
 
-def pieces_of(played, max_steps):
-    """The pieces that have been stored, in their order, each a list of (the step, the moment after it) of one game."""
+def segments_of(played, max_steps):
+    """The segments that have been stored, in their order, each a list of (the step, what it led to) of one game."""
     running = [[] for _ in played[0]["reward"]]
     for step in played:
-        for i, piece in enumerate(running):
+        for i, segment in enumerate(running):
             over = (step["terminated"][i] | step["truncated"][i]).all()
             infos, after = step["after"]["infos"], {key: step["after"][key][i] for key in ("obs", "state", "mask")}
             if over:
                 final = infos["final_info"]
                 after = {"obs": infos["final_obs"][i], "state": final["state"][i], "mask": final["action_mask"][i]}
-            piece.append(({key: step[key][i] for key in step if key != "after"}, after, over))
-            if over or len(piece) == max_steps:
-                yield piece.copy()
-                piece.clear()
+            segment.append(({key: step[key][i] for key in step if key != "after"}, after, over))
+            if over or len(segment) == max_steps:
+                yield segment.copy()
+                segment.clear()
 
 
-def test_pieces_hold_what_happened(train, played):
-    """Against the record: a game longer than a piece is cut, at its end the final moment follows, also where agents
+def test_segments_hold_what_happened(train, played):
+    """Against the record: a game longer than a segment is cut, at its end the final moment follows, also where agents
     have left before; nobody is alive afterwards."""
     v = train("vdn", *RAID, *SMALL, "--total-timesteps", "150", "--batch-size", "10000", "--max-steps", "6")
     arrays, met, count = v["replay"].arrays, set(), 0
-    for count, piece in enumerate(pieces_of(played, 6), 1):
+    for count, segment in enumerate(segments_of(played, 6), 1):
         stored = {key: array[count - 1] for key, array in arrays.items()}
-        for t, (step, after, over) in enumerate(piece):
+        for t, (step, after, over) in enumerate(segment):
             for key in ("obs", "state", "mask", "action", "alive", "terminated"):
                 np.testing.assert_array_equal(stored[key][t], step[key].astype(stored[key].dtype), err_msg=key)
             assert stored["reward"][t] == pytest.approx(step["reward"].sum(), rel=1e-6)
             for key in ("obs", "state", "mask"):
                 np.testing.assert_array_equal(stored[key][t + 1], after[key].astype(stored[key].dtype), err_msg=key)
-            met |= {("over", len(piece))} if over else {"left"} if not step["alive"].all() else set()
-        assert not stored["alive"][len(piece) :].any()
+            met |= {("over", len(segment))} if over else {"left"} if not step["alive"].all() else set()
+        assert not stored["alive"][len(segment) :].any()
         met |= {"cut"} if not over else set()
-    assert v["replay"].inserted == v["stored"][0] == count > 10
+    assert v["replay"].inserted == v["now"].stored == count > 10
     assert met >= {"left", "cut", ("over", 3)}
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])
 def test_agents_choose_the_best_of_the_allowed_or_at_random(train, played, epsilon):
-    """Against `act` along each whole game, which knows what has been done: no memory ends where a piece is full."""
+    """Against `act` along each whole game, which knows what has been done: no memory ends where a segment is full."""
     flags = ["--start-e", epsilon, "--end-e", epsilon, "--batch-size", "10000", "--total-timesteps", "300"]
     v = train("vdn", *RAID, *SMALL, *flags)
     state, first, same = None, np.ones(3, bool), []
@@ -225,7 +225,7 @@ def test_agents_choose_the_best_of_the_allowed_or_at_random(train, played, epsil
         same += (best == step["action"])[step["alive"]].tolist()
         first = (step["terminated"] | step["truncated"]).all(-1)
         assert np.take_along_axis(step["mask"], step["action"][..., None], -1).all()
-    torch.testing.assert_close(v["memory"], state)  # also what was done at random
+    torch.testing.assert_close(v["now"].memory, state)  # also what was done at random
     allowed = np.concatenate([step["mask"].sum(-1)[step["alive"]] for step in played])
     assert set(allowed) == {2, 3}
     wanted = 1 - epsilon * (1 - (1 / allowed).mean())
@@ -240,7 +240,7 @@ def test_epsilon_falls_to_its_end_in_a_fraction_of_the_training(train):
 
 
 def test_gradient_steps_and_copies_are_made_as_often_as_said(train, monkeypatch):
-    """One in 3 pieces, once the buffer has a batch; every second one is followed by a copy into the target network."""
+    """One in 3 segments, once the buffer has a batch; each second one is followed by a copy to the target network."""
     seen, call = [], GradientStep.__call__
 
     def note(self, target_network, *inputs):
@@ -254,7 +254,7 @@ def test_gradient_steps_and_copies_are_made_as_often_as_said(train, monkeypatch)
     v = train("vdn", *RAID, *SMALL, *flags)
     total = v["replay"].inserted
     skipped = [n for n in range(1, total // 3 + 1) if n * 3 < 10]
-    assert 0 <= total // 3 - len(skipped) - len(seen) <= 1  # several pieces can be stored in one iteration
+    assert 0 <= total // 3 - len(skipped) - len(seen) <= 1  # several segments can be stored in one iteration
     first = total // 3 - len(seen)  # number of the first gradient step
     for update, ((_, online), (target, _)) in enumerate(itertools.pairwise(seen), first):
         assert torch.equal(online, target) == ((update + 1) % 2 == 0)
@@ -272,12 +272,17 @@ def test_resumed_with_its_replay_equals_uninterrupted(train, game):
     for name in ("q_network", "target_network"):
         again = v[name].state_dict()
         assert all(torch.equal(x, again[key]) for key, x in whole[name].state_dict().items())
-    assert v["memory"].any() and torch.equal(v["memory"], whole["memory"])
-    for key in ("pieces", "running"):
-        assert all(np.array_equal(x, v[key][name]) for name, x in whole[key].items() if name != "memory")
+    assert_same_state(v["now"], whole["now"])
 
 
-def test_games_that_could_not_be_continued_begin_new_pieces(train, monkeypatch):
+def assert_same_state(now, other):
+    """Of the games under way."""
+    assert now.memory.any() and torch.equal(now.memory, other.memory)
+    assert all(np.array_equal(x, now.segments[name]) for name, x in other.segments.items())
+    assert np.array_equal(now.length, other.length) and np.array_equal(now.first, other.first)
+
+
+def test_games_that_could_not_be_continued_begin_new_segments(train, monkeypatch):
     """Nothing of the game before is remembered or stored."""
     flags = "--total-timesteps 87 --save-every 30 --batch-size 10000".split()
     run_dir = train("vdn", *RAID, *SMALL, *flags)["run"].dir
@@ -288,7 +293,7 @@ def test_games_that_could_not_be_continued_begin_new_pieces(train, monkeypatch):
     v = train("vdn", "--resume", run_dir)
     assert v["run"].restarted == [0, 1, 2] and v["start"] == 20
     arrays, stored = v["replay"].arrays, v["replay"].inserted
-    times = arrays["obs"][:3].max(2)[..., 1]  # of the first piece of each game
+    times = arrays["obs"][:3].max(2)[..., 1]  # of the first segment of each game
     assert stored > 4 and (times == np.arange(5)).all()
 
 
@@ -298,7 +303,7 @@ def _other_reset(self, seed=None, options=None, reset=Raid.reset):
 
 def test_too_few_steps_are_refused(train):
     train("vdn", *RAID, "--total-timesteps", "3", code=2)
-    assert "--total-timesteps 3 is less than --num-envs 8" in train.out
+    assert "--total-timesteps 3 is less than one iteration of 8 steps" in train.out
 
 
 @pytest.mark.slow

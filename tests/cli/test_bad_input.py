@@ -34,7 +34,7 @@ CASES = {
     "--env-id cartpole": "there is no environment cartpole; did you mean CartPole-v1",
     "--env-id CartPol-v1 --gamma 7": "there is no environment CartPol-v1",
     "--env-id probes:Entries-v0": "probes:Entries-v0 has dict observations, but ppo.py takes vector observations",
-    "--total-timesteps 511": "--total-timesteps 511 is less than one batch of 512 steps",
+    "--total-timesteps 511": "--total-timesteps 511 is less than one iteration of 512 steps",
     "--num-minibatches 3": "--num-minibatches 3 must divide the batch of 512 steps",
     "--num-envs 0": "--num-envs is 0, but must be at least 1",
     "--num-steps -1": "--num-steps is -1, but must be at least 1",

@@ -1,5 +1,7 @@
 """Replay buffers on the disk: appended, never rewritten, exact after the ring has wrapped."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -89,6 +91,24 @@ def test_rows_of_another_shape_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="does not fit"):
         ReplayLog(tmp_path).load(other, saved)
     assert other.inserted == 0 and not other.arrays["x"].any()
+
+
+def test_what_a_buffer_remembers_is_saved_whole(tmp_path):
+    """A dict of arrays or a namespace of numbers and arrays; arrays keep their place, other shapes are refused."""
+    for kind in (dict, SimpleNamespace):
+        ring, other, log = Ring(10), Ring(10), ReplayLog(tmp_path / kind.__name__)
+        for each, value in ((ring, 3), (other, 0)):
+            each.state = kind(
+                weight=np.full(2, value), largest=np.array(float(value)) if kind is dict else float(value)
+            )
+        ring.add(8)
+        saved, kept = log.append(ring), other.state["weight"] if kind is dict else other.state.weight
+        ReplayLog(tmp_path / kind.__name__).load(other, saved)
+        largest = other.state["largest"] if kind is dict else other.state.largest
+        assert largest == 3 and kept.tolist() == [3, 3]
+        other.state = kind(weight=np.zeros(3), largest=np.zeros(()))
+        with pytest.raises(CheckpointError, match="does not fit"):
+            ReplayLog(tmp_path / kind.__name__).load(other, saved)
 
 
 def test_what_a_buffer_is():
