@@ -100,8 +100,7 @@ class Run:
         self.require(total >= steps, f"--total-timesteps {total} is less than one iteration of {steps} steps")
         parts = not minibatches or (steps % minibatches == 0 and steps > minibatches)
         self.require(parts, f"--num-minibatches {minibatches} must divide {steps} steps into parts of 2 or more")
-        most = min(total, self.args.buffer_size) if batch else 0
-        self.require(not batch or batch <= most, f"--batch-size must be at most {most}")
+        self.require(not batch or batch <= min(total, self.args.buffer_size), f"--batch-size {batch} is too large")
         return total // steps
 
     def resume(self, **parts):

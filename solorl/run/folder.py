@@ -158,7 +158,6 @@ class RunFolder:
         """What is written inside is `name`, which the run has to leave here. Where that fails, a warning calls it
         `what`, says whether an earlier one is `kept`, and `problems` has the reason."""
         try:
-            self.require()
             yield
             self.problems[name] = ""
         except OSError as error:

@@ -63,6 +63,7 @@ class Output:
         self.ending.check_finite()
         step = self.meter.step
         with self.folder.writing(CHECKPOINTS, f"the checkpoint of step {step:,}", self.checkpoints.are_there()):
+            self.folder.require()
             counters = self.meter.counters() | self.evaluator.counters()
             counters["metrics_bytes"] = self.folder.metrics.sync() if self.folder.metrics else 0
             self.checkpoints.save(step, counters, self.args.save_replay, others)
@@ -85,8 +86,7 @@ class Output:
         self._draw()
         mean, std, best = scores(*self.evaluator.last[1:], self.evaluator.best)
         score = f"{mean} ± {std} over {self.evaluator.episodes} episodes, best {best}"
-        words = (self.folder.path, self.meter.step, self.meter.wall_time(), score, self.args.save_model)
-        for line in summary(*words):
+        for line in summary(self.folder.path, self.meter.step, self.meter.wall_time(), score, self.args.save_model):
             self.say(line)
         self._require_saved()
         if self.args.upload_model:

@@ -81,14 +81,15 @@ class Checkpoints:
         with fitting(where):
             self._take_those_of_rank(tree)
             self.resumed, self._random = tree["run"], tree["random"]
-            check_running_episodes(self.resumed, num_envs, num_agents)
         for name, part in self.parts.items():
-            if name not in tree["parts"]:
-                raise UsageError(f"{where} has no part named {name}")
             with fitting(f"the part {name} of the checkpoint"):
+                if name not in tree["parts"]:
+                    raise UsageError(f"{where} has no part named {name}")
                 notes = checkpoint.restore(part, tree["parts"].pop(name))  # a restored part is not kept in memory
             for note in notes:
                 warn(note)
+        with fitting(where):
+            check_running_episodes(self.resumed, num_envs, num_agents)
         self._resume_replays(tree["replay"])
         self.newest = self.resumed["step"]
         return [i for envs in filter(env_state.is_vector_env, self.parts.values()) for i in env_state.restarted(envs)]

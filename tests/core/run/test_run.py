@@ -345,8 +345,8 @@ def test_a_target_missed_on_fresh_seeds_does_not_end_the_run(train, monkeypatch)
     real = evaluation.Evaluator.play
 
     def worse(self, stream, *rest):
-        scores, lengths = real(self, stream, *rest)
-        return {name: score * (stream != device.CONFIRM) for name, score in scores.items()}, lengths
+        returns, lengths = real(self, stream, *rest)
+        return returns * (stream != device.CONFIRM), lengths
 
     monkeypatch.setattr(evaluation.Evaluator, "play", worse)
     v = train("ppo", *TINY, "--target-return", "9", "--eval-every", "64")
