@@ -1,4 +1,4 @@
-"""The work folder of a task on this machine and its copy in a storage without folders.
+"""The work folder of a task on this machine and its copy in a bucket.
 
 A checkpoint is there once its manifest is: that goes up last, after rows at least as long as the checkpoint says, and
 old checkpoints go only after it.
@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from solorl.lab.studies.storage import Storage
+from solorl.lab.studies.storage import Bucket
 
 MANIFEST = "manifest.json"
 
@@ -18,7 +18,7 @@ MANIFEST = "manifest.json"
 class Mirror:
     """Copies `work` to `name` in the storage, what has changed only."""
 
-    def __init__(self, storage: Storage, work: Path, name: str):
+    def __init__(self, storage: Bucket, work: Path, name: str):
         self._storage, self._work, self._name = storage, work, name
         self._there: dict[str, tuple[int, int]] = {}  # file -> size and time of what the storage has
 

@@ -23,7 +23,6 @@ from solorl.errors import UsageError, did_you_mean
 from solorl.files import missing, sha256
 from solorl.lab.results.result import Result
 from solorl.lab.studies.checks import check_name, check_texts, refuse_unknown
-from solorl.lab.studies.plan_file import MAX_SEED
 from solorl.lab.studies.resources import Resources, read_resources
 from solorl.lab.studies.task import Flags, Script, Task
 
@@ -31,6 +30,7 @@ JOB_KEYS = (
     "script", "scripts", "python", "env_ids", "seeds", "num_seeds", "start_seed", "flags", "variants", "env_flags",
     "resources",
 )  # fmt: skip
+MAX_SEED = 2**31 - 1  # as scripts of ours have it
 MAX_RUNS = 100_000  # of one command
 MAX_FILE_NAME = 240  # bytes of a result file's name; systems allow 255, and it is written under a longer one
 
@@ -116,18 +116,11 @@ def find_python(name: str, near: Path | None = None) -> str:
     UsageError where there is none that can be executed.
     """
     given = str(Path(name).expanduser()) if name.startswith("~") else name
-    places = [*([str(near / given)] if near else []), given]
-    if found := next(filter(None, map(shutil.which, places)), None):
+    if found := next(filter(None, map(shutil.which, [*([str(near / given)] if near else []), given])), None):
         return os.path.abspath(found)  # noqa: PTH100  not resolved: a virtual environment is known by its link
-    for path in map(Path, places):
-        inside = path / "bin/python"
-        if path.is_dir():
-            raise UsageError(
-                f"{path} is a folder, not a Python interpreter{f'; did you mean {inside}?' * inside.is_file()}"
-            )
-        if path.exists():
-            raise UsageError(f"{path} is not a Python interpreter: it cannot be executed")
-    raise UsageError(f"there is no Python interpreter {shown(name)}; name one such as venv/bin/python")
+    inside = Path(given) / "bin/python"
+    more = f"; did you mean {inside}?" if inside.is_file() else "; name one such as venv/bin/python"
+    raise UsageError(f"there is no Python interpreter {shown(name)} that can be executed{more}")
 
 
 def env_kind(tree: ast.Module) -> str:

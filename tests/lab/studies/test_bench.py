@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, environment, refused
 from rich.console import Console
+from solorl.lab.studies.engines.workers import LocalCluster
+from solorl.lab.studies.fleet import Fleet
 
 from solorl import machine
 from solorl.cli.view import Lines, seconds_left, table
@@ -27,8 +29,6 @@ from solorl.lab.results.read import read_all
 from solorl.lab.studies import plan, task
 from solorl.lab.studies import until as end_by
 from solorl.lab.studies.engines import Submission
-from solorl.lab.studies.engines.workers import LocalCluster
-from solorl.lab.studies.fleet import Fleet
 from solorl.lab.studies.resources import Resources
 from solorl.lab.studies.storage import Folder
 from solorl.lab.studies.study import Study

@@ -9,13 +9,13 @@ import time
 
 import pytest
 from conftest import refused
+from solorl.lab.studies.engines.workers import LocalCluster
 from study_tasks import Said, open_study, planned
 
 from solorl.errors import UsageError
 from solorl.files import remove_old
 from solorl.lab.studies import fleet
 from solorl.lab.studies.collect import Collector
-from solorl.lab.studies.engines.workers import LocalCluster
 from solorl.lab.studies.lease import Lease
 from solorl.lab.studies.plan import load_script, make_tasks
 from solorl.lab.studies.storage import Folder, open_storage

@@ -18,11 +18,12 @@ from conftest import ROOT, environment, refused
 
 optuna = pytest.importorskip("optuna")
 
+from solorl.lab.studies.engines.workers import LocalCluster  # noqa: E402
+from solorl.lab.studies.journal import open_study  # noqa: E402
+
 from solorl import scripts  # noqa: E402
 from solorl.errors import UsageError  # noqa: E402
 from solorl.lab.studies import tune  # noqa: E402
-from solorl.lab.studies.engines.workers import LocalCluster  # noqa: E402
-from solorl.lab.studies.journal import open_study  # noqa: E402
 from solorl.lab.studies.plan import load_script  # noqa: E402
 from solorl.lab.studies.space import Choice, Range, parse_space, space_of  # noqa: E402
 from solorl.lab.studies.storage import Folder  # noqa: E402
