@@ -1,4 +1,28 @@
-"""`solo bench`: scripts x environments x seeds x variants, many at once; to continue, repeat the command."""
+"""Run scripts x environments x seeds x variants, many at once, and collect their results.
+
+a suite file or scripts; flags after -- go to every script:
+  solo bench benchmark/suites/classic.toml --workers 4
+  solo bench ppo my_ppo.py --env-ids CartPole-v1 Acrobot-v1 --num-seeds 10 -- --learning-rate 1e-3
+  solo bench ppo --env-ids CartPole-v1 --num-seeds 10 --sweep clip-coef=0.1,0.2 --sweep anneal-lr=true,false
+  solo bench peer.py --python peers/bin/python --env-ids CartPole-v1
+
+Any script that takes --env-id and --seed works; one that needs packages of its own runs with --python PATH, in a suite
+`python = "PATH"`. What counts is the run folder or the TensorBoard files that it writes below its working folder. To
+continue after an interruption, repeat the command: it skips what is finished, resumes what is half done and repeats
+what failed; what has diverged or was cancelled only with --retry. A suite runs the first seed of all its jobs before
+the second one; with `in_order = true` job by job.
+
+The same command on another machine with the same --storage, a folder or a URL, joins the work. --engine slurm, ray or
+aws starts workers there (`solo work STORAGE`) and returns; --dry-run shows what would be submitted. Then:
+  solo bench status STORAGE [--json]  what has finished, runs, has failed; exit code 1 if any failed
+  solo bench logs STORAGE TASK        what a run printed
+  solo bench cancel STORAGE [TASK]    save and stop
+  solo bench retry STORAGE [TASK]     allow what has failed or was cancelled again
+  solo bench collect STORAGE          write the tables of what has finished
+A script called status is meant by status.py.
+
+Exit code 0: all finished, 1: not all (failed runs show their last lines), 130: Ctrl+C.
+"""
 
 import json
 import shlex
@@ -40,34 +64,11 @@ from solorl.lab.studies.study import ATTEMPTS, LEASE, Study, open_study
 from solorl.lab.studies.task import Task
 from solorl.lab.studies.until import expected, read_time
 from solorl.lab.studies.worker import Pool
-from solorl.machine import own_cores
 from solorl.terminal import duration, plain
 
 VERBS = ("status", "logs", "cancel", "retry", "collect")
 RESOURCES = ("cores", "gpus", "memory", "time")
 MOST_WORKERS = 1_000
-EPILOG = """a suite file or scripts; flags after -- go to every script:
-  solo bench benchmark/suites/classic.toml --workers 4
-  solo bench ppo my_ppo.py --env-ids CartPole-v1 Acrobot-v1 --num-seeds 10 -- --learning-rate 1e-3
-  solo bench ppo --env-ids CartPole-v1 --num-seeds 10 --sweep clip-coef=0.1,0.2 --sweep anneal-lr=true,false
-  solo bench peer.py --python peers/bin/python --env-ids CartPole-v1
-
-Any script that takes --env-id and --seed works; one that needs packages of its own runs with --python PATH, in a suite
-`python = "PATH"`. What counts is the run folder or the TensorBoard files that it writes below its working folder. To
-continue after an interruption, repeat the command: it skips what is finished, resumes what is half done and repeats
-what failed; what has diverged or was cancelled only with --retry. A suite runs the first seed of all its jobs before
-the second one; with `in_order = true` job by job.
-
-The same command on another machine with the same --storage, a folder or a URL, joins the work. --engine slurm, ray or
-aws starts workers there (`solo work STORAGE`) and returns; --dry-run shows what would be submitted. Then:
-  solo bench status STORAGE [--json]  what has finished, runs, has failed; exit code 1 if any failed
-  solo bench logs STORAGE TASK        what a run printed
-  solo bench cancel STORAGE [TASK]    save and stop
-  solo bench retry STORAGE [TASK]     allow what has failed or was cancelled again
-  solo bench collect STORAGE          write the tables of what has finished
-A script called status is meant by status.py.
-
-Exit code 0: all finished, 1: not all (failed runs show their last lines), 130: Ctrl+C."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -136,15 +137,15 @@ def say(text: str) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser("bench", "Run scripts x environments x seeds x variants and collect their results.")
-    parser.formatter_class, parser.epilog = RawDescriptionHelpFormatter, EPILOG
+    about, _, epilog = (__doc__ or "").partition("\n\n")
+    parser = Parser("bench", about)
+    parser.formatter_class, parser.epilog = RawDescriptionHelpFormatter, epilog
     parser.add_argument("what", metavar="SUITE.toml | SCRIPT", nargs="+", help="a suite, or algorithms and .py files")
     parser.add_argument("--env-ids", metavar="ID", nargs="+", default=[], help="environments; of a suite: only these")
     parser.add_argument("--num-seeds", metavar="N", type=int, help="seeds of each (default 1); of a suite: the first N")
     parser.add_argument("--start-seed", metavar="S", type=int, help="the first seed (default 1)")
-    parser.add_argument(
-        "--sweep", metavar="FLAG=V,V", action="append", default=[], help="a variant for each value, kl-coef=0,0.1,1"
-    )
+    sweeps = "a variant for each value, kl-coef=0,0.1,1"
+    parser.add_argument("--sweep", metavar="FLAG=V,V", action="append", default=[], help=sweeps)
     parser.add_argument("--variant", metavar="NAME", help="name of the flags after -- in results (default: the flags)")
     parser.add_argument("--python", metavar="PATH", help="the Python that runs the scripts (default: this one)")
     parser.add_argument("--workers", metavar="N", type=int, help="runs at once (default: one for each core); 0: none")
@@ -155,7 +156,9 @@ def _parser() -> Parser:
     parser.add_argument("--storage", "--runs-dir", metavar="WHERE", help=where)
     parser.add_argument("--until", metavar="HH:MM", help="begin no run that cannot end by this time of day")
     parser.add_argument("--retry", action="store_true", help="begin what has diverged or was cancelled again, too")
-    parser.add_argument("--attempts", metavar="N", type=int, help=f"of a run that fails (default 1; engines: {ATTEMPTS})")
+    parser.add_argument(
+        "--attempts", metavar="N", type=int, help=f"of a run that fails (default 1; engines: {ATTEMPTS})"
+    )
     lost = f"seconds without a sign of a worker, then it is dead (default {LEASE:.0f})"
     parser.add_argument("--lease", metavar="SECONDS", type=float, default=LEASE, help=lost)
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run nothing")
@@ -187,17 +190,17 @@ def suite_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
     """The tasks of a suite file; UsageError for flags that a suite sets itself."""
     if len(args.what) > 1:
         raise UsageError(f"solo bench takes one suite or scripts, not {args.what[0]} and {args.what[1]}")
-    for flag, value in (
-        ("--start-seed", args.start_seed),
-        ("--variant", args.variant),
-        ("--sweep", args.sweep or None),
-    ):
-        if value is not None:
-            raise UsageError(f"solo bench: {flag} is for scripts; {args.what[0]} says it itself")
+    for flag in ("start_seed", "variant", "sweep"):
+        if getattr(args, flag) not in (None, []):
+            raise UsageError(f"solo bench: --{flag.replace('_', '-')} is for scripts; {args.what[0]} says it itself")
     if args.num_seeds is not None and args.num_seeds < 1:
         raise UsageError(f"solo bench: --num-seeds must be at least 1, not {args.num_seeds}")
-    python = "" if args.python is None else find_python(args.python)
-    return load_suite(Path(args.what[0]), extra, args.env_ids, args.num_seeds, python, given)
+    return load_suite(Path(args.what[0]), extra, args.env_ids, args.num_seeds, python(args), given)
+
+
+def python(args: Any) -> str:
+    """The Python of `--python`, empty where it is not given."""
+    return "" if args.python is None else find_python(args.python)
 
 
 def sweep(text: str) -> list[Flags]:
@@ -214,18 +217,19 @@ def script_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
     scripts = [load_script(name) for name in args.what]
     if not args.env_ids:
         raise UsageError("solo bench needs --env-ids, such as --env-ids CartPole-v1 Acrobot-v1")
-    count = 1 if args.num_seeds is None else args.num_seeds
-    seeds = seed_range(count, 1 if args.start_seed is None else args.start_seed, "solo bench")
+    given_seeds = (1 if each is None else each for each in (args.num_seeds, args.start_seed))
+    seeds = seed_range(*given_seeds, "solo bench")
     swept = [merge(*parts) for parts in product(*map(sweep, args.sweep))]
-    names = [
-        short(merge(extra, part)) if args.variant is None else f"{args.variant} {short(part)}".strip() for part in swept
-    ]
-    variants = {name: merge(extra, part) for name, part in zip(names, swept, strict=True)}
     if any(len(part) < len(args.sweep) for part in swept):
         raise UsageError("solo bench: --sweep names a flag twice")
-    python = "" if args.python is None else find_python(args.python)
+    variants = {
+        short(merge(extra, part)) if args.variant is None else f"{args.variant} {short(part)}".strip(): merge(
+            extra, part
+        )
+        for part in swept
+    }
     resources = read_resources(given, "the flags of solo bench")
-    tasks = make_tasks(scripts, dict.fromkeys(args.env_ids), seeds, variants, python=python, resources=resources)
+    tasks = make_tasks(scripts, dict.fromkeys(args.env_ids), seeds, variants, None, python(args), resources)
     name = "-".join(dict.fromkeys(script.name for script in scripts))
     check_name(name, "solo bench: the names of the scripts, joined,")
     return Plan(name, ordered(tasks))
@@ -234,7 +238,7 @@ def script_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
 def run(study: Study, plan: Plan, workers: int, until: float, folder: Path) -> int:
     """Bring the plan to its end on this machine and say how it went; the exit code."""
     view: Lines | Table = Table() if sys.stdout.isatty() else Lines()
-    pool = Pool(study, plan.tasks, workers or len(own_cores()) * (not needs(plan)), view.say)
+    pool = Pool(study, plan.tasks, workers, view.say)
     if until:
         pool.may_begin = lambda task: time.time() + expected(study, task, folder) < until
     bench, began, place = Bench(study, plan.tasks, pool, view, folder), time.monotonic(), study.storage.where
@@ -247,34 +251,26 @@ def run(study: Study, plan: Plan, workers: int, until: float, folder: Path) -> i
     return code
 
 
-def needs(plan: Plan) -> bool:
-    """Whether tasks say what they need: as many run at once as fit."""
-    return any(task.resources.cores > 1 or task.resources.gpus for task in plan.tasks)
-
-
 def conclusion(bench: Bench, code: int, seconds: float) -> list[str]:
     """The last lines: what is there, what is not, and what to do."""
     tasks, collector, count = bench.tasks, bench.collector, len(bench.skipped | bench.finished)
     before = f" ({len(bench.skipped)} of them before)" if bench.skipped else ""
     lines = [f"{count} of {len(tasks)} finished{before} in {duration(seconds)}"]
-    failed = {task_id: one.reason for task_id, one in bench.states.items() if one.name == "failed"}
-    cancelled = {task_id: "" for task_id, one in bench.states.items() if one.name == "cancelled"}
-    for what, reasons in (
-        ("failed; the same command tries them again, with --retry what has diverged, too:", failed),
-        ("cancelled; --retry begins them again:", cancelled),
+    reasons = {name: {key: one.reason for key, one in bench.states.items() if one.name == name}
+               for name in ("failed", "cancelled")}  # fmt: skip
+    for what, found in (
+        ("failed; the same command tries them again, with --retry what has diverged, too:", reasons["failed"]),
+        ("cancelled; --retry begins them again:", reasons["cancelled"]),
         ("finished but not collected; the same command collects them:", collector.problems),
         ("finished without a table; no run folder and no TensorBoard files were in:", collector.bare),
     ):
-        lines += [f"{len(reasons)} {what}"] if reasons else []
-        lines += [f"  {task}: {reasons[task.id]}".rstrip(": ") for task in tasks if task.id in reasons]
+        lines += [f"{len(found)} {what}"] if found else []
+        lines += [f"  {task}: {found[task.id]}".rstrip(": ") for task in tasks if task.id in found]
     if late := len(bench.pool.late):
         lines.append(f"{late} not begun, because they could not end in time; the same command continues")
-    if code > 1:
-        lines.append("interrupted; the same command continues")
-    if collector.tables:
-        folder = collector.folder
-        lines.append(f"results in {folder}; compare them: solo report {shlex.quote(str(folder))}")
-    return lines
+    lines += ["interrupted; the same command continues"] if code > 1 else []
+    folder = shlex.quote(str(collector.folder))
+    return [*lines, *([f"results in {folder}; compare them: solo report {folder}"] if collector.tables else [])]
 
 
 # ---------------------------------------------------------------------- a study that is there
@@ -327,6 +323,6 @@ def status(study: Study, tasks: Sequence[Task], as_json: bool) -> int:
         if one.name != "finished" or len(tasks) == 1:
             say(f"{one.name:<10} {task.id}{one.reason and ': '}{one.reason}")
             if one.name == "failed":
-                say("".join(f"    | {line}\n" for line in one.tail).rstrip("\n"))
+                say("".join(f"    | {plain(str(line))}\n" for line in one.last("tail")).rstrip("\n"))
     say(f"{study.name}: {len(tasks)} tasks: {', '.join(f'{count} {name}' for name, count in counts.items())}")
     return int("failed" in counts)

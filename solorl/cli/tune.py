@@ -1,4 +1,18 @@
-"""`solo tune`: one set of hyper-parameters over several environments, found by Optuna."""
+"""Find one set of hyper-parameters for several environments.
+
+the space is in the script, as `lr: float = 2.5e-4  # learning rate [tune: log 1e-5..1e-2]`,
+or in a file; ppo, ppo_normalized, ppo_continuous_action, dqn, sac_continuous_action and td3_continuous_action, also in
+JAX, have one already:
+  learning-rate = "log 1e-5..1e-2"     a number, equally likely on a logarithmic scale
+  gamma = "0.9..0.999"                 a number between the two
+  num-steps = "32..512 step 32"        a whole number, in steps
+  num-minibatches = [1, 2, 4]          one of these
+
+  solo tune ppo --env-ids CartPole-v1 Acrobot-v1 --target-scores CartPole-v1=0,500 Acrobot-v1=-500,-80 \\
+    --space space.toml --trials 50 --total-timesteps 100000 -- --num-envs 8
+
+To continue, repeat the command; several at once share the trials. Exit code 0: there is a best trial, 1: all failed.
+"""
 
 import shlex
 from argparse import RawDescriptionHelpFormatter
@@ -24,19 +38,6 @@ from solorl.lab.studies.task import words
 from solorl.lab.studies.tune import JOURNAL, METRIC, Search, Tuner, open_trials
 from solorl.machine import own_cores
 from solorl.terminal import scores
-
-EPILOG = """the space is in the script, as `lr: float = 2.5e-4  # learning rate [tune: log 1e-5..1e-2]`,
-or in a file; ppo, ppo_normalized, ppo_continuous_action, dqn, sac_continuous_action and td3_continuous_action, also in
-JAX, have one already:
-  learning-rate = "log 1e-5..1e-2"     a number, equally likely on a logarithmic scale
-  gamma = "0.9..0.999"                 a number between the two
-  num-steps = "32..512 step 32"        a whole number, in steps
-  num-minibatches = [1, 2, 4]          one of these
-
-  solo tune ppo --env-ids CartPole-v1 Acrobot-v1 --target-scores CartPole-v1=0,500 Acrobot-v1=-500,-80 \\
-    --space space.toml --trials 50 --total-timesteps 100000 -- --num-envs 8
-
-To continue, repeat the command; several at once share the trials. Exit code 0: there is a best trial, 1: all failed."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -83,22 +84,20 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("tune", "Find one set of hyper-parameters for several environments.")
-    parser.formatter_class, parser.epilog = RawDescriptionHelpFormatter, EPILOG
+    about, _, epilog = (__doc__ or "").partition("\n\n")
+    parser = Parser("tune", about)
+    parser.formatter_class, parser.epilog = RawDescriptionHelpFormatter, epilog
     parser.add_argument("script", metavar="SCRIPT", help="an algorithm, or a .py file that takes --env-id and --seed")
     parser.add_argument("--env-ids", metavar="ID", nargs="+", required=True, help="environments")
-    parser.add_argument(
-        "--target-scores", metavar="ID=LOW,HIGH", nargs="+", default=[], help="scores that count as 0 and 1"
-    )
+    scale = "scores that count as 0 and 1"
+    parser.add_argument("--target-scores", metavar="ID=LOW,HIGH", nargs="+", default=[], help=scale)
     parser.add_argument("--num-seeds", metavar="N", type=int, default=3, help="seeds of each trial (default 3)")
     parser.add_argument("--start-seed", metavar="S", type=int, default=1, help="the first seed (default 1)")
     parser.add_argument("--trials", metavar="N", type=int, default=50, help="trials of the study in all (default 50)")
     parser.add_argument("--space", metavar="FILE.toml", type=Path, help="what is searched (default: see below)")
     where = "folder of the search, where others may join (default runs/tune/SCRIPT)"
     parser.add_argument("--storage", "--runs-dir", metavar="DIR", help=where)
-    parser.add_argument(
-        "--aggregate", choices=("median", "mean"), default="median", help="of the seeds (default median)"
-    )
+    parser.add_argument("--aggregate", choices=("median", "mean"), default="median", help="of seeds (default median)")
     parser.add_argument("--metric", metavar="KEY", default=METRIC, help=f"what is maximised (default {METRIC})")
     parser.add_argument("--pruner", choices=("median", "none"), default="median", help="ends hopeless trials early")
     parser.add_argument("--prune-after", metavar="N", type=int, default=4, help="evaluations before that (default 4)")
@@ -146,17 +145,17 @@ def targets(given: Sequence[str], env_ids: Sequence[str]) -> dict[str, tuple[flo
         try:
             low, high = map(float, bounds.split(","))
         except ValueError:
-            raise UsageError(f"solo tune: --target-scores {text} must look like CartPole-v1=0,500") from None
-        if env_id not in env_ids:
+            low, high = 0.0, 0.0
+        if env_id and env_id not in env_ids:
             raise UsageError(f"solo tune: --target-scores {env_id} is not in --env-ids{did_you_mean(env_id, env_ids)}")
         if not low < high:
-            raise UsageError(f"solo tune: --target-scores {text} must have the lower score first")
+            such = "must look like CartPole-v1=0,500, the lower score first"
+            raise UsageError(f"solo tune: --target-scores {text} {such}")
         found[env_id] = (low, high)
     missing = [env_id for env_id in env_ids if env_id not in found]
     if missing and (found or len(set(env_ids)) > 1):
-        raise UsageError(
-            f"solo tune: --target-scores is missing for {missing[0]}; scores of several must be comparable"
-        )
+        more = f"is missing for {missing[0]}; scores of several must be comparable"
+        raise UsageError(f"solo tune: --target-scores {more}")
     return found
 
 

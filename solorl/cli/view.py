@@ -10,7 +10,7 @@ from solorl.lab.studies.worker import SCORE, Worker
 from solorl.runfolder import METRICS, args_of, last_rows
 from solorl.terminal import duration, scores
 
-COLUMNS = {"running": "left", "seed": "right", "done": "right", "evaluation": "right", "for": "right"}
+COLUMNS = ("running", "seed", "done", "evaluation", "for")
 
 
 class Lines(nullcontext[None]):
@@ -63,8 +63,8 @@ def table(bench: Bench) -> Any:
     left = seconds_left(bench, [(tasks[0].kind, took, share) for tasks, share, _, took in shown])
     counts = f"{bench.pool.summary()}, {len(shown)} running"
     drawn = Rich(caption=f"{counts}{'' if left is None else f', {duration(left)} left'}", caption_justify="left")
-    for name, justify in COLUMNS.items():
-        drawn.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for name in COLUMNS:
+        drawn.add_column(name, justify="left" if name == "running" else "right")
     for (task, *others), share, score, took in shown:
         variant = f" [{task.variant}]" if task.variant else ""
         drawn.add_row(

@@ -29,35 +29,34 @@ class Collector:
     def keep(self, task: Task, before: bool = False) -> bool:
         """Bring the table of a finished task into the folder; of one that had finished `before` only where it is not
         there, whole. False where neither the run nor its table is left."""
-        if before and self._is_there(task):
-            self.tables.add(task.id)
-            return True
         try:
+            if before and self._is_there(task):
+                self.tables.add(task.id)
+                return True
             with self._run_dir(task) as run_dir:
-                if run_dir is None and task.script.ours:
-                    return False
-                if run_dir is None:
+                if run_dir:
+                    if before:
+                        self._say(f"again      {task}: its table was missing, damaged or of another run")
+                    first = task.variant == next(iter(self._study.tasks.values())).variant
+                    collected(task, run_dir, self.folder, first)
+                    self.tables.add(task.id)
+                elif not task.script.ours:
                     self.bare[task.id] = f"{self._study.storage.where}/tasks/{task.id}"
-                    self._say(f"no table   {task}: no run folder and no TensorBoard files in {self.bare[task.id]}")
-                    return True
-                if before:
-                    self._say(f"again      {task}: its table in {self.folder} is missing, damaged or of another run")
-                first = task.variant == next(iter(self._study.tasks.values())).variant
-                collected(task, run_dir, self.folder, first)
-            self.tables.add(task.id)
+                return bool(run_dir) or not task.script.ours
         except (OSError, ValueError) as error:
             self.problems[task.id] = reason = getattr(error, "strerror", None) or str(error)
             self._say(f"not kept   {task} is finished, but its table is not in {self.folder}: {reason}")
-        return True
+            return True
 
     def _is_there(self, task: Task) -> bool:
         mine = results.Result(task.env_id, task.script.name, task.seed, task.variant)
         with contextlib.suppress(ValueError):
-            found = results.read(self.folder / mine.file_name)
-            run = self._study.result(task.id).get("status", {})
-            wall_time = run.get("wall_time") if isinstance(run, dict) else None
-            same = wall_time is None or results.rounded(wall_time) == found.wall_time
-            return found.key == mine.key and found.script_sha256 == task.script.sha256 and same
+            found, status = results.read(self.folder / mine.file_name), self._study.result(task.id).get("status")
+            took = results.rounded(status.get("wall_time")) if isinstance(status, dict) else None
+            return (found.key, found.script_sha256) == (mine.key, task.script.sha256) and took in (
+                None,
+                found.wall_time,
+            )
         return False
 
     @contextlib.contextmanager
@@ -65,8 +64,9 @@ class Collector:
         """The run folder of a finished task, on this machine; None where there is none."""
         storage, name = self._study.storage, str(self._study.result(task.id).get("run_dir", ""))
         if storage.folder:
-            place = storage.folder / name
-            yield place if name and place.is_dir() else find(self._study, task).run_dir
+            yield (
+                storage.folder / name if name and (storage.folder / name).is_dir() else find(self._study, task).run_dir
+            )
             return
         with tempfile.TemporaryDirectory(prefix="solorl-") as there:
             for each in storage.list(name) if name else ():

@@ -87,8 +87,7 @@ class Leases(threading.Thread):
             return
         if holder(self._storage, task_id) and not self._is_mine(task_id):
             self._held.discard(task_id)
-            self._lost(task_id, "taken")
-            return
+            return self._lost(task_id, "taken")
         self._storage.write(f"leases/{task_id}.json", self._data())
         if self._storage.exists(f"cancelled/{task_id}.json"):
             self._lost(task_id, "cancelled")

@@ -13,6 +13,7 @@ import shutil
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from reprlib import repr as shown  # cuts what is long
 from typing import Any
@@ -44,10 +45,10 @@ def parse_flags(words: Sequence[str]) -> Flags:
         if re.match(r"--[A-Za-z]", word):
             name, equals, value = word.partition("=")
             flags = merge(flags, {name: (value,) if equals else ()})
-        elif not name:
-            raise UsageError(f"{word} is not a flag; flags for the scripts look like --learning-rate 1e-3")
-        else:
+        elif name:
             flags[name] += (word,)
+        else:
+            raise UsageError(f"{word} is not a flag; flags for the scripts look like --learning-rate 1e-3")
     return flags
 
 
@@ -57,10 +58,7 @@ def table_flags(table: Any, where: str) -> Flags:
         return parse_flags(table)
     if not isinstance(table, dict):
         raise UsageError(f"{where} must be a table such as {{learning-rate = 1e-3}} or a list of words")
-    flags: Flags = {}
-    for name, value in table.items():
-        flags = merge(flags, as_flag(name.removeprefix("--"), value, where))
-    return flags
+    return merge(*(as_flag(name.removeprefix("--"), value, where) for name, value in table.items()))
 
 
 def as_flag(name: str, value: Any, where: str = "a flag") -> Flags:
@@ -70,10 +68,9 @@ def as_flag(name: str, value: Any, where: str = "a flag") -> Flags:
     if isinstance(value, bool):
         return {f"--{'' if value else 'no-'}{name}": ()}
     for part in value if isinstance(value, list) else [value]:
-        if not isinstance(part, (int, float, str)):
-            raise UsageError(f"{where}: {name} must be a number, a text, true, false or a list, not {shown(value)}")
-        if isinstance(part, float) and not math.isfinite(part):
-            raise UsageError(f"{where}: {name} must be a finite number, not {part}")
+        if not isinstance(part, (int, float, str)) or (isinstance(part, float) and not math.isfinite(part)):
+            allowed = "a finite number, a text, true, false or a list"
+            raise UsageError(f"{where}: {name} must be {allowed}, not {shown(value)}")
     return {f"--{name}": tuple(map(str, value)) if isinstance(value, list) else (str(value),)}
 
 
@@ -142,7 +139,7 @@ class Plan:
 
 
 def make_tasks(
-    scripts: Iterable[Script], env_ids: Iterable[str], seeds: Iterable[int], variants: Mapping[str, Flags],
+    scripts: Iterable[Script], env_ids: Iterable[str], seeds: Sequence[int], variants: Mapping[str, Flags],
     env_flags: Mapping[str, Flags] | None = None, python: str = "",
     resources: Resources = Resources(),  # noqa: B008  frozen
 ) -> list[Task]:  # fmt: skip
@@ -151,17 +148,15 @@ def make_tasks(
     UsageError for a wrong flag, an unknown environment, and more than MAX_RUNS. Ids `module:Name` are not looked at:
     that would execute the module, see `of_modules`.
     """
-    scripts, seeds, env_ids, found = list(scripts), list(seeds), list(env_ids), list[Task]()
-    if (count := len(scripts) * len(variants) * len(env_ids) * len(seeds)) > MAX_RUNS:
-        raise UsageError(f"{count:,} runs are too many for one command, which may have {MAX_RUNS:,}")
-    for script in scripts:
-        for name, flags in variants.items():
-            for env_id in env_ids:
-                merged = merge(flags, (env_flags or {}).get(env_id, {}))
-                script.check(merged)
-                if script.ours and not python and ":" not in env_id:  # another Python has environments of its own
-                    check_env_id_of(script.path, env_id, script.env_kind)
-                found += [Task(script, env_id, seed, merged, name, python, resources) for seed in seeds]
+    found, rows = list[Task](), [*product(scripts, variants.items(), env_ids)]
+    if len(rows) * len(seeds) > MAX_RUNS:
+        raise UsageError(f"{len(rows) * len(seeds):,} runs are too many for one command, which may have {MAX_RUNS:,}")
+    for script, (name, flags), env_id in rows:
+        merged = merge(flags, (env_flags or {}).get(env_id, {}))
+        script.check(merged)
+        if script.ours and not python and ":" not in env_id:  # another Python has environments of its own
+            check_env_id_of(script.path, env_id, script.env_kind)
+        found += [Task(script, env_id, seed, merged, name, python, resources) for seed in seeds]
     return found
 
 
@@ -174,13 +169,8 @@ def of_modules(tasks: Iterable[Task]) -> list[Task]:
 def ordered(tasks: Sequence[Task], by_seed: bool = True) -> list[Task]:
     """Each task once; with `by_seed` all of one seed before those of the next: half a suite is then a smaller suite.
 
-    UsageError where two scripts, or two sets of flags, have the same name: the results could not tell them apart; and
-    where the name of a result file would be too long.
+    UsageError where the results could not tell two tasks apart, and where the name of a result file would be too long.
     """
-    paths = {task.script.path.resolve() for task in tasks}
-    for path in paths:
-        if [other.name for other in paths].count(path.name) > 1:
-            raise UsageError(f"two scripts are called {path.name}, and results could not tell them apart; rename one")
     known: dict[str, Task] = {}
     for task in tasks:
         name = Result(task.env_id, task.script.name, task.seed, task.variant).file_name
@@ -188,11 +178,10 @@ def ordered(tasks: Sequence[Task], by_seed: bool = True) -> list[Task]:
             long = max(task.variant, task.env_id, task.script.name, key=len)
             raise UsageError(f"the name {shown(long)} is too long for the name of a result file; give a shorter one")
         other = known.setdefault(name, task)
-        if str(other) != str(task):
-            raise UsageError(f"{other} and {task} would have the same result file, {name}; rename one")
-        if other.id != task.id or other.python != task.python:
-            what = "flags" if other.id != task.id else "Pythons"
-            raise UsageError(f"{task} stands there twice, with different {what}; give the two as variants with a name")
+        if (other.id, other.python) != (task.id, task.python):
+            how = "rename one script or variant" if str(other) != str(task) or other.script != task.script else (
+                "give the two as variants with a name")  # fmt: skip
+            raise UsageError(f"{other} and {task} are different and would have the same result file, {name}; {how}")
     once = list({task.id: task for task in tasks}.values())
     return sorted(once, key=lambda task: task.seed) if by_seed else once
 
@@ -210,27 +199,26 @@ def load_suite(
     """
     table = read_toml(path)
     refuse_unknown(table, ("name", "python", "in_order", "resources", "engine", "job"), str(path))
-    in_order = table.get("in_order", False)
+    in_order, jobs, name = table.get("in_order", False), table.get("job"), table.get("name", path.stem)
     if not isinstance(in_order, bool):
         raise UsageError(f"{path}: in_order must be true or false, not {shown(in_order)}")
-    jobs = table.get("job")
     if not (isinstance(jobs, list) and jobs and all(isinstance(job, dict) for job in jobs)):
         raise UsageError(f"{path} has no [[job]]; a suite is a list of them")
-    name = table.get("name", path.stem)
     if not (isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)):
         raise UsageError(f"{path}: name must be letters, digits, points and dashes, not {shown(name)}")
     check_name(name, f"{path}: name")
-    default = {"python": table["python"]} if "python" in table else {}
-    common = _table(table, "resources", str(path))
-    wanted = [{**common, **_table(job, "resources", f"a [[job]] of {path}"), **(given or {})} for job in jobs]
-    jobs = [{**default, **job, "resources": each} for job, each in zip(jobs, wanted, strict=True)]
+    for job in jobs:
+        own = _table(job, "resources", f"a [[job]] of {path}")
+        job["resources"] = {**_table(table, "resources", str(path)), **own, **(given or {})}
+        job |= {"python": job.get("python", table.get("python"))} if "python" in job or "python" in table else {}
     tasks = [task for job in jobs for task in ordered(_job_tasks(job, path, extra, num_seeds, python))]
-    known = {task.env_id for task in tasks}
     for env_id in only:
-        if env_id not in known:
+        if env_id not in (known := {task.env_id for task in tasks}):
             raise UsageError(f"{path} has no environment {env_id}{did_you_mean(env_id, known)}")
     tasks = [task for task in tasks if not only or task.env_id in only]
-    return Plan(name, ordered(tasks, by_seed=not in_order), _engines(table, path))
+    engines = {name: _table(_table(table, "engine", str(path)), name, str(path)) for name in table.get("engine", {})}
+    options = {name: {key: str(value) for key, value in each.items()} for name, each in engines.items()}
+    return Plan(name, ordered(tasks, by_seed=not in_order), options)
 
 
 def _table(table: dict[str, Any], key: str, where: str) -> dict[str, Any]:
@@ -238,17 +226,6 @@ def _table(table: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     found = table.get(key, {})
     if not isinstance(found, dict):
         raise UsageError(f"{key} in {where} must be a table, not {shown(found)}")
-    return found
-
-
-def _engines(table: dict[str, Any], path: Path) -> dict[str, dict[str, str]]:
-    """`[engine.NAME]`: the options of engines, as texts. Each engine checks its own."""
-    found = {}
-    for name, options in _table(table, "engine", str(path)).items():
-        where = f"[engine.{name}] of {path}"
-        if not isinstance(options, dict) or not all(type(value) in (str, int, float) for value in options.values()):
-            raise UsageError(f"{where} must be a table of texts and numbers; an engine has a table of its own")
-        found[name] = {key: str(value) for key, value in options.items()}
     return found
 
 
@@ -261,27 +238,19 @@ def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, limit: int | None,
     scripts = [load_script(name, path.parent) for name in dict.fromkeys(names)]
     if "python" in job and not (isinstance(job["python"], str) and job["python"]):
         raise UsageError(f"python in {where} must be the path of a Python, not {shown(job['python'])}")
+    python = python or (find_python(job["python"], path.parent) if "python" in job else "")
     env_ids = list(dict.fromkeys(texts(job, "env_ids", where)))
     flags = table_flags(job.get("flags", {}), f"flags in {where}")
     variants = _named_flags(job, "variants", where) or {"": {}}
     variants = {name: merge(flags, part, extra) for name, part in variants.items()}
-    env_flags = _named_flags(job, "env_flags", where)
+    if len({json.dumps(sorted(part.items())) for part in variants.values()}) < len(variants):
+        raise UsageError(f"two variants in {where} have the same flags: {', '.join(variants)}")
+    env_flags = {env_id: merge(part, extra) for env_id, part in _named_flags(job, "env_flags", where).items()}
     for env_id in env_flags:
         if env_id not in env_ids:
             raise UsageError(f"env_flags in {where}: {env_id} is not in env_ids{did_you_mean(env_id, env_ids)}")
-    same = {json.dumps(sorted(part.items())): name for name, part in variants.items()}
-    if len(same) < len(variants):
-        raise UsageError(f"two variants in {where} have the same flags: {', '.join(variants)}")
-    whole = {env_id: merge(part, extra) for env_id, part in env_flags.items()}
-    return make_tasks(
-        scripts,
-        env_ids,
-        _seeds(job, where)[:limit],
-        variants,
-        whole,
-        python or (find_python(job["python"], path.parent) if "python" in job else ""),
-        read_resources(job["resources"], f"resources of {where}"),
-    )
+    resources = read_resources(job["resources"], f"resources of {where}")
+    return make_tasks(scripts, env_ids, _seeds(job, where)[:limit], variants, env_flags, python, resources)
 
 
 def _named_flags(job: dict[str, Any], key: str, where: str) -> dict[str, Flags]:
@@ -331,11 +300,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise missing("file", path, "*.toml") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
-    except ValueError as error:  # a number of thousands of digits is not a TOMLDecodeError
-        raise UsageError(f"{path} is not valid TOML: {error}") from None
-    except RecursionError:
-        raise UsageError(f"{path} is not valid TOML: its lists or tables are nested too deeply") from None
+    except (OSError, ValueError, RecursionError) as error:  # a number of thousands of digits is not a TOMLDecodeError
+        how = "cannot be read" if isinstance(error, OSError) else "is not valid TOML"
+        why = "its lists or tables are nested too deeply" if isinstance(error, RecursionError) else error
+        raise UsageError(f"{path} {how}: {why}") from None
     check_texts(table, str(path))
     return table

@@ -21,26 +21,23 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk
 
 def open_storage(where: str, make: bool = True) -> "Storage":
     """The storage at a path or URL; with `make` a folder is made. UsageError where it cannot be read."""
-    if "://" not in where:
-        path = Path(where)
-        try:
-            if make:
-                path.mkdir(parents=True, exist_ok=True)
-            elif not path.is_dir():
-                raise UsageError(f"there is no folder {path}")
-        except OSError as error:
-            raise UsageError(f"the folder {path} cannot be made: {error.strerror}") from None
-        return Folder(path)
     try:
+        if "://" not in where:
+            if make:
+                Path(where).mkdir(parents=True, exist_ok=True)
+            elif not Path(where).is_dir():
+                raise UsageError(f"there is no folder {where}")
+            return Folder(Path(where))
         import fsspec
 
-        system, path = fsspec.core.url_to_fs(where)
-        found = Bucket(where.rstrip("/"), system, path)
+        found = Bucket(where.rstrip("/"), *fsspec.core.url_to_fs(where))
         found.list("plans")
     except ImportError as error:
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
         more = f"{where} needs a package that is not installed: {reason(error)}"
         raise UsageError(missing_extra(where, cause) or more) from None
+    except UsageError:
+        raise
     except Exception as error:  # of any kind: each store has its own
         raise UsageError(f"{where} cannot be opened: {getattr(error, 'strerror', '') or reason(error)}") from None
     return found
@@ -85,15 +82,10 @@ class Folder:
             except FileExistsError:
                 return False
             except OSError:  # a file system without links
-                return self._create_alone(self.folder / name, data)
-        return True
-
-    def _create_alone(self, path: Path, data: bytes) -> bool:
-        try:
-            with open(path, "xb") as file:
-                file.write(data)
-        except FileExistsError:
-            return False
+                if self.exists(name):
+                    return False
+                with open(self.folder / name, "xb") as file:
+                    file.write(data)
         return True
 
     def exists(self, name: str) -> bool:

@@ -52,16 +52,14 @@ class State:
     failures: list[dict[str, Any]] = field(default_factory=list)  # oldest first
     holder: dict[str, Any] = field(default_factory=dict)  # of the lease, where it runs
 
+    def last(self, key: str) -> Any:
+        """What is noted about its last failure; empty where there is none."""
+        return self.failures[-1].get(key, "") if self.failures else ""
+
     @property
     def reason(self) -> str:
         """Why it has failed last, in words that can be shown."""
-        return plain(str(self.failures[-1].get("reason", ""))) if self.failures else ""
-
-    @property
-    def tail(self) -> list[str]:
-        """The last lines of its last failure."""
-        lines = self.failures[-1].get("tail") if self.failures else []
-        return [plain(str(line)) for line in lines] if isinstance(lines, list) else []
+        return plain(str(self.last("reason")))
 
 
 @dataclass
@@ -101,12 +99,11 @@ class Study:
 
     def find(self, name: str) -> Task:
         """A task by its id, or by the first letters of it; UsageError where none or several begin so."""
-        found = [self.tasks[name]] if name in self.tasks else [t for t in self.tasks.values() if t.id.startswith(name)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise UsageError(f"{name} could be any of {len(found)} tasks, such as {found[0].id}")
-        raise UsageError(f"the study in {self.storage.where} has no task {name}{did_you_mean(name, self.tasks)}")
+        found = [task for task in self.tasks.values() if task.id.startswith(name)]
+        if len(found) != 1 and name not in self.tasks:
+            more = f": {len(found)} begin so" if found else did_you_mean(name, self.tasks)
+            raise UsageError(f"the study in {self.storage.where} has no task {name}{more}")
+        return self.tasks.get(name, found[0])
 
     def check_package(self) -> None:
         """UsageError unless the package here is the one that made the plan."""
@@ -140,8 +137,7 @@ class Study:
 
     def failures(self, task_id: str) -> list[dict[str, Any]]:
         """The failures of a task, oldest first."""
-        found = read_object(self.storage, f"failures/{task_id}.json").get("failures")
-        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        return list(read_object(self.storage, f"failures/{task_id}.json").get("failures", []))
 
     def add_failure(self, task_id: str, **about: Any) -> None:
         """Note that a task has failed; who has its lease does so."""

@@ -80,7 +80,7 @@ class Search:
 def values(run_dir: Path | None, metric: str) -> list[float]:
     """All values so far of a metric of a run."""
     with contextlib.suppress(OSError):
-        return [float(row[metric]) for row in read_rows((run_dir or Path()) / METRICS, key=metric)[0]]
+        return [float(row[metric]) for row in read_rows(run_dir / METRICS, key=metric)[0]] if run_dir else []
     return []
 
 
@@ -143,9 +143,8 @@ class Tuner(Pool):
         return 128 + self.signal if self.signal else int(not done)
 
     def trials(self) -> list[Any]:
-        """Optuna's trials, whatever has become of them."""
-        found: list[Any] = self.found.get_trials(deepcopy=False)
-        return found
+        """Optuna's trials that have begun, whatever has become of them."""
+        return [trial for trial in self.found.get_trials(deepcopy=False) if trial.state.name != "WAITING"]
 
     def serve(self, worker: Worker) -> None:
         """Do one trial after the other: those that are left behind, then new ones."""
@@ -154,7 +153,7 @@ class Tuner(Pool):
                 try:
                     self._do(worker, trial)
                 finally:
-                    self.leases.release(lease_of(trial))
+                    self.leases.release(f"trial-{trial.number}")
             elif len(self.trials()) >= self.wanted and all(one.state.is_finished() for one in self.trials()):
                 return
             else:  # others are at work, and may be killed
@@ -166,15 +165,16 @@ class Tuner(Pool):
 
         with self._lock, open(Path(self.study.storage.where) / "asking", "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            for one in self.trials():
-                if not one.state.is_finished() and self.leases.take(lease_of(one)) is not None:
-                    if not self.trials()[one.number].state.is_finished():
+            left = [one for one in self.trials() if not one.state.is_finished()]
+            for one in left:
+                if self.leases.take(name := f"trial-{one.number}") is not None:
+                    if not next(each for each in self.trials() if each.number == one.number).state.is_finished():
                         return Trial(self.found, one._trial_id)
-                    self.leases.release(lease_of(one))
+                    self.leases.release(name)
             if len(self.trials()) >= self.wanted:
                 return None
             trial = self.found.ask()
-            self.leases.take(lease_of(trial))
+            self.leases.take(f"trial-{trial.number}")
             return trial
 
     def _do(self, worker: Worker, trial: Any) -> None:
@@ -202,7 +202,7 @@ class Tuner(Pool):
 
         search, per_seed, value = self.search, list[float](), 0.0
         raw: dict[str, list[float]] = {env_id: [] for env_id in search.env_ids}
-        known = {*self.trials()[trial.number].intermediate_values}  # told before a kill
+        known = {*self.found.get_trials(deepcopy=False)[trial.number].intermediate_values}  # told before a kill
 
         def tell(step: int, value: float) -> bool:
             """Whether the pruner, which is told each value once, ends the trial."""
@@ -256,7 +256,7 @@ class Tuner(Pool):
             if self._over.is_set():
                 return None
             if state.name == "failed" and begun:
-                raise Failed(": ".join([str(task), state.reason, *state.tail[-1:]]))
+                raise Failed(": ".join([str(task), state.reason, *state.last("tail")[-1:]]))
             if state.name == "failed":  # in an earlier trial; it may not in this one
                 self.study.retry([task])
             if begun := self._take(task):
@@ -273,8 +273,3 @@ class Tuner(Pool):
 
 class Failed(Exception):
     """A run of a trial has failed."""
-
-
-def lease_of(trial: Any) -> str:
-    """The name of a trial's lease."""
-    return f"trial-{trial.number}"

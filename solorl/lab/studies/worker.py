@@ -69,16 +69,19 @@ class Worker:
     def do(self, tasks: list[Task]) -> list[Outcome]:
         """Train tasks whose leases are ours, several seeds of a kind in one process, and note what became of each.
         Raises OSError where the storage refuses."""
-        storage, first = self.study.storage, tasks[0]
+        storage = self.study.storage
         self.tasks, self.began, self._why, self._told = tasks, time.time(), "", 0.0
         if self.pool.signal:
             self.end("signal")
-        scratch = None if isinstance(storage, Folder) else Path(tempfile.mkdtemp(prefix="solorl-"))
-        root = scratch or storage.folder or Path()
-        work = root / "tasks" / first.id
-        try:
+        with contextlib.ExitStack() as stack:
+            if isinstance(storage, Folder):
+                root, mirror = storage.folder, None
+                work = root / "tasks" / tasks[0].id
+            else:
+                root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="solorl-")))
+                work = root / "tasks" / tasks[0].id
+                mirror = Mirror(storage, work, f"tasks/{tasks[0].id}")
             work.mkdir(parents=True, exist_ok=True)
-            mirror = None if isinstance(storage, Folder) else Mirror(storage, work, f"tasks/{first.id}")
             if mirror:
                 mirror.download()
             outcomes = self._train(root, work, mirror)
@@ -87,18 +90,14 @@ class Worker:
             for task, outcome in zip(tasks, outcomes, strict=True):
                 self._note(task, outcome, root, tail(work / "output.txt", self._offset))
             return outcomes
-        finally:
-            if scratch:
-                shutil.rmtree(scratch, ignore_errors=True)
 
     def _train(self, root: Path, work: Path, mirror: Mirror | None) -> list[Outcome]:
         """Run the script where it left off, and judge."""
-        first, code = self.tasks[0], 0
+        first, code, cwd = self.tasks[0], 0, work
         while (begun := find(self.study, first, root)).run_dir and is_locked(begun.run_dir) and not self._why:
             time.sleep(LOOK)  # a training of a command that was killed still saves
         run_dir = to_resume(first, begun)
         step = newest_step(run_dir) if run_dir else None
-        cwd = work
         if begun.status != "finished" and not self._why:
             try:
                 argv, cwd = command(self._runnable(root, first), work, run_dir, len(self.tasks))
@@ -121,16 +120,15 @@ class Worker:
 
     def _runnable(self, root: Path, task: Task) -> Task:
         """The task with a script of this machine: where it was planned, of the catalogue, or of the study."""
-        script, stored = task.script, root / script_name(task.script)
-        places = [script.path, script_paths().get(script.name, stored), stored]
-        if not stored.exists() and not isinstance(self.study.storage, Folder):
-            self.study.storage.get(script_name(script), stored)
-        path = next((path for path in places if path.is_file() and sha256(path) == script.sha256), None)
-        if path is None:
-            raise UsageError(f"{script_name(script)} in {self.study.storage.where} is missing or damaged")
         if task.python and not shutil.which(task.python):
             raise UsageError(f"the Python of {task}, {task.python}, is not on this machine")
-        return replace(task, script=replace(script, path=path))
+        name, script = script_name(task.script), task.script
+        if not (stored := root / name).exists() and not isinstance(self.study.storage, Folder):
+            self.study.storage.get(name, stored)
+        for path in (script.path, script_paths().get(script.name, stored), stored):
+            if path.is_file() and sha256(path) == script.sha256:
+                return replace(task, script=replace(script, path=path))
+        raise UsageError(f"{name} in {self.study.storage.where} is missing or damaged")
 
     def _note(self, task: Task, one: Outcome, root: Path, lines: list[str]) -> None:
         """Write the result, of several workers that come so far the first one's; or the failure. And say it."""
@@ -140,15 +138,12 @@ class Worker:
             status = status_of(one.run_dir) if one.run_dir else {}
             name = one.run_dir.relative_to(root).as_posix() if one.run_dir else ""
             self.study.accept(task.id, run_dir=name, status=status, seconds=seconds, ended=time.time())
-            score = status.get(SCORE)
-            text = f" in {seconds:.1f} s"
-            text += f", evaluation {scores(score)[0]}" if isinstance(score, int | float) else ""
-            text += f"  ({self.pool.summary()})"
+            score = f", evaluation {scores(status[SCORE])[0]}" if isinstance(status.get(SCORE), int | float) else ""
+            text = f" in {seconds:.1f} s{score}  ({self.pool.summary()})"
         elif one.state == "failed":
             died = one.reason.startswith("killed by")
             final = one.reason.partition(",")[0] == "exit code 2" or one.reason.startswith("diverged")
-            about = {"died": died, "final": final, "ended": time.time(), "seconds": seconds}
-            self.study.add_failure(task.id, reason=one.reason, tail=lines, **about)
+            self.study.add_failure(task.id, reason=one.reason, tail=lines, died=died, final=final, ended=time.time())
             text = f": {plain(one.reason)}" + "".join(f"\n    | {plain(line)}" for line in lines)
         elif self._why in ("signal", ""):
             text = f": the same command {'resumes it' if one.run_dir else 'starts it again'}"
@@ -203,13 +198,11 @@ class Worker:
         """Threads and GPUs of the worker, else of the task's resources, unless the user or a scheduler has set them;
         and the sign that a worker looks after the training."""
         wanted = self.tasks[0].resources
-        threads = str(len(self._cores) or wanted.cores)
+        threads, sign = str(len(self._cores) or wanted.cores), {"SOLORL_WORKER": str(os.getpid())}
         own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
-        gpus = {} if self._gpus is None else {"CUDA_VISIBLE_DEVICES": self._gpus}
-        if not self._cores:
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(wanted.gpus)))
-        sign = {"SOLORL_WORKER": str(os.getpid()), "SOLORL_RUN_DIR": str(cwd.resolve())}
-        return {**own, **os.environ, **gpus, **(sign if cwd != Path() else {"SOLORL_WORKER": sign["SOLORL_WORKER"]})}
+        own |= {} if self._cores else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(wanted.gpus)))}
+        sign |= {} if self._gpus is None else {"CUDA_VISIBLE_DEVICES": self._gpus}
+        return {**own, **os.environ, **sign, **({"SOLORL_RUN_DIR": str(cwd.resolve())} if cwd != Path() else {})}
 
     def end(self, why: str, force: bool = False) -> None:
         """Tell the training to save and end, once; where the task is another worker's now, or with `force`, at once."""
@@ -259,10 +252,7 @@ class Pool:
         most = {name: max((getattr(task.resources, name) for task in self.tasks), default=0) for name in have}
         for name, there in have.items():
             if most[name] > len(there):
-                words = name.replace("gpus", "GPUs")
-                raise UsageError(
-                    f"a task wants {most[name]} {words}, but this machine has {len(there)}; give --{name} {len(there)}"
-                )
+                raise UsageError(f"a task wants {most[name]} {name}, but this machine has {len(there)}: --{name}")
         each = max(1, most["gpus"])
         groups = [",".join(have["gpus"][i : i + each]) for i in range(0, len(have["gpus"]) - each + 1, each)]
         fit = min(len(have["cores"]) // max(1, most["cores"]), len(groups) if most["gpus"] else MOST)
@@ -295,11 +285,10 @@ class Pool:
         first = self.signal in (0, signal.SIGUSR1)
         if self.signal and number == signal.SIGUSR1:
             return
-        busy = [worker for worker in self.workers if worker.tasks]
-        if first and busy:
-            self.say(f"{signal_name(number)}: {len(busy)} running, which save and end; once more kills them")
         self.signal = number
         self._over.set()
+        if (busy := [worker for worker in self.workers if worker.tasks]) and first:
+            self.say(f"{signal_name(number)}: {len(busy)} running, which save and end; once more kills them")
         for worker in busy:
             worker.end("signal", force=not first)
 

@@ -216,11 +216,10 @@ def test_the_second_signal_kills(place):
 
 def test_cancelled_is_a_file_that_workers_look_for(solo, place):
     study, tasks = planned(place / "work", place, "--total-timesteps", 4000, "--pause", 0.02, seeds=2, lease=1.0)
-    thread = threading.Thread(target=work, args=(study,))
-    thread.start()
-    until(lambda: children(place))
-    assert solo("bench", "cancel", "work")[0] == 0
-    thread.join()
+    with process(place, "work", "work") as one:
+        until(lambda: children(place))
+        assert solo("bench", "cancel", "work")[0] == 0
+        one.wait()
     found = json.loads(solo("bench", "status", "work", "--json")[1])
     assert found["counts"] == {"cancelled": 2} and not children(place) and set(found["tasks"]) == set(study.tasks)
     assert (
@@ -264,15 +263,14 @@ def test_a_worker_leaves_what_a_living_one_does(place):
 
 def test_a_worker_whose_task_was_taken_over_stops_and_leaves_the_lease(place):
     study, [task] = planned(place / "work", place, "--total-timesteps", 4000, "--pause", 0.02, lease=1.0)
-    thread = threading.Thread(target=work, args=(study,))
-    thread.start()
-    until(lambda: children(place))
-    taker = {"machine": "other:1", "handle": own_handle(), "beat": time.time() + 0.9}
-    study.storage.write(f"leases/{task.id}.json", json.dumps(taker).encode())
-    until(lambda: not children(place))
-    assert holder(study.storage, task.id)["machine"] == "other:1" and not study.ids()
-    study.accept(task.id)
-    thread.join()
+    with process(place, "work", "work") as one:
+        until(lambda: children(place))
+        taker = {"machine": "other:1", "handle": own_handle(), "beat": time.time() + 0.9}
+        study.storage.write(f"leases/{task.id}.json", json.dumps(taker).encode())
+        until(lambda: not children(place))
+        assert holder(study.storage, task.id)["machine"] == "other:1" and not study.ids()
+        study.accept(task.id)
+        one.wait()
 
 
 def test_of_several_results_and_of_several_leases_one_counts(place):
@@ -340,12 +338,7 @@ def test_the_package_and_the_script_must_be_those_of_the_plan(solo, place):
 
 
 def test_it_starts_without_the_libraries(place):
-    code = (
-        "import sys, solorl.cli.work; print([m for m in ('numpy', 'torch', 'gymnasium', 'fsspec') if m in sys.modules])"
-    )
-    with process(place, "--version"):
-        pass
-
+    code = "import sys, solorl.cli.work; print({'numpy', 'torch', 'gymnasium', 'fsspec'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=place)
     assert done.stdout == "set()\n", done.stderr
 
