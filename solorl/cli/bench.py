@@ -39,28 +39,15 @@ from solorl.cli import Parser
 from solorl.cli.view import Lines, Table
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError
+from solorl.lab.studies import plan as plans
 from solorl.lab.studies.bench import Bench, dry_run
 from solorl.lab.studies.checks import check_name, check_texts
 from solorl.lab.studies.collect import Collector
 from solorl.lab.studies.engines import ENGINES, Job, read_options, start
-from solorl.lab.studies.plan import (
-    Flags,
-    Plan,
-    as_flag,
-    find_python,
-    load_script,
-    load_suite,
-    make_tasks,
-    merge,
-    of_modules,
-    ordered,
-    parse_flags,
-    seed_range,
-    short,
-)  # fmt: skip
+from solorl.lab.studies.plan import Flags, Plan
 from solorl.lab.studies.resources import Resources, read_resources
 from solorl.lab.studies.storage import Folder, open_storage, refusal
-from solorl.lab.studies.study import ATTEMPTS, LEASE, Study, open_study
+from solorl.lab.studies.study import ATTEMPTS, LEASE, Study, open_study, read_plans
 from solorl.lab.studies.task import Task
 from solorl.lab.studies.until import expected, read_time
 from solorl.lab.studies.worker import Pool
@@ -80,55 +67,54 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse(own)
     given = {name: getattr(args, name) for name in RESOURCES if getattr(args, name) is not None}
     plan = (suite_plan if args.what[0].endswith(".toml") else script_plan)(args, extra, given)
-    local = args.engine == "local"
+    local, made = args.engine == "local", plans.of_modules(plan.tasks)
     options = {**plan.engines.get(args.engine, {}), **read_options(args.engine_option, "solo bench")}
     folder = args.results or Path("benchmark/results") / plan.name
     where = args.storage or str(Path("runs/bench", plan.name))
     for path in (folder, Path(where)):
         if path.exists() and not path.is_dir():
             raise UsageError(f"solo bench: {path} is a file, but should be a folder")
-    limits = (("--workers", args.workers, 0, MOST_WORKERS), ("--attempts", args.attempts, 1, 100),
-              ("--lease", args.lease, 1, 86_400))  # fmt: skip
-    for flag, value, least, most in limits:
+    for flag, value, least, most in (("workers", args.workers, 0, MOST_WORKERS), ("attempts", args.attempts, 1, 100),
+                                     ("lease", args.lease, 1, 86_400)):  # fmt: skip
         if value is not None and not least <= value <= most:
-            raise UsageError(f"solo bench: {flag} must be at least {least} and at most {most:,}, not {value:,}")
+            raise UsageError(f"solo bench: --{flag} must be at least {least} and at most {most:,}, not {value:,}")
     if args.until and not local:
         raise UsageError("solo bench: --until is for this machine; on a cluster --time limits each run")
-    until = read_time(args.until) if args.until else 0.0
-    tasks = {task.id: task for task in plan.tasks}
+    until, tasks = read_time(args.until) if args.until else 0.0, {task.id: task for task in plan.tasks}
+    if args.dry_run and local and "://" in where:
+        raise UsageError("solo bench: --dry-run prints commands for a folder, not for a bucket")
     if args.dry_run and local:
-        if "://" in where:
-            raise UsageError("solo bench: --dry-run prints commands for a folder, not for a bucket")
         dry_run(Study(Folder(Path(where)), plan.name, tasks), plan.tasks)
-        for env_id in dict.fromkeys(task.env_id for task in of_modules(plan.tasks)):
+        for env_id in dict.fromkeys(task.env_id for task in made):
             print(f"not checked: {plain(env_id)}; only the run itself imports its module", file=sys.stderr)
-        return 0
-    if args.dry_run:
+    elif args.dry_run:
         print(start(args.engine, job(where, plan.name, plan.tasks, args.workers), options, dry=True))
+    if args.dry_run:
         return 0
-    for task in of_modules(plan.tasks):  # who runs a suite has started the modules that it names
+    for task in made:  # who runs a suite has started the modules that it names
         check_env_id_of(task.script.path, task.env_id, task.script.env_kind)
-    attempts = args.attempts or (1 if local else ATTEMPTS)
-    study = Study(open_storage(where), plan.name, tasks, attempts, args.lease)
     try:
+        storage = open_storage(where)
+        there = read_plans(storage) or Study(storage, "", {}, 1 if local else ATTEMPTS)
+        study = Study(storage, plan.name, tasks, args.attempts or there.attempts, args.lease or there.lease)
         study.write()
         study.retry(plan.tasks, final=args.retry)
+        if local and args.workers != 0:
+            return run(study, plan, args.workers or 0, until, folder)
         if not local:
             left = [task for task in plan.tasks if task.id not in study.ids()]
-            say(start(args.engine, job(study.storage.where, plan.name, left, args.workers), options))
-        if not local or args.workers == 0:
-            say(f"the plan is in {shlex.quote(where)}; look: solo bench status {shlex.quote(where)}")
-            return 0
-        return run(study, plan, args.workers or 0, until, folder)
+            say(start(args.engine, job(storage.where, plan.name, left, args.workers), options))
     except OSError as error:
         raise UsageError(refusal(error, where)) from None
+    say(f"the plan is in {shlex.quote(where)}; look: solo bench status {shlex.quote(where)}")
+    return 0
 
 
 def job(where: str, name: str, tasks: Sequence[Task], workers: int | None) -> Job:
     """Workers with the largest resources that any of these tasks needs, one for each unless a number is given."""
     most = {each: max((getattr(task.resources, each) for task in tasks), default=0) for each in RESOURCES}
     there = where if "://" in where else str(Path(where).absolute())
-    return Job(name, ("work", there), workers or min(len(tasks), MOST_WORKERS) or 1, Resources(**most))
+    return Job(name, ("work", there), there, workers or min(len(tasks), MOST_WORKERS) or 1, Resources(**most))
 
 
 def say(text: str) -> None:
@@ -149,18 +135,14 @@ def _parser() -> Parser:
     parser.add_argument("--variant", metavar="NAME", help="name of the flags after -- in results (default: the flags)")
     parser.add_argument("--python", metavar="PATH", help="the Python that runs the scripts (default: this one)")
     parser.add_argument("--workers", metavar="N", type=int, help="runs at once (default: one for each core); 0: none")
-    parser.add_argument(
-        "--results", metavar="DIR", type=Path, help="default benchmark/results/NAME OF SUITE OR SCRIPTS"
-    )
-    where = "folder or URL of the study, where others may join (default runs/bench/NAME OF SUITE OR SCRIPTS)"
+    parser.add_argument("--results", metavar="DIR", type=Path, help="default benchmark/results/NAME OF THE SUITE")
+    where = "folder or URL of the study, where others may join (default runs/bench/NAME OF THE SUITE)"
     parser.add_argument("--storage", "--runs-dir", metavar="WHERE", help=where)
     parser.add_argument("--until", metavar="HH:MM", help="begin no run that cannot end by this time of day")
     parser.add_argument("--retry", action="store_true", help="begin what has diverged or was cancelled again, too")
-    parser.add_argument(
-        "--attempts", metavar="N", type=int, help=f"of a run that fails (default 1; engines: {ATTEMPTS})"
-    )
+    parser.add_argument("--attempts", metavar="N", type=int, help=f"that may fail (default 1; engines: {ATTEMPTS})")
     lost = f"seconds without a sign of a worker, then it is dead (default {LEASE:.0f})"
-    parser.add_argument("--lease", metavar="SECONDS", type=float, default=LEASE, help=lost)
+    parser.add_argument("--lease", metavar="SECONDS", type=float, help=lost)
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run nothing")
     add_engine_flags(parser)
     return parser
@@ -183,7 +165,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], Flags]:
     """The command's own words, and the flags after `--`."""
     words = list(argv)
     cut = words.index("--") if "--" in words else len(words)
-    return words[:cut], parse_flags(words[cut + 1 :])
+    return words[:cut], plans.parse_flags(words[cut + 1 :])
 
 
 def suite_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
@@ -195,12 +177,12 @@ def suite_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
             raise UsageError(f"solo bench: --{flag.replace('_', '-')} is for scripts; {args.what[0]} says it itself")
     if args.num_seeds is not None and args.num_seeds < 1:
         raise UsageError(f"solo bench: --num-seeds must be at least 1, not {args.num_seeds}")
-    return load_suite(Path(args.what[0]), extra, args.env_ids, args.num_seeds, python(args), given)
+    return plans.load_suite(Path(args.what[0]), extra, args.env_ids, args.num_seeds, python(args), given)
 
 
 def python(args: Any) -> str:
     """The Python of `--python`, empty where it is not given."""
-    return "" if args.python is None else find_python(args.python)
+    return "" if args.python is None else plans.find_python(args.python)
 
 
 def sweep(text: str) -> list[Flags]:
@@ -209,30 +191,27 @@ def sweep(text: str) -> list[Flags]:
     found = values.split(",")
     if not all(found) or len(set(found)) < len(found):
         raise UsageError(f"solo bench: --sweep is a flag with different values, as kl-coef=0,0.1,1, not {text}")
-    return [as_flag(name, {"true": True, "false": False}.get(value, value), "--sweep") for value in found]
+    return [plans.as_flag(name, {"true": True, "false": False}.get(value, value), "--sweep") for value in found]
 
 
 def script_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
     """The tasks of a command line without a suite; UsageError where it names no environments."""
-    scripts = [load_script(name) for name in args.what]
+    scripts = [plans.load_script(name) for name in args.what]
     if not args.env_ids:
         raise UsageError("solo bench needs --env-ids, such as --env-ids CartPole-v1 Acrobot-v1")
-    given_seeds = (1 if each is None else each for each in (args.num_seeds, args.start_seed))
-    seeds = seed_range(*given_seeds, "solo bench")
-    swept = [merge(*parts) for parts in product(*map(sweep, args.sweep))]
+    seeds = plans.seed_range(*(1 if each is None else each for each in (args.num_seeds, args.start_seed)), "solo bench")
+    swept = [plans.merge(*parts) for parts in product(*map(sweep, args.sweep))]
     if any(len(part) < len(args.sweep) for part in swept):
         raise UsageError("solo bench: --sweep names a flag twice")
-    variants = {
-        short(merge(extra, part)) if args.variant is None else f"{args.variant} {short(part)}".strip(): merge(
-            extra, part
-        )
-        for part in swept
-    }
+    names = [plans.short(plans.merge(extra, part)) for part in swept]
+    if args.variant is not None:
+        names = [f"{args.variant} {plans.short(part)}".strip() for part in swept]
+    variants = {name: plans.merge(extra, part) for name, part in zip(names, swept, strict=True)}
     resources = read_resources(given, "the flags of solo bench")
-    tasks = make_tasks(scripts, dict.fromkeys(args.env_ids), seeds, variants, None, python(args), resources)
+    tasks = plans.make_tasks(scripts, dict.fromkeys(args.env_ids), seeds, variants, None, python(args), resources)
     name = "-".join(dict.fromkeys(script.name for script in scripts))
     check_name(name, "solo bench: the names of the scripts, joined,")
-    return Plan(name, ordered(tasks))
+    return Plan(name, plans.ordered(tasks))
 
 
 def run(study: Study, plan: Plan, workers: int, until: float, folder: Path) -> int:

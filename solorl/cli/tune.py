@@ -55,16 +55,8 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"solo tune: the trials need a folder that all machines see, not {where}")
     if args.engine != "local":
         cut = argv.index("--") if "--" in argv else len(argv)
-        again = (
-            *argv[:cut],
-            "--storage",
-            str(Path(where).absolute()),
-            "--engine",
-            "local",
-            "--workers",
-            "1",
-            *argv[cut:],
-        )
+        mine = f"--engine local --workers 1 --storage {shlex.quote(str(Path(where).absolute()))}"
+        again = (*argv[:cut], *shlex.split(mine), *argv[cut:])
         workers = replace(job(where, search.script.name, search.tasks({}, 1), slots), words=("tune", *again))
         say(start(args.engine, workers, read_options(args.engine_option, "solo tune"), args.dry_run))
         return 0

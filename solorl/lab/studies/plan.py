@@ -23,7 +23,7 @@ from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
 from solorl.files import missing, sha256
 from solorl.lab.results.result import Result
-from solorl.lab.studies.checks import check_name, check_texts, refuse_unknown
+from solorl.lab.studies.checks import check_texts, refuse_unknown
 from solorl.lab.studies.resources import Resources, read_resources
 from solorl.lab.studies.task import Flags, Script, Task
 
@@ -179,8 +179,7 @@ def ordered(tasks: Sequence[Task], by_seed: bool = True) -> list[Task]:
             raise UsageError(f"the name {shown(long)} is too long for the name of a result file; give a shorter one")
         other = known.setdefault(name, task)
         if (other.id, other.python) != (task.id, task.python):
-            how = "rename one script or variant" if str(other) != str(task) or other.script != task.script else (
-                "give the two as variants with a name")  # fmt: skip
+            how = "rename a script, or give two sets of flags as variants with a name"
             raise UsageError(f"{other} and {task} are different and would have the same result file, {name}; {how}")
     once = list({task.id: task for task in tasks}.values())
     return sorted(once, key=lambda task: task.seed) if by_seed else once
@@ -200,17 +199,15 @@ def load_suite(
     table = read_toml(path)
     refuse_unknown(table, ("name", "python", "in_order", "resources", "engine", "job"), str(path))
     in_order, jobs, name = table.get("in_order", False), table.get("job"), table.get("name", path.stem)
-    if not isinstance(in_order, bool):
-        raise UsageError(f"{path}: in_order must be true or false, not {shown(in_order)}")
+    need(isinstance(in_order, bool), f"{path}: in_order", "true or false", in_order)
     if not (isinstance(jobs, list) and jobs and all(isinstance(job, dict) for job in jobs)):
         raise UsageError(f"{path} has no [[job]]; a suite is a list of them")
-    if not (isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)):
-        raise UsageError(f"{path}: name must be letters, digits, points and dashes, not {shown(name)}")
-    check_name(name, f"{path}: name")
+    good = isinstance(name, str) and re.fullmatch(r"[\w.-]{1,240}", name) and name.strip(".")
+    need(good, f"{path}: name", "the name of a folder, of letters, digits, points and dashes", name)
     for job in jobs:
         own = _table(job, "resources", f"a [[job]] of {path}")
         job["resources"] = {**_table(table, "resources", str(path)), **own, **(given or {})}
-        job |= {"python": job.get("python", table.get("python"))} if "python" in job or "python" in table else {}
+        job["python"] = job.get("python", table.get("python", ""))
     tasks = [task for job in jobs for task in ordered(_job_tasks(job, path, extra, num_seeds, python))]
     for env_id in only:
         if env_id not in (known := {task.env_id for task in tasks}):
@@ -224,9 +221,8 @@ def load_suite(
 def _table(table: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     """A table in a table, empty where there is none; UsageError where it is something else."""
     found = table.get(key, {})
-    if not isinstance(found, dict):
-        raise UsageError(f"{key} in {where} must be a table, not {shown(found)}")
-    return found
+    need(isinstance(found, dict), f"{key} in {where}", "a table", found)
+    return dict(found)
 
 
 def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, limit: int | None, python: str) -> list[Task]:
@@ -236,9 +232,9 @@ def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, limit: int | None,
         raise UsageError(f"{where} must have script or scripts, and not both")
     names = texts(job, "scripts" if "scripts" in job else "script", where)
     scripts = [load_script(name, path.parent) for name in dict.fromkeys(names)]
-    if "python" in job and not (isinstance(job["python"], str) and job["python"]):
-        raise UsageError(f"python in {where} must be the path of a Python, not {shown(job['python'])}")
-    python = python or (find_python(job["python"], path.parent) if "python" in job else "")
+    own = job.get("python", "")
+    need(isinstance(own, str), f"python in {where}", "the path of a Python", own)
+    python = python or (find_python(own, path.parent) if own else "")
     env_ids = list(dict.fromkeys(texts(job, "env_ids", where)))
     flags = table_flags(job.get("flags", {}), f"flags in {where}")
     variants = _named_flags(job, "variants", where) or {"": {}}
@@ -267,11 +263,8 @@ def _seeds(job: dict[str, Any], where: str) -> Sequence[int]:
     match = re.fullmatch(r"(\d{1,20})-(\d{1,20})", seeds) if isinstance(seeds, str) else None
     if match and int(match[1]) <= int(match[2]):
         return seed_range(int(match[2]) - int(match[1]) + 1, int(match[1]), where)
-    if not (isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in seeds)):
-        raise UsageError(
-            f'seeds in {where} must be a list such as [1, 2, 3] or a text such as "1-10", all smaller than 2**31, '
-            f"not {shown(seeds)}"
-        )
+    good = isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in seeds)
+    need(good, f"seeds in {where}", 'a list such as [1, 2, 3] or a text such as "1-10", all smaller than 2**31', seeds)
     return list(dict.fromkeys(seeds))
 
 
@@ -289,9 +282,15 @@ def texts(table: dict[str, Any], key: str, where: str) -> list[str]:
     """A value that is a text or a list of texts, as a list; UsageError for anything else or nothing."""
     value = table.get(key)
     found = [value] if isinstance(value, str) else value
-    if not (isinstance(found, list) and found and all(isinstance(text, str) and text for text in found)):
-        raise UsageError(f"{key} in {where} must be a text or a list of texts, not {shown(value)}")
-    return found
+    good = isinstance(found, list) and found and all(isinstance(text, str) and text for text in found)
+    need(good, f"{key} in {where}", "a text or a list of texts", value)
+    return list(found or ())
+
+
+def need(right: object, what: str, such: str, value: object) -> None:
+    """UsageError unless a value is right."""
+    if not right:
+        raise UsageError(f"{what} must be {such}, not {shown(value)}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from solorl.runfolder import CONFIG, METRICS, args_of, status_of
 
 @dataclass
 class Found:
-    """A run folder of a task, where there is one, and what it says."""
+    """A run folder of a task, where there is one, what it says, and what has become of the task."""
 
     run_dir: Path | None = None
     status: str = ""  # running | finished | stopped | failed | diverged: ...
+    state: str = ""  # finished | stopped | failed
+    reason: str = ""
 
 
 def find(study: Study, task: Task, root: Path | None = None) -> Found:
@@ -47,16 +49,16 @@ def _own(configs: Iterable[Path]) -> Iterator[Path]:
     return (path for path in configs if (path.parent / METRICS).is_file())
 
 
-def verdict(task: Task, found: Found, code: int, told: bool) -> tuple[str, str]:
-    """State and reason of a task whose process has ended with `code`, `told` to end or not."""
-    if found.status == "finished":
+def verdict(task: Task, found: Found, code: int, told: str) -> tuple[str, str]:
+    """State and reason of a task whose process has ended with `code`; `told`: why it was told to end, if it was."""
+    if found.status == "finished" or (code == 0 and not (found.status or told or task.script.ours)):
         return "finished", ""
     if found.status.startswith("diverged"):
         return "failed", found.status
+    if told == "time":
+        return "failed", f"its time limit of {task.resources.time:,} seconds was reached"
     if told or (found.status == "stopped" and code in (0, 130, -signal.SIGTERM)):
-        return "stopped", "it was ended before it had finished"
-    if code == 0 and not found.status and not task.script.ours:
-        return "finished", ""
+        return "stopped", ""
     if code == 0:
         return "failed", "exit code 0, but " + (f"its status is {found.status}" if found.status else "no run folder")
     return "failed", f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"

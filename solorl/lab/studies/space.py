@@ -69,9 +69,8 @@ def parse_space(text: str, where: str, kind: str = "") -> Choice | Range:
     if kind.startswith("int") and not whole:
         raise UsageError(f"{where}: {text!r} must have whole bounds, because the field is an integer")
     if low >= high or (match[1] and (low <= 0 or step)) or (step is not None and step <= 0):
-        raise UsageError(
-            f"{where}: {text!r} must have the lower bound first; log: bounds above 0, no step; a step above 0"
-        )
+        rules = "the lower bound first; log: bounds above 0, no step; a step above 0"
+        raise UsageError(f"{where}: {text!r} must have {rules}")
     return Range(low, high, bool(match[1]), step, whole)
 
 

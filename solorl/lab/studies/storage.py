@@ -147,7 +147,9 @@ class Bucket:
                 return False
             if error.errno != errno.ENOSYS:
                 raise
-            return not self.exists(name) and self.write(name, data) is None
+            if self.exists(name):
+                return False
+            self.write(name, data)
         return True
 
     def exists(self, name: str) -> bool:

@@ -30,7 +30,6 @@ from solorl.terminal import plain
 ATTEMPTS = 3  # a task may fail so often
 DEATHS = 5  # its training or its worker may be killed so often
 LEASE = 60.0  # seconds without a heartbeat after which another worker may take a task
-KINDS = ("results", "cancelled", "failures", "leases")
 
 
 @cache
@@ -89,12 +88,12 @@ class Study:
 
     def _table(self) -> dict[str, Any]:
         scripts = {
-            script.sha256: {"path": str(script.path.resolve()), "ours": script.ours, "args": list(script.args)}
-            for script in (task.script for task in self.tasks.values())
+            task.script.sha256: {**asdict(task.script), "path": str(task.script.path.resolve())}
+            for task in self.tasks.values()
         }
         lines = [{**asdict(task), "id": task.id, "script": task.script.sha256} for task in self.tasks.values()]
-        about = {"name": self.name, "attempts": self.attempts, "lease": self.lease, "solorl": self.package}
-        table: dict[str, Any] = json.loads(json.dumps({"format": 1, **about, "scripts": scripts, "tasks": lines}))
+        about = {"format": 1, "name": self.name, "attempts": self.attempts, "lease": self.lease, "solorl": self.package}
+        table: dict[str, Any] = json.loads(json.dumps({**about, "scripts": scripts, "tasks": lines}))
         return table
 
     def find(self, name: str) -> Task:
@@ -121,8 +120,8 @@ class Study:
 
     def states(self, tasks: Iterable[Task]) -> dict[str, State]:
         """What the files say about each task."""
-        there = {kind: self.ids(kind) for kind in KINDS}
-        return {task.id: self._state(task.id, {kind for kind in KINDS if task.id in there[kind]}) for task in tasks}
+        there = {kind: self.ids(kind) for kind in ("results", "cancelled", "failures", "leases")}
+        return {task.id: self._state(task.id, {kind for kind in there if task.id in there[kind]}) for task in tasks}
 
     def _state(self, task_id: str, kinds: set[str]) -> State:
         if "results" in kinds:
@@ -130,8 +129,8 @@ class Study:
         failures = self.failures(task_id) if "failures" in kinds else []
         if "leases" in kinds and is_fresh(found := holder(self.storage, task_id), self.lease):
             return State("running", failures, found)
-        dead = [bool(one.get("died")) for one in failures]
-        over = dead.count(False) >= self.attempts or dead.count(True) >= DEATHS
+        deaths = sum(bool(one.get("died")) for one in failures)
+        over = len(failures) - deaths >= self.attempts or deaths >= DEATHS
         over |= any(one.get("final") for one in failures)  # the same would come again
         return State("cancelled" if "cancelled" in kinds else "failed" if over else "waiting", failures)
 
@@ -185,23 +184,18 @@ def read_plans(storage: Storage) -> Study | None:
                 sha: Script(Path(about["path"]), sha, about["ours"], tuple(about["args"]))
                 for sha, about in table["scripts"].items()
             }
-            tasks = [_task(line, scripts) for line in table["tasks"]]
-            whole = {**(study.tasks if study else {}), **{task.id: task for task in tasks}}
-            study = Study(storage, table["name"], whole, table["attempts"], table["lease"], table["solorl"])
+            tasks = dict(study.tasks) if study else {}
+            for line in table["tasks"]:
+                flags = {flag: tuple(values) for flag, values in line["flags"].items()}
+                more = {"flags": flags, "resources": Resources(**line["resources"]), "script": scripts[line["script"]]}
+                task = Task(**{key: value for key, value in {**line, **more}.items() if key != "id"})
+                if task.id != line["id"]:
+                    raise ValueError(f"the task {line['id']} is not what its id says")
+                tasks[task.id] = task
+            study = Study(storage, table["name"], tasks, table["attempts"], table["lease"], table["solorl"])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UsageError(f"{storage.where}/{name} is damaged: {plain(str(error))[:100]}") from None
     return study
-
-
-def _task(line: dict[str, Any], scripts: dict[str, Script]) -> Task:
-    task = Task(
-        scripts[line["script"]], line["env_id"], line["seed"],
-        {flag: tuple(values) for flag, values in line["flags"].items()},
-        line["variant"], line["python"], Resources(**line["resources"]),
-    )  # fmt: skip
-    if task.id != line["id"]:
-        raise ValueError(f"the task {line['id']} is not what its id says")
-    return task
 
 
 def open_study(where: str) -> Study:

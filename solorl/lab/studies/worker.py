@@ -15,9 +15,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from solorl import signals
 from solorl.errors import UsageError
@@ -25,7 +24,7 @@ from solorl.files import is_locked, sha256, shown
 from solorl.lab.studies.lease import Leases
 from solorl.lab.studies.mirror import Mirror
 from solorl.lab.studies.resources import MOST
-from solorl.lab.studies.runs import command, find, following, newest, signal_name, to_resume, verdict
+from solorl.lab.studies.runs import Found, command, find, following, newest, signal_name, to_resume, verdict
 from solorl.lab.studies.storage import Folder, refusal
 from solorl.lab.studies.study import State, Study, script_name
 from solorl.lab.studies.task import Task
@@ -36,19 +35,9 @@ from solorl.terminal import plain, scores
 
 AGAIN = 75  # exit code of a worker that has saved and is to be run again (EX_TEMPFAIL)
 GRACE = 120  # seconds that a training which was told to end has to save; then it is killed
-LOOK = 0.1  # seconds between two looks at a child
 SCORE = "eval/episodic_return"
 TAIL, TAIL_BYTES = 12, 8000  # last lines of a training that a failure keeps
 LISTENED = (*signals.listened(), signal.SIGUSR1)
-
-
-@dataclass
-class Outcome:
-    """What has become of a task."""
-
-    state: str  # finished | stopped | failed
-    reason: str = ""
-    run_dir: Path | None = None
 
 
 class Worker:
@@ -66,57 +55,47 @@ class Worker:
     def __str__(self) -> str:
         return f"{self.tasks[0]}{f' to {self.tasks[-1].seed}' if len(self.tasks) > 1 else ''}"
 
-    def do(self, tasks: list[Task]) -> list[Outcome]:
+    def do(self, tasks: list[Task]) -> list[Found]:
         """Train tasks whose leases are ours, several seeds of a kind in one process, and note what became of each.
         Raises OSError where the storage refuses."""
-        storage = self.study.storage
+        storage, name = self.study.storage, f"tasks/{tasks[0].id}"
         self.tasks, self.began, self._why, self._told = tasks, time.time(), "", 0.0
         if self.pool.signal:
             self.end("signal")
-        with contextlib.ExitStack() as stack:
-            if isinstance(storage, Folder):
-                root, mirror = storage.folder, None
-                work = root / "tasks" / tasks[0].id
-            else:
-                root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="solorl-")))
-                work = root / "tasks" / tasks[0].id
-                mirror = Mirror(storage, work, f"tasks/{tasks[0].id}")
+        temporary = tempfile.TemporaryDirectory(prefix="solorl-") if not isinstance(storage, Folder) else None
+        with temporary or contextlib.nullcontext(storage.folder) as place:
+            work = Path(str(place)) / name
             work.mkdir(parents=True, exist_ok=True)
+            mirror = Mirror(storage, work, name) if not isinstance(storage, Folder) else None
             if mirror:
                 mirror.download()
-            outcomes = self._train(root, work, mirror)
+            found = self._train(Path(str(place)), work, mirror)
             if mirror and self._why != "taken":
                 mirror.upload()
-            for task, outcome in zip(tasks, outcomes, strict=True):
-                self._note(task, outcome, root, tail(work / "output.txt", self._offset))
-            return outcomes
+            for task, one in zip(tasks, found, strict=True):
+                self._note(task, one, Path(str(place)), tail(work / "output.txt", self._offset))
+            return found
 
-    def _train(self, root: Path, work: Path, mirror: Mirror | None) -> list[Outcome]:
+    def _train(self, root: Path, work: Path, mirror: Mirror | None) -> list[Found]:
         """Run the script where it left off, and judge."""
         first, code, cwd = self.tasks[0], 0, work
         while (begun := find(self.study, first, root)).run_dir and is_locked(begun.run_dir) and not self._why:
-            time.sleep(LOOK)  # a training of a command that was killed still saves
+            time.sleep(0.1)  # a training of a command that was killed still saves
         run_dir = to_resume(first, begun)
         step = newest_step(run_dir) if run_dir else None
         if begun.status != "finished" and not self._why:
             try:
                 argv, cwd = command(self._runnable(root, first), work, run_dir, len(self.tasks))
             except UsageError as error:
-                return [Outcome("failed", str(error)) for _ in self.tasks]
+                return [Found(state="failed", reason=str(error)) for _ in self.tasks]
             self.pool.say(f"{'resumed' if run_dir else 'started':<10} {self}")
             code = self._run(argv, cwd, work, mirror)
-        outcomes = [self._judge(task, code, root, cwd) for task in self.tasks]
-        for one in outcomes:
+        all_found = [find(self.study, each, root) if each.script.ours else newest([cwd], each) for each in self.tasks]
+        for task, one in zip(self.tasks, all_found, strict=True):
+            one.state, one.reason = verdict(task, one, code, self._why)
             if one.state == "failed" and run_dir and one.run_dir == run_dir and newest_step(run_dir) == step:
                 one.reason += f", again after step {step or 0:,}; to begin again, delete {shown(run_dir)}"
-        return outcomes
-
-    def _judge(self, task: Task, code: int, root: Path, cwd: Path) -> Outcome:
-        found = find(self.study, task, root) if task.script.ours else newest([cwd], task)
-        state, reason = verdict(task, found, code, self._why not in ("", "time"))
-        if self._why == "time" and state != "finished":
-            state, reason = "failed", f"its time limit of {task.resources.time:,} seconds was reached"
-        return Outcome(state, reason, found.run_dir)
+        return all_found
 
     def _runnable(self, root: Path, task: Task) -> Task:
         """The task with a script of this machine: where it was planned, of the catalogue, or of the study."""
@@ -130,10 +109,9 @@ class Worker:
                 return replace(task, script=replace(script, path=path))
         raise UsageError(f"{name} in {self.study.storage.where} is missing or damaged")
 
-    def _note(self, task: Task, one: Outcome, root: Path, lines: list[str]) -> None:
+    def _note(self, task: Task, one: Found, root: Path, lines: list[str]) -> None:
         """Write the result, of several workers that come so far the first one's; or the failure. And say it."""
-        seconds = round((time.time() - self.began) / len(self.tasks), 3)
-        text = ""
+        seconds, text = round((time.time() - self.began) / len(self.tasks), 3), ""
         if one.state == "finished":
             status = status_of(one.run_dir) if one.run_dir else {}
             name = one.run_dir.relative_to(root).as_posix() if one.run_dir else ""
@@ -144,7 +122,7 @@ class Worker:
             died = one.reason.startswith("killed by")
             final = one.reason.partition(",")[0] == "exit code 2" or one.reason.startswith("diverged")
             self.study.add_failure(task.id, reason=one.reason, tail=lines, died=died, final=final, ended=time.time())
-            text = f": {plain(one.reason)}" + "".join(f"\n    | {plain(line)}" for line in lines)
+            text = "\n    | ".join([f": {plain(one.reason)}", *map(plain, lines)])
         elif self._why in ("signal", ""):
             text = f": the same command {'resumes it' if one.run_dir else 'starts it again'}"
         self.pool.say(f"{one.state:<10} {task}{text}")
@@ -152,47 +130,41 @@ class Worker:
     # ------------------------------------------------------------------ the child
     def _run(self, argv: Sequence[str], cwd: Path, work: Path, mirror: Mirror | None) -> int:
         """Run a training to its end, in a session of its own that saves and ends where this process is killed; its exit
-        code."""
+        code. Meanwhile bring up each new checkpoint, and kill what does not end after being told."""
         cwd.mkdir(parents=True, exist_ok=True)
-        words = dying_with_parent()
+        words, limit, looked, seen = dying_with_parent(), self.tasks[0].resources.time, time.time(), set[Path]()
         with open(work / "output.txt", "ab") as output, pinned(self._cores):
             self._offset = output.tell()
-            self._child = subprocess.Popen(
+            child = self._child = subprocess.Popen(
                 [*words, *argv], cwd=cwd, env=self._environment(cwd), stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=None if words else end_with_parent(),
             )  # fmt: skip
         try:
             if self._why:  # it came before there was a child to tell
                 self._signal(self._forced)
-            self._watch(self._child, work, mirror)
+            while child.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(0.1)
+                if limit and time.time() - self.began > limit and not self._why:
+                    self.end("time")
+                if self._told and time.monotonic() - self._told > GRACE:
+                    self._signal(force=True)
+                if time.time() - looked < 1.0:
+                    continue
+                looked = time.time()
+                self.watched()
+                there = set(work.glob("*/checkpoint/step_*/manifest.json"))
+                if mirror and self._why != "taken" and there - seen:
+                    try:
+                        mirror.upload()
+                        seen = there
+                    except OSError as error:
+                        self.pool.say(f"a checkpoint could not be brought up, which is tried again: {refusal(error)}")
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._child.pid, signal.SIGKILL)  # and what it has left
-            code = self._child.wait()
-            self._child = None
+                os.killpg(child.pid, signal.SIGKILL)  # and what it has left
+            code, self._child = child.wait(), None
         return code
-
-    def _watch(self, child: "subprocess.Popen[bytes]", work: Path, mirror: Mirror | None) -> None:
-        """Until the child has ended: bring up each new checkpoint, and kill what does not end after being told."""
-        seen, limit, looked = set[Path](), self.tasks[0].resources.time, time.monotonic()
-        while child.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(LOOK)
-            if limit and time.time() - self.began > limit and not self._why:
-                self.end("time")
-            if self._told and time.monotonic() - self._told > GRACE:
-                self._signal(force=True)
-            if time.monotonic() - looked < 1.0:
-                continue
-            looked = time.monotonic()
-            self.watched()
-            there = set(work.glob("*/checkpoint/step_*/manifest.json")) if mirror and self._why != "taken" else seen
-            if mirror and there - seen:
-                try:
-                    mirror.upload()
-                    seen = there
-                except OSError as error:
-                    self.pool.say(f"a checkpoint could not be brought up, which is tried again: {refusal(error)}")
 
     def _environment(self, cwd: Path) -> dict[str, str]:
         """Threads and GPUs of the worker, else of the task's resources, unless the user or a scheduler has set them;
@@ -242,24 +214,25 @@ class Pool:
         self.error: BaseException | None = None
         self.leases = Leases(study.storage, study.lease, self._lost)
         self._over, self._lock = threading.Event(), threading.RLock()
-        self._seen: dict[str, Any] = {}  # task id -> its first heartbeat that was seen
+        self._beats: dict[str, object] = {}  # task id -> its first heartbeat that was seen
         self._look = min(study.lease / 8, 0.5 if isinstance(study.storage, Folder) else 10.0)  # seconds
         self.workers = [Worker(self)] if not stay else self._workers(slots, cores, gpus)
 
     def _workers(self, slots: int, cores: Sequence[int] | None, gpus: Sequence[str] | None) -> list[Worker]:
         """Workers that divide the cores and GPUs; `slots` 0: as many as fit. UsageError for tasks that do not fit."""
-        have = {"cores": [*(own_cores() if cores is None else cores)], "gpus": [*(gpus or visible_gpus())]}
-        most = {name: max((getattr(task.resources, name) for task in self.tasks), default=0) for name in have}
-        for name, there in have.items():
-            if most[name] > len(there):
-                raise UsageError(f"a task wants {most[name]} {name}, but this machine has {len(there)}: --{name}")
+        cards, mine = [*(gpus or visible_gpus())], [*(own_cores() if cores is None else cores)]
+        most = {
+            name: max((getattr(task.resources, name) for task in self.tasks), default=0) for name in ("cores", "gpus")
+        }
+        for name, count in (("cores", len(mine)), ("gpus", len(cards))):
+            if most[name] > count:
+                raise UsageError(f"a task wants {most[name]} {name}, but this machine has {count}: --{name}")
         each = max(1, most["gpus"])
-        groups = [",".join(have["gpus"][i : i + each]) for i in range(0, len(have["gpus"]) - each + 1, each)]
-        fit = min(len(have["cores"]) // max(1, most["cores"]), len(groups) if most["gpus"] else MOST)
-        parts = shares(have["cores"], slots or fit)  # type: ignore[arg-type]
-        return [Worker(self, part, groups[i % len(groups)] if groups else None) for i, part in enumerate(parts)]
+        groups = [",".join(cards[i : i + each]) for i in range(0, len(cards) - each + 1, each)]
+        fit = min(len(mine) // max(1, most["cores"]), len(groups) if most["gpus"] else MOST)
+        parts = enumerate(shares(mine, slots or fit))
+        return [Worker(self, part, groups[i % len(groups)] if groups else None) for i, part in parts]
 
-    # ------------------------------------------------------------------ from outside
     def run(self, turn: Callable[[], None] = lambda: None) -> None:
         """Work until the end, which a signal may bring; meanwhile call `turn` a few times a second. Raises what a
         worker has raised."""
@@ -268,9 +241,9 @@ class Pool:
             try:
                 for thread in [self.leases, *threads]:
                     thread.start()
-                while any(thread.is_alive() for thread in threads):
+                while alive := [thread for thread in threads if thread.is_alive()]:
                     turn()
-                    next((one for one in threads if one.is_alive()), threads[0]).join(0.2)
+                    alive[0].join(0.2)
             finally:
                 self._over.set()
                 for thread in threads:
@@ -279,7 +252,7 @@ class Pool:
         if self.error:
             raise self.error
 
-    def hear(self, number: int, frame: Any) -> None:
+    def hear(self, number: int, frame: object) -> None:
         """The first signal: save and end. A second one kills, unless the first one was a SIGUSR1: that is a scheduler's
         warning, and its SIGTERM comes while the training saves."""
         first = self.signal in (0, signal.SIGUSR1)
@@ -299,14 +272,13 @@ class Pool:
 
     def summary(self) -> str:
         """How far the tasks are, in a few words."""
-        done = self.study.ids()
-        return f"{sum(task.id in done for task in self.tasks)} of {len(self.tasks)} finished"
+        return f"{len(self.study.ids() & {task.id for task in self.tasks})} of {len(self.tasks)} finished"
 
     # ------------------------------------------------------------------ threads
     def _run(self, worker: Worker) -> None:
         try:
             self.serve(worker)
-        except BaseException as error:  # of any kind: `close` raises it
+        except BaseException as error:  # of any kind: `run` raises it
             self.error = self.error or error
             self.hear(signal.SIGTERM, None)
 
@@ -318,8 +290,8 @@ class Pool:
     def do(self, worker: Worker, tasks: list[Task]) -> None:
         """Do tasks whose leases are ours, and release these."""
         try:
-            for task, outcome in zip(tasks, worker.do(tasks), strict=True):
-                (self.failed.add if outcome.state == "failed" else self.failed.discard)(task.id)
+            for task, one in zip(tasks, worker.do(tasks), strict=True):
+                (self.failed.add if one.state == "failed" else self.failed.discard)(task.id)
         finally:
             for task in tasks:
                 self.leases.release(task.id)
@@ -329,10 +301,9 @@ class Pool:
         """Free tasks that a worker does next, leased; none where nothing is left to do."""
         while not self._over.is_set():
             with self._lock:
-                states = self.study.states(self.tasks)
-                free = [task for task in self.tasks if states[task.id].name == "waiting" and task.id not in self.late]
-                free.sort(key=lambda task: len(states[task.id].failures))
-                for task in free:
+                states = self.study.states([task for task in self.tasks if task.id not in self.late])
+                free = [task for task in self.tasks if task.id in states and states[task.id].name == "waiting"]
+                for task in sorted(free, key=lambda task: len(states[task.id].failures)):
                     if not self.may_begin(task):
                         self.late.add(task.id)
                     elif self._take(task):
@@ -346,33 +317,28 @@ class Pool:
     def _take(self, task: Task) -> bool:
         """Take the lease of a task, unless somebody has been faster; a dead holder's end is noted."""
         before = self.leases.take(task.id)
-        if before is None:
-            return False
-        if self.study.storage.exists(f"results/{task.id}.json"):
+        if before is not None and self.study.storage.exists(f"results/{task.id}.json"):
             self.leases.release(task.id)
             return False
         if before:
             self.study.add_failure(task.id, reason="its worker was killed", died=True, ended=time.time())
-        return True
+        return before is not None
 
     def _group(self, task: Task, free: Sequence[Task]) -> list[Task]:
         """Tasks with the seeds after this one that one process can train with it, and of which nothing is there; such
         that each idle worker gets some."""
-        if not self.stay or not isinstance(self.study.storage, Folder) or find(self.study, task).run_dir:
-            return []
-        others = following(task, free)
-        share, taken = math.ceil((len(others) + 1) / sum(not worker.tasks for worker in self.workers)), list[Task]()
-        for other in others[: share - 1]:
-            if find(self.study, other).run_dir or not self._take(other):
-                break
-            taken.append(other)
+        taken = list[Task]()
+        if self.stay and isinstance(self.study.storage, Folder) and not find(self.study, task).run_dir:
+            others, idle = following(task, free), sum(not worker.tasks for worker in self.workers)
+            for other in others[: math.ceil((len(others) + 1) / idle) - 1]:
+                if find(self.study, other).run_dir or not self._take(other):
+                    break
+                taken.append(other)
         return taken
 
     def _is_something_left(self, states: dict[str, State]) -> bool:
         """Whether a task may yet become free: its worker may die, or it may fail."""
-        running = {task_id: one.holder for task_id, one in states.items() if one.name == "running"}
+        beats = {task_id: one.holder.get("beat") for task_id, one in states.items() if one.name == "running"}
         waiting = any(one.name == "waiting" and task_id not in self.late for task_id, one in states.items())
-        if self.stay or waiting:
-            return bool(running) or waiting
-        first = {task_id: self._seen.setdefault(task_id, found.get("beat")) for task_id, found in running.items()}
-        return any(first[task_id] == found.get("beat") for task_id, found in running.items())
+        alive = not self.stay and all(self._beats.setdefault(task_id, beat) != beat for task_id, beat in beats.items())
+        return waiting or bool(beats and not alive)

@@ -118,10 +118,10 @@ def test_suites_of_the_project_are_valid():
             'script = "ppo"\nflags = {learning-rat = 1}',
             "no flag --learning-rat; did you mean --lear",
         ),
-        ('name = "s"', 'name = "../s"', "name must be letters"),
-        ('name = "s"', 'name = ".."', "name must be the name of a folder, not '..'"),
-        ('name = "s"', 'name = "."', "name must be the name of a folder, not '.'"),
-        ('name = "s"', 'name = "/s"', "name must be letters"),
+        ('name = "s"', 'name = "../s"', "name must be the name of a folder"),
+        ('name = "s"', 'name = ".."', "name must be the name of a folder"),
+        ('name = "s"', 'name = "."', "name must be the name of a folder"),
+        ('name = "s"', 'name = "/s"', "name must be the name of a folder"),
         ('name = "s"', 'name = "s\\u001b[31m"', r"control characters and their like, unlike 's\x1b[31m'"),
         ('name = "s"', f'name = "{"s" * 300}"', "name must be the name of a folder"),
         ('seeds = "1-2"', "num_seeds = 1000000000", "100,000 seeds at most, all smaller than 2**31, not 1000000000"),
@@ -136,8 +136,8 @@ def test_suites_of_the_project_are_valid():
         ('"1-2"', "[2147483648]", "smaller than 2**31"),
         ('"1-2"', '"1-60000"\nvariants = {a = {x = 1}, b = {x = 2}}', "120,000 runs are too many for one command"),
         ('"1-2"', f"{'[' * 3000}{']' * 3000}", "nested too deeply"),
-        ('"1-2"', '"1-2"\nflags = {x = nan}', "x must be a finite number, not nan"),
-        ('"1-2"', '"1-2"\nflags = {x = [[1]]}', "x must be a number, a text, true, false or a list, not [[1]]"),
+        ('"1-2"', '"1-2"\nflags = {x = nan}', "x must be a finite number"),
+        ('"1-2"', '"1-2"\nflags = {x = [[1]]}', "x must be a finite number, a text, true, false or a list"),
         ('"1-2"', '"1-2"\nflags = {"" = 1}', "'' is not a flag"),
         ('"1-2"', '"1-2"\nflags = {"x y" = 1}', "'x y' is not a flag"),
         ('"1-2"', '"1-2"\nflags = {x = "\\u0000"}', "control characters"),
@@ -187,7 +187,7 @@ def test_bad_suite_is_one_sentence(solo, place, old, new, sentence):
         (["t.toml", "--variant", "x"], "--variant is for scripts"),
         (["t.toml", "--env-ids", "Acrobot-v1"], "has no environment Acrobot-v1"),
         (["t.toml", "fake.py"], "takes one suite or scripts"),
-        (["fake.py", "sub/fake.py", "--env-ids", "CartPole-v1"], "two scripts are called fake.py"),
+        (["fake.py", "sub/fake.py", "--env-ids", "CartPole-v1"], "would have the same result file"),
     ],
 )
 def test_bad_command_line_is_one_sentence(solo, place, words, sentence):
@@ -258,7 +258,7 @@ def test_variants_that_a_flag_of_the_command_line_makes_the_same_are_refused(sol
 
 def test_same_name_for_different_flags_is_refused(place):
     (place / "s.toml").write_text(SUITE + SUITE.replace('name = "s"', "") + "flags = {x = 1}")
-    with pytest.raises(UsageError, match="stands there twice, with different flags"):
+    with pytest.raises(UsageError, match="would have the same result file"):
         plan.load_suite(place / "s.toml", {})
 
 
@@ -348,7 +348,7 @@ def test_a_damaged_or_forged_plan_is_refused_and_not_written_over(place, solo, t
     [(["work", "nowhere"], "there is no folder nowhere"), (["work", "empty"], "there is no study in empty"),
      (["work", "nope://x"], "nope://x cannot be opened"), (["bench", "status", "x"], "there is no folder x"),
      (["bench", "logs", "work"], "TASK"), (["bench", "logs", "work", "other"], "has no task other"),
-     (["bench", "logs", "work", "fake"], "could be any of 2 tasks")],
+     (["bench", "logs", "work", "fake"], "has no task fake: 2 begin so")],
 )  # fmt: skip
 def test_a_study_or_task_that_is_not_there_is_one_sentence(place, solo, words, sentence):
     planned(place / "work", place, seeds=2)
@@ -438,7 +438,7 @@ def test_jobs_of_a_suite_run_with_the_python_that_they_name(solo, place):
     (place / "suites/s.toml").write_text('python = "/bin/sh"\n' + text.replace('python = "venv/bin/python"', ""))
     assert [task.python for task in plan.load_suite(place / "suites/s.toml", {}).tasks] == ["/bin/sh"]
     (place / "suites/s.toml").write_text(text)
-    with pytest.raises(UsageError, match="stands there twice, with different Pythons"):
+    with pytest.raises(UsageError, match="would have the same result file"):
         plan.load_suite(place / "suites/s.toml", {})
 
 

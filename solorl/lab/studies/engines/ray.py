@@ -10,7 +10,6 @@ import os
 import secrets
 import subprocess
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,7 +49,6 @@ class Crew:
 
     def _end(self) -> None:
         ray.wait(self._refs, num_returns=len(self._refs))
-        time.sleep(1.0)
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
     def count(self) -> int:
