@@ -61,7 +61,8 @@ def table(bench: Bench) -> Any:
     workers = [(worker, [*worker.tasks]) for worker in bench.pool.workers if worker.tasks]
     shown = [(tasks, *progress(worker), time.time() - worker.began) for worker, tasks in workers if tasks]
     left = seconds_left(bench, [(tasks[0].kind, took, share) for tasks, share, _, took in shown])
-    counts = f"{bench.pool.summary()}, {len(shown)} running"
+    count = len(bench.skipped | bench.finished)
+    counts = f"{count} of {len(bench.tasks)} finished, {len(shown)} running"
     drawn = Rich(caption=f"{counts}{'' if left is None else f', {duration(left)} left'}", caption_justify="left")
     for name in COLUMNS:
         drawn.add_column(name, justify="left" if name == "running" else "right")

@@ -3,9 +3,10 @@ other commands and machines may work on the same study."""
 
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from solorl.lab.studies.collect import Collector
 from solorl.lab.studies.runs import command, find, following, to_resume
@@ -14,25 +15,17 @@ from solorl.lab.studies.task import Task
 from solorl.lab.studies.worker import Pool
 
 
-class View(Protocol):
-    """Where a bench shows what happens."""
-
-    def say(self, text: str) -> None:
-        """Something happened."""
-
-    def refresh(self, bench: "Bench") -> None:
-        """Some time has passed."""
-
-
 class Bench:
-    """Brings tasks of a study to their end, and their tables into a folder."""
+    """Brings tasks of a study to their end, and their tables into a folder. `view` shows what happens: `say(text)`, and
+    `refresh(bench)` a few times a second."""
 
-    def __init__(self, study: Study, tasks: Sequence[Task], pool: Pool, view: View, folder: Path):
+    def __init__(self, study: Study, tasks: Sequence[Task], pool: Pool, view: Any, folder: Path):
         self.study, self.tasks, self.pool, self.view = study, list(tasks), pool, view
         self.collector = Collector(study, folder, view.say)
         self.skipped: set[str] = set()  # ids of tasks that had finished before
         self.finished: set[str] = set()  # and of those that have finished since then
         self.states: dict[str, State] = {}  # what the files said last
+        self._looked = 0.0
         self.seconds: dict[str, list[float]] = {}  # kind of tasks -> what each of the finished ones took
 
     def run(self) -> int:
@@ -46,21 +39,21 @@ class Bench:
                 self.view.say(f"lost       {task}: its run folder and its table are gone, so it runs again")
                 self.study.storage.delete(f"results/{task.id}.json")
         self.pool.run(self._turn)
-        self._turn()
+        self._turn(last=True)
         self.states = self.study.states(self.tasks)
         if self.pool.signal:
             return 128 + self.pool.signal
         return int(bool(len(self.skipped) + len(self.finished) < len(self.tasks) or self.collector.problems))
 
-    def _turn(self) -> None:
+    def _turn(self, last: bool = False) -> None:
         """Bring the tables of what has finished since the last look, here or elsewhere."""
-        done = self.study.ids()
-        for task in self.tasks:
-            if task.id in done and task.id not in self.skipped | self.finished:
-                self.finished.add(task.id)
-                seconds = self.study.result(task.id).get("seconds")
-                self.seconds.setdefault(task.kind, []).append(float(seconds or 0))
-                self.collector.keep(task)
+        if last or time.monotonic() - self._looked > self.pool.look:
+            self._looked, done = time.monotonic(), self.study.ids()
+            for task in self.tasks:
+                if task.id in done and task.id not in self.skipped | self.finished:
+                    self.finished.add(task.id)
+                    self.seconds.setdefault(task.kind, []).append(float(self.study.result(task.id).get("seconds") or 0))
+                    self.collector.keep(task)
         self.view.refresh(self)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from solorl.errors import UsageError, missing_extra, reason
+from solorl.errors import UsageError, missing_extra, reason, told
 from solorl.files import sync_file
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk
@@ -21,7 +21,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk
 
 def open_storage(where: str, make: bool = True) -> "Storage":
     """The storage at a path or URL; with `make` a folder is made. UsageError where it cannot be read."""
-    try:
+    with told(f"{where} cannot be opened", lambda error: missing_package(where, error) or reason(error)):
         if "://" not in where:
             if make:
                 Path(where).mkdir(parents=True, exist_ok=True)
@@ -32,15 +32,13 @@ def open_storage(where: str, make: bool = True) -> "Storage":
 
         found = Bucket(where.rstrip("/"), *fsspec.core.url_to_fs(where))
         found.list("plans")
-    except ImportError as error:
-        cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
-        more = f"{where} needs a package that is not installed: {reason(error)}"
-        raise UsageError(missing_extra(where, cause) or more) from None
-    except UsageError:
-        raise
-    except Exception as error:  # of any kind: each store has its own
-        raise UsageError(f"{where} cannot be opened: {getattr(error, 'strerror', '') or reason(error)}") from None
-    return found
+        return found
+
+
+def missing_package(where: str, error: BaseException) -> str:
+    """The sentence that names the extra that a URL needs, where an import has failed."""
+    cause = error.__cause__ or error  # fsspec raises from what it could not import
+    return missing_extra(where, cause) if isinstance(cause, ImportError) else ""
 
 
 def refusal(error: OSError, where: object = "") -> str:

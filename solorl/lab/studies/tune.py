@@ -157,7 +157,7 @@ class Tuner(Pool):
             elif len(self.trials()) >= self.wanted and all(one.state.is_finished() for one in self.trials()):
                 return
             else:  # others are at work, and may be killed
-                self._over.wait(self._look)
+                self._over.wait(self.look)
 
     def _next_trial(self) -> Any:
         """A trial, leased; None where there is none at present. Of several commands one at a time asks."""
@@ -262,7 +262,7 @@ class Tuner(Pool):
             if begun := self._take(task):
                 self.do(worker, [task])
             else:
-                self._over.wait(self._look)
+                self._over.wait(self.look)
             if hopeless:
                 raise TrialPruned(hopeless)
         score = final_score(find(self.study, task).run_dir, self.search.metric)

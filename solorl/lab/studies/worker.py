@@ -215,7 +215,7 @@ class Pool:
         self.leases = Leases(study.storage, study.lease, self._lost)
         self._over, self._lock = threading.Event(), threading.RLock()
         self._beats: dict[str, object] = {}  # task id -> its first heartbeat that was seen
-        self._look = min(study.lease / 8, 0.5 if isinstance(study.storage, Folder) else 10.0)  # seconds
+        self.look = min(study.lease / 8, 0.5 if isinstance(study.storage, Folder) else 10.0)  # seconds
         self.workers = [Worker(self)] if not stay else self._workers(slots, cores, gpus)
 
     def _workers(self, slots: int, cores: Sequence[int] | None, gpus: Sequence[str] | None) -> list[Worker]:
@@ -311,7 +311,7 @@ class Pool:
                         return worker.tasks
                 if not self._is_something_left(states):
                     return []
-            self._over.wait(self._look)
+            self._over.wait(self.look)
         return []
 
     def _take(self, task: Task) -> bool:

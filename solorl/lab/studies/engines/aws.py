@@ -19,10 +19,6 @@ from solorl.lab.studies.engines import Job
 
 OPTIONS = ("queue", "definition", "region", "endpoint_url")
 MEMORY = 4096  # MiB of a worker whose tasks name none: Batch needs a number
-HINTS = {
-    "NoRegionError": "no region is set; give --engine-option region=eu-central-1, or set AWS_DEFAULT_REGION",
-    "NoCredentialsError": "there are no credentials; run `aws configure`, or set AWS_ACCESS_KEY_ID and its secret",
-}
 
 
 def start(job: Job, options: Mapping[str, str], dry: bool) -> str:
@@ -48,8 +44,7 @@ def start(job: Job, options: Mapping[str, str], dry: bool) -> str:
     try:
         found = boto3.client("batch", **where, config=config).submit_job(**request)["jobId"]
     except (BotoCoreError, ClientError, ValueError) as error:
-        answer = getattr(error, "response", None) or {}  # None where a server has hung up
-        about = answer.get("Error", {})
-        why = HINTS.get(type(error).__name__) or f"{about.get('Code', '')} {about.get('Message') or error}".strip()
+        about = (getattr(error, "response", None) or {}).get("Error", {})  # None where a server has hung up
+        why = f"{about.get('Code', '')} {about.get('Message') or error}".strip()
         raise UsageError(f"AWS Batch takes no workers: {why}") from None
     return f"job {found} of AWS Batch"
