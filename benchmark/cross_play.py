@@ -13,13 +13,20 @@ from pathlib import Path
 import numpy as np
 
 import solorl
-from solorl.run.evaluation import Seat, play_games
+from solorl.run.evaluation import play_games, stepwise
 
 
-def team_returns(game, teams, team, policy, opponent, games, seeds):
+def team_returns(members, policy, opponent, games, seeds):
     """The returns (games,) of a team that `policy` plays while `opponent` plays all others."""
-    seat = Seat(policy, opponent, teams[team], game.action_space)
-    return play_games(games, seat, seeds)[0][:, list(teams[team])].sum(1)
+    ours, theirs = (stepwise(each, len(games)) for each in (policy, opponent))
+
+    def act(obs, action_mask):
+        infos = [{}] * len(games) if action_mask is None else [{"action_mask": mask} for mask in action_mask]
+        actions = np.array(theirs(obs, infos))
+        actions[:, members] = ours(obs, infos)[:, members]
+        return actions
+
+    return play_games(games, act, seeds)[0][:, members].sum(1)
 
 
 def interval(differences, reps=5_000):
@@ -41,7 +48,7 @@ def cross_play(team, ours, theirs, count, chunk=100):
             parts = np.array_split(np.arange(count), -(-count // len(games)))
             returns = [
                 team_returns(
-                    games[0], teams, team, policy.policy, opponent.policy, games[: len(part)], [int(i) for i in part]
+                    list(teams[team]), policy.policy, opponent.policy, games[: len(part)], [int(i) for i in part]
                 )
                 for part in parts
             ]

@@ -29,7 +29,7 @@ from solorl.errors import UsageError
 from solorl.files import read_json, sha256
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results.run_folder import LOCAL
-from solorl.run.evaluation import open_games, play_scores
+from solorl.run.evaluation import open_games, play_games
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "model.safetensors"
@@ -79,7 +79,7 @@ def played(run_dir: Path) -> list[bytes]:
         return result
 
     seeds = [env_seed(policy.args.seed, CONFIRM, i) for i in range(EPISODES)]
-    play_scores(open_games(policy.maker, policy.env_id, EPISODES), act, seeds, None)
+    play_games(open_games(policy.maker, policy.env_id, EPISODES), act, seeds)
     return seen
 
 

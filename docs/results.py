@@ -1,6 +1,6 @@
-"""Makes the generated parts of all pages from the data: tables and curves of results, tables of speed, the headline
-table of README, the table of algorithms, sizes and core-hours on the pages of the families, the family tree and what a
-training gives and costs on that of the actor-critics, the curve of each algorithm file, and the report.
+"""Makes the generated parts of all pages from the data: tables and curves of results, tables of speed, the table of
+algorithms, sizes and core-hours on the pages of the families, on the page of each algorithm file its curve and what it
+can be used for, and the report.
 
 python docs/results.py
 """
@@ -15,33 +15,28 @@ from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import mean, median
 
 from solorl.catalog.header import scripts
-from solorl.cli.listing import cores, times
+from solorl.cli.listing import times
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
-from solorl.lab.results import figures, text
+from solorl.lab.results import figures
 from solorl.lab.results.read import read_all
-from solorl.terminal import duration
 from tools import budget
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmark"))
+sys.path[:0] = [str(ROOT / "benchmark"), str(ROOT / "docs")]
 RESULTS, SPEED, ALGORITHMS, PROOF = "docs/results.md", "docs/speed.md", "algorithms/README.md", "docs/proof.md"
-FAMILY = "algorithms/actor_critic/README.md"
 FAMILIES = ("ppo", "dqn", "actor_critic", "pqn", "multi_agent", "offline")
 PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE = LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
-CLASSIC, CONTINUOUS, OFF_POLICY_RUNS, JAX = (
-    f"benchmark/results/{name}" for name in ("classic", "ppo_continuous", "actor_critic", "jax")
-)
+CLASSIC, JAX = "benchmark/results/classic", "benchmark/results/jax"
+CONTINUOUS, OFF_POLICY_RUNS = "benchmark/results/ppo_continuous", "benchmark/results/actor_critic"
 PENDULUM = "--env-ids Pendulum-v1 --methods"
-PPO_CONTINUOUS = (
-    "ppo_continuous_action 'ppo_continuous_action tuned' rpo_continuous_action"
-    " ppo_continuous_action_jax 'ppo_continuous_action_jax tuned'"
-)
+NAME = "ppo_continuous_action"
+PPO_CONTINUOUS = f"{NAME} '{NAME} tuned' rpo_continuous_action {NAME}_jax '{NAME}_jax tuned'"
 LANDER = "ppo 'ppo unclipped' sb3_ppo ppo_jax 'ppo_jax unclipped'"
-PPO_PENDULUM = "ppo_continuous_action_jax 'ppo_continuous_action_jax unclipped'"
+PPO_PENDULUM = f"{NAME}_jax '{NAME}_jax unclipped'"
+DQNS = "dqn dqn_jax c51 c51_jax double_dqn dueling_dqn d3qn ez_greedy_dqn"
 OTHER = "BipedalWalker-v3 Hopper-v5 InvertedPendulum-v5 Walker2d-v5"
 LONG = "BipedalWalker-v3 HalfCheetah-v5 Hopper-v5 LunarLanderContinuous-v3"
 HALFCHEETAH, HOPPER = "--env-ids HalfCheetah-v5 --methods", "--env-ids Hopper-v5 --methods"
@@ -72,21 +67,13 @@ TABLES = [
     (PPO, "lunarlander", f"{JAX} {CLASSIC} --env-ids LunarLander-v3 --methods {LANDER}"),
     (PPO, "unclipped", f"{JAX} --env-ids CartPole-v1 Acrobot-v1 --methods ppo_jax 'ppo_jax unclipped'"),
     (PPO, "unclipped-pendulum", f"{JAX} --env-ids Pendulum-v1 --methods {PPO_PENDULUM}"),
-    (
-        PPO,
-        "pendulum",
-        f"{CONTINUOUS} {JAX} {PENDULUM} ppo_continuous_action rpo_continuous_action ppo_continuous_action_jax",
-    ),
+    (PPO, "pendulum", f"{CONTINUOUS} {JAX} {PENDULUM} {NAME} rpo_continuous_action {NAME}_jax"),
     (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5 --methods {PPO_CONTINUOUS}"),
     (PPO, "minatar", "benchmark/results/minatar --methods ppo_jax ppo_minatar_jax 'rejax_gymnax ppo'"),
     (PPO, "minatar-looks", "benchmark/results/minatar_looks --methods ppo_jax ppo_minatar_jax"),
     (PPO, "atari", "benchmark/results/atari --methods 'ppo_atari_envpool budget'"),
     (PPO, "other", f"{CONTINUOUS} --env-ids {OTHER}"),
-    (
-        DQN,
-        "results",
-        f"benchmark/results/dqn {JAX} --methods dqn dqn_jax c51 c51_jax double_dqn dueling_dqn d3qn ez_greedy_dqn",
-    ),
+    (DQN, "results", f"benchmark/results/dqn {JAX} --methods {DQNS}"),
     (DQN, "minatar", "benchmark/results/minatar --methods dqn_jax"),
     (PQN, "cartpole", "benchmark/results/pqn"),
     (PQN, "minatar", "benchmark/results/minatar --methods pqn_jax 'rejax_gymnax pqn'"),
@@ -139,19 +126,6 @@ RUNS = {
 ELSEWHERE = ["games", "qdagger", "atari", "stopped"]
 MOST_TASKS, MOST_METHODS = 6, 7  # in the picture of a family
 
-# The headline table of README: environment, method, folder in benchmark/results.
-HEADLINE = [
-    ("CartPole-v1", "ppo", "classic"),
-    ("Pong-v5", "pqn_atari_envpool budget", "atari"),
-    ("LunarLander-v3", "ppo unclipped", "classic"),
-    ("Breakout-MinAtar", "ppo_jax", "minatar"),
-    ("Pendulum-v1", "sac_continuous_action", "actor_critic"),
-    ("HalfCheetah-v5", "ppo_continuous_action_jax tuned", "jax"),
-]
-
-# Where the page of the actor-critics compares its files: environment and steps, of runs in benchmark/results/modern.
-COMPARED = ("Hopper-v5", 100_000)
-
 NOT_YET = "Not measured yet."
 
 REPORT = ["report", CLASSIC, "--out", "benchmark/reports/classic", "--title", "PPO, here and in Stable-Baselines3"]
@@ -176,39 +150,6 @@ def proof():
     return {("README.md", "proof"): sums, (PROOF, "sums"): sums, (PROOF, "proof"): rows}
 
 
-def headline():
-    """The tables of README: six rows of scores, three of speeds."""
-    paths = {script.name: script.path.relative_to(ROOT).as_posix() for script in scripts()}
-    lines = [
-        "| environment | algorithm | score [95 % interval] | seeds | steps | time | date |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for env_id, method, folder in HEADLINE:
-        results, _ = read_all([ROOT / "benchmark/results" / folder])
-        [row] = cmp.env_rows(cmp.compare(cmp.only(results, [env_id], [method]), "eval", None, None, True), env_id)
-        name, _, variant = method.partition(" ")
-        cells = [f"[`{name}`]({paths[name]}){' ' + variant if variant else ''}", text.estimate(row.iqm), str(row.seeds)]
-        together = f" for {row.together} at once" if row.together > 1 else ""
-        cells += [f"{row.steps:,.0f}", duration(row.seconds) + together, row.date]
-        lines.append(f"| [{env_id}](benchmark/results/{folder}) | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *speeds()])
-
-
-def speeds():
-    """The rows of README's table of speeds."""
-    torch, jax = speed("ppo_speed", "ppo"), speed("jax_speed", "jax")
-    lines = ["| PPO on CartPole-v1, one CPU thread | steps/s | ratio |", "|---|---:|---|"]
-    for name, command, table, peer in (
-        ("SoloRL", "`ppo`", torch, "Stable-Baselines3"),
-        ("SoloRL compiled", "`ppo --compile`", torch, "Stable-Baselines3"),
-        ("SoloRL, JAX", "`ppo_jax`", jax, "SBX"),
-    ):
-        number = r"\| ([\d,]+) \|[^|]*\| ([\d.]+) \|"  # steps/s and the ratio to the first peer
-        steps, ratio = re.search(rf"^\| {name} {number}", table, flags=re.M).groups()
-        lines.append(f"| {command} | {steps} | {ratio} times {peer} |")
-    return lines
-
-
 def relatives(names):
     """The cell of a file without a parent: the files that it is near to, "–" for a root."""
     return f"relatives: `{'`, `'.join(names)}`" if names else "–"
@@ -223,12 +164,8 @@ def algorithms():
     for family, files in families.items():
         page = (ROOT / f"algorithms/{family}/README.md").read_text()
         title = page.partition("\n")[0].removeprefix("# ")
-        lines = [
-            f"## [{title}]({family}/README.md)",
-            "",
-            "| file | what it is | observations → actions | from | paper |",
-        ]
-        lines.append("|---|---|---|---|---|")
+        lines = [f"## [{title}]({family}/README.md)", ""]
+        lines += ["| file | what it is | observations → actions | from | paper |", "|---|---|---|---|---|"]
         for script in in_order(files):
             what = re.split(r"[,;] (?:discrete|continuous|vector|image|in JAX)", script.title.rstrip("."))[0]
             what += ", in JAX" if script.framework == "jax" else ""
@@ -245,50 +182,6 @@ def in_order(files):
     """Scripts of one family in the order of the table on its page."""
     page = (files[0].path.parent / "README.md").read_text()
     return sorted(files, key=lambda script: page.index(f"[`{script.path.name}`]"))
-
-
-def tree(files):
-    """Files, each below the one that it comes from (of two parents the first), with the number of lines, added and
-    removed, in which it differs; a block of text."""
-    below = {}
-    for script in files:
-        below.setdefault(Path(script.parent).stem if script.parent else "", []).append(script)
-
-    def branches(name, indent):
-        children = below.get(name, [])
-        for script in children:
-            last = script is children[-1]
-            second = "".join(f" (and from {Path(each).stem})" for each in script.parents[1:])
-            yield f"{indent}{'└─' if last else '├─'} {budget.measure(script)[0]} ─ {script.name}{second}"
-            yield from branches(script.name, indent + ("   " if last else "│  "))
-
-    names = {script.name for script in files}
-    roots = [script.name for script in below.get("", [])] + [name for name in below if name and name not in names]
-    return "\n".join(["```text", *(line for root in roots for line in (root, *branches(root, ""))), "```"])
-
-
-def returns_and_costs(runs):
-    """What a training of COMPARED gives and costs: a row for each script, best return first. A core-hour is one of the
-    wall time of a run, for each core that it had."""
-    env_id, steps = COMPARED
-    found = {}
-    for run in runs:
-        if (run.env_id, run.global_step, run.variant) == (env_id, steps, ""):
-            found.setdefault(run.script, []).append(run)
-    if not found:
-        return NOT_YET
-
-    head = ["file", f"return after {steps:,} steps", "seeds", "steps/s", "core-hours", "return per core-hour"]
-    lines = [f"| {' | '.join(head)} |", "|---|---:|---:|---:|---:|---:|"]
-    scores = {name: [run.eval["mean"][-1] for run in each] for name, each in found.items()}
-    for name in sorted(found, key=lambda name: -mean(scores[name])):
-        value, span = mean(scores[name]), (min(scores[name]), max(scores[name]))
-        hours = median(run.wall_time * cores(run) for run in found[name]) / 3600
-        cells = [f"[`{name}`](../../docs/algorithms/{name}.md)"]
-        cells += [text.estimate(cmp.Estimate(value, None, span if len(scores[name]) > 1 else None))]
-        cells += [str(len(scores[name])), f"{steps / hours / 3600:,.0f}", f"{hours:.2f}", f"{value / hours:,.0f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def runs_of(log):
@@ -320,10 +213,8 @@ def qdagger():
     runs, _ = read_all([ROOT / "benchmark/results/qdagger"])
     every = 250
     columns = range(0, 1001, every)
-    lines = [
-        f"| method | seed | {' | '.join(f'{step:,}' for step in columns)} |",
-        "|---|---:|" + "---:|" * len(columns),
-    ]
+    head = f"| method | seed | {' | '.join(f'{step:,}' for step in columns)} |"
+    lines = [head, "|---|---:|" + "---:|" * len(columns)]
     for run in sorted(runs, key=lambda run: (run.variant != "student", run.seed)):
         before = 1000 if run.variant == "student" else 0
         steps = [(step - before) // every * every for step in run.eval["global_step"]]
@@ -401,13 +292,8 @@ def curves():
 def blocks():
     """(page, marker) -> text, of all parts that are not made by `solo report`."""
     made = {(page, marker): speed(module, data) for page, marker, module, data in SPEEDS}
-    made |= {(log, "measured"): measured(log) for log in LOGS} | {(DQN, "qdagger"): qdagger()}
-    runs, _ = read_all([ROOT / "benchmark/results/modern"])
-    files = [script for script in scripts() if script.family == "actor_critic"]
-    names = {script.name for script in files}
-    ours = [run for run in runs if run.script in names]
-    made |= {(FAMILY, "tree"): tree(in_order(files)), (FAMILY, "costs"): returns_and_costs(ours)}
-    return {("README.md", "headline"): headline(), (ALGORITHMS, "algorithms"): algorithms(), **made}
+    made |= {(log, "measured"): measured(log) for log in LOGS}
+    return {(ALGORITHMS, "algorithms"): algorithms(), (DQN, "qdagger"): qdagger(), **made}
 
 
 def put(page, marker, block):
@@ -452,6 +338,11 @@ def with_results(page, script):
     return page
 
 
+def with_own_parts(page, script):
+    """An algorithm's page with all that is made from its file and its data."""
+    return importlib.import_module("uses").with_uses(with_results(page, script), script)
+
+
 if __name__ == "__main__":
     for script in scripts():
         family = script.path.parent / "README.md"
@@ -464,9 +355,7 @@ if __name__ == "__main__":
             figures.write_curves(comparison, shown, path, kinds)
     for script in scripts():
         page = ROOT / f"docs/algorithms/{script.name}.md"
-        page.write_text(with_results(page.read_text(), script))
+        page.write_text(with_own_parts(page.read_text(), script))
     commands = [*(words(*entry) for entry in TABLES), REPORT]
-    codes = [
-        subprocess.run([sys.executable, "-m", "solorl.cli", *command], cwd=ROOT).returncode for command in commands
-    ]
-    sys.exit(max(codes))
+    solo = [sys.executable, "-m", "solorl.cli"]
+    sys.exit(max(subprocess.run([*solo, *command], cwd=ROOT).returncode for command in commands))

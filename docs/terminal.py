@@ -3,11 +3,11 @@
 python docs/terminal.py
 """
 
+import contextlib
 import os
 import pty
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,22 +21,19 @@ COMMAND = "solo train ppo --env-id CartPole-v1 --target-return 500 --capture-vid
 
 def in_a_terminal(words, folder):
     """Run a command in a pseudo-terminal of 100 columns and return what it printed."""
-    master, slave = pty.openpty()
-    env = os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "TERM": "xterm-256color"}
-    env = {name: value for name, value in env.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
-    process = subprocess.Popen(words, stdout=slave, stderr=slave, stdin=slave, env=env, cwd=folder)
-    os.close(slave)
-    data = b""
-    while True:
-        try:
-            chunk = os.read(master, 65536)
-        except OSError:
-            break
-        if not chunk:
-            break
-        data += chunk
-    if process.wait():
-        raise SystemExit(data.decode())
+    data = bytearray()
+
+    def read(terminal):
+        part = os.read(terminal, 65536)
+        data.extend(part)
+        return part
+
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        os.environ.pop(name, None)
+    os.environ |= {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "TERM": "xterm-256color"}
+    with contextlib.chdir(folder):
+        if pty.spawn(words, read):
+            raise SystemExit(data.decode())
     return data.decode()
 
 

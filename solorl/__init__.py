@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from solorl.args.arguments import RunArgs, parse
     from solorl.run.verbs import Run
 
-__all__ = ["EnvPoolVectorEnv", "PettingZooEnvs", "Run", "RunArgs", "Runs", "conv2d", "load", "parse"]
-__version__ = "0.1.0"
+__all__ = ["EnvPoolVectorEnv", "PettingZooEnvs", "Run", "RunArgs", "Runs", "conv2d", "load", "parse", "vector_env"]
+__version__ = "0.2.0"
 
 # Name -> its module, imported where the name is first used: `solo work` and its like need none of the libraries, and
 # some modules are extras.
@@ -21,6 +21,7 @@ MODULES = {
     "conv2d": "solorl.compute.convolution",
     "load": "solorl.run.load",
     "parse": "solorl.args.arguments",
+    "vector_env": "solorl.envs.guest",
 }
 
 

@@ -78,7 +78,8 @@ def in_one_sentence() -> Iterator[None]:
 # Module that a script or an environment may import -> our extra that brings it.
 BRINGS = {
     **{name: name for name in ("jax", "envpool", "gymnax", "mujoco", "wandb", "pettingzoo", "ray")},
-    **{"jaxlib": "jax", "optax": "jax", "Box2D": "box2d", "optuna": "tune", "ale_py": "atari", "cv2": "atari"},
+    **dict.fromkeys(("jaxlib", "optax", "flatbuffers"), "jax"),
+    **{"Box2D": "box2d", "optuna": "tune", "ale_py": "atari", "cv2": "atari"},
     **{"mujoco.mjx": "mjx", "boto3": "aws", "s3fs": "aws", "huggingface_hub": "hub"},
     **dict.fromkeys(("mpe2", "multi_agent_ale_py"), "pettingzoo"),
     **{"lbforaging": "lbf", "rware": "rware"},
@@ -93,9 +94,9 @@ def needs_extra(what: str, extra: str) -> str:
     return f"{what} needs an extra: pip install 'solorl[{extra}]'{note}"
 
 
-def missing_extra(who: str, error: ImportError) -> str:
+def missing_extra(who: str, error: Exception) -> str:
     """The sentence that names the extra for a module that `who` cannot import; empty where none brings it."""
-    parts = (error.name or "").split(".")
+    parts = (getattr(error, "name", None) or "").split(".")
     module = next((each for each in (".".join(parts[:2]), parts[0]) if each in BRINGS), "")
     if not isinstance(error, ModuleNotFoundError) or not module:
         return ""

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -117,18 +116,6 @@ def read_json(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
 def filled(template: Path, parts: Mapping[str, str]) -> str:
     """The text of a template with its {{NAMES}} replaced, once: what a part says is never a name."""
     return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], template.read_text(encoding="utf-8"))
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process trains in a run folder, as far as the file system tells."""
-    try:
-        with open(path / ".lock") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def sha256(path: Path) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from solorl.errors import quit_with, reason
+from solorl.errors import UsageError, quit_with, reason
 
 CONTAINER = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # what it may use
 OF_NUMPY = ("array is too big", "Maximum allowed dimension")
@@ -61,12 +61,15 @@ def check_replay(args: Any, arrays: Iterable[Any]) -> None:
 
 
 def explain(args: Any) -> None:
-    """From now on say in one sentence, with exit code 2, that an array does not fit into memory. Keeps neither `args`
+    """From now on say in one sentence, with exit code 2, that an array does not fit into memory, and what a UsageError
+    says that nobody has caught, as that of a teacher that cannot be loaded. Keeps neither `args`
     nor, by their class, the script and its training: every thread that begins remembers this hook."""
     sys.excepthook = functools.partial(_explained, weakref.ref(args))
 
 
 def _explained(known: weakref.ref[Any], kind: Any, error: Any, trace: Any) -> None:
+    if isinstance(error, UsageError):
+        quit_with(error)
     args = known()
     explained = isinstance(error, MemoryError) or any(sign in str(error) for sign in SIGNS)
     if args is None or not explained:

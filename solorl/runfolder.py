@@ -19,7 +19,9 @@ from solorl.files import near, read_json, write_atomically
 from solorl.terminal import warn
 
 CONFIG, STATUS, METRICS, LOCK, STOP = "config.json", "status.json", "metrics.jsonl", ".lock", "stop"
-MODEL, CHECKPOINTS, PICTURE = "model.safetensors", "checkpoint", "learning_curve.png"
+MODEL, LAST_MODEL = "model.safetensors", "model_last.safetensors"  # of the best evaluation; at the end
+CHECKPOINTS, PICTURE = "checkpoint", "learning_curve.png"
+FORMAT = 2  # of a run folder; those of version 0.1 have 1, or none
 TAIL = 60_000  # bytes that `last_rows` reads
 
 Row = dict[str, Any]  # metric -> value, with global_step (environment steps) and wall_time (seconds)
@@ -60,8 +62,12 @@ def write_status(folder: Path, status: str, facts: dict[str, Any]) -> None:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
-    found = folder.glob(f"{CHECKPOINTS}/step_*")
-    return sorted(path for path in found if path.name[5:].isdecimal() and path.is_dir())
+    return steps_in(folder / CHECKPOINTS)
+
+
+def steps_in(folder: Path) -> list[Path]:
+    """The checkpoints in a folder of them, oldest first."""
+    return sorted(path for path in folder.glob("step_*") if path.name[5:].isdecimal() and path.is_dir())
 
 
 def step_of(checkpoint: Path) -> int:
@@ -88,6 +94,27 @@ def lock(folder: Path) -> Any:
     except OSError as error:
         warn(f"{near(folder)} cannot be locked ({error.strerror}): let no other process train there")
     return file
+
+
+def refuse_old(folder: Path) -> None:
+    """UsageError where a run folder was made by a version whose runs this one cannot resume."""
+    if config_of(folder).get("format", 1) != FORMAT:
+        where = "check out the version that made it (git checkout a9e391d), or start a new run"
+        raise UsageError(
+            f"the run in {near(folder)} was made by SoloRL 0.1 and can be played, but not resumed: {where}"
+        )
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process trains in a run folder, as far as the file system tells."""
+    try:
+        with open(folder / LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def read_rows(path: Path, start: int = 0, key: str = "", strict: bool = False) -> tuple[list[Row], int]:

@@ -21,6 +21,7 @@ import torch
 from solorl import cli
 from solorl.compute.speed import GradientStep
 from solorl.envs.load_envpool import load_qt
+from solorl.errors import UsageError
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NPROC", "1")  # threads of XLA: the first training of a process would choose for all others
@@ -35,6 +36,22 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 # `probes:...` as environment ids; some modules of tests take a fixture or a reference from one in another folder.
 sys.path[:0] = [str(TESTS), *(str(folder) for folder in sorted(TESTS.rglob("[!_]*")) if folder.is_dir())]
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--costs", metavar="FILE", help="append a line for each test: seconds of CPU, children's too; name"
+    )
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    """What a test costs, with its fixtures: seconds of CPU say the same on a loaded machine."""
+    before = os.times()
+    yield
+    if file := item.config.getoption("--costs"):
+        with open(file, "a") as table:
+            table.write(f"{sum(os.times()[:4]) - sum(before[:4]):.2f} {item.nodeid}\n")
 
 
 def own_registry(monkeypatch):
@@ -129,7 +146,7 @@ def quick(request, monkeypatch):
     """No test draws a learning curve or waits for the disk, except those marked `disk`: of hundreds of trainings each
     would do both."""
     if not request.node.get_closest_marker("disk"):
-        monkeypatch.setattr("solorl.run.products.draw_learning_curve", lambda rows, path, title: path.touch())
+        monkeypatch.setattr("solorl.run.output.draw_learning_curve", lambda rows, path, title: path.touch())
         monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
@@ -159,7 +176,11 @@ def train(tmp_path, monkeypatch):
         out, call.code, variables = io.StringIO(), 0, {}
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             try:
-                variables = runpy.run_path(path, run_name="__main__")
+                try:
+                    variables = runpy.run_path(path, run_name="__main__")
+                except UsageError as error:
+                    sys.excepthook(UsageError, error, error.__traceback__)
+                    raise
             except SystemExit as end:
                 call.code = end.code
         call.out = out.getvalue()

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 import io
 import os
 import re
@@ -14,26 +15,27 @@ import tokenize
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, documented_keys, environment, section
 
-from solorl import scripts
+from solorl import __version__, scripts
 from solorl.catalog import header as catalog
 from solorl.catalog.header import definitions, fields_of
 from solorl.lab.results import figures
-from solorl.lab.results.result import Result
 from solorl.lab.studies import plan
 from tools.claims import PROVIDERS
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LOG = sorted((ROOT / "docs/log").glob("20*.md"))  # a page for each day, which stays as it was written
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+PAGES += [page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in LOG]
 OWN_PAGES = sorted((ROOT / "docs/algorithms").glob("*.md"))  # of the algorithm files
 PAGES += [ROOT / "algorithms/README.md", *sorted((ROOT / "algorithms").glob("*/README.md"))]
 SHORT = "--total-timesteps 2100 --eval-episodes 1".split()
 FEW = "--num-envs 8 --num-minibatches 1".split()  # of files whose iteration has more steps than SHORT
 # Run elsewhere: these set up the environment in which the tests run, or take many minutes.
 ELSEWHERE = {"make train", "make test", "make lint", "make bench", "pip install ."}
+DESIGN = "docs/design.md"
 SHARING = ROOT / "docs/share.md"  # its commands need a hub: tests/lab/share/test_hub.py runs them
 
 
@@ -206,13 +208,14 @@ def test_every_family_has_a_picture_of_several_methods():
         assert f"]({path.name})" in path.with_suffix(".md").read_text() and len({method for _, method in shown}) > 1
 
 
-HEADINGS = ["When to take it", "Implementation details", "Differences from CleanRL", "Results", "Logged metrics"]
+HEADINGS = ["When to take it", "Can I use?", "Implementation details", "Differences from CleanRL", "Results"]
+HEADINGS += ["Logged metrics"]
 
 
 @pytest.mark.parametrize("algorithm", catalog.scripts(), ids=lambda each: each.name)
 def test_every_algorithm_has_its_page(algorithm):
     """What a page must have: title, what it is, the command of the header, links to file and family, when to take it,
-    details, CleanRL, the curve with its numbers, metrics; in this order."""
+    what it can be used for, details, CleanRL, the curve with its numbers, metrics; in this order."""
     text = (ROOT / f"docs/algorithms/{algorithm.name}.md").read_text()
     assert text.startswith(f"# {algorithm.name}\n\n") and re.match(r"[A-Z\[`]", text.splitlines()[2])
     assert re.findall(r"```bash\n(.*?)\n```", text, flags=re.S) == [algorithm.run]
@@ -292,7 +295,7 @@ def test_every_algorithm_has_its_row():
     ],
 )
 def test_generated_parts_are_those_of_the_data(page, marker):
-    """Tables of speed, the headline of README and the table of algorithms follow from data and headers."""
+    """Tables of speed and the table of algorithms follow from data and headers."""
     block = RESULTS["blocks"]()[page, marker]
     text = (ROOT / page).read_text()
     assert f"<!-- {marker} -->\n{block}\n<!-- /{marker} -->" in text, "run python docs/results.py"
@@ -305,14 +308,102 @@ def test_the_proof_is_that_of_the_data():
         assert f"<!-- {marker} -->\n{block}\n<!-- /{marker} -->" in text, "run python docs/results.py"
 
 
-def test_the_readme_is_one_screen():
-    text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 100 and len(text.encode()) < 6000
-    headline = text.partition("<!-- headline -->")[2].partition("<!-- /headline -->")[0]
-    assert headline.count("\n|") == 8 + 5  # a head, a rule and six rows; of speeds, three
-    explained = re.findall(r"^- \*(\w+)\*: .*?\(\[command\]\(.*?\)\)$", text, flags=re.M | re.S)
-    assert {*re.findall(r"\.py\) (\w+) \|", headline)} == {*explained}  # the variants of its rows
-    assert "The time of a row" in text
+def test_readme_design_and_lessons_are_short():
+    """And the design has no long line: it is read in a terminal, too."""
+    lines = {name: (ROOT / name).read_text().splitlines() for name in ("README.md", DESIGN, "docs/log/README.md")}
+    assert all(len(each) <= most for each, most in zip(lines.values(), (75, 150, 120), strict=True)), lines.keys()
+    assert [line for line in lines[DESIGN] if len(line) > 120] == []
+
+
+def test_every_day_of_the_log_is_in_its_contents():
+    """And a page has entries of its own day only."""
+    contents = (ROOT / "docs/log/README.md").read_text()
+    for page in LOG:
+        assert f"]({page.name})" in contents
+        days = re.findall(r"^## (\d{4}-\d\d-\d\d)", page.read_text(), flags=re.M)
+        assert days and {*days} == {page.stem}, page.name
+
+
+def test_the_version_is_the_same_everywhere():
+    """In the package, the citation and as the newest of the changelog."""
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"version = {{{__version__}}}" in (ROOT / "docs/guides/cite.md").read_text()
+    versions = re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
+    assert versions[0] == __version__ and len(versions) == len({*versions}) > 1
+
+
+def test_the_builders_stay_small():
+    """Those of pages, pictures and the site together."""
+    builders = [*(ROOT / "docs").glob("*.py"), *(ROOT / "docs/site").glob("*.py")]
+    assert sum(catalog.code_lines(path.read_text()) for path in builders) <= 1100
+
+
+USES = importlib.import_module("uses")  # RESULTS has put its folder on the path
+# What a table "Can I use?" must say, by hand: memory, masks, environments, resuming, exporting.
+SAVED, EITHER = "`--save-replay`", "episodes in those of EnvPool"
+CAN_USE = {
+    "ppo": ("no", "no", "by default 4", "yes; exact", "yes: ONNX"),
+    "ppo_lstm": ("yes", "no", "by default 32", "yes; exact", "yes: ONNX"),
+    "ppo_trxl": ("yes", "no", "by default 32", "yes; exact", "yes: ONNX"),
+    "ppo_masked": ("no", "required", "by default 4", "yes; exact", "no: masks"),
+    "ppo_multidiscrete": ("no", "yes, if", "by default 4", "yes; exact", "no: masks"),
+    "ppo_dict": ("no", "no", "by default 4", "yes; exact", "no: several spaces"),
+    "ppo_jax": ("no", "no", "by default 4", EITHER, "yes: StableHLO"),
+    "ppo_lstm_jax": ("yes", "no", "by default 32", EITHER, "no: memory in JAX"),
+    "ppo_atari_envpool": ("no", "no", "by default 8", "episodes begin again", "yes: ONNX"),
+    "sac_continuous_action": ("no", "no", "by default 1", SAVED, "yes: ONNX"),
+    "dqn_atari": ("no", "no", "by default 1", SAVED, "yes: ONNX"),
+    "apex_dqn": ("no", "no", "`--num-actors`", "`--synchronous --save-replay`", "yes: ONNX"),
+    "mappo": ("no", "yes, if", "by default 128", "yes; exact", "no: masks"),
+    "qmix": ("yes", "yes, if", "by default 8", SAVED, "no: masks"),
+    "td3_bc": ("no", "no", "the data set", "yes; exact", "yes: ONNX"),
+}
+SEEN_AND_DONE = {
+    "ppo": ("vectors", "`Discrete`"),
+    "ppo_dict": ("`Dict` of vectors and images", "`Discrete`"),
+    "ppo_hybrid": ("vectors", "`Tuple`, of Discrete and Box"),
+    "ppo_multidiscrete": ("vectors", "`MultiDiscrete`"),
+    "ppo_masked": ("vectors", "`Discrete`"),
+    "dqn_atari": ("images", "`Discrete`"),
+    "ppo_atari_lstm": ("images, one frame", "`Discrete`"),
+    "mappo": ("vectors", "`Discrete`, of each agent"),
+    "maddpg": ("vectors", "`Box` or `Discrete`, of each agent"),
+    "bc": ("vectors", "`Box` or `Discrete`"),
+    "ppo_continuous_action_batched": ("vectors in batches of tensors", "`Box`"),
+}
+
+
+@pytest.mark.parametrize("name", CAN_USE)
+def test_what_a_file_can_be_used_for_is_what_its_source_does(name):
+    rows = USES.uses(catalog.find(name))
+    found = [rows[what] for what in ("memory", "action masks", "several environments", "resume", "export")]
+    assert all(words in answer for words, answer in zip(CAN_USE[name], found, strict=True)), found
+    assert [answer == "no" for answer in found[:2]] == [words == "no" for words in CAN_USE[name][:2]]
+    assert SAVED in found[3] or SAVED not in CAN_USE[name][3]
+    assert ("save-replay" in found[3]) == ("save-replay" in CAN_USE[name][3])
+
+
+@pytest.mark.parametrize("name", SEEN_AND_DONE)
+def test_spaces_of_a_file_are_told_by_gymnasiums_names(name):
+    rows = USES.uses(catalog.find(name))
+    assert (rows["observations"], rows["actions"]) == SEEN_AND_DONE[name]
+
+
+def test_what_a_file_is_not_made_for_names_the_other_file():
+    rows = USES.uses(catalog.find("ppo"))
+    assert rows["Atari games"] == "no: [`ppo_atari.py`](ppo_atari.md)"
+    assert all(Path(link).stem in scripts.script_paths() for link in re.findall(r"\((\w+\.md)\)", str(rows)))
+
+
+@pytest.mark.parametrize("algorithm", catalog.scripts(), ids=lambda each: each.name)
+def test_every_page_says_what_its_file_can_be_used_for(algorithm):
+    """By header and source as they are now; where it is not there, or old, the builder puts it in its place."""
+    page = (ROOT / f"docs/algorithms/{algorithm.name}.md").read_text()
+    assert USES.with_uses(page, algorithm) == page, "run python docs/results.py"
+    old = page.replace("\n| memory |", "\n| memories |")
+    without = re.sub(r"^## Can I use\?\n.*?(?=^## )", "", page, flags=re.M | re.S)
+    assert old != page != without
+    assert USES.with_uses(old, algorithm) == USES.with_uses(without, algorithm) == page
 
 
 @pytest.mark.parametrize("family", sorted({script.family for script in catalog.scripts()}))
@@ -338,50 +429,6 @@ def test_sizes_and_times_on_the_pages_of_families_are_measured():
         assert RESULTS["with_sizes"](page, script) == page, f"{script.path.name}: run python docs/results.py"
         for other in script.not_for.values():
             assert Path(other).stem in scripts.script_paths(), f"{script.path.name} names {other}"
-
-
-def test_the_tree_has_every_file_below_the_one_it_comes_from():
-    """With the number of lines in the table of the family."""
-    page = (ROOT / "algorithms/actor_critic/README.md").read_text()
-    lines = re.search(r"<!-- tree -->\n```text\n(.*?)\n```", page, flags=re.S)[1].splitlines()
-    found, path, branch = {}, [], r"([ │]*)(?:[├└]─ (\d+) ─ )?(\w+)(?: \(and from (\w+)\))?"
-    for line in lines:
-        indent, number, name, second = re.fullmatch(branch, line).groups()
-        path = [*path[: len(indent) // 3 + bool(number)], name]
-        parents = [f"`{each}.py`" for each in (*path[-2:-1], second) if each]
-        found[name] = f"{number} of {' and '.join(parents)}" if number else "–"
-    rows = re.findall(r"^\| \[`(\w+)\.py`\].*\| ([^|]*) \| [^|]* \|$", page, flags=re.M)
-    assert found == {name: re.sub("^relatives:.*", "–", cell) for name, cell in rows} and len(lines) == len(rows)
-
-
-def test_a_tree_has_files_of_two_parents_and_parents_of_other_families(monkeypatch):
-    monkeypatch.setattr(RESULTS["budget"], "measure", lambda script: (script.size, ""))
-    files = [("b", ["a.py"], 7), ("a", [], 0), ("c", ["b.py", "e.py"], 5), ("d", ["b.py"], 6), ("f", ["g.py"], 9)]
-    parts = [
-        SimpleNamespace(name=name, parent=next(iter(parents), None), parents=parents, size=size)
-        for name, parents, size in files
-    ]
-    lines = ["a", "└─ 7 ─ b", "   ├─ 5 ─ c (and from e)", "   └─ 6 ─ d", "g", "└─ 9 ─ f"]
-    assert RESULTS["tree"](parts) == "\n".join(["```text", *lines, "```"])
-
-
-def test_returns_and_costs_are_those_of_the_runs():
-    """The last evaluation, mean and range over seeds; core-hours are the median of the wall times, times the cores of
-    a run. Other environments, budgets and variants do not count."""
-    two = {"cores": 2}
-
-    def run(name, seed, score, hours, env_id="Hopper-v5", **more):
-        more = {"global_step": 100_000, "machine": two} | more
-        return Result(env_id, name, seed, wall_time=3600 * hours, eval={"mean": [7.0, score]}, **more)
-
-    runs = [run("a", 1, 900.0, 1), run("a", 2, 1100.0, 2), run("b", 1, 2000.0, 1, together=4)]  # b: 2 cores for 4
-    others = [run("a", 3, 9e4, 1, "Ant-v5"), run("a", 4, 9e4, 1, variant="x"), run("b", 5, 9e4, 1, global_step=50_000)]
-    rows = [
-        "| [`b`](../../docs/algorithms/b.md) | 2,000 | 1 | 56 | 0.50 | 4,000 |",
-        "| [`a`](../../docs/algorithms/a.md) | 1,000 (900 to 1,100) | 2 | 19 | 1.50 | 667 |",
-    ]
-    assert RESULTS["returns_and_costs"]([*others, *runs]).splitlines()[2:] == rows
-    assert RESULTS["returns_and_costs"](others) == RESULTS["NOT_YET"]
 
 
 def test_a_benchmark_that_was_not_run_says_so():
@@ -412,7 +459,7 @@ def test_names_linked_on_the_pages_are_in_the_files():
 
 
 def test_links_of_every_page_lead_somewhere():
-    for page in [*PAGES, ROOT / "LOG.md"]:
+    for page in [*PAGES, *LOG]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
@@ -426,7 +473,7 @@ def anchors(page):
 
 
 def test_anchors_in_links_are_headings():
-    for page in [*PAGES, ROOT / "LOG.md"]:
+    for page in [*PAGES, *LOG]:
         for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
             there = page.parent / target if target else page
             assert there.exists() and anchor in anchors(there), f"{page.name}: {target}#{anchor}"
@@ -459,7 +506,7 @@ def test_inline_dependencies_name_what_a_script_imports():
 
 
 def test_no_page_names_a_path_of_somebodys_machine():
-    for page in [*PAGES, ROOT / "LOG.md", *Path(ROOT / "solorl").rglob("*.py")]:
+    for page in [*PAGES, *LOG, *Path(ROOT / "solorl").rglob("*.py")]:
         assert not re.search(r"/(home|root|Users|work)/\w", page.read_text()), page
 
 
@@ -501,21 +548,19 @@ TERMS = {
     r"\b(are parted|parts \w+ from)\b": "decouple",
     r"\bhas come damaged\b": "is corrupted",
 }
-MEANT = {"solorl/run/verbs.py": "behind a few verbs", "docs/design.md": "behind a few verbs"}  # that is the place
-PLAIN_SINCE = "2026-11-23"  # entries of the log before this day stay as they were
+MEANT = {"solorl/run/verbs.py": "behind a few verbs", DESIGN: "behind a few verbs"}  # that is the place
+PLAIN_SINCE = "2026-11-23"  # pages of the log before this day stay as they were
 
 
 @functools.cache
 def texts():
     """Path -> text of all that must be plain English."""
-    paths = [*PAGES]
+    paths = [*PAGES, *(page for page in LOG if page.stem >= PLAIN_SINCE)]
     for folder, pattern in (("docs", "*.py"), ("solorl", "**/*.py"), ("benchmark", "*.py")):
         paths += sorted((ROOT / folder).glob(pattern))
     found = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
     for path in [*sorted((ROOT / "algorithms").glob("*/*.py")), *sorted((ROOT / "tests").rglob("*.py"))]:
         found[str(path.relative_to(ROOT))] = remarks(path.read_text())
-    entries = re.split(r"^(?=## )", (ROOT / "LOG.md").read_text(), flags=re.M)[1:]
-    found["LOG.md"] = "".join(entry for entry in entries if entry[3:13] >= PLAIN_SINCE)
     return found
 
 
@@ -548,7 +593,9 @@ def test_the_texts_are_plain_english():
 
 
 def test_the_texts_have_standard_terms():
-    own = {name: text for name, text in texts().items() if not re.match(r"tests/|benchmark/|LOG|docs/results/", name)}
+    own = {
+        name: text for name, text in texts().items() if not re.match(r"tests/|benchmark/|docs/(log/20|results/)", name)
+    }
     found = {name: list(odd_words(text, TERMS)) for name, text in own.items()}
     assert {name: odd for name, odd in found.items() if odd} == {}
     wrong = """x is no flag, there is no file; this is no longer so. It goes on: a share of the steps, the least

@@ -119,6 +119,8 @@ def check_flags(source: Source) -> Iterator[Problem]:
     used = {name for name, _ in uses_of_args(source.tree)}
     if any(isinstance(node, ast.alias) and node.name == "Runs" for node in ast.walk(source.tree)):
         used.add("num_seeds")  # Runs reads it
+    if any(isinstance(node, ast.Attribute) and ast.unparse(node) == "run.iterations" for node in ast.walk(source.tree)):
+        used.add("total_timesteps")  # which `run.iterations` reads
     for name, node in fields_of(source.tree).items():
         if name not in used and name not in plumbing_flags():
             yield source.problem(node.lineno, "flags", f"args.{name} is never used; a flag that does nothing misleads")

@@ -28,10 +28,9 @@ def root(node: ast.expr) -> str:
 
 def rebound(block: ast.If) -> Iterator[tuple[str, int]]:
     """Name and line where a loop over `run.loop(...)` binds a name again that `run.resume` was given, except by
-    `name += ...`, which changes arrays in place (a checkpoint holds no numbers). A name that `run.save` is given, too,
-    may be bound again."""
+    `name += ...`, which changes arrays in place: the checkpoint would go on holding the object of before."""
     nodes = list(ast.walk(block))
-    held = _given(nodes, "run.resume") - _given(nodes, "run.save")
+    held = _parts(nodes)
     free = [node.target for node in nodes if isinstance(node, (ast.AugAssign, ast.comprehension))]
     allowed = {id(name) for target in free for name in ast.walk(target)}
     for loop in nodes:
@@ -40,13 +39,31 @@ def rebound(block: ast.If) -> Iterator[tuple[str, int]]:
             yield from ((node.id, node.lineno) for node in stored if node.id in held and id(node) not in allowed)
 
 
-def _given(nodes: list[ast.AST], verb: str) -> set[str]:
-    """The names that are values in the calls of a verb, also in dicts that these unpack: `**parts`."""
-    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == verb]
-    values = [keyword.value for call in calls for keyword in call.keywords]
-    tables = {ast.unparse(keyword.value) for call in calls for keyword in call.keywords if keyword.arg is None}
+def _parts(nodes: list[ast.AST]) -> set[str]:
+    """The names that `run.resume` is given, also in dicts that it unpacks: `**parts`."""
+    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "run.resume"]
+    keywords = [keyword for call in calls for keyword in call.keywords]
+    tables = {ast.unparse(keyword.value) for keyword in keywords if keyword.arg is None}
     for node in nodes:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if isinstance(node, (ast.Assign, ast.AugAssign)) and tables & {ast.unparse(each) for each in targets if each}:
-            values += [x for part in ast.walk(node.value) if isinstance(part, ast.Dict) for x in part.values]
-    return {value.id for value in values if isinstance(value, ast.Name)} - tables
+            for part in ast.walk(node.value):
+                keywords += part.keywords if isinstance(part, ast.Call) and ast.unparse(part.func) == "dict" else []
+    return {keyword.value.id for keyword in keywords if isinstance(keyword.value, ast.Name)} - tables
+
+
+def plumbing(text: str) -> tuple[int, int]:
+    """Lines of code of a file's main block, and of those the statements whose value is a call of `run.`."""
+    block, lines = main_block(ast.parse(text)), text.splitlines()
+    if block is None:
+        return 0, 0
+
+    def count(first: int, last: int) -> int:
+        return sum(not line.strip().startswith("#") and bool(line.strip()) for line in lines[first - 1 : last])
+
+    found = 0
+    for node in ast.walk(block):
+        calls = [each for each in beginnings(node) if isinstance(each, ast.Call) and root(each.func) == "run"]
+        end = node.lineno if isinstance(node, ast.For) else getattr(node, "end_lineno", 0)
+        found += count(node.lineno, end) if calls else 0  # type: ignore[attr-defined]
+    return count(block.lineno + 1, block.end_lineno or 0), found

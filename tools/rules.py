@@ -152,13 +152,13 @@ def _check_calls(source: Source, block: ast.If) -> Iterator[Problem]:
 
 
 # ---------------------------------------------------------------------- checkpoints
-def check_in_place(source: Source) -> Iterator[Problem]:
-    """A checkpoint holds the objects that `run.resume` got, so the loop changes them in place; in JAX the library
-    replaces the training."""
+def check_parts(source: Source) -> Iterator[Problem]:
+    """A checkpoint holds the objects that `run.resume` got, so what the loop replaces is in a namespace. In JAX the
+    library replaces the training."""
     block = main_block(source.tree)
     for name, line in rebound(block) if block and source.script.framework == "torch" else ():
-        text = f"binds {name} again, but checkpoints hold what run.resume was given: write {name}[:] = ... (in place)"
-        yield source.problem(line, "resume", f"{text}, or hand over the new one: run.save(..., {name}={name})")
+        text = f"binds {name} again, but checkpoints hold what run.resume was given"
+        yield source.problem(line, "resume", f"{text}: put it into a namespace, now = SimpleNamespace({name}=...)")
 
 
 # ---------------------------------------------------------------------- the checks as a whole
@@ -170,7 +170,7 @@ def check_file(path: Path) -> list[Problem]:
     except UsageError as error:
         return [Problem(path, 1, "header", str(error).removeprefix(str(path)).lstrip())]
     of_catalogue = (check_imports, check_size) if in_catalogue(path) else ()
-    checks = (*of_catalogue, check_header, check_metadata, check_flags, check_plumbing, check_in_place)
+    checks = (*of_catalogue, check_header, check_metadata, check_flags, check_plumbing, check_parts)
     return sorted((problem for check in checks for problem in check(source)), key=lambda problem: problem.line)
 
 

@@ -229,6 +229,15 @@ def learn_ddpg(update, learner, learned, batch, setup):
     return learner, (of_critic, of_actor)
 
 
+def due_updates(args, global_step, enough):
+    """Number of the first critic update due in the iteration that ends at `global_step`, and the one after the last: in
+    total utd_ratio for each environment step after learning_starts. None where the buffer does not hold `enough`; they
+    are not made up for."""
+    steps = jnp.stack([global_step - args.num_envs, global_step])
+    first, last = jnp.floor(args.utd_ratio * jnp.maximum(0, steps - args.learning_starts)).astype(int)
+    return first, jnp.where(enough, last, first)
+
+
 def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
     args, envs = setup.args, setup.envs
@@ -247,14 +256,13 @@ def train_iteration(training, setup):
     replay = insert(training.replay, batch, before)
 
     # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
+    size = jnp.minimum(global_step, len(replay.reward))  # transitions in the buffer
+
     def update(i, carry):
         batch = sample(replay, jax.random.fold_in(sample_key, i), size, args.batch_size)
         return learn_ddpg(i, *carry, batch, setup)
 
-    size = jnp.minimum(global_step, len(replay.reward))
-    steps = jnp.maximum(0, jnp.stack([before, global_step]) - args.learning_starts)
-    first, last = jnp.floor(args.utd_ratio * steps).astype(int)
-    last = jnp.where(size >= args.batch_size, last, first)  # updates due before the buffer holds a batch are dropped
+    first, last = due_updates(args, global_step, size >= args.batch_size)
     nothing = ({"losses/qf1_values": 0.0, "losses/qf1_loss": 0.0}, 0), ({"losses/actor_loss": 0.0}, 0)
     learner, learned = jax.lax.fori_loop(first, last, update, (training.learner, nothing))
 
@@ -268,14 +276,9 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Runs(args)
     envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
-    run.require_spaces(envs, obs="vector", action="continuous")
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
-    num_iterations = args.total_timesteps // args.num_envs
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
-    most = min(args.buffer_size, num_iterations * args.num_envs)
-    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
 
     setup = Setup(args, envs, optax.adam(args.learning_rate), optax.adam(args.learning_rate))
     training, start = run.resume(lambda key: begin(key, setup), model="learner.actor", envs=("env_state", "obs"))

@@ -17,6 +17,7 @@ Details   docs/algorithms/flash_sac.md
 import copy
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -137,18 +138,6 @@ class RunningMeanStd(nn.Module):
 
     def forward(self, x):  # NumPy (n, *shape) -> NumPy (n, *shape)
         return self.scale(x - self.mean.numpy())
-
-
-def discounted_returns(reward, done, so_far, gamma):
-    """Sum of the rewards of an episode up to each step, earlier ones discounted. NumPy, both (num_steps, num_envs).
-
-    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; updated in place.
-    """
-    returns = np.zeros_like(reward)
-    for t in range(len(reward)):
-        returns[t] = so_far[:] = gamma * so_far + reward[t]
-        so_far *= 1 - done[t]
-    return returns
 
 
 class UnitBatchNorm(nn.Module):
@@ -283,12 +272,14 @@ def flash_critic_loss(critic, target_critic, actor, alpha, batch, noise, gamma):
     with torch.no_grad():
         next_action, next_logprob = actor(batch.next_obs, noise)  # by its running statistics
         obs, action = torch.cat([batch.obs, batch.next_obs]), torch.cat([batch.action, next_action])
-        next_p = target_critic.logits(obs, action, train=True).chunk(2, 1)[1].softmax(2)  # of (s', a')
+        _, next_logits = target_critic.logits(obs, action, train=True).chunk(2, 1)  # those of (s', a')
+        next_p = next_logits.softmax(2)  # (2, batch_size, n_atoms)
         next_p = next_p[(next_p @ atoms).argmin(0), row]  # (batch_size, n_atoms)
         soft_atoms = atoms - alpha * next_logprob[:, None]  # Eq. 3
         value = batch.reward[:, None] + gamma * (1 - batch.done[:, None]) * soft_atoms
         target = project(next_p, value, atoms)
-    logprob = critic.logits(obs, action, train=True).chunk(2, 1)[0].log_softmax(2)  # of (s, a)
+    logits, _ = critic.logits(obs, action, train=True).chunk(2, 1)  # those of (s, a)
+    logprob = logits.log_softmax(2)  # (2, batch_size, n_atoms)
     assert logprob.shape[1:] == target.shape == (len(batch.reward), len(atoms))
     loss = -(target * logprob).sum(2).mean()
     q = logprob.exp() @ atoms
@@ -298,8 +289,8 @@ def flash_critic_loss(critic, target_critic, actor, alpha, batch, noise, gamma):
 def flash_actor_loss(actor, critic, alpha, batch, noise):
     """Eq. 9 with the smaller mean of both critics, the metrics, and the entropy of the policy. The actor is normalised
     by one batch of s and s', of which s counts; the critics use their running statistics."""
-    both = torch.cat([batch.obs, batch.next_obs])
-    action, logprob = (x.chunk(2)[0] for x in actor(both, noise.repeat(2, 1), train=True))
+    both = actor(torch.cat([batch.obs, batch.next_obs]), torch.cat([noise, noise]), train=True)
+    (action, _), (logprob, _) = (x.chunk(2) for x in both)
     loss = (alpha * logprob - critic(batch.obs, action).amin(0)).mean()
     entropy = -logprob.mean()
     return loss, {"losses/actor_loss": loss, "losses/entropy": entropy}, entropy
@@ -328,19 +319,22 @@ def cosine(first, last, progress):
     return last + (first - last) * (1 + math.cos(math.pi * progress)) / 2
 
 
+def due_updates(args, global_step, enough):
+    """The numbers of the critic updates due in the iteration that ends at `global_step`: in total utd_ratio for each
+    environment step after learning_starts. None where the buffer does not hold `enough`; they are not made up for."""
+    before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
+    after = int(args.utd_ratio * max(0, global_step - args.learning_starts))
+    return range(before, after if enough else before)
+
+
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
-    run.require_spaces(envs, obs="vector", action="continuous")
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
-    num_iterations = args.total_timesteps // args.num_envs
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
-    most = min(args.buffer_size, num_iterations * args.num_envs)
-    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
     run.require(args.n_atoms > 1, f"--n-atoms must be 2 or more, got {args.n_atoms}")
     run.require(args.max_value > 0 and args.target_std > 0, "--max-value and --target-std must be greater than 0")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
@@ -352,34 +346,26 @@ if __name__ == "__main__":
     critic = Critic(obs_dim, action_dim, args.critic_width, atoms).to(run.device)
     target_critic = copy.deepcopy(critic)
     temperature = Temperature(args.alpha).to(run.device)
-    optimizers = [torch.optim.Adam(x.parameters(), lr=args.learning_rate) for x in (actor, critic, temperature)]
-    actor_optimizer, critic_optimizer, alpha_optimizer = optimizers
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs). All return all but the loss
+    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
+    critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
+    alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.learning_rate)
     critic_step = run.gradient_step(flash_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(flash_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
-    repeated_noise, steps_left = torch.zeros(args.num_envs, action_dim), torch.zeros(1, dtype=torch.int64)
-    so_far = np.zeros(args.num_envs, np.float32)  # discounted rewards of the running episodes
-    return_statistics, largest_return = RunningMeanStd(), np.zeros(1, np.float32)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        actor=actor,
-        critic=critic,
-        target_critic=target_critic,
-        temperature=temperature,
-        actor_optimizer=actor_optimizer,
-        critic_optimizer=critic_optimizer,
-        alpha_optimizer=alpha_optimizer,
-        repeated_noise=repeated_noise,
-        steps_left=steps_left,
-        so_far=so_far,
-        return_statistics=return_statistics,
-        largest_return=largest_return,
-        replay=replay,
-        envs=envs,
+    return_statistics = RunningMeanStd()
+    now = SimpleNamespace(
+        noise=torch.zeros(args.num_envs, action_dim),  # of the exploration
+        steps_left=0,  # for which this noise is kept
+        returns=np.zeros(args.num_envs, np.float32),  # discounted, of the episodes so far
+        largest_return=0.0,  # by size, ever
     )
-    so_far[run.restarted] = 0
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(actor=actor, critic=critic, target_critic=target_critic, temperature=temperature)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer)
+    parts |= dict(return_statistics=return_statistics, replay=replay, envs=envs, now=now)
+    start = run.resume(**parts)
+    now.returns[run.restarted] = 0
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -389,36 +375,33 @@ if __name__ == "__main__":
         if global_step <= args.learning_starts:
             action = envs.action_space.sample()
         else:
-            if steps_left == 0:  # new noise for n steps, P(n) in proportion to n^-2 (zeta distribution)
-                repeated_noise[:] = torch.randn(args.num_envs, action_dim)  # in place: a checkpoint holds this tensor
-                steps_left += 1 + (torch.arange(1.0, args.max_repeat + 1) ** -2).multinomial(1)
-            steps_left -= 1
-            action = actor.act(obs, repeated_noise)
+            if now.steps_left == 0:  # new noise for n steps, P(n) in proportion to n^-2 (zeta distribution)
+                now.noise = torch.randn(args.num_envs, action_dim)
+                now.steps_left = 1 + int((torch.arange(1.0, args.max_repeat + 1) ** -2).multinomial(1))
+            now.steps_left -= 1
+            action = actor.act(obs, now.noise)
         current_obs, reward, terminated, truncated, infos = envs.step(action)  # current_obs: for the next action
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task
-        next_obs = current_obs.copy()
-        for i in np.flatnonzero(terminated | truncated):  # current_obs is the next episode's
-            next_obs[i] = infos["final_obs"][i]
+        next_obs = infos["next_obs"]  # current_obs, except where an episode has ended
         replay.add(Batch(obs, action, reward, terminated, next_obs))
         obs = current_obs
         # raw rewards are stored, and scaled by the newest statistics of the returns when they are sampled
-        returns = discounted_returns(reward[None], (terminated | truncated)[None], so_far, args.gamma)
-        return_statistics.update(returns[0])
-        largest_return[:] = max(largest_return[0], np.abs(returns).max())
-        scale = reward_scale(return_statistics.var, largest_return.item(), args.max_value)
+        returns = args.gamma * now.returns + reward  # (num_envs,), up to this step, earlier rewards discounted
+        now.returns = (returns * ~(terminated | truncated)).astype(np.float32)
+        return_statistics.update(returns)
+        now.largest_return = max(now.largest_return, float(np.abs(returns).max()))
+        scale = reward_scale(return_statistics.var, now.largest_return, args.max_value)
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
-        # critic updates due in total by the end of the previous iteration, and of this one; while the buffer holds too
-        # little (learning_starts < batch_size, or a resume without --save-replay) none are made, nor made up for later
+        # none while the buffer holds too little: learning_starts < batch_size, or a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
-        updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
-        updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
-        learning_rate = cosine(args.learning_rate, args.final_learning_rate, updates_before / max(1, num_updates))
-        for optimizer in optimizers:
+        updates = due_updates(args, global_step, enough)
+        learning_rate = cosine(args.learning_rate, args.final_learning_rate, updates.start / max(1, num_updates))
+        for optimizer in (actor_optimizer, critic_optimizer, alpha_optimizer):
             optimizer.param_groups[0]["lr"] = learning_rate
-        for update in range(updates_before, updates_after):
+        for update in updates:
             batch = replay.sample(args.batch_size, run.device)
             batch = batch._replace(reward=batch.reward / scale)
 

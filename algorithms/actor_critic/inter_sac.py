@@ -273,19 +273,22 @@ def grown(batch_size, inserted, capacity):
     return int(batch_size * (1 + min(inserted / capacity, 1)))
 
 
+def due_updates(args, global_step, enough):
+    """The numbers of the critic updates due in the iteration that ends at `global_step`: in total utd_ratio for each
+    environment step after learning_starts. None where the buffer does not hold `enough`; they are not made up for."""
+    before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
+    after = int(args.utd_ratio * max(0, global_step - args.learning_starts))
+    return range(before, after if enough else before)
+
+
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
-    run.require_spaces(envs, obs="vector", action="continuous")
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
-    num_iterations = args.total_timesteps // args.num_envs
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
-    most = min(args.buffer_size, num_iterations * args.num_envs)
-    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
     run.require(args.width % 4 == 0, f"--width {args.width} must be a multiple of 4")
 
@@ -295,22 +298,14 @@ if __name__ == "__main__":
     reliability = Reliability(0.5 if args.reliable_lambda else 1.0).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.alpha_lr)
-    # agent_step(*inputs): an optimiser step on the loss of (agent, *inputs). Both return all but the loss
     agent_step = run.gradient_step(inter_sac_loss, agent, optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        agent=agent,
-        target_agent=target_agent,
-        anchor_agent=anchor_agent,
-        temperature=temperature,
-        reliability=reliability,
-        optimizer=optimizer,
-        alpha_optimizer=alpha_optimizer,
-        replay=replay,
-        envs=envs,
-    )
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(agent=agent, target_agent=target_agent, anchor_agent=anchor_agent, optimizer=optimizer)
+    parts |= dict(temperature=temperature, alpha_optimizer=alpha_optimizer, reliability=reliability)
+    parts |= dict(replay=replay, envs=envs)
+    start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -325,26 +320,24 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task
-        next_obs = current_obs.copy()
-        for i in np.flatnonzero(terminated | truncated):  # current_obs is the next episode's
-            next_obs[i] = infos["final_obs"][i]
+        next_obs = infos["next_obs"]  # current_obs, except where an episode has ended
         replay.add(Batch(obs, action, reward, terminated, next_obs))
         obs = current_obs
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
-        # critic updates due in total by the end of the previous iteration, and of this one; while the buffer holds too
-        # little (learning_starts < batch_size, or a resume without --save-replay) none are made, nor made up for later
+        # none while the buffer holds too little: learning_starts < batch_size, or a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
-        updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
-        updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
-        for update in range(updates_before, updates_after):
-            batch_size = grown(args.batch_size, replay.inserted * args.growing_batch, args.buffer_size)
+        for update in due_updates(args, global_step, enough):
+            batch_size = args.batch_size
+            if args.growing_batch:
+                batch_size = grown(batch_size, replay.inserted, args.buffer_size)
             batch, alpha = replay.sample(batch_size, run.device), temperature().detach()
             noise = torch.randn(2, batch_size, action_dim, device=run.device)
 
             # one step for the critics, for the actor in its turn, and for the distance from the anchor
-            inputs = (target_agent, anchor_agent if args.anchor else None, reliability(), alpha, batch, noise)
-            metrics, entropy = agent_step(*inputs, args.reward_scale, args.gamma, reliability.actor_turn())
+            anchor, actor_turn = anchor_agent if args.anchor else None, reliability.actor_turn()
+            inputs = (target_agent, anchor, reliability(), alpha, batch, noise, args.reward_scale, args.gamma)
+            metrics, entropy = agent_step(*inputs, actor_turn)
             run.learned(metrics)
             if args.reliable_lambda:
                 reliability.update(metrics["losses/qf_loss"])

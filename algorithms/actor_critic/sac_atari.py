@@ -18,6 +18,7 @@ Details   docs/algorithms/sac_atari.md
 import copy
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import ale_py
@@ -47,7 +48,7 @@ class Args(RunArgs):
     q_lr: float = 3e-4  # learning rate of the critics' Adam and of the temperature
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 1.0  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 1  # critic updates for which as many actor updates are made in a row
+    policy_frequency: int = 1  # critic updates between rounds of as many actor updates
     target_network_frequency: int = 2_000  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature (else alpha): the entropy approaches the target entropy
@@ -283,17 +284,21 @@ def soft_update(target, online, tau):
         torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
 
 
+def due_updates(args, global_step, enough):
+    """The numbers of the critic updates due in the iteration that ends at `global_step`: in total utd_ratio for each
+    environment step after learning_starts. None where the buffer does not hold `enough`; they are not made up for."""
+    before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
+    after = int(args.utd_ratio * max(0, global_step - args.learning_starts))
+    return range(before, after if enough else before)
+
+
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
-    num_iterations = args.total_timesteps // args.num_envs
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
-    most = min(args.buffer_size, num_iterations * args.num_envs)
-    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
     run.require(
         args.buffer_size >= 10 * args.num_envs,
         f"--buffer-size must be at least {10 * args.num_envs}, the images of a transition in every environment",
@@ -307,27 +312,19 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr, eps=1e-4)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr, eps=1e-4)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr, eps=1e-4)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs). All return all but the loss
     critic_step = run.gradient_step(discrete_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(discrete_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
-    replay, lives = FrameReplay(args.buffer_size, args.num_envs), np.zeros(args.num_envs, np.int64)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        actor=actor,
-        critic=critic,
-        target_critic=target_critic,
-        temperature=temperature,
-        actor_optimizer=actor_optimizer,
-        critic_optimizer=critic_optimizer,
-        alpha_optimizer=alpha_optimizer,
-        replay=replay,
-        envs=envs,
-        lives=lives,
-    )
+    replay = FrameReplay(args.buffer_size, args.num_envs)
+    now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))  # of each game, before the next step
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(actor=actor, critic=critic, target_critic=target_critic, temperature=temperature)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer)
+    parts |= dict(replay=replay, envs=envs, now=now)
+    start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
-    lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
+    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
     if replay.inserted == 0:
         replay.begin(np.arange(args.num_envs), obs[:, 0])
         if start:  # resumed without --save-replay: the games are under way, and their stacks have 4 different images
@@ -348,27 +345,24 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, over)
 
         # ---- 2. store: done at a lost life, though the game continues; not done at a time limit, though it is over
-        image, lives_left = obs[:, -1].copy(), infos["lives"].copy()
-        for i in np.flatnonzero(over):  # obs and lives are the next game's
-            image[i], lives_left[i] = infos["final_obs"][i][-1], infos["final_info"]["lives"][i]
-        done = terminated | (lives_left < lives)
-        lives[:] = infos["lives"]  # in place: a checkpoint holds this array
-        replay.add(image, action, np.sign(reward), done)
+        lives = infos["lives"].copy()
+        for i in np.flatnonzero(over):  # infos["lives"] has those of the next game
+            lives[i] = infos["final_info"]["lives"][i]
+        done = terminated | (lives < now.lives)
+        replay.add(infos["next_obs"][:, -1], action, np.sign(reward), done)
+        now.lives = infos["lives"]
         replay.begin(np.flatnonzero(over), obs[over, -1])
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
-        # critic updates due in total by the end of the previous iteration, and of this one; while the buffer holds too
-        # little (learning_starts < batch_size, or a resume without --save-replay) none are made, nor made up for later
+        # none while the buffer holds too little: learning_starts < batch_size, or a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
-        updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
-        updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
-        for update in range(updates_before, updates_after):
+        for update in due_updates(args, global_step, enough):
             # "update the Q-function parameters" (Algorithm 1)
             batch, alpha = replay.sample(args.batch_size, run.device), temperature().detach()
             metrics = critic_step(target_critic, actor, alpha, batch, args.gamma)
             run.learned(metrics)
 
-            # "update policy weights": with the critics' updates 0, n, 2n, ... (n: policy_frequency), n steps each time
+            # "update policy weights": delayed, with every n-th update (n: policy_frequency), then n steps at once
             if update % args.policy_frequency == 0:
                 for _ in range(args.policy_frequency):
                     metrics, entropy = actor_step(critic, temperature().detach(), batch)

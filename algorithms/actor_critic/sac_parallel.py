@@ -19,6 +19,7 @@ import copy
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -26,9 +27,8 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from solorl import Run, RunArgs, parse
+from solorl import Run, RunArgs, parse, vector_env
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Args(RunArgs):
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # critic updates for which as many actor updates are made in a row (the paper: 1)
+    policy_frequency: int = 2  # critic updates between rounds of as many actor updates (the paper: 1)
     target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
@@ -84,13 +84,6 @@ def make_env(env_id, **kwargs):
     space = env.action_space
     continuous = isinstance(space, gym.spaces.Box) and space.dtype.kind == "f"
     return ScaleAction(env) if continuous and np.isfinite([space.low, space.high]).all() else env
-
-
-def vector_envs(env_id, num_envs):
-    """Environments for an explorer or an evaluator; their observations are copies, which no later step changes."""
-    # None: the observation space stays as it is
-    copies = [lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)] * num_envs
-    return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 class Replay:
@@ -187,42 +180,35 @@ class Explorer:
     """Plays `num_envs` environments; `envs` are those of this process, with --synchronous."""
 
     def __init__(self, args, num_envs, obs_dim, action_dim, envs=None):
-        self.args, self.num_envs, self.envs = args, num_envs, envs or vector_envs(args.env_id, num_envs)
-        self.actor = Actor(obs_dim, action_dim)
-        self.rewards = [[] for _ in range(num_envs)]  # of each environment: all of the episode so far
+        self.num_steps, self.actor = args.num_steps, Actor(obs_dim, action_dim)
+        self.envs = envs or vector_env(make_env, args.env_id, num_envs)
+        # of each environment's episode so far: sum of raw rewards, steps
+        self.so_far = SimpleNamespace(returns=np.zeros(num_envs), lengths=np.zeros(num_envs, np.int64))
         if envs is None:
             torch.seed()  # a new process would have the same random numbers as the others
             self.obs = self.envs.reset()[0]  # (num_envs, *obs_shape)
 
-    def state_dict(self):
-        """What a checkpoint holds of it."""
-        return {"rewards": self.rewards}
-
-    def load_state_dict(self, state):
-        """Continue from there."""
-        self.rewards = state["rewards"]
-
     def rollout(self, weights):
         """Take num_steps steps in each environment with these weights of the actor; without (None), random actions.
-        Returns a Batch of NumPy arrays (num_steps, num_envs, ...), and the raw rewards of each episode that ended."""
-        steps, episodes = [], []
+        Returns a Batch of NumPy arrays (num_steps, num_envs, ...), and return and length of each episode that ended."""
+        steps, episodes, so_far = [], [], self.so_far
         if weights is not None:
             set_weights(self.actor, weights)
-        for _ in range(self.args.num_steps):
+        for _ in range(self.num_steps):
             if weights is None:
                 action = self.envs.action_space.sample()
             else:
                 action = self.actor.act(self.obs, torch.randn(self.envs.action_space.shape))
             obs, reward, terminated, truncated, infos = self.envs.step(action)
-            next_obs = obs.copy()
-            for i in range(self.num_envs):
-                self.rewards[i].append(float(reward[i]))
-            for i in np.flatnonzero(terminated | truncated):  # obs is the next episode's
-                next_obs[i] = infos["final_obs"][i]
-                episodes.append(self.rewards[i])
-                self.rewards[i] = []
-            steps.append((self.obs, action, reward, terminated, next_obs))  # a time limit is not the end of the task
+            # a time limit is not the end of the task
+            steps.append((self.obs, action, reward, terminated, infos["next_obs"]))
             self.obs = obs
+
+            so_far.returns += reward
+            so_far.lengths += 1
+            for i in np.flatnonzero(terminated | truncated):
+                episodes.append((float(so_far.returns[i]), int(so_far.lengths[i])))
+                so_far.returns[i] = so_far.lengths[i] = 0
         return Batch(*map(np.array, zip(*steps, strict=True))), episodes
 
 
@@ -235,14 +221,14 @@ class Evaluator:
     def play(self, weights, seeds):
         """An episode for each of the seeds (n,) with these weights of the actor: returns (n,) and lengths (n,)."""
         set_weights(self.actor, weights)
-        self.envs = self.envs or vector_envs(self.env_id, len(seeds))
+        self.envs = self.envs or vector_env(make_env, self.env_id, len(seeds))
         obs, _ = self.envs.reset(seed=seeds)
-        returns, lengths, running = np.zeros(len(seeds)), np.zeros(len(seeds), int), np.ones(len(seeds), bool)
-        while running.any():
+        returns, lengths, under_way = np.zeros(len(seeds)), np.zeros(len(seeds), int), np.ones(len(seeds), bool)
+        while under_way.any():
             obs, reward, terminated, truncated, _ = self.envs.step(self.actor.act(obs))
-            returns += running * reward
-            lengths += running
-            running &= ~(terminated | truncated)
+            returns += under_way * reward
+            lengths += under_way
+            under_way &= ~(terminated | truncated)
         return returns, lengths
 
 
@@ -286,24 +272,26 @@ def soft_update(target, online, tau):
         torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
 
 
+def updates_between(args, before, after, enough):
+    """The numbers of the critic updates due for the environment steps after `before` up to `after`: in total utd_ratio
+    for each after learning_starts. None where the buffer does not hold `enough`; they are not made up for."""
+    first, last = (int(args.utd_ratio * max(0, step - args.learning_starts)) for step in (before, after))
+    return range(first, last if enough else first)
+
+
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
-    run.require_spaces(envs, obs="vector", action="continuous")
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     num_explorers = 1 if args.synchronous else args.num_explorers
     own_envs = args.num_envs // num_explorers  # environments of each explorer
-    sentence = f"--num-envs {args.num_envs} cannot be divided into equal parts for --num-explorers {num_explorers}"
-    run.require(own_envs * num_explorers == args.num_envs, sentence)
+    unequal = f"--num-envs {args.num_envs} cannot be divided into equal parts for --num-explorers {num_explorers}"
+    run.require(own_envs * num_explorers == args.num_envs, unequal)
     steps = args.num_steps * own_envs  # environment steps of a rollout
-    num_iterations = args.total_timesteps // steps  # a rollout of one explorer each
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than {steps}, one rollout")
-    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
-    most = min(args.buffer_size, num_iterations * steps)
-    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
+    num_iterations = run.iterations(steps, batch=args.batch_size)  # a rollout of one explorer each
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
 
     actor, critic = Actor(obs_dim, action_dim).to(run.device), Critic(obs_dim, action_dim).to(run.device)
@@ -312,80 +300,67 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs). All return all but the loss
     critic_step = run.gradient_step(sac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
     evaluated = copy.deepcopy(actor).cpu()  # the actor as it is evaluated
-    # each in a process of Ray: calls of their methods return futures at once, of which run.first waits for one.
-    # With --synchronous the explorer is a plain object of this process, whose method returns the result
+    # objects in processes of Ray: calls of their methods return at once a promise of the answer, for which run.first
+    # waits. With --synchronous the explorer is a plain object of this process, whose method returns the answer
     inputs = (args, own_envs, obs_dim, action_dim, envs if args.synchronous else None)
     explorers = run.place(Explorer, [inputs] * num_explorers, here=args.synchronous)
     num_evaluators = 0 if args.synchronous else 1
     evaluators = run.place(Evaluator, [(args.env_id, obs_dim, action_dim)] * num_evaluators, here=args.synchronous)
-    placed = {"envs": envs, "explorer": explorers[0]} if args.synchronous else {}
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        actor=actor,
-        critic=critic,
-        target_critic=target_critic,
-        temperature=temperature,
-        actor_optimizer=actor_optimizer,
-        critic_optimizer=critic_optimizer,
-        alpha_optimizer=alpha_optimizer,
-        evaluated=evaluated,
-        replay=replay,
-        **placed,
-    )
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(actor=actor, critic=critic, target_critic=target_critic, temperature=temperature, evaluated=evaluated)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer)
+    parts |= dict(replay=replay)
+    if args.synchronous:  # explorers elsewhere begin again
+        parts |= dict(envs=envs, so_far=explorers[0].so_far)
+    start = run.resume(**parts)
     if args.synchronous:
         explorers[0].obs = run.reset(envs)
-        for i in run.restarted:  # its episode is gone
-            explorers[0].rewards[i] = []
+        explorers[0].so_far.returns[run.restarted] = explorers[0].so_far.lengths[run.restarted] = 0
 
-    pending = {}  # what is under way: number of an explorer, or "evaluator" -> future of its answer
-    played = None  # the answer of the evaluator: returns and lengths
+    promises = {}  # of each explorer and evaluator that is at work
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * steps  # at the end of this iteration
 
         # ---- 1. explore: the first rollout that is there, of any explorer; one that has died is asked again
-        weights, rollout = None, None  # without weights: random actions
+        weights, rollout, played = None, None, None  # without weights: random actions
         if global_step - steps >= args.learning_starts:
             weights = run.share(get_weights(actor))
         while rollout is None:
-            pending |= {i: explorers[i].rollout(weights) for i in range(num_explorers) if i not in pending}
-            first, answer = run.first([*pending.values()])
-            who = [*pending][first]
-            del pending[who]
-            if who == "evaluator":
-                played = answer  # None where it has died: this evaluation is left out
-            else:
+            for explorer in explorers:
+                if explorer not in promises:
+                    promises[explorer] = explorer.rollout(weights)
+            index, answer = run.first([*promises.values()])  # None of an object that has died
+            worker = [*promises][index]
+            del promises[worker]
+            if worker in explorers:
                 rollout = answer
+            else:  # the evaluator: returns and lengths
+                played = answer
         if not args.synchronous:  # it plays while the learner learns
-            pending[who] = explorers[who].rollout(weights)
+            promises[worker] = worker.rollout(weights)
 
         # ---- 2. store
         batch, episodes = rollout
         replay.add(batch)
-        for rewards in episodes:  # whole ones, of any environment, are counted as those of the first environment
-            reward, done = np.zeros((2, len(rewards), args.num_envs))
-            reward[:, 0], done[-1, 0] = rewards, 1
-            run.episodes(global_step, reward, done)
+        for episodic_return, length in episodes:
+            run.episode(global_step, episodic_return, length)
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
-        # critic updates due in total by the end of the previous iteration, and of this one; while the buffer holds too
-        # little (learning_starts < batch_size, or a resume without --save-replay) none are made, nor made up for later
+        # none while the buffer holds too little: learning_starts < batch_size, or a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
-        updates_before = int(args.utd_ratio * max(0, global_step - steps - args.learning_starts))
-        updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
-        for update in range(updates_before, updates_after):
+        for update in updates_between(args, global_step - steps, global_step, enough):
             # "update the Q-function parameters" (Algorithm 1)
             batch, alpha = replay.sample(args.batch_size, run.device), temperature().detach()
             noise = torch.randn(args.batch_size, action_dim, device=run.device)
             metrics = critic_step(target_critic, actor, alpha, batch, noise, args.gamma)
             run.learned(metrics)
 
-            # "update policy weights": with the critics' updates 0, n, 2n, ... (n: policy_frequency), n steps each time
+            # "update policy weights": delayed, with every n-th update (n: policy_frequency), then n steps at once
             if update % args.policy_frequency == 0:
                 for _ in range(args.policy_frequency):
                     noise = torch.randn(args.batch_size, action_dim, device=run.device)
@@ -408,12 +383,11 @@ if __name__ == "__main__":
             run.evaluate(global_step, evaluated.act, make_env)
         elif played is not None:
             run.evaluate(global_step, evaluated.act, make_env, played=played)
-            played = None
-        elif "evaluator" not in pending:
+        elif evaluators[0] not in promises:
             evaluated.load_state_dict(actor.state_dict())
             seeds = run.evaluation_seeds(global_step)  # none where no evaluation is due
-            if seeds:  # first in `pending`: where several answers are there, it is taken first
-                pending = {"evaluator": evaluators[0].play(get_weights(evaluated), seeds)} | pending
+            if seeds:  # first among the promises: where several answers are there, it is taken first
+                promises = {evaluators[0]: evaluators[0].play(get_weights(evaluated), seeds)} | promises
         run.save(global_step)
 
     envs.close()

@@ -43,7 +43,7 @@ class Args(RunArgs):
     weight_decay: float = 1e-2  # decay of all parameters of actor and critics by AdamW; 0: none
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 1  # critic updates for which as many actor updates are made in a row
+    policy_frequency: int = 1  # critic updates between rounds of as many actor updates
     target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.01  # temperature, the coefficient of the entropy, at the start; for good with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim / 2 (actions in [-1, 1])
@@ -253,19 +253,22 @@ def soft_update(target, online, tau):
         torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
 
 
+def due_updates(args, global_step, enough):
+    """The numbers of the critic updates due in the iteration that ends at `global_step`: in total utd_ratio for each
+    environment step after learning_starts. None where the buffer does not hold `enough`; they are not made up for."""
+    before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
+    after = int(args.utd_ratio * max(0, global_step - args.learning_starts))
+    return range(before, after if enough else before)
+
+
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
-    run.require_spaces(envs, obs="vector", action="continuous")
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
-    num_iterations = args.total_timesteps // args.num_envs
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
-    most = min(args.buffer_size, num_iterations * args.num_envs)
-    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
 
     actor = Actor(obs_dim, action_dim).to(run.device)
@@ -275,23 +278,15 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.AdamW(actor.parameters(), lr=args.policy_lr, weight_decay=args.weight_decay)
     critic_optimizer = torch.optim.AdamW(critic.parameters(), lr=args.q_lr, weight_decay=args.weight_decay)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs). All return all but the loss
     critic_step = run.gradient_step(sac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        actor=actor,
-        critic=critic,
-        target_critic=target_critic,
-        temperature=temperature,
-        actor_optimizer=actor_optimizer,
-        critic_optimizer=critic_optimizer,
-        alpha_optimizer=alpha_optimizer,
-        replay=replay,
-        envs=envs,
-    )
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(actor=actor, critic=critic, target_critic=target_critic, temperature=temperature)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer)
+    parts |= dict(replay=replay, envs=envs)
+    start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -307,19 +302,14 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task
-        next_obs = current_obs.copy()
-        for i in np.flatnonzero(terminated | truncated):  # current_obs is the next episode's
-            next_obs[i] = infos["final_obs"][i]
+        next_obs = infos["next_obs"]  # current_obs, except where an episode has ended
         replay.add(Batch(obs, action, reward, terminated, next_obs))
         obs = current_obs
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
-        # critic updates due in total by the end of the previous iteration, and of this one; while the buffer holds too
-        # little (learning_starts < batch_size, or a resume without --save-replay) none are made, nor made up for later
+        # none while the buffer holds too little: learning_starts < batch_size, or a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
-        updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
-        updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
-        for update in range(updates_before, updates_after):
+        for update in due_updates(args, global_step, enough):
             # "update the Q-function parameters" (Algorithm 1)
             batch, alpha = replay.sample(args.batch_size, "cpu"), temperature().detach()
             normalize = actor.obs_normalizer  # by the newest statistics; the buffer holds raw ones
@@ -329,7 +319,7 @@ if __name__ == "__main__":
             metrics = critic_step(target_critic, actor, alpha, batch, noise, args.gamma)
             run.learned(metrics)
 
-            # "update policy weights": with the critics' updates 0, n, 2n, ... (n: policy_frequency), n steps each time
+            # "update policy weights": delayed, with every n-th update (n: policy_frequency), then n steps at once
             if update % args.policy_frequency == 0:
                 for _ in range(args.policy_frequency):
                     noise = torch.randn(args.batch_size, action_dim, device=run.device)

@@ -18,6 +18,7 @@ import copy
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -32,8 +33,7 @@ from solorl import Run, RunArgs, parse
 @dataclass
 class Args(RunArgs):
     env_id: str = "Hopper-v5"  # Gymnasium id of the environment
-    total_timesteps: int = 1_000_000  # environment steps, summed over environments
-    num_envs: int = 1  # environments stepped in parallel: one, by whose whole episodes policies are assessed
+    total_timesteps: int = 1_000_000  # environment steps
     learning_starts: int = 25_000  # environment steps of random actions before the first gradient step; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer
     batch_size: int = 256  # transitions per gradient step
@@ -98,58 +98,31 @@ class LAPReplay:
             "next_obs": np.zeros((capacity, obs_dim), np.float32),
         }
         self.capacity, self.inserted = capacity, 0  # `inserted`: transitions ever inserted
-        # what a checkpoint holds with the arrays, changed in place
-        self.state = {"priority": np.zeros(capacity), "largest": np.ones(1)}
+        self.state = SimpleNamespace(priority=np.zeros(capacity), largest=1.0)  # what else a checkpoint holds
 
     def add(self, batch):
         """Write transitions over the oldest: a Batch of NumPy arrays, (num_envs, ...) or (num_steps, num_envs, ...)."""
         index = (self.inserted + np.arange(batch.reward.size)) % self.capacity
         for array, rows in zip(self.arrays.values(), batch, strict=True):
             array[index] = rows.reshape(len(index), *array.shape[1:])
-        self.state["priority"][index] = self.state["largest"]
+        self.state.priority[index] = self.state.largest
         self.inserted += len(index)
 
     def sample(self, batch_size, device):
         """A Batch of transitions, and their indices (batch_size,)."""
-        total = self.state["priority"][: self.inserted].cumsum()
+        total = self.state.priority[: self.inserted].cumsum()
         index = np.searchsorted(total, np.random.random(batch_size) * total[-1])
         return Batch(*(torch.from_numpy(array[index]).to(device) for array in self.arrays.values())), index
 
     def update(self, index, error, alpha):
         """Give the transitions of these indices the priorities max(error, 1)^alpha; error: a tensor (batch_size,)."""
         priority = error.clamp(min=1).double().cpu().numpy() ** alpha
-        self.state["priority"][index] = priority
-        self.state["largest"][:] = max(self.state["largest"][0], priority.max())
+        self.state.priority[index] = priority
+        self.state.largest = max(self.state.largest, float(priority.max()))
 
     def forget_largest(self):
         """New transitions get the largest priority in the buffer from now on, no longer the largest ever."""
-        self.state["largest"][:] = self.state["priority"].max()
-
-
-class Assessment:
-    """The episodes of the current policy, and the smallest return of the best policy."""
-
-    def __init__(self):
-        self.steps, self.episodes, self.running_return, self.smallest = 0, 0, 0.0, math.inf
-        self.best = -math.inf  # the smallest return of the best policy
-
-    def state_dict(self):
-        """What a checkpoint holds of it."""
-        return dict(vars(self))
-
-    def load_state_dict(self, state):
-        """Continue from there."""
-        vars(self).update(state)
-
-    def count(self, reward, end, num_episodes):
-        """Count one step. Whether the assessment is over: all its episodes are played, or the policy is already worse
-        than the best one."""
-        self.steps += 1
-        self.running_return += reward
-        if end:
-            self.episodes += 1
-            self.smallest, self.running_return = min(self.smallest, self.running_return), 0.0
-        return end and (self.episodes >= num_episodes or self.smallest < self.best)
+        self.state.largest = float(self.state.priority.max())
 
 
 def mlp(*sizes):
@@ -186,9 +159,9 @@ class Encoder(nn.Module):
 class EmbeddedMLP(nn.Module):
     """An MLP of an embedding and of x, which passes a linear layer and AvgL1Norm first."""
 
-    def __init__(self, mlp, x_dim, embedding_dim, output_dim):
+    def __init__(self, make_mlp, x_dim, embedding_dim, output_dim):
         super().__init__()
-        self.inner, self.net = nn.Linear(x_dim, 256), mlp(256 + embedding_dim, 256, 256, output_dim)
+        self.inner, self.net = nn.Linear(x_dim, 256), make_mlp(256 + embedding_dim, 256, 256, output_dim)
 
     def forward(self, x, embedding):  # (batch, x_dim), (batch, embedding_dim) -> (batch, output_dim)
         return self.net(torch.cat([avg_l1_norm(self.inner(x)), embedding], 1))
@@ -250,100 +223,109 @@ def td7_actor_loss(agent, batch):
     return loss, {"losses/actor_loss": loss}
 
 
+def count_step(assessment, reward, done, num_episodes):
+    """Count one step of the current policy. Whether its assessment is over: all its episodes are played, or one of them
+    has a smaller return than the worst one of the best policy."""
+    assessment.steps += 1
+    assessment.episode_return += reward
+    if done:
+        assessment.episodes += 1
+        assessment.smallest = min(assessment.smallest, assessment.episode_return)
+        assessment.episode_return = 0.0
+    return done and (assessment.episodes >= num_episodes or assessment.smallest < assessment.best)
+
+
+def updates_between(args, before, after, enough):
+    """The numbers of the critic updates due for the environment steps after `before` up to `after`: in total utd_ratio
+    for each after learning_starts. None where the buffer does not hold `enough`; they are not made up for."""
+    first, last = (int(args.utd_ratio * max(0, step - args.learning_starts)) for step in (before, after))
+    return range(first, last if enough else first)
+
+
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
-    run.require_spaces(envs, obs="vector", action="continuous")
+    envs = run.vector_env(make_env, args.env_id, 1)  # one, by whose whole episodes policies are assessed
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
-    run.require(args.num_envs == 1, "--num-envs must be 1: td7.py assesses policies by whole episodes, one by one")
-    num_iterations = args.total_timesteps // args.num_envs
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
-    most = min(args.buffer_size, num_iterations * args.num_envs)
-    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
+    num_iterations = run.iterations(1, batch=args.batch_size)
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
 
     encoder = Encoder(obs_dim, action_dim).to(run.device)
     agent = Agent(encoder, obs_dim, action_dim).to(run.device)
     # the best agent so far, which evaluations play: the checkpoint of the paper
     target_agent, best_agent = copy.deepcopy(agent), copy.deepcopy(agent)
-    seen = torch.tensor([1e8, -1e8], device=run.device)  # smallest and largest target so far
-    bounds = torch.zeros(2, device=run.device)  # `seen` at the last update of the target networks
     encoder_optimizer = torch.optim.Adam(encoder.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(agent.critics.parameters(), lr=args.learning_rate)
     actor_optimizer = torch.optim.Adam(agent.actor.parameters(), lr=args.learning_rate)
-    # critic_step(*inputs): an optimiser step on the loss of (agent, *inputs). All return all but the loss
     encoder_step = run.gradient_step(td7_encoder_loss, encoder, encoder_optimizer)
     critic_step = run.gradient_step(td7_critic_loss, agent, critic_optimizer)
     actor_step = run.gradient_step(td7_actor_loss, agent, actor_optimizer)
-    replay, assessment = LAPReplay(args.buffer_size, obs_dim, space), Assessment()
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        encoder=encoder,
-        agent=agent,
-        target_agent=target_agent,
-        best_agent=best_agent,
-        bounds=bounds,
-        seen=seen,
-        encoder_optimizer=encoder_optimizer,
-        critic_optimizer=critic_optimizer,
-        actor_optimizer=actor_optimizer,
-        assessment=assessment,
-        replay=replay,
-        envs=envs,
+    replay = LAPReplay(args.buffer_size, obs_dim, space)
+    assessment = SimpleNamespace(
+        steps=0,  # of the current policy, since it was last changed
+        episodes=0,
+        episode_return=0.0,  # of the episode so far
+        smallest=math.inf,  # return of its episodes
+        best=-math.inf,  # the smallest return of the best policy
     )
+    now = SimpleNamespace(
+        smallest_target=torch.tensor(1e8, device=run.device),  # so far; no target is as large as these
+        largest_target=torch.tensor(-1e8, device=run.device),
+        bounds=torch.zeros(2, device=run.device),  # both at the last update of the target networks, 0 until the first
+    )
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(encoder=encoder, agent=agent, target_agent=target_agent, best_agent=best_agent)
+    parts |= dict(encoder_optimizer=encoder_optimizer, critic_optimizer=critic_optimizer)
+    parts |= dict(actor_optimizer=actor_optimizer, replay=replay, envs=envs, assessment=assessment, now=now)
+    start = run.resume(**parts)
 
-    obs = run.reset(envs)  # (num_envs, *obs_shape)
+    obs = run.reset(envs)  # (1, *obs_shape)
     if run.restarted:
-        assessment.running_return = 0.0  # the episode is gone
+        assessment.episode_return = 0.0  # the episode is gone
     for iteration in run.loop(start, num_iterations):
-        global_step = (iteration + 1) * args.num_envs  # at the end of this iteration
+        global_step = iteration + 1  # at the end of this iteration
 
-        # ---- 1. act: one step in every environment
+        # ---- 1. act: one step
         if global_step <= args.learning_starts:
             action = envs.action_space.sample()
         else:
-            action = agent.act(obs, args.exploration_noise * np.random.randn(args.num_envs, action_dim))
+            action = agent.act(obs, args.exploration_noise * np.random.randn(1, action_dim))
         current_obs, reward, terminated, truncated, infos = envs.step(action)  # current_obs: for the next action
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task
-        next_obs = current_obs.copy()
-        for i in np.flatnonzero(terminated | truncated):  # current_obs is the next episode's
-            next_obs[i] = infos["final_obs"][i]
+        next_obs = infos["next_obs"]  # current_obs, except where an episode has ended
         replay.add(Batch(obs, action, reward, terminated, next_obs))
         obs = current_obs
 
         # ---- 3. assess: an agent stays as it is for whole episodes, and is judged by the smallest of their returns
         began = iteration - assessment.steps  # environment steps before this assessment
         num_episodes = args.early_episodes if began < args.early_steps else args.late_episodes
-        over = assessment.count(float(reward[0]), bool(terminated[0] | truncated[0]), num_episodes)
+        over = count_step(assessment, float(reward[0]), bool(terminated[0] | truncated[0]), num_episodes)
         if over and began >= args.learning_starts and assessment.smallest >= assessment.best:
             best_agent.load_state_dict(agent.state_dict())
             assessment.best = assessment.smallest
-        if over and began < args.early_steps <= global_step:  # of more episodes the smallest return will be less
+        if over and began < args.early_steps <= global_step:
+            # the smallest return of more episodes will be less: go down by 1 - reset_weight, also where it is negative
             assessment.best *= args.reset_weight if assessment.best > 0 else 2 - args.reset_weight
         if over:
             assessment.steps, assessment.episodes, assessment.smallest = 0, 0, math.inf
 
         # ---- 4. learn, when an assessment is over: utd_ratio critic updates for each of its steps
-        # numbers of the updates due before it began and now, none for steps before learning_starts; those due while
-        # the buffer holds too little are skipped: learning_starts < batch_size, or a resume without --save-replay
+        # none while the buffer holds too little: learning_starts < batch_size, or a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
-        updates_before = int(args.utd_ratio * max(0, began - args.learning_starts))
-        updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts))
-        for update in range(updates_before, updates_after if over and enough else updates_before):
+        for update in updates_between(args, began, global_step, over and enough):
             batch, index = replay.sample(args.batch_size, run.device)
             run.learned(encoder_step(batch))
 
             noise = args.policy_noise * torch.randn(args.batch_size, action_dim, device=run.device)
-            metrics, (error, target) = critic_step(target_agent, bounds, batch, noise, args.noise_clip, args.gamma)
+            metrics, (error, target) = critic_step(target_agent, now.bounds, batch, noise, args.noise_clip, args.gamma)
             run.learned(metrics)
             replay.update(index, error, args.prioritized_replay_alpha)
-            seen[0], seen[1] = torch.minimum(seen[0], target.min()), torch.maximum(seen[1], target.max())
+            now.smallest_target = torch.minimum(now.smallest_target, target.min())
+            now.largest_target = torch.maximum(now.largest_target, target.max())
 
             if (update + 1) % args.policy_frequency == 0:
                 run.learned(actor_step(batch))
@@ -352,7 +334,7 @@ if __name__ == "__main__":
                 # the target agent gets the fixed encoder, then the agent the learned one
                 target_agent.load_state_dict(agent.state_dict())
                 agent.encoder.load_state_dict(encoder.state_dict())
-                bounds.copy_(seen)
+                now.bounds = torch.stack([now.smallest_target, now.largest_target])
                 replay.forget_largest()
 
         # ---- 5. report, when due: a row has the means of the metrics of all gradient steps since the last row

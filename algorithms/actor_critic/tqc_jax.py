@@ -46,7 +46,7 @@ class Args(RunArgs):
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # critic updates for which as many actor updates are made in a row (the paper: 1)
+    policy_frequency: int = 2  # critic updates between rounds of as many actor updates (the paper: 1)
     target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
@@ -267,7 +267,7 @@ def learn_tqc(update, learner, learned, batch, noise, setup):
     learner = learner._replace(critic=critic, critic_optimizer_state=optimizer_state)
     of_critic = jax.tree.map(jnp.add, of_critic, (metrics, 1))
 
-    # "update policy weights", "adjust temperature": with the critics' updates 0, n, 2n, ..., n steps each time
+    # "update policy weights", "adjust temperature": delayed, with every n-th update, then n steps at once
     def actor_step(k, carry):
         learner, of_actor = carry
         inputs = learner.critic, jnp.exp(learner.log_alpha), batch, noise[1 + k]
@@ -293,6 +293,15 @@ def learn_tqc(update, learner, learned, batch, noise, setup):
     return learner._replace(target_critic=target_critic), (of_critic, of_actor)
 
 
+def due_updates(args, global_step, enough):
+    """Number of the first critic update due in the iteration that ends at `global_step`, and the one after the last: in
+    total utd_ratio for each environment step after learning_starts. None where the buffer does not hold `enough`; they
+    are not made up for."""
+    steps = jnp.stack([global_step - args.num_envs, global_step])
+    first, last = jnp.floor(args.utd_ratio * jnp.maximum(0, steps - args.learning_starts)).astype(int)
+    return first, jnp.where(enough, last, first)
+
+
 def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
     args, envs = setup.args, setup.envs
@@ -311,16 +320,15 @@ def train_iteration(training, setup):
     replay = insert(training.replay, batch, before)
 
     # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
+    size = jnp.minimum(global_step, len(replay.reward))  # transitions in the buffer
+
     def update(i, carry):
         batch_key, noise_key = jax.random.split(jax.random.fold_in(sample_key, i))
         batch = sample(replay, batch_key, size, args.batch_size)
         noise = jax.random.normal(noise_key, (1 + args.policy_frequency, *batch.action.shape))
         return learn_tqc(i, *carry, batch, noise, setup)
 
-    size = jnp.minimum(global_step, len(replay.reward))
-    steps = jnp.maximum(0, jnp.stack([before, global_step]) - args.learning_starts)
-    first, last = jnp.floor(args.utd_ratio * steps).astype(int)
-    last = jnp.where(size >= args.batch_size, last, first)  # updates due before the buffer holds a batch are dropped
+    first, last = due_updates(args, global_step, size >= args.batch_size)
     critics = ("losses/qf_values", "losses/qf_loss")
     actor = ("losses/actor_loss", "losses/entropy", *(["losses/alpha_loss"] if args.autotune else []))
     nothing = (dict.fromkeys(critics, 0.0), 0), (dict.fromkeys(actor, 0.0), 0)
@@ -336,14 +344,9 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Runs(args)
     envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
-    run.require_spaces(envs, obs="vector", action="continuous")
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
-    num_iterations = args.total_timesteps // args.num_envs
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
-    most = min(args.buffer_size, num_iterations * args.num_envs)
-    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
     run.require(
         args.num_dropped < args.num_quantiles,
         f"--num-dropped {args.num_dropped} must be less than --num-quantiles {args.num_quantiles}",

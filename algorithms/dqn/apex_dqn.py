@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[box2d,ray]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# dependencies = ["solorl[ray]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
 # ///
 """Ape-X DQN: many actors, a replay buffer in shards and a learner, in processes of their own; vector observations.
 
@@ -299,10 +299,9 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = vector_env(args.env_id)
     run.require_spaces(envs, obs="vector", action="discrete")
-    num_iterations = args.total_timesteps // args.num_steps  # a rollout of one actor each
     num_actors = 1 if args.synchronous else args.num_actors
     capacity = args.buffer_size // args.num_replay_shards
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than {args.num_steps}, one rollout")
+    num_iterations = run.iterations(args.num_steps)  # a rollout of one actor each
     target = args.target_network_frequency
     run.require(target >= args.num_steps, f"--target-network-frequency must be at least {args.num_steps}, one rollout")
     least = (args.num_steps + args.n_step) * args.num_replay_shards  # the transitions of a rollout in each shard
@@ -312,7 +311,6 @@ if __name__ == "__main__":
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
     target_network, actor_network = copy.deepcopy(q_network), copy.deepcopy(q_network).cpu()  # the actors' copy
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)  # the paper: centred RMSProp
-    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(apex_loss, q_network, optimizer, args.max_grad_norm)
     parts = {"q_network": q_network, "target_network": target_network, "actor_network": actor_network}
     # shards and actors live in processes of Ray: their methods return futures, for which run.first and run.answers

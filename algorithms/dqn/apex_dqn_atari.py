@@ -382,10 +382,9 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = vector_env(args.env_id)
     run.require_spaces(envs, obs="image", action="discrete")
-    num_iterations = args.total_timesteps // args.num_steps  # a rollout of one actor each
     num_actors = 1 if args.synchronous else args.num_actors
     capacity = args.buffer_size // args.num_replay_shards
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than {args.num_steps}, one rollout")
+    num_iterations = run.iterations(args.num_steps)  # a rollout of one actor each
     target = args.target_network_frequency
     run.require(target >= args.num_steps, f"--target-network-frequency must be at least {args.num_steps}, one rollout")
     # the images of a rollout in each shard
@@ -395,7 +394,6 @@ if __name__ == "__main__":
     q_network = QNetwork(int(envs.single_action_space.n)).to(run.device)
     target_network, actor_network = copy.deepcopy(q_network), copy.deepcopy(q_network).cpu()  # the actors' copy
     optimizer = torch.optim.RMSprop(q_network.parameters(), args.learning_rate, 0.95, 1.5e-7, centered=True)
-    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(apex_loss, q_network, optimizer, args.max_grad_norm)
     parts = {"q_network": q_network, "target_network": target_network, "actor_network": actor_network}
     # shards and actors live in processes of Ray: their methods return futures, for which run.first and run.answers

@@ -228,8 +228,7 @@ if __name__ == "__main__":
     envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
-    num_iterations = args.total_timesteps // batch_steps
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
+    num_iterations = run.iterations(batch_steps)
     run.require(
         args.target_network_frequency >= batch_steps,
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",

@@ -241,8 +241,7 @@ if __name__ == "__main__":
     # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
-    num_iterations = args.total_timesteps // batch_steps
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
+    num_iterations = run.iterations(batch_steps)
     run.require(
         args.target_network_frequency >= batch_steps,
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
@@ -255,15 +254,14 @@ if __name__ == "__main__":
     q_network = QNetwork(obs_shape, num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(td_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, *obs_shape) -> NumPy (batch, num_actions), with the current weights
     channels = obs_shape[0] // args.num_frames  # of one image
     replay = ImageReplay(args.buffer_size, args.num_envs, args.num_frames, (channels, *obs_shape[1:]))
     # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs
-    )
+    parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay)
+    parts |= dict(envs=envs)
+    start = run.resume(**parts)
 
     # ---- storage of one iteration
     shape = (num_steps, args.num_envs)

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[box2d]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# dependencies = ["solorl>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
 # ///
 """DQN with εz-greedy exploration: a random action lasts for a while; discrete actions, vector observations.
 
@@ -143,9 +143,8 @@ if __name__ == "__main__":
     # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
-    num_iterations = args.total_timesteps // batch_steps
     run.require(args.duration_exponent > 1, f"--duration-exponent must be above 1, not {args.duration_exponent}")
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
+    num_iterations = run.iterations(batch_steps)
     run.require(
         args.target_network_frequency >= batch_steps,
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
@@ -155,21 +154,15 @@ if __name__ == "__main__":
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(td_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
     replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)
     exploring = np.zeros((2, args.num_envs), np.int64)
     held, left = exploring  # in each environment: the random action that lasts, its remaining steps
     # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        q_network=q_network,
-        target_network=target_network,
-        optimizer=optimizer,
-        replay=replay,
-        exploring=exploring,
-        envs=envs,
-    )
+    parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay)
+    parts |= dict(exploring=exploring, envs=envs)
+    start = run.resume(**parts)
     left[run.restarted] = 0  # no random action lasts into a new episode
 
     # ---- storage of one iteration
@@ -194,9 +187,8 @@ if __name__ == "__main__":
             current_obs, reward[step], terminated[step], truncated[step], infos = envs.step(action[step])
             # left in place: a checkpoint holds this array
             left[:] = np.where(terminated[step] | truncated[step], 0, np.maximum(left - 1, 0))
-            next_obs[step] = current_obs.reshape(args.num_envs, obs_dim)
-            for i in np.flatnonzero(terminated[step] | truncated[step]):  # current_obs is the next episode's
-                next_obs[step, i] = infos["final_obs"][i].flatten()
+            # what the step led to: current_obs, except where an episode has ended
+            next_obs[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task

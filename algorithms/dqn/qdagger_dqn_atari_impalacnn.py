@@ -27,7 +27,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, ResizeObservation, TimeLimit
 
-from solorl import Run, RunArgs, parse
+from solorl import Run, RunArgs, load, parse
 
 gym.register_envs(ale_py)
 
@@ -221,6 +221,24 @@ class QNetwork(nn.Module):
         return self(torch.as_tensor(obs, device=self.head.weight.device)).argmax(1).cpu().numpy()
 
 
+def load_teacher(run, args, envs):
+    """The trained policy of another run: its actions, its networks `models` and its score."""
+    name = args.teacher
+    run.require(name, "there is no teacher: --teacher must name a run folder, or hf://USER/NAME")
+    teacher = load(run.keep(name), trust_script=args.trust_script, device=args.device)
+    run.require(teacher.env_id == args.env_id, f"{name} was trained on {teacher.env_id}, not on {args.env_id}")
+    run.require("q_network" in teacher.models, f"{name} has no q_network, but {' and '.join(teacher.models)}")
+    run.require(teacher.score is not None, f"{name} does not say what its model scored")
+    run.require(teacher.score > 0, f"{name} must have scored more than 0: the student's score is divided by it")
+    game = teacher.make_env()
+    run.require(
+        (game.observation_space, game.action_space) == (envs.single_observation_space, envs.single_action_space),
+        f"{name} has the observation space {game.observation_space}, not {envs.single_observation_space}",
+    )
+    game.close()
+    return teacher
+
+
 def distill_loss(q, teacher_q, temperature):
     """Cross entropy of the teacher's and the student's policy (Sec. 4.1), -sum_a pi_T(a|s) log pi(a|s), the mean over
     the batch, with pi = softmax(Q / temperature). Least, but not 0, where both are equal. (batch_size, num_actions)."""
@@ -315,33 +333,20 @@ if __name__ == "__main__":
         "environment",
     )
     num_actions = int(envs.single_action_space.n)
-    # as solorl.load gives it: policy, networks, score; None where this run is only played, which needs no teacher
-    teacher = run.teacher(args.teacher, envs, "q_network", args.trust_script)
-    run.require(
-        teacher is None or teacher.score > 0,
-        f"{args.teacher} must have scored more than 0: the student's score is divided by it",
-    )
+    teacher = None if run.play else load_teacher(run, args, envs)  # a run that is only played needs none
 
     q_network = QNetwork(num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(qdagger_loss, q_network, optimizer)
     teacher_replay, replay = (FrameReplay(size, args.num_envs) for size in (args.teacher_steps, args.buffer_size))
     lives = np.zeros(args.num_envs, np.int64)
     running, returns = np.zeros(args.num_envs), np.zeros(10)  # returns of the student's games: under way; the last 10
     # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        q_network=q_network,
-        target_network=target_network,
-        optimizer=optimizer,
-        teacher_replay=teacher_replay,
-        replay=replay,
-        running=running,
-        returns=returns,
-        envs=envs,
-        lives=lives,
-    )
+    parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
+    parts |= dict(teacher_replay=teacher_replay, replay=replay, running=running, returns=returns, envs=envs)
+    parts |= dict(lives=lives)
+    start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
     running[run.restarted], lives[run.restarted] = 0, 0  # in the first step of a new game no life counts as lost

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from solorl import EnvPoolVectorEnv, RunArgs, Runs, conv2d, parse
+from solorl import EnvPoolVectorEnv, RunArgs, Runs, conv2d, load, parse
 
 
 @dataclass
@@ -254,6 +254,20 @@ def act(params, obs):  # (batch, 4, 84, 84) -> (batch,): the greedy actions
     return q_values(params, obs).argmax(1)
 
 
+def load_teacher(run, args, envs):
+    """The parameters and the score of the trained policy of another run."""
+    name, num_actions = args.teacher, int(envs.single_action_space.n)
+    run.require(name, "there is no teacher: --teacher must name a run folder, or hf://USER/NAME")
+    teacher = load(run.keep(name), trust_script=args.trust_script, device=args.device)
+    run.require(teacher.env_id == args.env_id, f"{name} was trained on {teacher.env_id}, not on {args.env_id}")
+    fits = "params" in teacher.models
+    fits = fits and jax.tree.map(jnp.shape, teacher.models["params"]) == teacher_shapes(num_actions)
+    run.require(fits, f"{name} must be a run of dqn_atari_jax.py, or have its network")
+    run.require(teacher.score is not None, f"{name} does not say what its model scored")
+    run.require(teacher.score > 0, f"{name} must have scored more than 0: the student's score is divided by it")
+    return teacher.models["params"], teacher.score
+
+
 def distill_loss(q, teacher_q, temperature):
     """Cross entropy of the teacher's and the student's policy (Sec. 4.1), -sum_a pi_T(a|s) log pi(a|s), the mean over
     the batch, with pi = softmax(Q / temperature). Least, but not 0, where both are equal. (batch_size, num_actions)."""
@@ -430,15 +444,8 @@ if __name__ == "__main__":
         "transition of each environment",
     )
 
-    # as solorl.load gives it: policy, parameters, score; None where this run is only played, which needs no teacher
-    teacher = run.teacher(args.teacher, envs, "params", args.trust_script)
-    teacher_params, teacher_score = (teacher.models["params"], teacher.score) if teacher else (None, 1.0)
-    run.require(
-        teacher is None or jax.tree.map(jnp.shape, teacher_params) == teacher_shapes(int(envs.single_action_space.n)),
-        f"{args.teacher} must be a run of dqn_atari_jax.py, or have its network",
-    )
-    run.require(teacher_score > 0, f"{args.teacher} must have scored more than 0: the student's score is divided by it")
-
+    # a run that is only played needs no teacher
+    teacher_params, teacher_score = (None, 1.0) if run.play else load_teacher(run, args, envs)
     phases = teach_iterations, offline_iterations, online_iterations
     setup = Setup(args, envs, optax.adam(args.learning_rate), batch_steps, *phases, teacher_score)
     games = ("env_state", "obs", "lives", "new_game", "running")  # begin again when resumed: EnvPool cannot save them

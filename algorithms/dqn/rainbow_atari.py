@@ -398,8 +398,7 @@ if __name__ == "__main__":
     # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
-    num_iterations = args.total_timesteps // batch_steps
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
+    num_iterations = run.iterations(batch_steps)
     run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
     run.require(
         args.target_network_frequency >= batch_steps,
@@ -415,13 +414,12 @@ if __name__ == "__main__":
     q_network = QNetwork(num_actions, atoms).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate, eps=1.5e-4)
-    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(rainbow_loss, q_network, optimizer)
     replay, lives = PrioritizedReplay(args.buffer_size, args.num_envs, args.n_step), np.zeros(args.num_envs, np.int64)
     # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs, lives=lives
-    )
+    parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay)
+    parts |= dict(envs=envs, lives=lives)
+    start = run.resume(**parts)
 
     # ---- storage of one iteration
     shape = (num_steps, args.num_envs)

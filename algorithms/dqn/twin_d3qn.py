@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[box2d]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# dependencies = ["solorl>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
 # ///
 """Twin D3QN (ElegantRL's D3QN): twin DQN whose heads are dueling; discrete actions, vector observations.
 
@@ -157,8 +157,7 @@ if __name__ == "__main__":
     # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
-    num_iterations = args.total_timesteps // batch_steps
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than one iteration of {batch_steps}")
+    num_iterations = run.iterations(batch_steps)
     run.require(
         args.target_network_frequency >= batch_steps,
         f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration",
@@ -168,14 +167,13 @@ if __name__ == "__main__":
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(twin_td_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
     replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)
     # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay, envs=envs
-    )
+    parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, replay=replay)
+    parts |= dict(envs=envs)
+    start = run.resume(**parts)
 
     # ---- storage of one iteration
     shape = (num_steps, args.num_envs)
@@ -195,9 +193,8 @@ if __name__ == "__main__":
                 q = q_values(obs[step])
                 action[step] = np.where(explores[step], softmax_sample(q), q.argmax(1))
             current_obs, reward[step], terminated[step], truncated[step], infos = envs.step(action[step])
-            next_obs[step] = current_obs.reshape(args.num_envs, obs_dim)
-            for i in np.flatnonzero(terminated[step] | truncated[step]):  # current_obs is the next episode's
-                next_obs[step, i] = infos["final_obs"][i].flatten()
+            # what the step led to: current_obs, except where an episode has ended
+            next_obs[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task

@@ -267,8 +267,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.multi_agent_env(make_env, args.env_id, args.num_envs)  # where a game ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="discrete")
-    num_iterations = args.total_timesteps // args.num_envs
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
+    num_iterations = run.iterations(args.num_envs)
     envs.reset(seed=0)  # for the size of the state; run.reset below has seeds of its own
     num_agents, num_actions, state_dim = envs.num_agents, int(envs.agent_action_space.n), envs.state[0].size
     obs_dim = int(np.prod(envs.agent_observation_space.shape))
@@ -278,7 +277,6 @@ if __name__ == "__main__":
     target_critic = copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.actor_lr, eps=1e-5)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.critic_lr, eps=1e-5)
-    # actor_step(*inputs): an optimiser step on the loss of (actor, *inputs). Both return all but the loss
     actor_step = run.gradient_step(coma_actor_loss, actor, actor_optimizer, args.max_grad_norm)
     critic_step = run.gradient_step(coma_critic_loss, critic, critic_optimizer, args.max_grad_norm)
     sizes = (args.max_steps, num_agents, obs_dim, state_dim, num_actions)

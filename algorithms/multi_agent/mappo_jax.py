@@ -330,14 +330,7 @@ if __name__ == "__main__":
     envs = run.open_envs(args.env_id, args.num_envs)  # games side by side in JAX; where one ends, obs begins the next
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0 and batch_size > args.num_minibatches,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
 
     setup = Setup(args, envs, num_iterations)
     # model: the fields that `act` needs; envs: those that a resume restarts where games cannot be saved

@@ -259,10 +259,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
+    num_iterations = run.iterations(batch_size)
     run.require(
         args.num_envs % args.num_minibatches == 0 and minibatch_envs * args.num_steps > 1,
         f"--num-minibatches {args.num_minibatches} must divide the {args.num_envs} environments of --num-envs, "
@@ -275,7 +272,6 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, state_dim, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(mappo_rnn_loss, agent, optimizer, args.max_grad_norm)
     memory = torch.zeros(2, args.num_envs, num_agents, 64, device=run.device)  # of actor and critic
     next_first = np.ones(args.num_envs, bool)

@@ -233,6 +233,14 @@ def soft_update(target, online, tau):
         torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
 
 
+def due_updates(args, global_step, enough):
+    """The numbers of the critic updates due in the iteration that ends at `global_step`: in total utd_ratio for each
+    environment step after learning_starts. None where the buffer does not hold `enough`; they are not made up for."""
+    before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
+    after = int(args.utd_ratio * max(0, global_step - args.learning_starts))
+    return range(before, after if enough else before)
+
+
 if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
@@ -240,15 +248,8 @@ if __name__ == "__main__":
     envs = run.multi_agent_env(make_env, args.env_id, args.num_envs)  # where a game ends, obs begins the next one
     space = envs.agent_action_space
     discrete = isinstance(space, gym.spaces.Discrete)
-    run.require_spaces(envs, obs="vector", action="discrete" if discrete else "continuous")
-    run.require(
-        discrete or np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds"
-    )
-    num_iterations = args.total_timesteps // args.num_envs
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
-    # learning waits for a whole batch in the buffer, which never holds more than `most` transitions
-    most = min(args.buffer_size, num_iterations * args.num_envs)
-    run.require(args.batch_size <= most, f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
+    run.require_spaces(envs, obs="vector", action="discrete" if discrete else "bounded")
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
     obs_dims, action_dims, num_agents = envs.agent_obs_dims, envs.agent_action_dims, envs.num_agents
     shape = (args.num_envs, num_agents, max(action_dims))
     own = np.array([np.arange(shape[2]) < np.array(action_dims)[:, None]] * args.num_envs)  # not padding
@@ -258,21 +259,13 @@ if __name__ == "__main__":
     target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs). All return all but the loss
     critic_step = run.gradient_step(matd3_critic_loss, critic, critic_optimizer, args.max_grad_norm)
     actor_step = run.gradient_step(matd3_actor_loss, actor, actor_optimizer, args.max_grad_norm)
     replay = GameReplay(args.buffer_size, num_agents, max(obs_dims), max(action_dims))
     # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        actor=actor,
-        critic=critic,
-        target_actor=target_actor,
-        target_critic=target_critic,
-        actor_optimizer=actor_optimizer,
-        critic_optimizer=critic_optimizer,
-        replay=replay,
-        envs=envs,
-    )
+    parts = dict(actor=actor, critic=critic, target_actor=target_actor, target_critic=target_critic)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, replay=replay, envs=envs)
+    start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, num_agents, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -300,12 +293,9 @@ if __name__ == "__main__":
         obs = current_obs
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
-        # critic updates due in total by the end of the previous iteration, and of this one; while the buffer holds too
-        # little (learning_starts < batch_size, or a resume without --save-replay) none are made, nor made up for later
+        # none while the buffer holds too little: learning_starts < batch_size, or a resume without --save-replay
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
-        updates_before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
-        updates_after = int(args.utd_ratio * max(0, global_step - args.learning_starts)) if enough else updates_before
-        for update in range(updates_before, updates_after):
+        for update in due_updates(args, global_step, enough):
             # "update critic by minimizing the loss" (Algorithm 1)
             batch = replay.sample(args.batch_size, run.device)
             noise = action_noise((args.batch_size, *shape[1:]), discrete, args.policy_noise, run.device)

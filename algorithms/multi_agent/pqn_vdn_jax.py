@@ -251,14 +251,7 @@ if __name__ == "__main__":
     envs = run.open_envs(args.env_id, args.num_envs)  # games side by side in JAX; where one ends, obs begins the next
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
 
     setup = Setup(args, envs, num_iterations)
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))

@@ -279,8 +279,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.multi_agent_env(make_env, args.env_id, args.num_envs)  # where a game ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="discrete")
-    num_iterations = args.total_timesteps // args.num_envs
-    run.require(num_iterations, f"--total-timesteps {args.total_timesteps} is less than --num-envs {args.num_envs}")
+    num_iterations = run.iterations(args.num_envs)
     envs.reset(seed=0)  # for the size of the state; run.reset below has seeds of its own
     num_agents, num_actions, state_dim = envs.num_agents, int(envs.agent_action_space.n), envs.state[0].size
     obs_dim = int(np.prod(envs.agent_observation_space.shape))
@@ -288,7 +287,6 @@ if __name__ == "__main__":
     q_network = QNetwork(num_agents, obs_dim, state_dim, num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(qtran_loss, q_network, optimizer, args.max_grad_norm)
     sizes = (args.max_steps, num_agents, obs_dim, state_dim, num_actions)
     replay = EpisodeReplay(args.buffer_size, *sizes)

@@ -110,7 +110,9 @@ class Standardize(nn.Module):
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()
-        mean, std = (obs.mean(0, np.float64), obs.std(0, np.float64)) if len(obs) else (obs.sum(0), obs.sum(0) + 1)
+        mean, std = np.zeros(obs.shape[1]), np.ones(obs.shape[1])
+        if len(obs):
+            mean, std = obs.mean(0, np.float64), obs.std(0, np.float64)
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(std + 1e-3, dtype=torch.float32))
 
@@ -202,9 +204,8 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces
-    run.require_spaces(envs, obs="vector", action="continuous")
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     run.require(args.temperature > 0, "--temperature must be more than 0")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
     dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
@@ -217,17 +218,12 @@ if __name__ == "__main__":
     target_critic = copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs). All return all but the loss
     critic_step = run.gradient_step(awac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(awac_actor_loss, actor, actor_optimizer)
-    # what a checkpoint holds; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        actor=actor,
-        critic=critic,
-        target_critic=target_critic,
-        actor_optimizer=actor_optimizer,
-        critic_optimizer=critic_optimizer,
-    )
+    # what a checkpoint holds
+    parts = dict(actor=actor, critic=critic, target_critic=target_critic)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer)
+    start = run.resume(**parts)
 
     for iteration in run.loop(start, args.total_timesteps):
         global_step = iteration + 1  # gradient steps of the critic

@@ -113,7 +113,9 @@ class Standardize(nn.Module):
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()
-        mean, std = (obs.mean(0, np.float64), obs.std(0, np.float64)) if len(obs) else (obs.sum(0), obs.sum(0) + 1)
+        mean, std = np.zeros(obs.shape[1]), np.ones(obs.shape[1])
+        if len(obs):
+            mean, std = obs.mean(0, np.float64), obs.std(0, np.float64)
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(std + 1e-3, dtype=torch.float32))
 
@@ -154,9 +156,7 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces
     space = envs.single_action_space
     discrete = isinstance(space, gym.spaces.Discrete)
-    run.require_spaces(envs, obs="vector", action="discrete" if discrete else "continuous")
-    bounded = discrete or np.isfinite([space.low, space.high]).all()
-    run.require(bounded, f"{args.env_id} has actions without finite bounds")
+    run.require_spaces(envs, obs="vector", action="discrete" if discrete else "bounded")
     obs_dim = int(np.prod(envs.single_observation_space.shape))
     dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
     envs.close()
@@ -166,7 +166,6 @@ if __name__ == "__main__":
     outputs = int(space.n) if discrete else space.shape[0]
     actor = Actor(Standardize(data.arrays.obs), outputs, discrete).to(run.device)
     optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
-    # actor_step(*inputs): an optimiser step on the loss of (actor, *inputs), returns the metrics
     actor_step = run.gradient_step(bc_loss, actor, optimizer)
     # what a checkpoint holds; start: the first iteration, 0 unless resumed
     start = run.resume(actor=actor, optimizer=optimizer)

@@ -11,7 +11,7 @@ Paper     Nakamoto et al. 2023, https://arxiv.org/abs/2303.05479; CQL: https://a
 Run       solo train cal_ql --dataset data/hopper-medium --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from cql.py: values of the policy's actions are not pressed below the returns of the data, so that they fit
-          when the policy begins to play; a second loop in which it plays and learns from both
+          when the policy begins to play; then it plays, and learns from both
 Not for   discrete actions: iql_discrete.py; without a data set: sac_continuous_action.py
 Details   docs/algorithms/cal_ql.md
 """
@@ -20,6 +20,7 @@ import copy
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -39,7 +40,7 @@ class Args(RunArgs):
     offline_steps: int = 1_000_000  # gradient steps on the data set, before the policy plays; 0: none
     buffer_size: int = 1_000_000  # transitions in the replay buffer of what the policy plays
     mixing: float = 0.5  # fraction of the transitions of a gradient step from the data set while it plays, from 0 to 1
-    max_episode: int = 1000  # environment steps after which an episode counts as two, in the returns
+    max_episode: int = 1000  # environment steps after which a longer episode is stored, its return cut off there
     batch_size: int = 256  # transitions per gradient step
     policy_lr: float = 3e-5  # learning rate of the actor's Adam and of the temperature
     q_lr: float = 3e-4  # learning rate of the critics' Adam
@@ -152,27 +153,12 @@ class ReturnReplay(Replay):
         self.arrays["mc_return"] = np.zeros(capacity, np.float32)
 
 
-class Episode:
-    """The transitions of the episode under way, at most `capacity`."""
-
-    def __init__(self, capacity, obs_dim, action_dim):
-        self.sizes = (obs_dim, action_dim, 1, 1, obs_dim)
-        self.rows, self.length = np.zeros((capacity, sum(self.sizes)), np.float32), np.zeros(1, np.int64)
-
-    def add(self, *fields):
-        """Append a transition: obs, action, reward, done and next_obs of one environment, (1, ...) each."""
-        self.rows[self.length[0]] = np.concatenate([np.ravel(x) for x in fields])
-        self.length += 1
-
-    def full(self):
-        return self.length[0] == len(self.rows)
-
-    def take(self, gamma):
-        """All of it as a Batch of NumPy arrays (n, ...), with its returns; the next episode begins."""
-        rows, last = self.rows[: self.length[0]].copy(), np.arange(self.length[0]) == self.length[0] - 1
-        obs, action, reward, done, next_obs = np.split(rows, np.cumsum(self.sizes)[:-1], axis=1)
-        self.length[:] = 0
-        return Batch(obs, action, reward[:, 0], done[:, 0], next_obs, returns_to_go(reward[:, 0], last, gamma))
+def with_returns(episode, gamma):
+    """The transitions of one episode, n tuples of arrays (1, ...), as a Batch of NumPy arrays (n, 1, ...), in which
+    mc_return is (n,)."""
+    obs, action, reward, done, next_obs = (np.array(x, np.float32) for x in zip(*episode, strict=True))
+    last = np.arange(len(episode)) == len(episode) - 1
+    return Batch(obs, action, reward, done, next_obs, returns_to_go(reward[:, 0], last, gamma))
 
 
 def mixture(data, replay, batch_size, mixing, device):
@@ -193,7 +179,9 @@ class Standardize(nn.Module):
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()
-        mean, std = (obs.mean(0, np.float64), obs.std(0, np.float64)) if len(obs) else (obs.sum(0), obs.sum(0) + 1)
+        mean, std = np.zeros(obs.shape[1]), np.ones(obs.shape[1])
+        if len(obs):
+            mean, std = obs.mean(0, np.float64), obs.std(0, np.float64)
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(std + 1e-3, dtype=torch.float32))
 
@@ -313,17 +301,16 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, 1)  # where an episode ends, obs begins the next one
-    run.require_spaces(envs, obs="vector", action="continuous")
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
-    online_steps = args.total_timesteps - args.offline_steps
-    run.require(online_steps > 0, f"--offline-steps must be less than --total-timesteps {args.total_timesteps}")
+    total = args.total_timesteps
+    run.require(args.offline_steps < total, f"--offline-steps must be less than --total-timesteps {total}")
     dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
 
     data = Data(transitions_with_returns(dataset, obs_dim, args.gamma))
     replay = ReturnReplay(args.buffer_size, obs_dim, space)
-    episode = Episode(args.max_episode, obs_dim, action_dim)
+    now = SimpleNamespace(episode=[])  # transitions since the episode began
     scale = Standardize(data.arrays.obs)
     actor, critic = Actor(scale, action_dim).to(run.device), Critic(scale, action_dim).to(run.device)
     target_critic = copy.deepcopy(critic)
@@ -331,74 +318,55 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.policy_lr)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs). All return all but the loss
     critic_step = run.gradient_step(cal_ql_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
-    # what a checkpoint holds, the replay only with --save-replay; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        actor=actor,
-        critic=critic,
-        target_critic=target_critic,
-        temperature=temperature,
-        actor_optimizer=actor_optimizer,
-        critic_optimizer=critic_optimizer,
-        alpha_optimizer=alpha_optimizer,
-        replay=replay,
-        envs=envs,
-        rows=episode.rows,
-        length=episode.length,
-    )
-
-    def learn(batch):
-        """One step of the critics, of the policy and of the temperature, all with one batch."""
-        shape = batch.action.shape
-        noise = torch.randn(shape, device=run.device)
-        uniform = 2 * torch.rand(args.cql_actions, *shape, device=run.device) - 1
-        cql_noise = torch.randn(2, args.cql_actions, *shape, device=run.device)
-        inputs = (target_critic, actor, batch, noise, uniform, cql_noise, args.cql_alpha, args.gamma)
-        run.learned(critic_step(*inputs))
-        noise = torch.randn(shape, device=run.device)
-        metrics, entropy = actor_step(critic, temperature().detach(), batch, noise)
-        run.learned(metrics)
-        if args.autotune:  # by the entropy of the policy before the actor's step
-            run.learned(alpha_step(entropy, -action_dim))
-        soft_update(target_critic, critic, args.tau)
+    # what a checkpoint holds; the replay only with --save-replay
+    parts = dict(actor=actor, critic=critic, target_critic=target_critic, temperature=temperature)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer)
+    parts |= dict(replay=replay, envs=envs, now=now)
+    start = run.resume(**parts)
 
     obs = run.reset(envs)  # (1, *obs_shape)
-    if len(run.restarted):
-        episode.length[:] = 0
-    # ---- offline: gradient steps on the data set, each counts as a step
-    for iteration in run.loop(start, args.offline_steps, last=False):
-        global_step = iteration + 1
+    if run.restarted:
+        now.episode = []
+    for iteration in run.loop(start, args.total_timesteps):
+        global_step = iteration + 1  # gradient steps on the data set, then environment steps
+        is_online = global_step > args.offline_steps
 
-        # ---- 3. learn
-        learn(data.sample(args.batch_size, run.device))
+        if is_online:
+            # ---- 1. act
+            action = actor.act(obs, torch.randn(1, action_dim))
+            current_obs, reward, terminated, truncated, infos = envs.step(action)  # current_obs: for the next action
+            done = terminated | truncated
+            run.episodes(global_step, reward, done)
 
-        # ---- 4. report
-        run.log(global_step, {"losses/alpha": temperature().detach()})
-        run.evaluate(global_step, actor.act, make_env)
-        run.save(global_step)
+            # ---- 2. store: the whole episode when it has ended, because its returns are known only then
+            now.episode.append((obs, action, reward, terminated, infos["next_obs"]))
+            if done[0] or len(now.episode) == args.max_episode:
+                replay.add(with_returns(now.episode, args.gamma))
+                now.episode = []
+            obs = current_obs
 
-    # ---- online: the policy plays and learns from what it plays and from the data set
-    for iteration in run.loop(start, online_steps):
-        global_step = args.offline_steps + iteration + 1
-
-        # ---- 1. act
-        action = actor.act(obs, torch.randn(1, action_dim))
-        current_obs, reward, terminated, truncated, infos = envs.step(action)
-        done = terminated | truncated
-        run.episodes(global_step, reward, done)
-
-        # ---- 2. store: the whole episode when it has ended, because its returns are known only then
-        episode.add(obs, action, reward, terminated, infos["final_obs"][0] if done[0] else current_obs)
-        if done[0] or episode.full():
-            replay.add(episode.take(args.gamma))
-        obs = current_obs
-
-        # ---- 3. learn: a gradient step for each environment step, once an episode has ended
-        if replay.inserted:
-            learn(mixture(data, replay, args.batch_size, args.mixing, run.device))
+        # ---- 3. learn: one step of the critics, of the policy and of the temperature, all with one batch; from the
+        # data set, then, once an episode has ended, for each environment step from both
+        if not is_online or replay.inserted:
+            if is_online:
+                batch = mixture(data, replay, args.batch_size, args.mixing, run.device)
+            else:
+                batch = data.sample(args.batch_size, run.device)
+            shape = batch.action.shape
+            noise = torch.randn(shape, device=run.device)
+            uniform = 2 * torch.rand(args.cql_actions, *shape, device=run.device) - 1
+            cql_noise = torch.randn(2, args.cql_actions, *shape, device=run.device)
+            inputs = (target_critic, actor, batch, noise, uniform, cql_noise, args.cql_alpha, args.gamma)
+            run.learned(critic_step(*inputs))
+            noise = torch.randn(shape, device=run.device)
+            metrics, entropy = actor_step(critic, temperature().detach(), batch, noise)
+            run.learned(metrics)
+            if args.autotune:  # by the entropy of the policy before the actor's step
+                run.learned(alpha_step(entropy, -action_dim))
+            soft_update(target_critic, critic, args.tau)
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         run.log(global_step, {"losses/alpha": temperature().detach()})

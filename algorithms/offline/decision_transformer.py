@@ -114,7 +114,8 @@ def returns_to_go(reward, last, gamma):
 
 def steps_of(dataset, obs_dim, return_scale):
     """A data set of n transitions as vectors, NumPy (n, obs_dim + action_dim + 3), with the fields of Batch in turn."""
-    n, first = len(dataset), np.searchsorted(dataset.episode, dataset.episode)  # first: of the same episode
+    n = len(dataset)
+    first = np.searchsorted(dataset.episode, dataset.episode)  # (n,), the first transition of the same episode
     return_to_go = returns_to_go(dataset.reward, dataset.terminated | dataset.truncated, 1.0) / return_scale
     time = np.arange(n) - first
     fields = [return_to_go[:, None], dataset.obs.reshape(n, obs_dim), dataset.action, time[:, None], np.ones((n, 1))]
@@ -147,7 +148,9 @@ class Standardize(nn.Module):
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()
-        mean, std = (obs.mean(0, np.float64), obs.std(0, np.float64)) if len(obs) else (obs.sum(0), obs.sum(0) + 1)
+        mean, std = np.zeros(obs.shape[1]), np.ones(obs.shape[1])
+        if len(obs):
+            mean, std = obs.mean(0, np.float64), obs.std(0, np.float64)
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(std + 1e-3, dtype=torch.float32))
 
@@ -169,7 +172,7 @@ def masked_attention(query, key, value, allowed, dropout):
     """Softmax attention. query, key and value (batch, heads, length, size), allowed (batch, length, length)."""
     score = query @ key.mT / query.shape[-1] ** 0.5
     weight = score.masked_fill(~allowed[:, None], torch.finfo(score.dtype).min).softmax(-1)
-    return F.dropout(weight, dropout, dropout > 0) @ value
+    return F.dropout(weight, dropout) @ value
 
 
 class Block(nn.Module):
@@ -189,8 +192,8 @@ class Block(nn.Module):
         parts = self.query_key_value(self.norm1(x)).chunk(3, -1)
         query, key, value = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in parts)
         attended = masked_attention(query, key, value, allowed, dropout).transpose(1, 2).flatten(2)
-        x = x + F.dropout(self.out(attended), dropout, dropout > 0)
-        return x + F.dropout(self.mlp(self.norm2(x)), dropout, dropout > 0)
+        x = x + F.dropout(self.out(attended), dropout)
+        return x + F.dropout(self.mlp(self.norm2(x)), dropout)
 
 
 class Actor(nn.Module):
@@ -217,7 +220,7 @@ class Actor(nn.Module):
             self.embed_action(batch.action),
         )
         x = torch.stack([token + self.embed_time(time) for token in tokens], 2).flatten(1, 2)
-        x = F.dropout(self.norm1(x), dropout, dropout > 0)
+        x = F.dropout(self.norm1(x), dropout)
         allowed = attention_mask(batch.filled)
         for block in self.blocks:
             x = block(x, allowed, dropout)
@@ -237,11 +240,12 @@ class Actor(nn.Module):
         obs, reward = obs[:, :-1], obs[:, -1:]
         left, _, action, time, filled = state[:, -1].split(self.sizes, -1)  # of the step before, zeros if there is none
         left = torch.where(filled > 0, left - reward / self.return_scale, self.target / self.return_scale)
-        step = torch.cat([left, obs, torch.zeros_like(action), time + filled, torch.ones_like(filled)], 1)
-        state = torch.cat([state[:, 1:], step[:, None]], 1)
-        window = Batch(*state.split(self.sizes, -1))  # views
-        window.action[:, -1] = self(window)[:, -1]
-        return window.action[:, -1].cpu().numpy(), state
+        time, filled, unknown = time + filled, torch.ones_like(filled), torch.zeros_like(action)
+        newest = torch.cat([left, obs, unknown, time, filled], 1)
+        state = torch.cat([state[:, 1:], newest[:, None]], 1)
+        action = self(Batch(*state.split(self.sizes, -1)))[:, -1]
+        state[:, -1] = torch.cat([left, obs, action, time, filled], 1)
+        return action.cpu().numpy(), state
 
 
 def decision_transformer_loss(actor, batch, dropout):
@@ -257,14 +261,11 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces
-    run.require_spaces(envs, obs="vector", action="continuous")
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     run.require(args.return_scale > 0, "--return-scale must be more than 0")
-    run.require(
-        args.width % args.num_heads == 0,
-        f"--width {args.width} must be a multiple of the {args.num_heads} of --num-heads",
-    )
+    equal = args.width % args.num_heads == 0
+    run.require(equal, f"--width {args.width} must be a multiple of the {args.num_heads} of --num-heads")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
     dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
     envs.close()
@@ -272,7 +273,6 @@ if __name__ == "__main__":
     data = Windows(steps_of(dataset, obs_dim, args.return_scale), dataset.episode, args.context_length)
     actor = Actor(Standardize(dataset.obs.reshape(-1, obs_dim)), action_dim, args).to(run.device)
     optimizer = torch.optim.AdamW(actor.parameters(), lr=args.learning_rate, weight_decay=args.weight_decay)
-    # actor_step(*inputs): an optimiser step on the loss of (actor, *inputs), returns the metrics
     actor_step = run.gradient_step(decision_transformer_loss, actor, optimizer, args.max_grad_norm)
     # what a checkpoint holds; start: the first iteration, 0 unless resumed
     start = run.resume(actor=actor, optimizer=optimizer)

@@ -232,9 +232,8 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces
-    run.require_spaces(envs, obs="vector", action="continuous")
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     run.require(args.num_critics > 1, "--num-critics must be at least 2")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
     dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
@@ -248,20 +247,13 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs). All return all but the loss
     critic_step = run.gradient_step(edac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(edac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
-    # what a checkpoint holds; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        actor=actor,
-        critic=critic,
-        target_critic=target_critic,
-        temperature=temperature,
-        actor_optimizer=actor_optimizer,
-        critic_optimizer=critic_optimizer,
-        alpha_optimizer=alpha_optimizer,
-    )
+    # what a checkpoint holds
+    parts = dict(actor=actor, critic=critic, target_critic=target_critic, temperature=temperature)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer)
+    start = run.resume(**parts)
 
     for iteration in run.loop(start, args.total_timesteps):
         global_step = iteration + 1  # gradient steps of the critics

@@ -92,7 +92,9 @@ class Standardize(nn.Module):
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()
-        mean, std = (obs.mean(0, np.float64), obs.std(0, np.float64)) if len(obs) else (obs.sum(0), obs.sum(0) + 1)
+        mean, std = np.zeros(obs.shape[1]), np.ones(obs.shape[1])
+        if len(obs):
+            mean, std = obs.mean(0, np.float64), obs.std(0, np.float64)
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(std + 1e-3, dtype=torch.float32))
 
@@ -213,20 +215,13 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
     value_optimizer = torch.optim.Adam(value.parameters(), lr=args.learning_rate)
-    # value_step(*inputs): an optimiser step on the loss of (value, *inputs). All return all but the loss
     value_step = run.gradient_step(iql_value_loss, value, value_optimizer)
     actor_step = run.gradient_step(iql_discrete_actor_loss, actor, actor_optimizer)
     critic_step = run.gradient_step(iql_critic_loss, critic, critic_optimizer)
-    # what a checkpoint holds; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        actor=actor,
-        critic=critic,
-        target_critic=target_critic,
-        value=value,
-        actor_optimizer=actor_optimizer,
-        critic_optimizer=critic_optimizer,
-        value_optimizer=value_optimizer,
-    )
+    # what a checkpoint holds
+    parts = dict(actor=actor, critic=critic, target_critic=target_critic, value=value)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, value_optimizer=value_optimizer)
+    start = run.resume(**parts)
 
     for iteration in run.loop(start, args.total_timesteps):
         global_step = iteration + 1  # gradient steps of each network

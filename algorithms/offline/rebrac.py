@@ -197,9 +197,8 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces
-    run.require_spaces(envs, obs="vector", action="continuous")
+    run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    run.require(np.isfinite([space.low, space.high]).all(), f"{args.env_id} has actions without finite bounds")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
     dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
     envs.close()
@@ -209,18 +208,12 @@ if __name__ == "__main__":
     target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs). All return all but the loss
     critic_step = run.gradient_step(rebrac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(rebrac_actor_loss, actor, actor_optimizer)
-    # what a checkpoint holds; start: the first iteration, 0 unless resumed
-    start = run.resume(
-        actor=actor,
-        critic=critic,
-        target_actor=target_actor,
-        target_critic=target_critic,
-        actor_optimizer=actor_optimizer,
-        critic_optimizer=critic_optimizer,
-    )
+    # what a checkpoint holds
+    parts = dict(actor=actor, critic=critic, target_actor=target_actor, target_critic=target_critic)
+    parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer)
+    start = run.resume(**parts)
 
     for iteration in run.loop(start, args.total_timesteps):
         global_step = iteration + 1  # gradient steps of the critic
@@ -229,13 +222,11 @@ if __name__ == "__main__":
         batch = data.sample(args.batch_size, run.device)
         noise = args.policy_noise * torch.randn(args.batch_size, action_dim, device=run.device)
         inputs = (target_critic, target_actor, batch, noise, args.noise_clip, args.gamma, args.critic_bc_coef)
-        metrics = critic_step(*inputs)
-        run.learned(metrics)
+        run.learned(critic_step(*inputs))
 
         # "if t mod d then: update phi by the deterministic policy gradient, update target networks", with t from 0
         if iteration % args.policy_frequency == 0:
-            metrics = actor_step(critic, batch, args.actor_bc_coef)
-            run.learned(metrics)
+            run.learned(actor_step(critic, batch, args.actor_bc_coef))
             soft_update(target_actor, actor, args.tau)
             soft_update(target_critic, critic, args.tau)
 

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[box2d]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# dependencies = ["solorl>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
 # ///
 """Advantage actor-critic (A2C), discrete actions, vector observations.
 
@@ -77,7 +77,7 @@ class Agent(nn.Module):
     def forward(self, obs):  # (batch, obs_dim) -> logits (batch, num_actions), values (batch,)
         return self.actor(obs), self.critic(obs).squeeze(-1)
 
-    def evaluate_actions(self, obs, action):  # (batch, *obs_shape), (batch,) -> logprobs, entropies, values: (batch,)
+    def evaluate_actions(self, obs, action):  # (batch, obs_dim), (batch,) -> logprobs, entropies, values: (batch,)
         logits, value = self(obs)
         logprobs = logits.log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -130,17 +130,13 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
+    num_iterations = run.iterations(batch_size)
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     agent = Agent(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.RMSprop(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(a2c_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # NumPy (batch, obs_dim) -> NumPy logits (batch, num_actions), values (batch,)
+    policy = run.fast(agent)  # the agent in NumPy: (batch, obs_dim) -> logits (batch, num_actions), values (batch,)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one rollout
@@ -162,8 +158,7 @@ if __name__ == "__main__":
             action[step], _ = sample_categorical(logits)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            for i in np.flatnonzero(timeout[step]):
-                final_obs[step, i] = infos["final_obs"][i].reshape(obs_dim)
+            final_obs[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)  # where the step led
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: returns of up to num_steps steps, then the value

@@ -16,6 +16,7 @@ Details   docs/algorithms/ppo_atari.md
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import ale_py
@@ -214,24 +215,16 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0 and minibatch_size > 1,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
 
     agent = Agent(num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # NumPy (batch, 4, 84, 84) -> NumPy logits (batch, num_actions), values (batch,)
-    lives = np.zeros(args.num_envs, np.int64)
-    start = run.resume(agent=agent, optimizer=optimizer, envs=envs, lives=lives)  # what a checkpoint holds
-    lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
+    policy = run.fast(agent)  # the agent in NumPy: (batch, 4, 84, 84) -> logits (batch, num_actions), values (batch,)
+    now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))
+    start = run.resume(agent=agent, optimizer=optimizer, envs=envs, now=now)  # what a checkpoint holds
+    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -253,11 +246,10 @@ if __name__ == "__main__":
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step], timeout[step] = terminated | truncated, truncated & ~terminated
             if timeout[step].any():  # a life lost in the last step allowed ends the return, too
-                timeout[step] &= infos["final_info"]["lives"] >= lives
-            done[step] = over[step] | (infos["lives"] < lives)  # a lost life ends the return, but not the game
-            lives[:] = infos["lives"]  # in place: a checkpoint holds this array
-            for i in np.flatnonzero(timeout[step]):
-                final_obs[step, i] = infos["final_obs"][i]
+                timeout[step] &= infos["final_info"]["lives"] >= now.lives
+            done[step] = over[step] | (infos["lives"] < now.lives)  # a lost life ends the return, but not the game
+            now.lives = infos["lives"]
+            final_obs[step] = infos["next_obs"]  # where the step led
         run.episodes(global_step, reward, over)
 
         # ---- 2. credit: "compute advantage estimates"

@@ -16,6 +16,7 @@ Details   docs/algorithms/ppo_atari_multigpu.md
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import ale_py
@@ -210,18 +211,10 @@ if __name__ == "__main__":
     run = Run(args, parallel=True)  # seeds Python, NumPy and torch, in all ranks alike: they draw the same numbers
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
+    equal_shares = args.num_envs % run.world_size == minibatch_size % run.world_size == 0
     run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0 and minibatch_size > 1,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
-    )
-    run.require(
-        args.num_envs % run.world_size == 0 and minibatch_size % run.world_size == 0,
-        f"--num-envs {args.num_envs} and the minibatches of {minibatch_size} steps must be divisible by the number of "
-        f"ranks, {run.world_size}",
+        equal_shares, f"--num-envs and minibatches ({minibatch_size} steps) must divide by {run.world_size} ranks"
     )
     local_envs = args.num_envs // run.world_size
     mine = slice(run.rank * local_envs, (run.rank + 1) * local_envs)  # the environments of this rank
@@ -231,13 +224,12 @@ if __name__ == "__main__":
 
     agent = Agent(num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
-    # It averages gradients and metrics over the ranks, then clips.
+    # gradient_step averages gradients and metrics over the ranks, then clips
     gradient_step = run.gradient_step(ppo_loss_of_share, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # NumPy (batch, 4, 84, 84) -> NumPy logits (batch, num_actions), values (batch,)
-    lives = np.zeros(local_envs, np.int64)
-    start = run.resume(agent=agent, optimizer=optimizer, envs=envs, lives=lives)  # what a checkpoint holds
-    lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
+    policy = run.fast(agent)  # the agent in NumPy: (batch, 4, 84, 84) -> logits (batch, num_actions), values (batch,)
+    now = SimpleNamespace(lives=np.zeros(local_envs, np.int64))
+    start = run.resume(agent=agent, optimizer=optimizer, envs=envs, now=now)  # what a checkpoint holds
+    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
 
     # ---- storage of one rollout
     shape = (args.num_steps, local_envs)
@@ -259,11 +251,10 @@ if __name__ == "__main__":
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step], timeout[step] = terminated | truncated, truncated & ~terminated
             if timeout[step].any():  # a life lost in the last step allowed ends the return, too
-                timeout[step] &= infos["final_info"]["lives"] >= lives
-            done[step] = over[step] | (infos["lives"] < lives)  # a lost life ends the return, but not the game
-            lives[:] = infos["lives"]  # in place: a checkpoint holds this array
-            for i in np.flatnonzero(timeout[step]):
-                final_obs[step, i] = infos["final_obs"][i]
+                timeout[step] &= infos["final_info"]["lives"] >= now.lives
+            done[step] = over[step] | (infos["lives"] < now.lives)  # a lost life ends the return, but not the game
+            now.lives = infos["lives"]
+            final_obs[step] = infos["next_obs"]  # where the step led
         run.episodes(global_step, reward, over)
 
         # ---- 2. credit: "compute advantage estimates"

@@ -16,6 +16,7 @@ Details   docs/algorithms/ppo_continuous_action.md
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -143,13 +144,13 @@ def sample_gaussian(mean, log_std):
 def discounted_returns(reward, done, so_far, gamma):
     """Sum of the rewards of an episode up to each step, earlier ones discounted. NumPy, both (num_steps, num_envs).
 
-    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; updated in place.
+    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; its new value is returned.
     """
     returns = np.zeros_like(reward)
     for t in range(len(reward)):
-        returns[t] = so_far[:] = gamma * so_far + reward[t]
-        so_far *= 1 - done[t]
-    return returns
+        returns[t] = gamma * so_far + reward[t]
+        so_far = returns[t] * (1 - done[t])
+    return returns, so_far
 
 
 def gae(reward, value, done, final_value, next_value, gamma, lam):
@@ -210,26 +211,18 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="continuous")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0 and minibatch_size > 1,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), envs.single_action_space.shape[0]
 
     agent = Agent(obs_dim, action_dim, args.std_init).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # NumPy (batch, obs_dim) -> NumPy means (batch, action_dim), values (batch,)
+    policy = run.fast(agent)  # the agent in NumPy: (batch, obs_dim) -> means (batch, action_dim), values (batch,)
     normalize = agent.obs_normalizer  # NumPy (batch, obs_dim) -> NumPy (batch, obs_dim)
-    so_far = np.zeros(args.num_envs, np.float32)  # discounted rewards of the running episodes
-    start = run.resume(agent=agent, optimizer=optimizer, so_far=so_far, envs=envs)  # what a checkpoint holds
-    so_far[run.restarted] = 0
+    now = SimpleNamespace(so_far=np.zeros(args.num_envs, np.float32))  # discounted rewards of the running episodes
+    start = run.resume(agent=agent, optimizer=optimizer, now=now, envs=envs)  # what a checkpoint holds
+    now.so_far[run.restarted] = 0
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -253,12 +246,11 @@ if __name__ == "__main__":
             action[step], logprob[step] = sample_gaussian(mean, log_std)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            for i in np.flatnonzero(timeout[step]):
-                final_obs[step, i] = normalize(infos["final_obs"][i].reshape(1, obs_dim))
+            final_obs[step] = normalize(infos["next_obs"].reshape(args.num_envs, obs_dim))  # where the step led
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: rewards in units of the standard deviation of the returns
-        returns = discounted_returns(reward, done, so_far, args.gamma)
+        returns, now.so_far = discounted_returns(reward, done, now.so_far, args.gamma)
         agent.return_normalizer.update(returns.flatten())
         scaled_reward = agent.return_normalizer.scale(reward).astype(np.float32)
 

@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -74,7 +75,7 @@ class InNumpy(gym.vector.VectorWrapper):
 
     def step(self, actions):
         *arrays, infos = self.env.step(torch.as_tensor(actions, device=self.env.device))
-        return *(x.cpu().numpy() for x in arrays), {"final_obs": infos["final_obs"].cpu().numpy()}
+        return *(x.cpu().numpy() for x in arrays), {"next_obs": infos["next_obs"].cpu().numpy()}
 
 
 def make_numpy_envs(env_id, num_envs, device, **kwargs):
@@ -150,15 +151,15 @@ class Agent(nn.Module):
 
 
 def tensor_returns(reward, done, so_far, gamma):
-    """The rewards of an episode up to each step, earlier ones discounted. Tensors, both (num_steps, num_envs).
+    """Sum of the rewards of an episode up to each step, earlier ones discounted. Tensors, both (num_steps, num_envs).
 
-    so_far (num_envs,): the same for the step before the first, 0 where an episode begins; it is brought up to the end.
+    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; its new value is returned.
     """
     returns = torch.zeros_like(reward)
     for t in range(len(reward)):
-        returns[t] = so_far.mul_(gamma).add_(reward[t])
-        so_far *= 1 - done[t]
-    return returns
+        returns[t] = gamma * so_far + reward[t]
+        so_far = returns[t] * (1 - done[t])
+    return returns, so_far
 
 
 def tensor_gae(reward, value, done, final_value, next_value, gamma, lam):
@@ -219,30 +220,21 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="continuous")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0 and minibatch_size > 1,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
     first = envs.reset(seed=0)[0]  # to look at; run.reset below has seeds of its own
-    run.require(
-        torch.is_tensor(first) and first.device.type == run.device.type and len(first) == args.num_envs,
-        f"{args.env_id} must give the observations of {args.num_envs} environments as one tensor on {run.device.type}",
-    )
+    fits = torch.is_tensor(first) and first.device.type == run.device.type and len(first) == args.num_envs
+    run.require(fits, f"{args.env_id} must give the observations of all environments as one tensor on {run.device}")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), envs.single_action_space.shape[0]
 
     agent = Agent(obs_dim, action_dim, args.std_init).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     normalize = agent.obs_normalizer
-    so_far = torch.zeros(args.num_envs, device=run.device)  # discounted rewards of the running episodes
-    start = run.resume(agent=agent, optimizer=optimizer, so_far=so_far, envs=envs)  # what a checkpoint holds
-    so_far[run.restarted] = 0
+    # so_far: discounted rewards of the running episodes
+    now = SimpleNamespace(so_far=torch.zeros(args.num_envs, device=run.device))
+    start = run.resume(agent=agent, optimizer=optimizer, now=now, envs=envs)  # what a checkpoint holds
+    now.so_far[run.restarted] = 0
     make_eval_envs = partial(make_numpy_envs, device=run.device)
 
     # ---- storage of one rollout
@@ -265,11 +257,12 @@ if __name__ == "__main__":
             action[step], logprob[step], value[step] = agent.sample(obs[step])
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            final_obs[step] = infos["final_obs"].flatten(1)
+            final_obs[step] = infos["next_obs"].flatten(1)  # where the step led
         run.episodes(global_step, reward.cpu().numpy(), done.cpu().numpy())  # the only copies to the CPU
 
         # ---- 2. credit: rewards in units of the standard deviation of the returns
-        agent.return_normalizer.update(tensor_returns(reward, done, so_far, args.gamma).flatten())
+        returns, now.so_far = tensor_returns(reward, done, now.so_far, args.gamma)
+        agent.return_normalizer.update(returns.flatten())
         scaled_reward = agent.return_normalizer.scale(reward)
 
         # "compute advantage estimates"

@@ -140,7 +140,7 @@ class Agent(nn.Module):
         features = torch.cat(features, 1)
         return self.actor(features), self.critic(features).squeeze(-1)
 
-    def evaluate_actions(self, obs, action):  # entries, (batch,) -> log-probabilities, entropies, values: same
+    def evaluate_actions(self, obs, action):  # entries, (batch,) -> logprobs, entropies, values: (batch,)
         logits, value = self(obs)
         logprobs = logits.log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -221,25 +221,14 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="dict", action="discrete")
     spaces, num_actions = envs.single_observation_space.spaces, int(envs.single_action_space.n)
     for name, space in spaces.items():
-        run.require(
-            isinstance(space, Box) and len(space.shape) > 0,
-            f"{args.env_id} has a {type(space).__name__} as the entry {name} of its observations, but ppo_dict.py "
-            "takes a Box with one axis or more; gymnasium.wrappers.FlattenObservation makes one vector of all entries",
-        )
+        has_axes = isinstance(space, Box) and len(space.shape) > 0
+        run.require(has_axes, f"the entry {name} must be a Box with one axis or more, but is a {type(space).__name__}")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0 and minibatch_size > 1,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
 
     agent = Agent(spaces, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
@@ -266,9 +255,8 @@ if __name__ == "__main__":
             action[step], logprob[step] = sample_categorical(logits)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            for i in np.flatnonzero(timeout[step]):
-                for name in spaces:
-                    final_obs[name][step, i] = infos["final_obs"][i][name]
+            for name in spaces:
+                final_obs[name][step] = infos["next_obs"][name]  # where the step led
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: "compute advantage estimates"

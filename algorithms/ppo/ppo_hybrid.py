@@ -204,30 +204,18 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="tuple")
-    run.require(
-        is_hybrid(envs.single_action_space),
-        f"{args.env_id} has a tuple of other actions than ppo_hybrid.py takes, which are Discrete from 0 and Box of "
-        "floats with one axis",
-    )
+    run.require(is_hybrid(envs.single_action_space), "actions must be Discrete from 0 and Box of floats, one axis")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0 and minibatch_size > 1,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
     obs_dim, (discrete_space, box) = int(np.prod(envs.single_observation_space.shape)), envs.single_action_space
     num_actions, action_dim = int(discrete_space.n), box.shape[0]
 
     agent = Agent(obs_dim, num_actions, action_dim, args.std_init).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # NumPy (batch, obs_dim) -> NumPy logits, means, values, as in `forward`
+    policy = run.fast(agent)  # the agent in NumPy: (batch, obs_dim) -> logits, means, values, as in `forward`
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one rollout
@@ -253,8 +241,7 @@ if __name__ == "__main__":
             logprob[step] = discrete_logprob + continuous_logprob
             next_obs, reward[step], terminated, truncated, infos = envs.step((discrete[step], continuous[step]))
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            for i in np.flatnonzero(timeout[step]):
-                final_obs[step, i] = infos["final_obs"][i].reshape(obs_dim)
+            final_obs[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)  # where the step led
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: "compute advantage estimates"

@@ -214,35 +214,18 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
-    run.require(
-        channels_last(gym.make(args.env_id)) is not None,
-        f"{args.env_id} has images of shape {obs_shape}, but one axis, the first or the last, must be that of channels:"
-        " 1, 3 or 4 of them",
-    )
-    run.require(
-        not args.grey or obs_shape[0] == args.num_frames,
-        f"--grey takes images with 1 or 3 channels, but those of {args.env_id} have 4",
-    )
-    run.require(
-        min(obs_shape[1:]) >= 15,
-        f"images of {obs_shape[1]} x {obs_shape[2]} pixels are too small for the network: --size must be at least 15",
-    )
+    has_channels = channels_last(gym.make(args.env_id)) is not None
+    run.require(has_channels, f"images of shape {obs_shape} must have 1, 3 or 4 channels on their first or last axis")
+    run.require(not args.grey or obs_shape[0] == args.num_frames, "--grey takes images with 1 or 3 channels")
+    run.require(min(obs_shape[1:]) >= 15, f"images of {obs_shape[1:]} pixels are too small: --size must be at least 15")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0 and minibatch_size > 1,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
 
     agent = Agent(obs_shape, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # NumPy (batch, *obs_shape) -> NumPy logits (batch, num_actions), values (batch,)
+    policy = run.fast(agent)  # the agent in NumPy: (batch, *obs_shape) -> logits (batch, num_actions), values (batch,)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one rollout
@@ -264,8 +247,7 @@ if __name__ == "__main__":
             action[step], logprob[step] = sample_categorical(logits)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            for i in np.flatnonzero(timeout[step]):
-                final_obs[step, i] = infos["final_obs"][i]
+            final_obs[step] = infos["next_obs"]  # where the step led
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: "compute advantage estimates"

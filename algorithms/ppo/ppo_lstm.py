@@ -16,6 +16,7 @@ Details   docs/algorithms/ppo_lstm.md
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -183,26 +184,17 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        args.num_envs % args.num_minibatches == 0 and minibatch_envs * args.num_steps > 1,
-        f"--num-minibatches {args.num_minibatches} must divide the {args.num_envs} environments of --num-envs, "
-        "whose rollouts stay whole, into parts of 2 or more steps",
-    )
+    run.require(args.num_envs % args.num_minibatches == 0, "--num-minibatches must divide --num-envs (whole rollouts)")
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     agent = Agent(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_lstm_loss, agent, optimizer, args.max_grad_norm)
     state = torch.zeros(2, args.num_envs, 64, device=run.device)  # hidden and cell state of each environment
-    next_first = np.ones(args.num_envs, bool)
-    # what a checkpoint holds
-    start = run.resume(agent=agent, optimizer=optimizer, envs=envs, state=state, next_first=next_first)
-    next_first[run.restarted] = True
+    now = SimpleNamespace(state=state, first=np.ones(args.num_envs, bool))  # first: an episode begins with next_obs
+    start = run.resume(agent=agent, optimizer=optimizer, envs=envs, now=now)  # what a checkpoint holds
+    now.first[run.restarted] = True
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -217,24 +209,24 @@ if __name__ == "__main__":
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
 
         # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
-        state_before, final_value = state.clone(), np.zeros(shape, np.float32)
+        state_before, final_value = now.state, np.zeros(shape, np.float32)
         for step in range(args.num_steps):
-            obs[step], first[step] = next_obs.reshape(args.num_envs, obs_dim), next_first
-            # state in place: a checkpoint holds this array
-            logits, value[step], state[:] = agent.step(next_obs, state, next_first)
+            obs[step], first[step] = next_obs.reshape(args.num_envs, obs_dim), now.first
+            logits, value[step], now.state = agent.step(next_obs, now.state, now.first)
             action[step], logprob[step] = sample_categorical(logits)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            next_first[:] = terminated | truncated  # in place: a checkpoint holds this array
-            if (cut := np.flatnonzero(timeout[step])).size:
+            now.first = terminated | truncated
+            if timeout[step].any():
                 # A time limit does not end the task: bootstrap from the value of the final observation, computed with
                 # the memory of the episode that was cut.
-                final_obs, final_first = np.stack(infos["final_obs"][cut]), np.zeros(len(cut), bool)
-                _, final_value[step, cut], _ = agent.step(final_obs, state[:, cut], final_first)
+                cut = np.flatnonzero(timeout[step])
+                final_obs, memory = infos["next_obs"][cut], now.state[:, cut]
+                _, final_value[step, cut], _ = agent.step(final_obs, memory, np.zeros(len(cut), bool))
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: "compute advantage estimates"
-        _, next_value, _ = agent.step(next_obs, state, next_first)
+        _, next_value, _ = agent.step(next_obs, now.state, now.first)
         advantage = gae(reward, value, done, final_value, next_value, args.gamma, args.gae_lambda)
         rollout = (obs, first, state_before, action, logprob, value, advantage, advantage + value)
         rollout = Batch(*(torch.as_tensor(x, device=run.device) for x in rollout))

@@ -241,7 +241,7 @@ def train_iteration(training, setup):
     # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
     # not a schedule of optax, which would count gradient steps: --target-kl leaves some of them out
     learning_rate = args.learning_rate * ((1 - training.iteration / num_iterations) if args.anneal_lr else 1)
-    optimizer = flat_adam(learning_rate, args.max_grad_norm)
+    optimizer = flat_adam(learning_rate, args.max_grad_norm)  # its state fits any learning rate
 
     def gradient_step(learner, index):
         params, optimizer_state = learner
@@ -251,20 +251,21 @@ def train_iteration(training, setup):
         return (optax.apply_updates(params, updates), optimizer_state), metrics
 
     def epoch(carry, key):
-        learner, running = carry
+        learner, stopped = carry
         index = jax.random.permutation(key, batch_size).reshape(args.num_minibatches, -1)
         new_learner, metrics = jax.lax.scan(gradient_step, learner, index)
         if args.target_kl is None:
-            return (new_learner, running), (metrics, running)
-        # a scan computes all epochs: once `running` is False, the results of further ones are thrown away
-        learner = jax.tree.map(lambda new, old: jnp.where(running, new, old), new_learner, learner)
-        return (learner, running & (metrics["losses/approx_kl"].mean() <= args.target_kl)), (metrics, running)
+            return (new_learner, stopped), (metrics, ~stopped)
+        # a scan computes all epochs: those after the one that stopped the rollout change nothing
+        learner = jax.tree.map(lambda old, new: jnp.where(stopped, old, new), learner, new_learner)
+        return (learner, stopped | (metrics["losses/approx_kl"].mean() > args.target_kl)), (metrics, ~stopped)
 
-    carry = ((params, training.optimizer_state), jnp.array(True))
+    carry = ((params, training.optimizer_state), jnp.array(False))
     keys = jax.random.split(learn_key, args.update_epochs)
     ((params, optimizer_state), _), (metrics, epoch_ran) = jax.lax.scan(epoch, carry, keys)
 
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
+    # metrics: (update_epochs, num_minibatches) each
     sums = {name: values.sum(where=epoch_ran[:, None]) for name, values in metrics.items()}
     count = epoch_ran.sum() * args.num_minibatches
     # advantage: returns - value
@@ -280,19 +281,10 @@ if __name__ == "__main__":
     run = Runs(args)
     envs = run.open_envs(args.env_id, args.num_envs)  # gymnax's, stepped inside of the compiled code
     run.require_spaces(envs, obs="vector", action="discrete")
-    run.require(
-        args.env_id.endswith("-MinAtar"),
-        f"{args.env_id} is not a MinAtar game (Asterix-MinAtar, ...); use ppo_jax.py for other vectors",
-    )
+    is_minatar = args.env_id.endswith("-MinAtar")
+    run.require(is_minatar, f"{args.env_id} is not a MinAtar game (Asterix-MinAtar, ...); use ppo_jax.py for others")
     batch_size = args.num_envs * args.num_steps
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0 and batch_size > args.num_minibatches,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
 
     setup = Setup(args, envs, num_iterations)
     # model: the fields that `act` needs; envs: those that a resume restarts where EnvPool cannot be saved

@@ -187,14 +187,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="multidiscrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0 and minibatch_size > 1,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
     obs_dim = int(np.prod(envs.single_observation_space.shape))
     nvec = envs.single_action_space.nvec
     run.require(nvec.ndim == 1, f"{args.env_id} has actions of shape {nvec.shape}; make them one row of numbers")
@@ -202,9 +195,8 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, sizes).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_masked_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # NumPy (batch, obs_dim) -> NumPy logits (batch, sum of sizes), values (batch,)
+    policy = run.fast(agent)  # the agent in NumPy: (batch, obs_dim) -> logits (batch, sum of sizes), values (batch,)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one rollout
@@ -231,8 +223,7 @@ if __name__ == "__main__":
             action[step], logprob[step] = sample_parts(allowed_logits(logits, mask[step]), sizes)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            for i in np.flatnonzero(timeout[step]):
-                final_obs[step, i] = infos["final_obs"][i].reshape(obs_dim)
+            final_obs[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)  # where the step led
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: "compute advantage estimates"

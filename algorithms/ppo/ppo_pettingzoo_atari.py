@@ -10,15 +10,17 @@ Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below)
 Run       solo train ppo_pettingzoo_atari --env-id atari/pong_v3
 Spaces    image -> discrete, of each agent
 Differs   from ppo_atari_envpool.py: the games are PettingZoo's, with wrappers; all players act at once, with the same
-          network, which sees who it plays; an advantage for each; no training on players who have left; opponents;
-          images without their mean
+          network, which sees who it plays; an advantage for each; no training on players who have left; opponents in
+          evaluations: random actions (the score) and an earlier copy of the network; images without their mean
 Not for   one agent: ppo_atari.py; vector observations: ppo.py
 Details   docs/algorithms/ppo_pettingzoo_atari.md
 """
 
+import copy
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import cv2
@@ -28,7 +30,7 @@ import torch
 import torch.nn as nn
 from gymnasium.wrappers import TimeLimit
 
-from solorl import PettingZooEnvs, Run, RunArgs, parse
+from solorl import Run, RunArgs, parse
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Args(RunArgs):
     vf_coef: float = 0.5  # c1 of Eq. 9, whose L^VF is halved here, as in the authors' code
     ent_coef: float = 0.01  # c2 of Eq. 9
     target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
-    eval_episodes: int = 5  # games of one evaluation, on environments and seeds of their own
+    eval_episodes: int = 10  # games of one evaluation, on environments and seeds of their own; each seat in turn
     eval_every: int = 250_000  # environment steps between evaluations; 0: only at the end
 
 
@@ -107,10 +109,35 @@ class Players(gym.Wrapper):
         return obs
 
 
+class Against(gym.Wrapper):
+    """A game in which the policy has one seat, which follows from the seed, and an opponent all others: `act`, or
+    uniformly random actions. Only the rewards of the policy's seat count, so the sum over the players is its return."""
+
+    def __init__(self, env, act=None):  # act: NumPy (1, num_agents, *obs_shape) -> NumPy (1, num_agents)
+        super().__init__(env)
+        self.act = act
+
+    def reset(self, seed=None, **kwargs):
+        self.obs, info = self.env.reset(seed=seed, **kwargs)
+        self.own = np.arange(len(self.obs)) == (seed or 0) % len(self.obs)
+        return self.obs, info
+
+    def step(self, action):
+        random = self.unwrapped.np_random.integers(self.action_space.nvec)
+        others = random if self.act is None else self.act(self.obs[None])[0]
+        self.obs, reward, terminated, truncated, info = self.env.step(np.where(self.own, action, others))
+        return self.obs, reward * self.own, terminated, truncated, info
+
+
 def players_env(env_id, max_steps, **kwargs):
-    """One whole game, for training and for evaluation; each player is a team, so that they can be opponents."""
-    env = gym.make(env_id, teams="each", obs_type="grayscale_image", **kwargs)
+    """One whole game of the same policy with itself, for training."""
+    env = gym.make(env_id, obs_type="grayscale_image", **kwargs)
     return TimeLimit(Players(env), max_steps)
+
+
+def against_env(env_id, max_steps, act=None, **kwargs):
+    """One whole game against an opponent, for evaluation."""
+    return Against(players_env(env_id, max_steps, **kwargs), act)
 
 
 class Centred(nn.Module):
@@ -225,28 +252,25 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    make_env = partial(players_env, max_steps=args.max_steps)
-    # games side by side; one in which no agent is left is reset in the same step
-    envs = PettingZooEnvs([lambda: make_env(args.env_id)] * args.num_envs)
+    play_all = partial(players_env, max_steps=args.max_steps, teams="each")
+    envs = run.multi_agent_env(play_all, args.env_id, args.num_envs)  # where no agent is left, obs begins the next game
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0 and minibatch_size > 1,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
     num_agents, *obs_shape = envs.single_observation_space.shape
 
     agent = Agent(obs_shape[0], int(envs.agent_action_space.n)).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # NumPy (batch, *obs_shape) -> NumPy logits (batch, num_actions), values (batch,)
-    start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
+    policy = run.fast(agent)  # the agent in NumPy: (batch, *obs_shape) -> logits (batch, num_actions), values (batch,)
+    # an earlier copy of the network, an opponent: the weights after a quarter to a half of the steps, and a later copy
+    older = copy.deepcopy(agent)
+    past = SimpleNamespace(step=0, older=older.state_dict(), later=copy.deepcopy(agent.state_dict()))
+    start = run.resume(agent=agent, optimizer=optimizer, past=past, envs=envs)  # what a checkpoint holds
+    older.load_state_dict(past.older)
+    make_env = partial(against_env, max_steps=args.max_steps)  # against random actions: the score
+    opponents = {"vs_older": partial(make_env, act=older.act)}  # a metric
 
     # ---- storage of one rollout: an agent, of any game, is to the algorithm what an environment is with one agent
     shape = (args.num_steps, args.num_envs, num_agents)
@@ -263,13 +287,12 @@ if __name__ == "__main__":
         # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
         for step in range(args.num_steps):
             obs[step], alive[step] = next_obs, envs.alive
-            logits, values = policy(next_obs.reshape(-1, *obs_shape))
-            drawn = (*sample_categorical(logits), values)
-            action[step], logprob[step], value[step] = (x.reshape(shape[1:]) for x in drawn)
+            logits, values = policy(next_obs.reshape(-1, *obs_shape))  # all agents of all games, one after the other
+            actions, logprobs = sample_categorical(logits)
+            action[step], logprob[step], value[step] = (x.reshape(shape[1:]) for x in (actions, logprobs, values))
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, alive[step] & truncated & ~terminated
-            for i in np.flatnonzero(timeout[step].any(1)):  # a game ends when all have left
-                final_obs[step, i] = infos["final_obs"][i] if done[step, i].all() else next_obs[i]
+            final_obs[step] = infos["next_obs"]  # where the step led
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: "compute advantage estimates"
@@ -295,8 +318,11 @@ if __name__ == "__main__":
         explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)  # advantage: returns - value
         learning_rate = optimizer.param_groups[0]["lr"]
         run.log(global_step, {"charts/learning_rate": learning_rate, "losses/explained_variance": explained_variance})
-        run.evaluate(global_step, agent.act, make_env, opponents=("random", "older"))
+        if global_step >= 2 * past.step:
+            past.step, past.older, past.later = global_step, past.later, copy.deepcopy(agent.state_dict())
+            older.load_state_dict(past.older)
+        run.evaluate(global_step, agent.act, make_env, also=opponents)
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_env, opponents=("random", "older"))
+    run.close(agent.act, make_env)

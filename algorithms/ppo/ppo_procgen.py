@@ -17,6 +17,7 @@ Details   docs/algorithms/ppo_procgen.md
 
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -172,13 +173,13 @@ def sample_categorical(logits):
 def discounted_returns(reward, done, so_far, gamma):
     """Sum of the rewards of an episode up to each step, earlier ones discounted. NumPy, both (num_steps, num_envs).
 
-    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; updated in place.
+    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; its new value is returned.
     """
     returns = np.zeros_like(reward)
     for t in range(len(reward)):
-        returns[t] = so_far[:] = gamma * so_far + reward[t]
-        so_far *= 1 - done[t]
-    return returns
+        returns[t] = gamma * so_far + reward[t]
+        so_far = returns[t] * (1 - done[t])
+    return returns, so_far
 
 
 def gae(reward, value, done, final_value, next_value, gamma, lam):
@@ -236,36 +237,24 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
     num_unseen, first_unseen = unseen_levels(args.num_levels, args.start_level)
-    run.require(
-        first_unseen < 2**31 - 1,
-        f"--start-level {args.start_level} and --num-levels {args.num_levels} must add up to less than {2**31 - 1}",
-    )
+    run.require(first_unseen < 2**31 - 1, "--start-level and --num-levels must add up to less than 2147483647")
     unseen_games = partial(make_games, num_levels=num_unseen, start_level=first_unseen)  # of evaluation
     envs = make_games(args.env_id, args.num_envs, args.num_levels, args.start_level)
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0 and minibatch_size > 1,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
 
     agent = Agent(num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (agent, *inputs); returns all but the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # NumPy (batch, 3, 64, 64) -> NumPy logits (batch, num_actions), values (batch,)
+    policy = run.fast(agent)  # the agent in NumPy: (batch, 3, 64, 64) -> logits (batch, num_actions), values (batch,)
     return_normalizer = RunningMeanStd()
-    so_far = np.zeros(args.num_envs, np.float32)  # discounted rewards of the running episodes
-    start = run.resume(  # what a checkpoint holds
-        agent=agent, optimizer=optimizer, return_normalizer=return_normalizer, so_far=so_far, envs=envs
-    )
-    so_far[run.restarted] = 0
+    now = SimpleNamespace(so_far=np.zeros(args.num_envs, np.float32))  # discounted rewards of the running episodes
+    parts = dict(agent=agent, optimizer=optimizer, return_normalizer=return_normalizer, now=now, envs=envs)
+    start = run.resume(**parts)  # what a checkpoint holds
+    now.so_far[run.restarted] = 0
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -286,12 +275,11 @@ if __name__ == "__main__":
             action[step], logprob[step] = sample_categorical(logits)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            for i in np.flatnonzero(timeout[step]):
-                final_obs[step, i] = infos["final_obs"][i]
+            final_obs[step] = infos["next_obs"]  # where the step led
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: rewards in units of the standard deviation of the returns
-        returns = discounted_returns(reward, done, so_far, args.gamma)
+        returns, now.so_far = discounted_returns(reward, done, now.so_far, args.gamma)
         return_normalizer.update(returns.flatten())
         scaled_reward = return_normalizer.scale(reward).astype(np.float32)
 

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[box2d]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# dependencies = ["solorl>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
 # ///
 """PPO with random network distillation (RND): exploration by novelty, discrete actions, vector observations.
 
@@ -15,6 +15,7 @@ Details   docs/algorithms/ppo_rnd.md
 
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -139,13 +140,13 @@ def sample_categorical(logits):
 def discounted_returns(reward, done, so_far, gamma):
     """Sum of the rewards of an episode up to each step, earlier ones discounted. NumPy, both (num_steps, num_envs).
 
-    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; updated in place.
+    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; its new value is returned.
     """
     returns = np.zeros_like(reward)
     for t in range(len(reward)):
-        returns[t] = so_far[:] = gamma * so_far + reward[t]
-        so_far *= 1 - done[t]
-    return returns
+        returns[t] = gamma * so_far + reward[t]
+        so_far = returns[t] * (1 - done[t])
+    return returns, so_far
 
 
 def gae(reward, value, done, final_value, next_value, gamma, lam):
@@ -209,16 +210,9 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size - args.warmup_rollouts
-    run.require(
-        num_iterations > 0,
-        f"--total-timesteps {args.total_timesteps} must be at least one batch of {batch_size} steps more than the "
-        f"{args.warmup_rollouts * batch_size} of --warmup-rollouts {args.warmup_rollouts}",
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0 and minibatch_size > 1,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
-    )
+    num_rollouts = run.iterations(batch_size, minibatches=args.num_minibatches)
+    num_iterations = num_rollouts - args.warmup_rollouts
+    run.require(num_iterations > 0, "--total-timesteps leaves no rollout to learn from after --warmup-rollouts")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     agent = Agent(obs_dim, num_actions).to(run.device)
@@ -227,20 +221,13 @@ if __name__ == "__main__":
     obs_normalizer, return_normalizer = RunningMeanStd(obs_dim), RunningMeanStd()
     modules = nn.ModuleDict({"agent": agent, "predictor": predictor})
     optimizer = torch.optim.Adam(modules.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (modules, *inputs); returns all but the loss
     gradient_step = run.gradient_step(rnd_loss, modules, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # NumPy (batch, obs_dim) -> NumPy logits (batch, num_actions), values (batch, 2)
-    so_far = np.zeros(args.num_envs, np.float32)  # discounted intrinsic rewards until now, over all episodes
-    start = run.resume(  # what a checkpoint holds
-        agent=agent,
-        predictor=predictor,
-        target=target,
-        obs_normalizer=obs_normalizer,
-        return_normalizer=return_normalizer,
-        optimizer=optimizer,
-        so_far=so_far,
-        envs=envs,
-    )
+    policy = run.fast(agent)  # the agent in NumPy: (batch, obs_dim) -> logits (batch, num_actions), values (batch, 2)
+    # so_far: discounted intrinsic rewards until now, over all episodes
+    now = SimpleNamespace(so_far=np.zeros(args.num_envs, np.float32))
+    parts = dict(agent=agent, predictor=predictor, target=target, optimizer=optimizer)
+    parts |= dict(obs_normalizer=obs_normalizer, return_normalizer=return_normalizer, now=now, envs=envs)
+    start = run.resume(**parts)  # what a checkpoint holds
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -257,9 +244,8 @@ if __name__ == "__main__":
         for step in range(args.num_steps):
             action[step] = np.random.randint(num_actions, size=args.num_envs)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
-            done[step], reached[step] = terminated | truncated, next_obs.reshape(args.num_envs, obs_dim)
-            for i in np.flatnonzero(done[step]):
-                reached[step, i] = infos["final_obs"][i].reshape(obs_dim)
+            done[step] = terminated | truncated
+            reached[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)
         obs_normalizer.update(reached.reshape(batch_size, obs_dim))
         run.episodes(global_step, reward, done)
         run.log(global_step, {})
@@ -278,21 +264,19 @@ if __name__ == "__main__":
             action[step], logprob[step] = sample_categorical(logits)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            reached[step] = next_obs.reshape(args.num_envs, obs_dim)
-            for i in np.flatnonzero(done[step]):
-                reached[step, i] = infos["final_obs"][i].reshape(obs_dim)
+            reached[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: the intrinsic reward is the predictor's error on the next observation, divided by the standard
         # deviation of the discounted intrinsic returns
         obs_normalizer.update(reached.reshape(batch_size, obs_dim))
-        new = obs_normalizer(reached.reshape(batch_size, obs_dim)).clip(-5, 5)
-        new = torch.as_tensor(new, dtype=torch.float32, device=run.device)
+        normalized = obs_normalizer(reached.reshape(batch_size, obs_dim)).clip(-5, 5)
+        normalized = torch.as_tensor(normalized, dtype=torch.float32, device=run.device)
         with torch.no_grad():
-            features = target(new)
-            int_reward = squared_error(predictor(new), features).reshape(shape).cpu().numpy()
-        zeros = np.zeros(shape, np.float32)  # intrinsic returns continue over episodes: never done, no final value
-        int_returns = discounted_returns(int_reward, zeros, so_far, args.int_gamma)
+            features = target(normalized)
+            int_reward = squared_error(predictor(normalized), features).reshape(shape).cpu().numpy()
+        never = np.zeros(shape, np.float32)  # intrinsic returns continue over episodes: never done, no final value
+        int_returns, now.so_far = discounted_returns(int_reward, never, now.so_far, args.int_gamma)
         return_normalizer.update(int_returns.flatten())
         scaled_int_reward = int_reward / np.sqrt(return_normalizer.var.item() + 1e-8)
 
@@ -302,13 +286,11 @@ if __name__ == "__main__":
         if timeout.any():  # a time limit does not end the task: bootstrap from the value of the final observation
             final_value[timeout] = policy(reached[timeout])[1][:, 0]
         ext = gae(reward, value[..., 0], done, final_value, next_value[:, 0], args.gamma, args.gae_lambda)
-        intr = gae(scaled_int_reward, value[..., 1], zeros, zeros, next_value[:, 1], args.int_gamma, args.gae_lambda)
+        intr = gae(scaled_int_reward, value[..., 1], never, never, next_value[:, 1], args.int_gamma, args.gae_lambda)
         advantage = args.ext_coef * ext + args.int_coef * intr
         returns = np.stack([ext, intr], -1) + value  # of each head
-        rollout = (
-            torch.as_tensor(x, device=run.device).flatten(0, 1) for x in (obs, action, logprob, advantage, returns)
-        )
-        rollout = Batch(*rollout, new, features)
+        rollout = (torch.as_tensor(x, device=run.device) for x in (obs, action, logprob, advantage, returns))
+        rollout = Batch(*(x.flatten(0, 1) for x in rollout), normalized, features)
 
         # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):

@@ -15,6 +15,7 @@ Details   docs/algorithms/ppo_rnd_envpool.md
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -161,13 +162,13 @@ def sample_categorical(logits):
 def discounted_returns(reward, done, so_far, gamma):
     """Sum of the rewards of an episode up to each step, earlier ones discounted. NumPy, both (num_steps, num_envs).
 
-    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; updated in place.
+    so_far (num_envs,): the same up to the step before the first, 0 where an episode begins; its new value is returned.
     """
     returns = np.zeros_like(reward)
     for t in range(len(reward)):
-        returns[t] = so_far[:] = gamma * so_far + reward[t]
-        so_far *= 1 - done[t]
-    return returns
+        returns[t] = gamma * so_far + reward[t]
+        so_far = returns[t] * (1 - done[t])
+    return returns, so_far
 
 
 def gae(reward, value, done, final_value, next_value, gamma, lam):
@@ -231,16 +232,9 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size - args.warmup_rollouts
-    run.require(
-        num_iterations > 0,
-        f"--total-timesteps {args.total_timesteps} must be at least one batch of {batch_size} steps more than the "
-        f"{args.warmup_rollouts * batch_size} of --warmup-rollouts {args.warmup_rollouts}",
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0 and minibatch_size > 1,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps into parts of 2 or more",
-    )
+    num_rollouts = run.iterations(batch_size, minibatches=args.num_minibatches)
+    num_iterations = num_rollouts - args.warmup_rollouts
+    run.require(num_iterations > 0, "--total-timesteps leaves no rollout to learn from after --warmup-rollouts")
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
 
     agent = Agent(num_actions).to(run.device)
@@ -249,13 +243,13 @@ if __name__ == "__main__":
     predictor = frame_cnn(obs_normalizer, 3).to(run.device)
     modules = nn.ModuleDict({"agent": agent, "predictor": predictor})
     optimizer = torch.optim.Adam(modules.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): one optimiser step on the loss of (modules, *inputs); returns all but the loss
     gradient_step = run.gradient_step(rnd_loss, modules, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # NumPy (batch, 4, 84, 84) -> NumPy logits (batch, num_actions), values (batch, 2)
-    so_far = np.zeros(args.num_envs, np.float32)  # discounted intrinsic rewards until now, over all games
+    policy = run.fast(agent)  # the agent in NumPy: (batch, 4, 84, 84) -> logits (batch, num_actions), values (batch, 2)
+    # so_far: discounted intrinsic rewards until now, over all games
+    now = SimpleNamespace(so_far=np.zeros(args.num_envs, np.float32))
     # what a checkpoint holds; target and predictor bring the statistics of the pixels with them
-    saved = {"agent": agent, "predictor": predictor, "target": target, "return_normalizer": return_normalizer}
-    start = run.resume(**saved, optimizer=optimizer, so_far=so_far, envs=envs)
+    parts = dict(agent=agent, predictor=predictor, target=target, optimizer=optimizer)
+    start = run.resume(**parts, return_normalizer=return_normalizer, now=now, envs=envs)
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -273,11 +267,9 @@ if __name__ == "__main__":
         for step in range(args.num_steps):
             action[step] = np.random.randint(num_actions, size=args.num_envs)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
-            done[step], reached[step] = terminated | truncated, next_obs[:, -1:]
-            for i in np.flatnonzero(done[step]):
-                reached[step, i] = infos["final_obs"][i][-1:]
-        for part in torch.as_tensor(reached, device=run.device).flatten(0, 1).split(minibatch_size):
-            obs_normalizer.update(part.float())
+            done[step], reached[step] = terminated | truncated, infos["next_obs"][:, -1:]
+        for chunk in torch.as_tensor(reached, device=run.device).flatten(0, 1).split(minibatch_size):
+            obs_normalizer.update(chunk.float())
         run.episodes(global_step, reward, done)
         run.log(global_step, {})
         run.save(global_step)
@@ -295,22 +287,20 @@ if __name__ == "__main__":
             action[step], logprob[step] = sample_categorical(logits)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            reached[step] = next_obs[:, -1:]
-            for i in np.flatnonzero(done[step]):
-                final_obs[step, i], reached[step, i] = infos["final_obs"][i], infos["final_obs"][i][-1:]
+            final_obs[step], reached[step] = infos["next_obs"], infos["next_obs"][:, -1:]  # where the step led
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: the intrinsic reward is the predictor's error on the image reached, divided by the standard
         # deviation of the discounted intrinsic returns
-        new = torch.as_tensor(reached, device=run.device).flatten(0, 1)
-        parts = new.split(minibatch_size)  # which take less memory, as numbers
-        for part in parts:
-            obs_normalizer.update(part.float())
+        images = torch.as_tensor(reached, device=run.device).flatten(0, 1)
+        chunks = images.split(minibatch_size)  # as floats, all images at once would take much memory
+        for chunk in chunks:
+            obs_normalizer.update(chunk.float())
         with torch.no_grad():
-            features, predicted = (torch.cat([network(part) for part in parts]) for network in (target, predictor))
+            features, predicted = (torch.cat([network(chunk) for chunk in chunks]) for network in (target, predictor))
         int_reward = squared_error(predicted, features).reshape(shape).cpu().numpy()
-        zeros = np.zeros(shape, np.float32)  # intrinsic returns continue in the next game: never done, no final value
-        int_returns = discounted_returns(int_reward, zeros, so_far, args.int_gamma)
+        never = np.zeros(shape, np.float32)  # intrinsic returns continue in the next game: never done, no final value
+        int_returns, now.so_far = discounted_returns(int_reward, never, now.so_far, args.int_gamma)
         return_normalizer.update(torch.as_tensor(int_returns, device=run.device).flatten())
         scaled_int_reward = int_reward / np.sqrt(return_normalizer.var.item() + 1e-8)
 
@@ -320,11 +310,11 @@ if __name__ == "__main__":
         if timeout.any():  # a time limit does not end the task: bootstrap from the value of the final observation
             final_value[timeout] = policy(final_obs[timeout])[1][:, 0]
         ext = gae(np.sign(reward), value[..., 0], done, final_value, next_value[:, 0], args.gamma, args.gae_lambda)
-        intr = gae(scaled_int_reward, value[..., 1], zeros, zeros, next_value[:, 1], args.int_gamma, args.gae_lambda)
+        intr = gae(scaled_int_reward, value[..., 1], never, never, next_value[:, 1], args.int_gamma, args.gae_lambda)
         advantage = args.ext_coef * ext + args.int_coef * intr
         returns = np.stack([ext, intr], -1) + value  # of each head
         rollout = (torch.as_tensor(x, device=run.device) for x in (obs, action, logprob, advantage, returns))
-        rollout = Batch(*(x.flatten(0, 1) for x in rollout), new, features)
+        rollout = Batch(*(x.flatten(0, 1) for x in rollout), images, features)
 
         # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
         for epoch in range(args.update_epochs):

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[box2d]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
+# dependencies = ["solorl>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
 # ///
 """Parallelised Q-network (PQN), discrete actions, vector observations.
 
@@ -119,23 +119,14 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
-    q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
-    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
-    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs)
+    q_values = run.fast(q_network)  # the network in NumPy: (batch, obs_dim) -> (batch, num_actions)
+    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -161,8 +152,7 @@ if __name__ == "__main__":
             action[step] = np.where(greedy[step], q.argmax(1), action[step])
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            for i in np.flatnonzero(timeout[step]):
-                final_obs[step, i] = infos["final_obs"][i].reshape(obs_dim)
+            final_obs[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)  # where the step led
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: the returns of Q(lambda), by the network that acted

@@ -15,6 +15,7 @@ Details   docs/algorithms/pqn_atari_envpool.md
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -137,29 +138,20 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = make_envs(args.env_id, args.num_envs)
+    envs = make_envs(args.env_id, args.num_envs)  # where a game ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
 
     q_network = QNetwork(num_actions).to(run.device)
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
-    q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions), with the current weights
-    lives = np.zeros(args.num_envs, np.int64)
-    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
-    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs, lives=lives)
-    lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
+    q_values = run.fast(q_network)  # the network in NumPy: (batch, 4, 84, 84) -> (batch, num_actions)
+    now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))
+    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs, now=now)  # what a checkpoint holds
+    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -186,11 +178,10 @@ if __name__ == "__main__":
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step], timeout[step] = terminated | truncated, truncated & ~terminated
             if timeout[step].any():  # a life lost in the last step allowed ends the return, too
-                timeout[step] &= infos["final_info"]["lives"] >= lives
-            done[step] = over[step] | (infos["lives"] < lives)  # a lost life ends the return, but not the game
-            lives[:] = infos["lives"]  # in place: a checkpoint holds this array
-            for i in np.flatnonzero(timeout[step]):
-                final_obs[step, i] = infos["final_obs"][i]
+                timeout[step] &= infos["final_info"]["lives"] >= now.lives
+            done[step] = over[step] | (infos["lives"] < now.lives)  # a lost life ends the return, but not the game
+            now.lives = infos["lives"]
+            final_obs[step] = infos["next_obs"]  # where the step led
         run.episodes(global_step, reward, over)
 
         # ---- 2. credit: the returns of Q(lambda), by the network that acted

@@ -16,6 +16,7 @@ Details   docs/algorithms/pqn_atari_envpool_lstm.md
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -164,33 +165,23 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = make_envs(args.env_id, args.num_envs)
+    envs = make_envs(args.env_id, args.num_envs)  # where a game ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        args.num_envs % args.num_minibatches == 0,
-        f"--num-minibatches {args.num_minibatches} must divide the {args.num_envs} environments of --num-envs, "
-        "whose rollouts stay whole",
-    )
+    run.require(args.num_envs % args.num_minibatches == 0, "--num-minibatches must divide --num-envs (whole rollouts)")
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
 
     q_network = QNetwork(num_actions).to(run.device)
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): one optimiser step on the loss of (q_network, *inputs); returns all but the loss
     gradient_step = run.gradient_step(q_lambda_lstm_loss, q_network, optimizer, args.max_grad_norm)
     state = torch.zeros(2, args.num_envs, 128, device=run.device)  # hidden and cell state of each environment
-    next_first, lives = np.ones(args.num_envs, bool), np.zeros(args.num_envs, np.int64)
-    # what a checkpoint holds; start: the first iteration, 0 unless the run is resumed
-    start = run.resume(
-        q_network=q_network, optimizer=optimizer, state=state, next_first=next_first, lives=lives, envs=envs
-    )
-    lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
-    next_first[run.restarted] = True
+    # first: whether a game begins with next_obs
+    now = SimpleNamespace(state=state, first=np.ones(args.num_envs, bool), lives=np.zeros(args.num_envs, np.int64))
+    start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs, now=now)  # what a checkpoint holds
+    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
+    now.first[run.restarted] = True
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -209,29 +200,28 @@ if __name__ == "__main__":
         epsilon = args.start_e + (args.end_e - args.start_e) * progress
         action = np.random.randint(num_actions, size=shape)
         greedy = np.random.random(shape) >= epsilon
-        state_before, final_value = state.clone(), np.zeros(shape, np.float32)
+        state_before, final_value = now.state, np.zeros(shape, np.float32)
         for step in range(args.num_steps):
-            obs[step], first[step] = next_obs, next_first
-            # state in place: a checkpoint holds this array
-            q, state[:] = q_network.step(next_obs, state, next_first)
+            obs[step], first[step] = next_obs, now.first
+            q, now.state = q_network.step(next_obs, now.state, now.first)
             value[step] = q.max(1)
             action[step] = np.where(greedy[step], q.argmax(1), action[step])
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step], timeout[step] = terminated | truncated, truncated & ~terminated
             if timeout[step].any():  # a life lost in the last step allowed ends the return, too
-                timeout[step] &= infos["final_info"]["lives"] >= lives
-            done[step] = over[step] | (infos["lives"] < lives)  # a lost life ends the return, but not the game
-            lives[:] = infos["lives"]  # in place: a checkpoint holds this array
-            next_first[:] = over[step]  # in place: a checkpoint holds this array
-            if (cut := np.flatnonzero(timeout[step])).size:
+                timeout[step] &= infos["final_info"]["lives"] >= now.lives
+            done[step] = over[step] | (infos["lives"] < now.lives)  # a lost life ends the return, but not the game
+            now.lives, now.first = infos["lives"], terminated | truncated
+            if timeout[step].any():
                 # A time limit does not end the task: bootstrap from the value of the final observation, computed with
                 # the memory of the episode that was cut.
-                final_obs, final_first = np.stack(infos["final_obs"][cut]), np.zeros(len(cut), bool)
-                final_value[step, cut] = q_network.step(final_obs, state[:, cut], final_first)[0].max(1)
+                cut = np.flatnonzero(timeout[step])
+                final_obs, memory = infos["next_obs"][cut], now.state[:, cut]
+                final_value[step, cut] = q_network.step(final_obs, memory, np.zeros(len(cut), bool))[0].max(1)
         run.episodes(global_step, reward, over)
 
         # ---- 2. credit: the returns of Q(lambda), by the network that acted
-        next_value = q_network.step(next_obs, state, next_first)[0].max(1)
+        next_value = q_network.step(next_obs, now.state, now.first)[0].max(1)
         returns = q_lambda(np.sign(reward), value, done, final_value, next_value, args.gamma, args.q_lambda)
         rollout = (obs, first, state_before, action, returns)
         rollout = Batch(*(torch.as_tensor(x, device=run.device) for x in rollout))

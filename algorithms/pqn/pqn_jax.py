@@ -189,7 +189,7 @@ def train_iteration(training, setup):
 
     # ---- 3. learn: epochs of minibatches with fixed targets; no target network, no replay
     learning_rate = args.learning_rate * ((1 - training.iteration / num_iterations) if args.anneal_lr else 1)
-    optimizer = flat_radam(learning_rate, args.max_grad_norm)
+    optimizer = flat_radam(learning_rate, args.max_grad_norm)  # its state fits any learning rate
 
     def gradient_step(learner, index):
         params, optimizer_state = learner
@@ -220,16 +220,10 @@ if __name__ == "__main__":
     envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
-    num_iterations = args.total_timesteps // batch_size
-    run.require(
-        num_iterations, f"--total-timesteps {args.total_timesteps} is less than one batch of {batch_size} steps"
-    )
-    run.require(
-        batch_size % args.num_minibatches == 0,
-        f"--num-minibatches {args.num_minibatches} must divide the batch of {batch_size} steps",
-    )
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
 
     setup = Setup(args, envs, num_iterations)
+    # model: the fields that `act` needs; envs: those that a resume restarts where EnvPool cannot be saved
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs"))
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=16)

@@ -25,11 +25,11 @@ import jax
 import jax.numpy as jnp
 
 import solorl.envs.gymnax  # noqa: F401  registers the games of evaluation
+from solorl.compute.device import EVALUATE, env_seed
 from solorl.files import sha256, write_atomically
 from solorl.machine import cpu_model, git_state
 from solorl.run.evaluation import play_episodes
 from solorl.run.trackers import MetricsFile
-from solorl.run.verbs import EVALUATE, env_seed
 
 PPO = {
     "num_envs": 64, "num_steps": 128, "num_minibatches": 8, "num_epochs": 4, "learning_rate": 5e-4, "gamma": 0.999,

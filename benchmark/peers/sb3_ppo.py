@@ -19,11 +19,11 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
+from solorl.compute.device import EVALUATE, env_seed
 from solorl.files import sha256, write_atomically
 from solorl.machine import cpu_model, git_state
 from solorl.run.evaluation import play_episodes
 from solorl.run.trackers import MetricsFile
-from solorl.run.verbs import EVALUATE, env_seed
 
 
 @dataclass

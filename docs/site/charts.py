@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import results
 
+from solorl.catalog.header import fields_of, parse_source
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
 from solorl.lab.results import text
@@ -100,14 +101,11 @@ def command(runs, script):
 def defaults_of(path):
     """The fields of `Args` of a file and their defaults."""
     found = {"target_return": None}
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ClassDef) and node.name == "Args":
-            for child in node.body:
-                if isinstance(child, ast.AnnAssign) and child.value is not None:
-                    try:
-                        found[child.target.id] = ast.literal_eval(child.value)
-                    except ValueError:
-                        found[child.target.id] = ast.unparse(child.value)
+    for name, field in fields_of(parse_source(path)).items():
+        try:
+            found[name] = ast.literal_eval(field.value)
+        except ValueError:
+            found[name] = ast.unparse(field.value)
     return found
 
 

@@ -53,6 +53,7 @@ def arrow(spots, parent, child, second):
     (x0, y0), (x1, y1) = spots[parent.name], spots[child.name]
     start = x0 + len(parent.name) * LETTER + 6
     added, removed = diffs.changes(parent, child)
+    address = html.escape(diffs.address(parent, child))
     words = f"{parent.name} to {child.name}: {added} lines added, {removed} removed"
     number = x1 - 46, y1 + 4
     if second:
@@ -64,7 +65,7 @@ def arrow(spots, parent, child, second):
         bend = x0 + 18
         path = f"M{bend} {y0 + 9} V{y1 - 8} Q{bend} {y1} {bend + 8} {y1} H{x1 - 52}"
     return (
-        f'<path class="arrow{" second" * second}" d="{path}"/><a href="{diffs.address(parent, child)}" '
+        f'<path class="arrow{" second" * second}" d="{path}"/><a href="{address}" '
         f'aria-label="{words}"><title>{words}</title><text class="count" x="{number[0]}" y="{number[1]}">'
         f"{added + removed:>3}</text></a>"
     )

@@ -33,7 +33,8 @@ from solorl.catalog.header import scripts  # noqa: E402
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 # Page of the repository -> its address where that does not follow from its place, as `address` says.
 ADDRESSES = {
-    "README.md": "index.html", "CONTRIBUTING.md": "contributing.html", "LOG.md": "log.html",
+    "README.md": "index.html", "CONTRIBUTING.md": "contributing.html", "CHANGELOG.md": "changelog.html",
+    "docs/log/README.md": "log.html", "docs/internals/README.md": "internals.html",
     "algorithms": "algorithms.html", "algorithms/README.md": "algorithms.html",
     "docs/algorithms": "algorithms.html", "docs/guides/README.md": "guides.html", "docs/guides": "guides.html",
 }  # fmt: skip
@@ -53,7 +54,7 @@ NAVIGATION = [
 ]  # fmt: skip
 # The part of the navigation that a page belongs to, by the beginning of its address.
 SECTIONS = {"algorithms/": "algorithms.html", "families/": "algorithms.html", "guides/": "guides.html",
-            "results/": "results.html", "diffs/": "lineage.html", "reports/": "results.html"}  # fmt: skip
+            "results/": "results.html", "reports/": "results.html"}  # fmt: skip
 MOST_BYTES = 400_000  # of a file that is shown whole
 
 
@@ -230,7 +231,7 @@ class Site:
         """The first page."""
         readme = (ROOT / "README.md").read_text(encoding="utf-8")
         here = Place(self, "index.html")
-        headline = re.search(r"<!-- headline -->\n(.*?)\n\n", readme, flags=re.S)[1]
+        proof = re.search(r"<!-- proof -->\n(.*?)\n<!-- /proof -->", readme, flags=re.S)[1]
         ppo = self.scripts["ppo"].path
         start, end = sources.places(ppo)["ppo_loss"]
         code = "\n".join(ppo.read_text(encoding="utf-8").splitlines()[start - 1 : end])
@@ -238,9 +239,9 @@ class Site:
         chart = Markup(chart.partition("</figure>")[0])  # without its table
         film = here.figure("docs/lunarlander.gif", "PPO lands on LunarLander-v3 after a million steps", "README.md")
         self.write(
-            "index.html", "front.html", "SoloRL", "Deep reinforcement learning in files that stand alone.",
+            "index.html", "front.html", "SoloRL", "Deep reinforcement learning, one file per algorithm.",
             code=Markup(sources.block(code, "ppo.py")), line=start, film=Markup(film),
-            headline=Markup(writing.render(headline, "README.md", here).body), families=self.families,
+            proof=Markup(writing.render(proof, "README.md", here).body), families=self.families,
             titles=self.titles(), count=len(self.scripts), chart=chart,
         )  # fmt: skip
 
@@ -268,19 +269,12 @@ class Site:
 
     def texts(self):
         """The Markdown files that have a page."""
-        docs, root = ROOT / "docs", ROOT
-        found = [*docs.glob("*.md"), *docs.glob("results/*.md"), *docs.glob("guides/*.md")]
-        found += [*(root / "algorithms").rglob("*.md"), *(root / "benchmark/reports").glob("*/*.md")]
-        return [
-            path.relative_to(ROOT).as_posix() for path in (root / "CONTRIBUTING.md", root / "LOG.md", *sorted(found))
-        ]
+        found = [path for name in ("docs", "algorithms", "benchmark/reports") for path in (ROOT / name).rglob("*.md")]
+        names = [path.relative_to(ROOT).as_posix() for path in sorted(found)]
+        return ["CONTRIBUTING.md", "CHANGELOG.md", *(n for n in names if not n.startswith("docs/algorithms/"))]
 
     def differences(self):
-        """The pages of parent and child, the family trees, and the page on which any two files are compared."""
-        for parent, child in diffs.edges(self.scripts):
-            if child in self.chosen:
-                url, title = diffs.address(parent, child), f"{parent.name} → {child.name}"
-                self.write(url, "diff.html", title, **diffs.page(parent, child))
+        """The family trees, and the page on which any two files are compared."""
         names = {family: [script.name for script in files] for family, files in self.families.items()}
         picture = Markup(lineage.picture(self.families, self.scripts, self.titles()))
         self.write("lineage.html", "lineage.html", "Lineage", picture=picture)

@@ -18,6 +18,7 @@ from solorl.envs.ids import check_env_id_of, reward_threshold
 from solorl.errors import UsageError, quit_with
 from solorl.files import missing
 from solorl.machine import without_screen
+from solorl.runfolder import refuse_old
 from solorl.terminal import warn
 from solorl.trust import HOW, was_started
 
@@ -118,6 +119,8 @@ def saved_arguments(folder: Path, args_type: type[A]) -> A:
         raise UsageError(f"{file} is malformed: args must be an object and changes a list")
     if script != script_path().name:
         raise UsageError(f"{folder} is a run of {script}, not of {script_path().name}")
+    if HOW.get() is None:  # it is to be trained, not played
+        refuse_old(folder)
     hints = typing.get_type_hints(args_type) | {"target_return": float | None}
     known = {field.name: field for field in dataclasses.fields(args_type) if field.name in {*saved} - {*ONCE}}
     for name, field in known.items():

@@ -21,7 +21,9 @@ ENTRANCES = (
     "Runs",
     "RunArgs",
     "conv2d",
+    "load",
     "parse",
+    "vector_env",
 )  # what a script may use of the library in addition to the verbs of `run`
 FREE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 

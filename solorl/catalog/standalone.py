@@ -68,7 +68,7 @@ def library_import(path: Path) -> ast.ImportFrom:
         if isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "solorl" for alias in node.names):
             raise UsageError(f"{path.name} cannot stand alone: it says `{ast.unparse(node)}`")
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "solorl":
-            known = set(ENTRANCES) - {"Runs"}  # which the stub has not
+            known = set(ENTRANCES) - {"Runs"}  # which the stub has not; a teacher is refused later
             plain = all(alias.name in known and alias.asname is None for alias in node.names)
             if found or node.module != "solorl" or node.col_offset or not plain:
                 raise UsageError(f"{path.name} cannot stand alone: it says `{ast.unparse(node)}`")
@@ -113,7 +113,7 @@ def standalone(path: Path, name: str) -> str:
     ours, text = library_import(path), read_source(path)
     tree = ast.parse(text)
     used = attributes_of("run", tree)
-    if "teacher" in used:
+    if "keep" in used:
         raise UsageError(f"{path.name} cannot stand alone: its teacher is a run folder, which the library reads")
     if "dataset" in used:
         raise UsageError(f"{path.name} cannot stand alone: its data set is a folder, which the library reads")

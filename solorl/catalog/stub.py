@@ -52,6 +52,11 @@ def quit_with(sentence):
     raise SystemExit(2)
 
 
+def vector_env(make_env, env_id, num_envs):
+    """Environments side by side, which reset in the same step; their observations are copies."""
+    return VectorEnvs([lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)] * num_envs)
+
+
 class Run:
     """Seeds, device, progress, and an evaluation at the end."""
 
@@ -79,14 +84,25 @@ class Run:
             quit_with(sentence)
 
     def require_spaces(self, envs, obs, action):
-        """End with a sentence unless the actions are "discrete" or "continuous" as named, the observations arrays."""
-        names = {"discrete": "Discrete", "continuous": "Box"}
+        """End with a sentence unless the actions are "discrete", "continuous" or "bounded" as named, the observations
+        arrays."""
+        names = {"discrete": "Discrete", "continuous": "Box", "bounded": "Box"}
         known = obs in ("vector", "image") and action in names
         self.require(known, f"a standalone copy cannot have observations of the kind {obs} and actions of {action}")
         space, name = envs.single_action_space, names[action]
         fits = type(space).__name__ == name and np.issubdtype(space.dtype, np.floating) == (name == "Box")
-        fits = fits and envs.single_observation_space.shape
+        fits = fits and envs.single_observation_space.shape and (action != "bounded" or space.is_bounded())
         self.require(fits, f"the observations must be of the kind {obs} and the actions {action}")
+
+    def iterations(self, steps, minibatches=None, batch=None):
+        """How many iterations of so many environment steps there are; ends with a sentence where nothing is learned."""
+        total = self.args.total_timesteps
+        self.require(total >= steps, f"--total-timesteps {total} is less than one iteration of {steps} steps")
+        parts = not minibatches or (steps % minibatches == 0 and steps > minibatches)
+        self.require(parts, f"--num-minibatches {minibatches} must divide {steps} steps into parts of 2 or more")
+        most = min(total, self.args.buffer_size) if batch else 0
+        self.require(not batch or batch <= most, f"--batch-size must be at most {most}")
+        return total // steps
 
     def resume(self, **parts):
         """Take what `close` is to save; a training always starts at iteration 0."""
@@ -113,6 +129,10 @@ class Run:
             self.ended += self.returns[ends].tolist()
             self.returns[ends] = 0.0
 
+    def episode(self, global_step, episodic_return, length):
+        """Keep the return of a whole episode."""
+        self.ended.append(episodic_return)
+
     def gather(self, tensors, dim):
         """Those of all ranks, of which there is one."""
         return tensors
@@ -130,24 +150,22 @@ class Run:
             numbers = [f"{name} {float(x):.4g}" for name, x in self.last.items()]
             print(f"step {global_step:,}", mean, *numbers, sep="  ")
 
-    def evaluate(self, global_step, policy, make_env, opponents=(), played=None):
+    def evaluate(self, global_step, policy, make_env, also=None, played=None):
         """Nothing: `close` evaluates."""
 
     def evaluation_seeds(self, global_step):
         """None: `close` evaluates."""
         return []
 
-    def save(self, global_step, **parts):
-        """Take what `close` is to save."""
-        self.parts |= parts
+    def save(self, global_step):
+        """Nothing: `close` saves."""
 
     def vector_env(self, make_env, env_id, num_envs):
         """Environments side by side, which reset in the same step."""
         return VectorEnvs([lambda: make_env(env_id)] * num_envs)
 
-    def close(self, policy, make_env, opponents=(), sample=None):
-        """Evaluate the policy and save the weights. Against opponents only the library plays."""
-        self.require(not opponents, "a standalone copy cannot play against opponents")
+    def close(self, policy, make_env, sample=None):
+        """Evaluate the policy and save the weights."""
         if self.processes:
             self.processes.close()
         known, returns = inspect.signature(policy).parameters, []

@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,12 @@ import numpy as np
 from solorl.checkpoints import env_state
 from solorl.errors import reason
 from solorl.files import sha256, sync_file
+from solorl.runfolder import step_of
+from solorl.runfolder import steps_in as checkpoints
 
 KEEP = 2  # checkpoints that stay on the disk
 FILES = ("tensors.safetensors", "state.json")
 DTYPES = {"BOOL", "U8", "I8", "U16", "I16", "F16", "U32", "I32", "F32", "U64", "I64", "F64", "C64"}  # of safetensors
-ADAM = ("Adam", "AdamW")
-MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "momentum_buffer", "grad_avg"}  # of an optimiser
 
 
 class CheckpointError(Exception):
@@ -90,7 +91,8 @@ def decode(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 # ---------------------------------------------------------------------- the parts a script hands over
 def capture(part: Any) -> Any:
-    """The state of one part as a tree: a module, optimiser, array, tensor, generator or vector environment.
+    """The state of one part as a tree: a module, optimiser, array, tensor, generator, vector environment, or a
+    `SimpleNamespace` of numbers, arrays, tensors and what `encode` knows besides.
 
     Raises TypeError, with the kinds allowed, for anything else.
     """
@@ -104,9 +106,11 @@ def capture(part: Any) -> Any:
         return part.get_state()
     if env_state.is_vector_env(part):
         return env_state.capture(part)
+    if isinstance(part, SimpleNamespace):
+        return dict(vars(part))
     raise TypeError(
         f"a checkpoint cannot hold a {type(part).__name__}; allowed are objects with state_dict and load_state_dict, "
-        "NumPy arrays, torch tensors, random generators and vector environments"
+        "NumPy arrays, torch tensors, random generators, vector environments and namespaces of numbers and arrays"
     )
 
 
@@ -119,7 +123,6 @@ def restore(part: Any, tree: Any) -> list[str]:
     if hasattr(part, "param_groups"):
         settings = [{key: value for key, value in group.items() if key != "params"} for group in part.param_groups]
         part.load_state_dict(tree)
-        _check_moments(part)
         for group, kept in zip(part.param_groups, settings, strict=True):
             group.update(kept)
     elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
@@ -134,9 +137,22 @@ def restore(part: Any, tree: Any) -> list[str]:
         part.bit_generator.state = tree
     elif env_state.is_vector_env(part):
         return env_state.restore(part, tree)
+    elif isinstance(part, SimpleNamespace):
+        _restore_namespace(part, tree)
     else:
         part.set_state(tree)
     return []
+
+
+def _restore_namespace(part: SimpleNamespace, tree: Any) -> None:
+    """Give each name its saved value; tensors are where they are now."""
+    if tree.keys() != vars(part).keys():
+        raise ValueError(f"it has {', '.join(tree)}, not {', '.join(vars(part))}")
+    for name, value in tree.items():
+        own = getattr(part, name)
+        if hasattr(own, "shape") and hasattr(value, "shape"):
+            _check_shape(own, value)
+        setattr(part, name, value.to(own.device) if type(own).__name__ == "Tensor" else value)
 
 
 def not_finite(tree: Any, name: str) -> tuple[str, float] | None:
@@ -163,21 +179,7 @@ def _check_shape(part: Any, saved: Any) -> None:
         raise ValueError(f"its shape is {shape}, not {tuple(part.shape)}")
 
 
-def _check_moments(optimizer: Any) -> None:
-    """torch loads moments of any shape, and its fused steps trust that they have the shape of their parameter."""
-    for parameter, saved in optimizer.state.items():
-        missing = {"step", "exp_avg", "exp_avg_sq"} - saved.keys() if type(optimizer).__name__ in ADAM else ()
-        if saved and missing:
-            raise ValueError(f"it has no {' and no '.join(sorted(missing))}")
-        for name in MOMENTS & saved.keys():
-            if saved[name] is not None or name != "momentum_buffer":  # SGD without momentum
-                _check_shape(parameter, saved[name])
-        float(saved.get("step", 0))
-
-
 # ---------------------------------------------------------------------- files
-
-
 def safetensors_pieces(arrays: Mapping[str, np.ndarray], about: Mapping[str, str] | None = None) -> Iterator[bytes]:
     """The pieces of a safetensors file with `about` as metadata: equal arrays give equal bytes, which the library's own
     writer does not promise. Raises OSError for a type of numbers that the format does not have."""
@@ -233,16 +235,6 @@ def read_state(folder: Path) -> Any:
         return decode(json.loads((folder / "state.json").read_text()), load_file(folder / "tensors.safetensors"))
     except Exception as error:  # its sums are right, but it was not `write_state` that wrote it
         raise CheckpointError(f"{folder.name} is malformed ({reason(error)})") from error
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    return sorted(path for path in folder.glob("step_*") if path.is_dir() and path.name[5:].isdigit())
-
-
-def step_of(checkpoint: Path) -> int:
-    """The environment steps after which a checkpoint was written."""
-    return int(checkpoint.name[5:])
 
 
 def save_checkpoint(folder: Path, step: int, tree: Any, keep: int | None = None) -> Path:

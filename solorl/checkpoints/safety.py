@@ -1,13 +1,9 @@
 """What a run folder may hold that somebody else has made: nothing in it may write elsewhere, or stop us by surprise."""
 
-import math
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeGuard
-
-import numpy as np
 
 from solorl.errors import UsageError
 
@@ -54,45 +50,6 @@ def is_plain_name(name: Any) -> TypeGuard[str]:
 def is_count(value: Any) -> bool:
     """Whether `value` is an integer that is not negative and fits into 64 bits."""
     return type(value) is int and 0 <= value < 2**63
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and not math.isnan(value)
-
-
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, (list, tuple)) and all(map(_is_number, values))
-
-
-def _is_array(value: Any, kind: str, dims: int = 1) -> bool:
-    return value is None or (isinstance(value, np.ndarray) and 1 <= value.ndim <= dims and value.dtype.kind == kind)
-
-
-COUNTERS: dict[str, Callable[[Any], bool]] = {
-    "phase": is_count,
-    "iteration": is_count,
-    "step": is_count,
-    "due": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
-    "best": _is_number,
-    "last_eval": lambda value: _are_numbers(value) and len(value) == 3,
-    "confirmations": is_count,
-    "wall_time": lambda value: _is_number(value) and 0 <= value < math.inf,
-    "returns": lambda value: _is_array(value, "f", 2),
-    "lengths": lambda value: _is_array(value, "i"),
-    "recent": _are_numbers,
-    "metrics_bytes": is_count,
-}
-
-
-def check_checkpoint(tree: Any) -> None:
-    """ValueError, which names the value, unless `tree` has the sections of a checkpoint and counters that can be."""
-    for name in ("run", "random", "parts", "replay"):
-        if not isinstance(tree, dict) or not isinstance(tree.get(name), dict):
-            raise ValueError(f"it has no section {name}")
-    run = {"phase": 0} | tree["run"]  # that of version 0.1 has none: its training had one loop
-    for name, holds in COUNTERS.items():
-        if name not in run or not holds(run[name]):
-            raise ValueError(f"its {name} is {run[name]!r:.80}" if name in run else f"it has no {name}")
 
 
 def check_running_episodes(run: dict[str, Any], num_envs: int | None, num_agents: int = 0) -> None:

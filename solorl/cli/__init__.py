@@ -14,6 +14,7 @@ from typing import NoReturn
 from solorl.errors import UsageError, hint, quit_with
 from solorl.scripts import PACKAGE, in_checkout
 
+ASKED = "_ARGCOMPLETE"  # set where a shell asks which words may follow
 # Verb -> its module (imported only when it is called) and its line in `solo --help`.
 VERBS = {
     "list": ("solorl.cli.listing", "show the algorithms"),
@@ -23,7 +24,7 @@ VERBS = {
     "dataset": ("solorl.cli.dataset", "look at data sets, to and from Minari:  solo dataset info DIR"),
     "push": ("solorl.cli.push", "publish a run on the Hugging Face hub:  solo push RUN_DIR USER/NAME"),
     "pull": ("solorl.cli.pull", "fetch a published run:  solo pull USER/NAME"),
-    "export": ("solorl.cli.export", "a trained policy as an ONNX file:  solo export RUN_DIR policy.onnx"),
+    "export": ("solorl.cli.export", "a trained policy as ONNX or StableHLO:  solo export RUN_DIR policy.onnx"),
     "copy": ("solorl.cli.copy", "take a file home:  solo copy ppo my_ppo.py"),
     "diff": ("solorl.cli.diff", "what two files differ in:  solo diff ppo my_ppo.py"),
     "new": ("solorl.cli.new", "start a variant:  solo new ppo_mine --from ppo"),
@@ -59,6 +60,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse all of `argv`; UsageError for a flag or an argument that does not exist."""
+        if ASKED in os.environ:
+            import_module("solorl.cli.completion").answer(self)
         args, unknown = self.parse_known_intermixed_args(argv)  # flags may stand between names
         if not unknown:
             return args
@@ -108,6 +111,8 @@ def dispatch(argv: Sequence[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `solo` and return the exit code; bad input is one sentence on standard error and exit code 2."""
     try:
+        if ASKED in os.environ:
+            import_module("solorl.cli.completion").complete()
         return dispatch(sys.argv[1:] if argv is None else argv)
     except UsageError as error:
         quit_with(error)

@@ -7,7 +7,8 @@ from typing import Any
 
 from solorl.cli import Parser
 from solorl.errors import UsageError, told
-from solorl.files import read_json, shown
+from solorl.files import shown
+from solorl.runfolder import config_of
 from solorl.terminal import aligned, plain
 
 ABOUT = """Make data sets of runs, look at data sets, and exchange them with Minari.
@@ -21,8 +22,8 @@ solo dataset import ID DIR       from a data set of Minari on this machine
 MOST = 40  # dimensions in a table
 
 
-def parser() -> Parser:
-    """The command line of `solo dataset`."""
+def main(argv: Sequence[str]) -> int:
+    """Do what is asked; UsageError for what is not a data set and what cannot be written."""
     p = Parser("dataset", ABOUT)
     p.formatter_class = argparse.RawDescriptionHelpFormatter
     p.add_argument("what", metavar="from|info|export|import", choices=("from", "info", "export", "import"))
@@ -32,22 +33,18 @@ def parser() -> Parser:
     out = "of info: a histogram of the returns, PNG or SVG; of from: the data set (RUN_DIR/dataset)"
     p.add_argument("--out", metavar="PATH", type=Path, help=out)
     p.add_argument("--trust-script", action="store_true", help="execute the run's script, whatever it does")
-    return p
-
-
-def main(argv: Sequence[str]) -> int:
-    """Do what is asked; UsageError for what is not a data set and what cannot be written."""
-    args = parser().parse(argv)
-    if args.what == "from" and len(args.names) > 1:
-        raise UsageError("solo dataset from takes one run folder, and with --out the folder of the data set")
-    if args.what in ("export", "import") and len(args.names) != 2:
-        raise UsageError(f"solo dataset {args.what} takes a folder and a name of Minari's; see `solo dataset --help`")
-    if (args.random is None) != (args.expert is None):
-        raise UsageError("solo dataset: --random and --expert go together")
-    is_picture = args.what == "info" and args.out is not None and args.out.suffix in (".png", ".svg")
-    if args.out is not None and not is_picture and args.what != "from":
-        raise UsageError(f"solo dataset: --out is a picture of info, PNG or SVG, not {args.out}")
-    from solorl.data import exchange  # here: they load the numerical libraries
+    args = p.parse(argv)
+    picture = args.what == "info" and args.out is not None and args.out.suffix in (".png", ".svg")
+    takes = "takes a folder and a name of Minari's; see `solo dataset --help`"
+    for wrong, why in (
+        (args.what == "from" and len(args.names) > 1, " from takes one run folder, and with --out the data set's"),
+        (args.what in ("export", "import") and len(args.names) != 2, f" {args.what} {takes}"),
+        ((args.random is None) != (args.expert is None), ": --random and --expert go together"),
+        (args.out and args.what != "from" and not picture, f": --out is a picture of info, PNG or SVG, not {args.out}"),
+    ):
+        if wrong:
+            raise UsageError(f"solo dataset{why}")
+    from solorl.lab.datasets import exchange  # here: they load the numerical libraries
 
     first, *others = map(Path, args.names)
     own = (_mean(args.random), _mean(args.expert)) if args.random else None
@@ -76,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
 def made(args: Any) -> None:
     """Make a data set of the replay buffer of a run."""
     from solorl.data.dataset import Writer
-    from solorl.data.recording import replayed, write_replayed
+    from solorl.lab.datasets.recording import replayed, write_replayed
     from solorl.lab.share.hub import run_dir_of
     from solorl.run.load import environment_of, script_of
 
@@ -84,11 +81,9 @@ def made(args: Any) -> None:
     script, writer = script_of(run_dir)[0], Writer(args.out or run_dir / "dataset")
     writer.check()
     with told(f"{run_dir} does not fit"):
-        config: Any = read_json(run_dir / "config.json")
+        config = config_of(run_dir)
         rows, env = replayed(run_dir, config["args"]), environment_of(run_dir, args.trust_script)
-        about = {key: config["args"][key] for key in ("env_id", "seed")} | {
-            key: config[key] for key in ("script", "git")
-        }
+        about = {key: (config["args"] | config)[key] for key in ("env_id", "seed", "script", "git")}
         about |= {"policy": f"{script.stem} while it trained", "of_run": run_dir.resolve().name}
         writer.open({**about, "num_envs": rows["reward"].shape[1]}, (env.observation_space, env.action_space))
         write_replayed(rows, writer, env.observation_space)
@@ -119,9 +114,7 @@ def info(folder: Path, own: tuple[float, float] | None) -> Any:
     about, data = read_about(folder), read(folder)
     returns, lengths = data.whole_returns(), np.bincount(data.episode)
 
-    def spread(values: Any) -> str:
-        return f"mean {number(values.mean())}, from {number(values.min())} to {number(values.max())}"
-
+    spread = lambda x: f"mean {number(x.mean())}, from {number(x.min())} to {number(x.max())}"  # noqa: E731
     pieces, at_limit = len(about["pieces"]), (data.truncated & ~data.terminated).sum() - data.cut.sum()
     lines = [
         ("data set", f"{shown(folder)}: {about.get('policy')} on {about.get('env_id')}"),

@@ -5,24 +5,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from solorl.catalog.header import count_changes, find_named, find_path, origins, parse_header, read_source
+from solorl.catalog.header import find_named, find_path, origins, parse_header
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.files import shown
 from solorl.terminal import has_colors
 
-WORD = r"[[:alnum:]_]+|[^[:space:]]"  # of a line, for git
-
-
-def print_diff(a: Path, b: Path, color: bool) -> None:
-    """Let git print what differs, words in colours or lines with signs; UsageError without git."""
-    how = ["--color=always", f"--word-diff-regex={WORD}", "--word-diff=color"] if color else ["--color=never"]
-    names = ["--no-prefix", "--", shown(a), shown(b)]
-    sys.stdout.flush()
-    try:
-        subprocess.run(["git", "--no-pager", "diff", "--no-index", "--no-ext-diff", *how, *names])
-    except OSError:
-        raise UsageError("solo diff needs git to print a difference") from None
+WORDS = ("--color=always", r"--word-diff-regex=[[:alnum:]_]+|[^[:space:]]", "--word-diff=color")
 
 
 def origin(path: Path) -> Path:
@@ -34,19 +23,19 @@ def origin(path: Path) -> Path:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compare two files, or one with what it comes from; UsageError for an unknown name."""
+    """Compare two files, or one with what it comes from; UsageError for an unknown name, and without git."""
     parser = Parser("diff", "Compare two algorithm files.")
     parser.add_argument("a", metavar="A", help="an algorithm, or a path to a .py file")
     parser.add_argument("b", metavar="B", nargs="?", help="another one; without it A is compared with what it is from")
     parser.add_argument("--no-color", action="store_true", help="no colours in the terminal")
     args = parser.parse(argv)
     first = find_path(args.a)
-    paths = (first, find_path(args.b)) if args.b else (origin(first), first)
-    a, b = (read_source(path).splitlines() for path in paths)
-    names = paths[0].name, paths[1].name
-    if names[0] == names[1]:
-        names = shown(paths[0]), shown(paths[1])
-    added, removed = count_changes(a, b)
-    print_diff(*paths, has_colors(sys.stdout) and not args.no_color)
-    print(f"{names[0]} -> {names[1]}: +{added}/-{removed} lines")
+    files = map(shown, (first, find_path(args.b)) if args.b else (origin(first), first))
+    how = WORDS if has_colors(sys.stdout) and not args.no_color else ("--color=never",)
+    words = ["git", "--no-pager", "diff", "--no-index", "--no-ext-diff", "--shortstat", "--patch", "--no-prefix", *how]
+    sys.stdout.flush()
+    try:
+        subprocess.run([*words, "--", *files])
+    except OSError:
+        raise UsageError("solo diff needs git to print a difference") from None
     return 0

@@ -18,19 +18,13 @@ from solorl.scripts import algorithms_folder, in_checkout
 from solorl.terminal import aligned, paint
 
 COLUMNS = ("name", "family", "spaces", "framework", "paper", "title")
-FILTERS = ("family", "framework", "observations", "actions")
-
-
-def as_row(script: Script) -> tuple[str, ...]:
-    """The cells of one line; of the paper only authors and year (`--json` has all of it)."""
-    paper = script.paper.split(", http")[0]
-    return script.name, script.family, script.spaces, script.framework, paper, script.title
-
-
-def as_dict(script: Script) -> dict[str, object]:
-    """All that is known of a script, for `--json`."""
-    names = (*COLUMNS, "observations", "actions", "run", "parent", "parents", "relatives", "twin", "not_for", "lines")
-    return {name: getattr(script, name) for name in names} | {"path": str(script.path)}
+FILTERS = {  # flag -> its help
+    "family": "only this family, as in ppo",
+    "framework": "only torch or jax",
+    "observations": "only those for these observations, as in vector",
+    "actions": "only those for these actions, discrete or continuous",
+}
+MORE = (*FILTERS, "run", "parent", "parents", "relatives", "twin", "not_for", "lines")  # for --json
 
 
 def short_title(script: Script) -> str:
@@ -63,8 +57,7 @@ def default_budget(script: Script) -> tuple[str, int]:
 def cores(result: Any) -> float:
     """The cores that a run had: those of its process, one or more, over the runs that it trained at once."""
     threads = result.args.get("threads") or 1
-    most: float = min(result.machine.get("cores") or threads, threads * result.together)
-    return most / result.together
+    return float(min(result.machine.get("cores") or threads, threads * result.together)) / float(result.together)
 
 
 def core_seconds(result: Any) -> float:
@@ -103,28 +96,27 @@ def chosen(found: Sequence[Script], wanted: dict[str, str | None]) -> list[Scrip
 def main(argv: Sequence[str]) -> int:
     """Print the algorithms; UsageError for a property that no algorithm has."""
     parser = Parser("list", "Show the algorithms: name, family, spaces, framework, paper and title.")
-    parser.add_argument("--family", metavar="F", help="only this family, as in ppo")
-    parser.add_argument("--framework", metavar="F", help="only torch or jax")
-    parser.add_argument("--observations", metavar="KIND", help="only those for these observations, as in vector")
-    parser.add_argument("--actions", metavar="KIND", help="only those for these actions, discrete or continuous")
+    for name, what in FILTERS.items():
+        parser.add_argument(f"--{name}", metavar="KIND", help=what)
     parser.add_argument("--json", action="store_true", help="all that the headers say, for programs")
     parser.add_argument("--times", action="store_true", help="core-hours of a training with the defaults, as measured")
     args = parser.parse(argv)
     if args.json and args.times:
         raise UsageError("solo list: --json and --times do not go together")
     found = chosen(scripts(), {name: getattr(args, name) for name in FILTERS})
+    names = dict.fromkeys((*COLUMNS, *MORE))
     if args.json:
-        print(json.dumps([as_dict(script) for script in found], indent=2))
-        return 0
-    if not found:
+        known = [{name: getattr(script, name) for name in names} | {"path": str(script.path)} for script in found]
+        print(json.dumps(known, indent=2))
+    elif not found:
         print("no algorithm is of all these kinds")
-        return 0
-    if args.times:
+    elif args.times:
         print("\n".join(aligned(times(found), right=(2, 3, 4))))
-        return 0
-    lines = aligned([COLUMNS, *map(as_row, found)], right=())
-    width = shutil.get_terminal_size().columns
-    if sys.stdout.isatty() and max(map(len, lines)) > width:
-        lines = list(groups(found, width))
-    print("\n".join(lines))
+    else:  # of the paper only authors and year
+        rows = [[getattr(script, name).split(", http")[0] for name in COLUMNS] for script in found]
+        lines = aligned([COLUMNS, *rows], right=())
+        width = shutil.get_terminal_size().columns
+        if sys.stdout.isatty() and max(map(len, lines)) > width:
+            lines = list(groups(found, width))
+        print("\n".join(lines))
     return 0

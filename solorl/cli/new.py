@@ -86,38 +86,32 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--from", dest="source", metavar="FILE", required=True, help="what to start from")
     parser.add_argument("--family", metavar="F", help="its folder (default: that of FILE)")
     args = parser.parse(argv)
-    name = args.name.removesuffix(".py")
+    name, ours = args.name.removesuffix(".py"), in_own_checkout()
     check_name("file", name)
     source = parse_header(find_path(args.source))
     family = args.family or family_of(source)
-    if args.family or in_own_checkout():
+    if args.family or ours:
         check_name("family", family)
     if missing := [key for key in KEYS if key not in source.fields]:
         raise UsageError(f"{shown(source.path)} has no line {missing[0]} in its header")
     if name in sys.stdlib_module_names or name in top_modules(parse_source(source.path)):
         raise UsageError(f"a file {name}.py would hide the module {name} from `import {name}`")
     path = destination(name, family)
-    typed = name if in_own_checkout() else path.name
-    values = {
-        "Run": run_line(source.run, typed),
-        "Differs": f"from {source.path.name}: nothing yet",
-        "Twin": "",
-        "Copy of": "",
-    }
+    typed = name if ours else path.name
+    values = {"Run": run_line(source.run, typed), "Differs": f"from {source.path.name}: nothing yet"}
     page = algorithms_folder().parent / PAGES / f"{name}.md"
-    if in_own_checkout():
+    if ours:
         values["Details"] = f"{PAGES}/{name}.md"
         path.parent.mkdir(exist_ok=True)
         page.parent.mkdir(parents=True, exist_ok=True)
         write(page, page_of(source, path, values["Run"]).encode())
-    write(path, with_header(read_source(source.path), values).encode())
-    print(f"created {shown(path)} from {source.path.name}. Next:")
-    print(f"  edit it; say in its line `Differs` how it differs from {source.path.name}, and in its title what it is")
-    if in_own_checkout():
+    write(path, with_header(read_source(source.path), values | {"Twin": "", "Copy of": ""}).encode())
+    said = f"how it differs from {source.path.name}, and in its title what it is"
+    print(f"created {shown(path)} from {source.path.name}. Next:\n  edit it; say in its line `Differs` {said}")
+    if ours:
         print(f"  say in its page, {shown(page)}, when to take it, and what its implementation details are")
-    print(f"  solo train {typed}")
-    print(f"  solo diff {as_typed(source.path)} {typed}")
-    if in_own_checkout():
+    print(f"  solo train {typed}\n  solo diff {as_typed(source.path)} {typed}")
+    if ours:
         print(f"  solo check --set-budget {name}     once the difference is what you want")
-    print(f"  solo check {'' if in_own_checkout() else typed:18} before you share it")
+    print(f"  solo check {'' if ours else typed:18} before you share it")
     return 0

@@ -9,17 +9,12 @@ from solorl.errors import UsageError
 from solorl.files import shown
 
 
-def parser() -> Parser:
-    """The command line of `solo plot`."""
+def main(argv: Sequence[str]) -> int:
+    """Draw trainings; UsageError where there is nothing to draw."""
     p = Parser("plot", "Draw trainings: returns and the length of episodes above, what the critic learns below.")
     p.add_argument("paths", metavar="PATH", nargs="+", type=Path, help=PATHS_HELP.partition("\n")[0])
     p.add_argument("--out", metavar="FILE", type=Path, default=Path("curve.png"), help="PNG or SVG (curve.png)")
-    return p
-
-
-def main(argv: Sequence[str]) -> int:
-    """Draw trainings; UsageError where there is nothing to draw."""
-    args = parser().parse(argv)
+    args = p.parse(argv)
     if args.out.suffix not in (".png", ".svg"):
         raise UsageError(f"solo plot: --out must end in .png or .svg, not {args.out}")
     from solorl.lab.results import curves as cv  # here, because it loads NumPy

@@ -6,15 +6,16 @@ from typing import Any
 
 from solorl.cli import Parser
 from solorl.errors import UsageError
-from solorl.files import read_json, shown
+from solorl.files import shown
+from solorl.runfolder import config_of
 from solorl.terminal import plain
 
 ABOUT = """Record transitions of the policy of a run folder, in the environment of the run, as a data set. Actions are
 greedy unless a flag says otherwise. This executes the script that made the folder, by the rule of `solo play`."""
 
 
-def parser() -> Parser:
-    """The command line of `solo record`."""
+def main(argv: Sequence[str]) -> int:
+    """Record a data set; UsageError for a folder without a run, numbers out of range and what cannot be recorded."""
     p = Parser("record", ABOUT)
     p.add_argument("run_dir", metavar="RUN_DIR", help="a folder below runs/, or hf://USER/NAME[@REVISION]")
     p.add_argument("--steps", metavar="N", type=int, required=True, help="transitions, summed over environments")
@@ -25,17 +26,11 @@ def parser() -> Parser:
     p.add_argument("--num-envs", metavar="N", type=int, default=8, help="environments side by side (8)")
     p.add_argument("--seed", metavar="S", type=int, help="seed of the environments and actions (that of the run)")
     p.add_argument("--trust-script", action="store_true", help="execute the folder's script, whatever it does")
-    return p
-
-
-def main(argv: Sequence[str]) -> int:
-    """Record a data set; UsageError for a folder without a run, numbers out of range and what cannot be recorded."""
-    args = parser().parse(argv)
+    args = p.parse(argv)
     for name, least in (("steps", 1), ("num_envs", 1), ("seed", 0)):
         if (value := getattr(args, name)) is not None and value < least:
             raise UsageError(f"solo record: --{name.replace('_', '-')} must be at least {least}, not {value}")
-    from solorl.data.recording import Recording  # here: they load the numerical libraries
-    from solorl.envs.surroundings import undisturbed
+    from solorl.lab.datasets.recording import Recording  # here: they load the numerical libraries
     from solorl.lab.share.hub import run_dir_of
     from solorl.run.load import load
 
@@ -45,8 +40,7 @@ def main(argv: Sequence[str]) -> int:
     loaded = load(run_dir, trust_script=args.trust_script)
     act = None if args.random else loaded.required_sampler() if args.stochastic else loaded.policy
     try:
-        with undisturbed():
-            record(loaded, act, recording, args, run_dir)
+        record(loaded, act, recording, args, run_dir)
     except OSError as error:
         raise UsageError(f"{recording.writer.folder} cannot be written: {error.strerror}") from None
     about, where = recording.writer.about, shown(recording.writer.folder)
@@ -76,10 +70,10 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
     seed = loaded.args.seed if args.seed is None else args.seed
     seed_all(replace(loaded.args, seed=seed))
     spaces = (envs.single_observation_space, envs.single_action_space)
-    for space in (envs.action_space, spaces[1]):
-        space.seed(seed)
+    envs.action_space.seed(seed)
+    spaces[1].seed(seed)
     obs, infos = envs.reset(seed=[env_seed(seed, RECORD, i) for i in range(count)])
-    run, config = run_dir.resolve().name, read_json(run_dir / "config.json")
+    run, config = run_dir.resolve().name, config_of(run_dir)
     how = "random actions" if act is None else f"the {'stochastic' if args.stochastic else 'greedy'} policy of {run}"
     about = {"env_id": env_id, "policy": how, "of_run": run, "seed": seed}
     recording.open(about | {key: config.get(key) for key in ("script", "git")}, spaces, obs)
@@ -93,7 +87,7 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
         else:
             action = np.array([spaces[1].sample(mask=mask.astype(np.int8)) for mask in masks])
         obs, reward, terminated, truncated, infos = envs.step(action)
-        recording.add(action, reward, terminated, truncated, infos.get("final_obs"), obs)
+        recording.add(action, reward, terminated, truncated, infos["next_obs"], obs)
         first = terminated | truncated
     recording.flush()
     envs.close()

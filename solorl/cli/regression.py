@@ -14,7 +14,6 @@ there the bootstrap interval is too narrow.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -34,46 +33,33 @@ from solorl.terminal import aligned
 TOLERANCE = 0.01
 
 
-@dataclass(frozen=True)
-class Change:
-    """One environment and method then and now."""
-
-    env_id: str
-    method: str
-    then: st.Array  # scores of the runs, (n,)
-    now: st.Array  # (m,)
-    difference: cmp.Estimate  # IQM(now) - IQM(then)
-    verdict: str  # "REGRESSION", "improvement", "no change beyond chance", ...
-
-
 def run(revision: str, folders: Sequence[Path], metric: str) -> int:
     """Print how the results in `folders` changed since `revision`; 1 where one regressed, else 0.
 
     Raises UsageError where `revision` is not known, a folder lies outside a repository, or there is nothing to compare.
     """
-    then, problems = results_at(revision, folders)
-    now, new_problems = read_all(folders, whole=True)
-    found = changes(then, now, metric)
-    for problem in [*problems, *new_problems]:
-        print(f"note: {problem}")
-    if not found:
-        raise UsageError(f"no environment and method has {metric} scores both here and at {revision}")
-    print("\n".join(_table(found, revision)))
-    for name, one, other in (("new", now, then), ("gone", then, now)):
-        if keys := sorted(cmp.grouped(one).keys() - cmp.grouped(other).keys()):
-            print(f"{name}: {', '.join(f'{method} on {env}' for env, method in keys)}")
-    worse = [change for change in found if change.verdict == "REGRESSION"]
-    print(f"\n{len(worse)} of {len(found)} compared regressed since {revision}" if worse else "\nno regression")
-    return int(bool(worse))
-
-
-# ---------------------------------------------------------------------- results of a commit
-def results_at(revision: str, folders: Sequence[Path]) -> tuple[list[Result], list[str]]:
-    """The results in `folders` at a commit, and sentences on files that cannot be read."""
     found: dict[str, bytes] = {}
     for folder in folders:
         found |= {f"{revision}:{folder / name}": data for name, data in files_at(revision, folder).items()}
-    return gathered((partial(parse_bytes, data, source) for source, data in found.items()), whole=True)
+    then, problems = gathered((partial(parse_bytes, data, source) for source, data in found.items()), whole=True)
+    now, new_problems = read_all(folders, whole=True)
+    for problem in [*problems, *new_problems]:
+        print(f"note: {problem}")
+    before, after = cmp.grouped(then), cmp.grouped(now)
+    rows = [["Environment", "Method", "Seeds", f"IQM at {revision}", "IQM now", "Difference", "Verdict"]]
+    for env_id, method in [key for key in before if key in after]:
+        old, new = (_scores(runs[env_id, method], metric) for runs in (before, after))
+        if len(old) and len(new):
+            rows.append([env_id, method, f"{len(old)}, {len(new)}", *_judged(env_id, old, new)])
+    if not rows[1:]:
+        raise UsageError(f"no environment and method has {metric} scores both here and at {revision}")
+    print("\n".join(aligned(rows)))
+    for name, one, other in (("new", after, before), ("gone", before, after)):
+        if keys := sorted(one.keys() - other.keys()):
+            print(f"{name}: {', '.join(f'{method} on {env}' for env, method in keys)}")
+    worse = sum(row[-1] == "REGRESSION" for row in rows)
+    print(f"\n{worse} of {len(rows) - 1} compared regressed since {revision}" if worse else "\nno regression")
+    return int(bool(worse))
 
 
 def files_at(revision: str, folder: Path) -> dict[str, bytes]:
@@ -99,27 +85,18 @@ def files_at(revision: str, folder: Path) -> dict[str, bytes]:
     return files
 
 
-# ---------------------------------------------------------------------- comparing
-def changes(then: Sequence[Result], now: Sequence[Result], metric: str) -> list[Change]:
-    """A change for every environment and method that has scores on both sides."""
-    before, after, found = cmp.grouped(then), cmp.grouped(now), []
-    for env_id, method in [key for key in before if key in after]:
-        old, new = (_scores(runs[env_id, method], metric) for runs in (before, after))
-        if len(old) and len(new):
-            found.append(_change(env_id, method, old, new))
-    return found
-
-
 def _scores(runs: Sequence[Result], metric: str) -> st.Array:
     scores = [cmp.score(run, metric) for run in sorted(runs, key=lambda run: run.seed)]
     return np.array([score for score in scores if score is not None], np.float64)
 
 
-def _change(env_id: str, method: str, then: st.Array, now: st.Array) -> Change:
+def _judged(env_id: str, then: st.Array, now: st.Array) -> list[str]:
+    """The IQM then and now, the difference and the verdict, in words."""
     several = min(len(then), len(now)) >= cmp.ENOUGH
     interval = tuple(st.difference_interval(st.iqm, [now], [then]).tolist()) if several else None
     difference = cmp.Estimate(float(st.iqm([now]) - st.iqm([then])), interval)
-    return Change(env_id, method, then, now, difference, _verdict(env_id, then, now, difference))
+    words = [text.number(float(st.iqm([then]))), text.number(float(st.iqm([now]))), text.estimate(difference)]
+    return [*words, _verdict(env_id, then, now, difference)]
 
 
 def _verdict(env_id: str, then: st.Array, now: st.Array, difference: cmp.Estimate) -> str:
@@ -133,20 +110,3 @@ def _verdict(env_id: str, then: st.Array, now: st.Array, difference: cmp.Estimat
     if high < 0:
         return "REGRESSION" if -difference.value > TOLERANCE * scale else "worse, but by less than 1 %"
     return "improvement" if low > 0 else "no change beyond chance"
-
-
-def _table(found: Sequence[Change], revision: str) -> list[str]:
-    rows = [
-        [
-            change.env_id,
-            change.method,
-            f"{len(change.then)}, {len(change.now)}",
-            text.number(float(st.iqm([change.then]))),
-            text.number(float(st.iqm([change.now]))),
-            text.estimate(change.difference),
-            change.verdict,
-        ]
-        for change in found
-    ]
-    head = ["Environment", "Method", "Seeds", f"IQM at {revision}", "IQM now", "Difference", "Verdict"]
-    return aligned([head, *rows])

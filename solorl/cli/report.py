@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from argparse import Namespace
+from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +12,6 @@ from solorl.errors import UsageError
 from solorl.files import shown, write
 from solorl.terminal import aligned
 
-DEFAULT_OUT = Path("report")
-DEFAULT_RESULTS = Path("benchmark/results")
 PATHS_HELP = """result files, run folders, TensorBoard folders of CleanRL or Stable-Baselines3, and folders of these;
 scores as rliable takes them, in a file .npz (with --against: folders of result files, default benchmark/results)"""
 
@@ -21,32 +19,25 @@ scores as rliable takes them, in a file .npz (with --against: folders of result 
 def parser() -> Parser:
     """The command line of `solo report`."""
     p = Parser(
-        "report",
-        "Compare finished runs: tables, curves and verdicts, as Markdown, PNG, SVG, PDF, LaTeX and one HTML page.",
+        "report", "Compare finished runs: tables, curves and verdicts, as Markdown, HTML, LaTeX, PNG, SVG and PDF."
     )
-    p.add_argument("paths", metavar="PATH", nargs="*", type=Path, help=PATHS_HELP)
-    p.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: report)")
-    p.add_argument("--metric", choices=["eval", "train"], help="greedy evaluations (default) or training episodes")
-    p.add_argument("--x", choices=["steps", "time"], default="steps", help="axis shown first (default: steps)")
-    p.add_argument(
-        "--baseline",
-        metavar="NAME",
-        help="method that all except twins in JAX are compared with "
-        "(default: of each the file that its header names, else the first)",
-    )
-    p.add_argument("--env-ids", metavar="ID", nargs="+", default=[], help="only these environments")
-    p.add_argument("--methods", metavar="NAME", nargs="+", default=[], help="only these methods, in this order")
-    p.add_argument("--normalise", action="store_true", default=True, help="aggregate normalised scores (default)")
-    p.add_argument("--no-normalise", action="store_false", dest="normalise", help="aggregate scores as they are")
-    p.add_argument("--title", metavar="T", default="Results", help="title of the report")
-    p.add_argument("--markdown", metavar="FILE", type=Path, help="only put the table between two markers in this file")
-    p.add_argument("--marker", metavar="NAME", help="the markers are the lines <!-- NAME --> and <!-- /NAME -->")
-    p.add_argument(
-        "--curves", metavar="PNG", type=Path, help="and the learning curves in this file, shown below it; of more than "
-        "4 methods in several: X.png, X_2.png",
-    )  # fmt: skip
-    p.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the text in FILE is stale")
-    p.add_argument("--against", metavar="REV", help="compare with the results of a commit; exit code 1 on a regression")
+    add, compared = p.add_argument, "(default: of each the file that its header names, else the first)"
+    add("paths", metavar="PATH", nargs="*", type=Path, help=PATHS_HELP)
+    add("--out", metavar="DIR", type=Path, help="where to write (default: report)")
+    add("--metric", choices=["eval", "train"], help="greedy evaluations (default) or training episodes")
+    add("--x", choices=["steps", "time"], default="steps", help="axis shown first (default: steps)")
+    add("--baseline", metavar="NAME", help=f"method that all except twins in JAX are compared with {compared}")
+    add("--env-ids", metavar="ID", nargs="+", default=[], help="only these environments")
+    add("--methods", metavar="NAME", nargs="+", default=[], help="only these methods, in this order")
+    scores = "aggregate normalised scores (default), or scores as they are"
+    add("--normalise", action=BooleanOptionalAction, default=True, help=scores)
+    add("--title", metavar="T", default="Results", help="title of the report")
+    add("--markdown", metavar="FILE", type=Path, help="only put the table between two markers in this file")
+    add("--marker", metavar="NAME", help="the markers are the lines <!-- NAME --> and <!-- /NAME -->")
+    curves = "and the learning curves in this file, shown below it; of more than 4 methods in several: X.png, X_2.png"
+    add("--curves", metavar="PNG", type=Path, help=curves)
+    add("--check", action="store_true", help="write nothing; exit code 1 if the text in FILE is stale")
+    add("--against", metavar="REV", help="compare with the results of a commit; exit code 1 on a regression")
     return p
 
 
@@ -74,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     if args.against:
         from solorl.cli import regression
 
-        return regression.run(args.against, args.paths or [DEFAULT_RESULTS], args.metric or "eval")
+        return regression.run(args.against, args.paths or [Path("benchmark/results")], args.metric or "eval")
     from solorl.lab.results import comparison as cmp  # here, because it loads NumPy
     from solorl.lab.results import curves as cv
     from solorl.lab.results import text
@@ -96,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
         files = [Path(os.path.relpath(path, here)).as_posix() for path in paths]
         stale = embed(args.markdown, args.marker, text.block(comparison, evidence, files), args.check)
         return max([stale, *(draw(comparison, *one, args.check) for one in zip(parts, paths, strict=True))])
-    out = args.out or DEFAULT_OUT
+    out = args.out or Path("report")
     write_report(comparison, out, args, problems, shlex.join(["solo", "report", *argv]))
     print_summary(comparison, problems, out)
     return 0

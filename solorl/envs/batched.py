@@ -9,8 +9,8 @@ The class is a `gym.vector.VectorEnv` that starts an ended episode again in the 
 and Gymnasium's four spaces; actions beyond their bounds are its own matter. All arrays are tensors on `device`:
     reset(seed=..., options=None) -> obs (num_envs, obs_dim), infos
     step(action (num_envs, action_dim)) -> obs, reward, terminated, truncated (num_envs,) each, infos
-`infos["final_obs"]` (num_envs, obs_dim) has the last observation of each episode that ended, other rows may be
-anything. Where a simulator does not tell it, the observation before the step comes near.
+`infos["next_obs"]` (num_envs, obs_dim) has the observations to which the step led: `obs`, except where an episode has
+ended, whose last observation it is. Where a simulator does not tell that one, the observation before the step is near.
 
 With `state_dict`, `load_state_dict` and `obs`, the current observations, a resumed run continues exactly. Without them
 the running episodes restart, and the run says so.
@@ -70,10 +70,10 @@ class Pendulum(Batched):
         cost = ((angle + pi) % (2 * pi) - pi) ** 2 + 0.1 * speed**2 + 0.001 * torque**2
         speed = (speed + 0.05 * (15 * angle.sin() + 3 * torque)).clamp(-8, 8)
         self._state, steps = torch.stack([angle + 0.05 * speed, speed], 1), self._steps + 1
-        final_obs, truncated = self._look(), steps >= 200
+        next_obs, truncated = self._look(), steps >= 200
         self._state = torch.where(truncated[:, None], self._start(), self._state)
         self._steps, self.obs = steps * ~truncated, self._look()
-        return self.obs, -cost, torch.zeros_like(truncated), truncated, {"final_obs": final_obs}
+        return self.obs, -cost, torch.zeros_like(truncated), truncated, {"next_obs": next_obs}
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next steps depend on."""

@@ -35,8 +35,8 @@ class JaxTensors(Batched):
         """One step everywhere."""
         actions = jax.device_put(jax.dlpack.from_dlpack(actions.contiguous()), self._key.device)
         self._key, self._state, step = self._advance(self._key, self._state, actions)
-        self.obs, *others, final_obs = map(self._tensor, step[:5])
-        return self.obs, *others, {"final_obs": final_obs}
+        self.obs, *others, next_obs = map(self._tensor, step[:5])
+        return self.obs, *others, {"next_obs": next_obs}
 
     def _tensor(self, array: Any) -> torch.Tensor:
         return torch.from_dlpack(array).to(self.device)

@@ -33,6 +33,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from solorl.envs.ids import check_envpool_id
+from solorl.envs.vector import with_next_obs
 
 ATARI_STEPS = 27_000  # of an agent, the usual limit: 108,000 frames
 MASKS = ("action_mask", "legal_action_mask")  # EnvPool's names for what is allowed
@@ -120,7 +121,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
             if self.action_mask is not None:
                 self.action_mask = self.action_mask.copy()
                 self.action_mask[first_info["env_id"]] = mask_in(first_info)
-        return obs, reward, terminated, truncated, infos | self._mask()
+        return obs, reward, terminated, truncated, with_next_obs(obs, infos) | self._mask()
 
     def _seen(self, obs: Any, info: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
         """Observations as arrays, and the infos, with the mask where it is a part of the observations."""

@@ -10,6 +10,7 @@ is read, and the numbers that `env.metadata["numbers"]` lists.
 """
 
 import contextlib
+import copy
 import inspect
 import math
 import os
@@ -22,7 +23,7 @@ import numpy as np
 
 from solorl.envs.returns import teams_of
 from solorl.envs.surroundings import LIGHT, OWN, RANDOM, at_home, bring_back, now, plain, seeded, undisturbed
-from solorl.envs.vector import Masked
+from solorl.envs.vector import Masked, VectorEnvs
 from solorl.errors import UsageError, quit_with
 from solorl.terminal import warn
 
@@ -180,6 +181,15 @@ def say_once(sentence: str) -> None:
 def hosted(make_env: Callable[..., Any], env_id: str, ends: bool = False, **named: Any) -> Callable[[], Guest]:
     """A function that gives the environment `make_env(env_id, **named)` as a `Guest`. Another process can have it."""
     return partial(Guest, partial(make_env, env_id, **named), env_id, KNOWN.get(env_id, Manners()), ends)
+
+
+def vector_env(make_env: Callable[..., Any], env_id: str, num_envs: int) -> VectorEnvs:
+    """Environments as those of `Run.vector_env`, for an object in another process: what they do wrong is raised.
+    Their observations are copies, which no later step and no reset changes."""
+    if env_id not in KNOWN:
+        try_out(make_env, env_id)
+    host = hosted(make_env, env_id)
+    return VectorEnvs([lambda: gym.wrappers.TransformObservation(host(), copy.deepcopy, None)] * num_envs)
 
 
 def guest_in(env: Any) -> Guest | None:

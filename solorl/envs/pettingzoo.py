@@ -21,6 +21,7 @@ import numpy as np
 from gymnasium.vector.utils import iterate
 
 from solorl.envs.ids import GAMES
+from solorl.envs.vector import with_next_obs
 from solorl.errors import UsageError, quit_with
 
 EQUAL = "all agents must have equal spaces"
@@ -204,8 +205,9 @@ class PettingZooEnvs(gym.vector.SyncVectorEnv):
     Observations are (num_envs, num_agents, *obs_shape), actions (num_envs, num_agents, ...), rewards, `terminated` and
     `truncated` (num_envs, num_agents). A game ends when all its agents are done, which is `done.all(-1)`, and is reset
     in the same step: then `infos["final_obs"][i]` (num_agents, *obs_shape) and `infos["final_info"]` are those of its
-    end, with `state` and `action_mask` of the final observation. The last observation of an agent that leaves earlier
-    is in its row of the observations, its mask in that of `action_mask`.
+    end, with `state` and `action_mask` of the final observation; `infos["next_obs"]` is what every step led to. The
+    last observation of an agent that leaves earlier is in its row of the observations, its mask in that of
+    `action_mask`.
 
     `alive`, `state` and `action_mask` (None where the game has none), (num_envs, ...), belong to the present
     observations, after a reset and a resume, too; the `infos` of a step have the same, see `Game`.
@@ -237,7 +239,8 @@ class PettingZooEnvs(gym.vector.SyncVectorEnv):
                 obs, info = env.reset()
             self._env_obs[i] = obs
             infos = self._add_info(infos, info, i)
-        return np.array(self._env_obs), reward, terminated, truncated, infos
+        now = np.array(self._env_obs)
+        return now, reward, terminated, truncated, with_next_obs(now, infos)
 
     @property
     def alive(self) -> np.ndarray:

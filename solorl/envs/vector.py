@@ -26,6 +26,25 @@ def masks_in(infos: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> np.ndarr
     return stacked_masks([mask if here else None for mask, here in zip(masks, given, strict=True)])
 
 
+def with_next_obs(obs: Any, infos: dict[str, Any]) -> dict[str, Any]:
+    """The infos of a step with `next_obs` (num_envs, *obs_shape), the observations to which the step led: `obs`, except
+    where an episode has ended, whose last observation is in `infos["final_obs"]`."""
+    ended = np.flatnonzero(infos.get("_final_obs", ()))
+    last = [infos["final_obs"][i] for i in ended]
+    return infos | {"next_obs": _replaced(obs, ended, last) if last else obs}
+
+
+def _replaced(obs: Any, places: np.ndarray, rows: Sequence[Any]) -> Any:
+    """A copy of a batch of observations with other rows at some places; of `Dict` and `Tuple` spaces part by part."""
+    if isinstance(obs, Mapping):
+        return {name: _replaced(part, places, [row[name] for row in rows]) for name, part in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(_replaced(part, places, [row[k] for row in rows]) for k, part in enumerate(obs))
+    obs = obs.copy()
+    obs[places] = rows
+    return obs
+
+
 class Masked(gym.Wrapper):
     """Keeps the `action_mask` (num_actions,) that the environment gave with its current observation, or None."""
 
@@ -47,7 +66,7 @@ class Masked(gym.Wrapper):
 class VectorEnvs(gym.vector.SyncVectorEnv):
     """Environments side by side, with Gymnasium's vector interface and `AutoresetMode.SAME_STEP`: `obs` begins the next
     episode where one has ended, whose last observation is in `infos["final_obs"]`, its last info, with its mask, in
-    `infos["final_info"]`.
+    `infos["final_info"]`. `infos["next_obs"]` has the observations to which the step led, see `with_next_obs`.
 
     `action_mask` (num_envs, num_actions) says which actions are allowed at the current observations, True for those
     that are, also after a reset and a resume; None where the environments give no `info["action_mask"]`.
@@ -57,6 +76,11 @@ class VectorEnvs(gym.vector.SyncVectorEnv):
         super().__init__(make_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         self._masked = [env if isinstance(env, Masked) else Masked(env) for env in self.envs]
         self.envs = list(self._masked)  # which others may wrap later
+
+    def step(self, actions: Any) -> Any:
+        """One step in every environment; see the class."""
+        obs, *ends, infos = super().step(actions)
+        return obs, *ends, with_next_obs(obs, infos)
 
     @property
     def action_mask(self) -> np.ndarray | None:

@@ -1,10 +1,8 @@
 """Playing the greedy policy, on environments and seeds of its own, without moving the training."""
 
-import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -12,11 +10,10 @@ import numpy as np
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from solorl.compute.device import CONFIRM, EVALUATE, env_seed
-from solorl.envs.guest import hosted, random_action, say_once
+from solorl.envs.guest import hosted, say_once
 from solorl.envs.returns import named, of_game, teams_of
 from solorl.envs.spaces import First, as_arrays
 from solorl.envs.vector import masks_in
-from solorl.errors import UsageError
 from solorl.run.meter import Diverged
 
 # A NumPy batch of observations (n, *obs_shape) -> a NumPy batch of actions (n, ...). A policy with memory is a function
@@ -26,68 +23,18 @@ from solorl.run.meter import Diverged
 # (n, num_agents, *obs_shape), actions (n, num_agents, ...) and masks (n, num_agents, num_actions). Observations of a
 # `Dict` space are a dict of arrays (n, ...), of a `Tuple` space a tuple of them; so are actions of such spaces.
 Policy = Callable[..., Any]
-OPPONENTS = {"random", "older"}
+MakeEnv = Callable[..., Any]  # `make_env(env_id, **kwargs)`, or of several environments `make_env(env_id, num_envs)`
+Also = Mapping[str, MakeEnv] | None  # name -> other environments, in which the policy is evaluated, too
 SCORE = "eval/episodic_return"
 EPISODES = "eval/episodes"
 MAX_STEPS = 100_000  # an episode without a time limit is cut here
 LONG = 10_000  # steps after which an episode of an evaluation is spoken of
 
 
-@dataclass(frozen=True)
-class Seat:
-    """A policy that plays the agents of one team; all others are played by an opponent."""
-
-    policy: Policy
-    opponent: Policy | str  # another policy, or "random": random actions, legal ones where the game says which
-    members: Sequence[int]  # places of the agents of the team
-    space: gym.Space  # of the actions of all agents
-
-    def stepwise(self, seeds: Sequence[int]) -> Callable[[Any, Sequence[dict[str, Any]]], np.ndarray]:
-        """See the function; the random actions in each game depend on its seed only."""
-        spaces = [copy.deepcopy(self.space) for _ in seeds]
-        for space, seed in zip(spaces, seeds, strict=True):
-            space.seed(seed)
-
-        def random(obs: Any, infos: Sequence[dict[str, Any]]) -> np.ndarray:
-            return np.stack([random_action(*each) for each in zip(spaces, infos, strict=True)])
-
-        ours = stepwise(self.policy, len(seeds))
-        theirs = random if isinstance(self.opponent, str) else stepwise(self.opponent, len(seeds))
-
-        def act(obs: Any, infos: Sequence[dict[str, Any]]) -> np.ndarray:
-            actions = np.array(theirs(obs, infos))
-            actions[:, list(self.members)] = ours(obs, infos)[:, list(self.members)]
-            return actions
-
-        return act
-
-
-def seats(policy: Policy, opponent: Policy | str, env: Any) -> dict[str, Any]:
-    """Team -> the policy in its `Seat`, to be played like a policy. UsageError where a game has no two teams."""
-    teams = teams_of(env) or {}
-    if len(teams) < 2:
-        raise UsageError('opponents need a game with two teams or more, as `gym.make(env_id, teams="each")` gives it')
-    return {team: Seat(policy, opponent, members, env.action_space) for team, members in teams.items()}
-
-
-def play_scores(envs: Sequence[Any], policy: Policy, seeds: Sequence[int], opponent: Any = None) -> Any:
-    """One episode in each environment: scores (n,) by name, and lengths (n,). Against an opponent one from the seat of
-    each team, which has the return when the policy plays it; the score and the length are means over the seats."""
-    if opponent is None:
-        returns, lengths = play_games(envs, policy, seeds)
-        return named(SCORE, returns, teams_of(envs[0])), lengths
-    played = {team: (seat, *play_games(envs, seat, seeds)) for team, seat in seats(policy, opponent, envs[0]).items()}
-    scores = {team: returns[:, list(seat.members)].sum(-1) for team, (seat, returns, _) in played.items()}
-    of_teams = {f"{SCORE}_{team}": score for team, score in scores.items()}
-    return {SCORE: np.mean(list(scores.values()), 0)} | of_teams, np.mean([steps for *_, steps in played.values()], 0)
-
-
-def stepwise(policy: Policy, num_envs: int, seeds: Sequence[int] = ()) -> Callable[..., Any]:
+def stepwise(policy: Policy, num_envs: int) -> Callable[..., Any]:
     """The policy as a function of the observations and the infos that came with them (see `masks_in`), for `num_envs`
     episodes that all begin with the first call; what a policy with memory remembers is kept here. Where episodes follow
-    each other, `first` (num_envs,) says in each call which begin. `seeds` are for a Seat."""
-    if isinstance(policy, Seat):
-        return policy.stepwise(seeds)
+    each other, `first` (num_envs,) says in each call which begin."""
     known = inspect.signature(policy).parameters
     state, begin = None, np.ones(num_envs, bool)
 
@@ -105,7 +52,7 @@ def stepwise(policy: Policy, num_envs: int, seeds: Sequence[int] = ()) -> Callab
     return act
 
 
-def open_games(make_env: Callable[..., Any], env_id: str, count: int) -> list[Any]:
+def open_games(make_env: MakeEnv, env_id: str, count: int) -> list[Any]:
     """`count` environments for `play_episodes`. A `make_env(env_id, num_envs, **kwargs)` makes them together, as one
     vector environment; a `make_env(env_id, **kwargs)` makes one at a time."""
     if "num_envs" in inspect.signature(make_env).parameters:
@@ -113,7 +60,7 @@ def open_games(make_env: Callable[..., Any], env_id: str, count: int) -> list[An
     return [hosted(make_env, env_id)() for _ in range(count)]
 
 
-def open_game(make_env: Callable[..., Any], env_id: str, render_mode: str) -> Any:
+def open_game(make_env: MakeEnv, env_id: str, render_mode: str) -> Any:
     """One environment to be looked at, see `open_games`."""
     if "num_envs" in inspect.signature(make_env).parameters:
         return First(make_env(env_id, 1, render_mode=render_mode))
@@ -141,7 +88,7 @@ def play_games(envs: Sequence[Any], policy: Policy, seeds: Sequence[int]) -> tup
     obs, infos = [each for each, _ in begun], [info for _, info in begun]
     returns = np.zeros(len(envs) if teams is None else (len(envs), sum(map(len, teams.values()))))
     lengths = np.zeros(len(envs), int)
-    running, act = set(range(len(envs))), stepwise(policy, len(envs), seeds)
+    running, act = set(range(len(envs))), stepwise(policy, len(envs))
     batch: Any = create_empty_array(space, len(envs))
     while running:
         batch = concatenate(space, obs, batch)
@@ -179,11 +126,6 @@ def _play_together(envs: gym.vector.VectorEnv, policy: Policy, seeds: Sequence[i
     return returns, lengths
 
 
-def watch(env: gym.Env, policy: Policy, seeds: Sequence[int], opponent: Any = None) -> list[float]:
-    """Play `play_scores` for each seed in an environment made with `render_mode="human"`; returns the scores."""
-    return [float(play_scores([env], policy, [seed], opponent)[0][SCORE][0]) for seed in seeds]
-
-
 class Evaluator:
     """Plays greedy policies on `--eval-episodes` environments with seeds of their own."""
 
@@ -194,37 +136,30 @@ class Evaluator:
         self.episodes = args.eval_episodes  # of the last one
         self.improved = False  # whether the last one is better than all before it
         self._confirmations = 0
-        self._envs: list[Any] = []
+        self._envs: dict[str, list[Any]] = {}
 
-    def play(self, stream: int, first: int, policy: Policy, make_env: Callable[..., Any], opponent: Any = None) -> Any:
-        """`play_scores` with the seeds from number `first` of a stream on."""
-        count = self.args.eval_episodes
-        if not self._envs:
-            self._envs = open_games(make_env, self.args.env_id, count)
-        return play_scores(self._envs, policy, self.seeds(stream, first), opponent)
+    def play(self, stream: int, first: int, policy: Policy, make_env: MakeEnv, name: str = "") -> Any:
+        """`play_games` with the seeds from number `first` of a stream on, in environments that are kept as `name`."""
+        if name not in self._envs:
+            self._envs[name] = open_games(make_env, self.args.env_id, self.args.eval_episodes)
+        return play_games(self._envs[name], policy, self.seeds(stream, first))
 
     def seeds(self, stream: int, first: int) -> list[int]:
         """Those from number `first` of a stream on, one for each episode."""
         return [env_seed(self.args.seed, stream, first + i) for i in range(self.args.eval_episodes)]
 
     def evaluate(
-        self, step: int, policy: Policy, make_env: Any, opponents: Any = None, played: Any = None
+        self, step: int, policy: Policy, make_env: MakeEnv, also: Also = None, played: Any = None
     ) -> dict[str, float]:
-        """Play, against each of the opponents (name -> "random" or a policy) if there are any, note the score, which is
-        that against the first, and return its row of metrics. `played`: returns and lengths, where they are known.
-        Raises Diverged where the mean return is not finite."""
-        others = opponents or {"": None}
-        if played is None:
-            found = {name: self.play(EVALUATE, 0, policy, make_env, other) for name, other in others.items()}
-        else:
-            found = {"": ({SCORE: played[0]}, played[1])}
-        mean = float(next(iter(found.values()))[0][SCORE].mean())
+        """Play, note the score, and return its row of metrics; see `Run.evaluate`. `played`: returns and lengths, where
+        they are known. Raises Diverged where the mean return is not finite."""
+        returns, lengths = self.play(EVALUATE, 0, policy, make_env) if played is None else played
+        teams = teams_of(self._envs[""][0]) if self._envs else None
+        mean = float(of_game(returns, teams).mean())
         if self.args.eval_more and (mean > self.best or self.reaches(mean)):
-            for name, other in others.items():
-                more = self.play(EVALUATE, self.args.eval_episodes, policy, make_env, other)
-                found[name] = _together(found[name], more)
-        scores, lengths = next(iter(found.values()))
-        scores |= {f"{SCORE}_vs_{name}": score[SCORE] for name, (score, _) in found.items() if name}
+            more = self.play(EVALUATE, self.args.eval_episodes, policy, make_env)
+            returns, lengths = np.concatenate([returns, more[0]]), np.concatenate([lengths, more[1]])
+        scores = named(SCORE, returns, teams)
         score = scores.pop(SCORE)
         mean, std = float(score.mean()), float(score.std())
         if not math.isfinite(mean):
@@ -232,6 +167,9 @@ class Evaluator:
         self.last, self.improved = (step, mean, std), mean > self.best
         self.best = max(self.best, mean)
         self.episodes = len(lengths)
+        for name, make_other in (also or {}).items():
+            others, _ = self.play(EVALUATE, 0, policy, make_other, name)
+            scores[f"{SCORE}_{name}"] = of_game(others, teams_of(self._envs[name][0]))
         return {
             SCORE: mean,
             "eval/episodic_return_std": std,
@@ -249,17 +187,18 @@ class Evaluator:
         """Whether a mean return is as high as `--target-return` asks."""
         return self.args.target_return is not None and mean >= self.args.target_return
 
-    def confirm(self, policy: Policy, make_env: Callable[..., Any], opponent: Any = None) -> float | None:
+    def confirm(self, policy: Policy, make_env: MakeEnv) -> float | None:
         """Where the last evaluation has reached `--target-return`: the mean score on seeds never used before."""
         if not self.reaches(self.last[1]):
             return None
         first = self._confirmations * self.args.eval_episodes
         self._confirmations += 1
-        return float(self.play(CONFIRM, first, policy, make_env, opponent)[0][SCORE].mean())
+        returns, _ = self.play(CONFIRM, first, policy, make_env)
+        return float(of_game(returns, teams_of(self._envs[""][0])).mean())
 
     def close(self) -> None:
         """Close the environments."""
-        for env in self._envs:
+        for env in (env for envs in self._envs.values() for env in envs):
             env.close()
 
     def counters(self) -> dict[str, Any]:
@@ -270,10 +209,4 @@ class Evaluator:
     def resume(self, saved: Mapping[str, Any]) -> None:
         """Continue from these counters."""
         self.best, self.last, self._confirmations = saved["best"], tuple(saved["last_eval"]), saved["confirmations"]
-        self.episodes = saved.get("last_eval_episodes", self.args.eval_episodes)
-
-
-def _together(some: tuple[Any, Any], more: tuple[Any, Any]) -> tuple[Any, Any]:
-    """What `play_scores` has returned twice, as of one call with all episodes."""
-    scores = {name: np.concatenate([score, more[0][name]]) for name, score in some[0].items()}
-    return scores, np.concatenate([some[1], more[1]])
+        self.episodes = saved["last_eval_episodes"]

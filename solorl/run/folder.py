@@ -1,10 +1,8 @@
 """The run folder: who may write there, its script, config.json, status.json and rows, and what could not be written."""
 
 import errno
-import fcntl
 import hashlib
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
@@ -21,9 +19,12 @@ from solorl.args.arguments import ONCE, RunArgs
 from solorl.checkpoints.safety import refuse_hard_link
 from solorl.compute.device import device_name
 from solorl.errors import UsageError
-from solorl.files import near, remove_leftovers, sha256, write_atomically
+from solorl.files import near, remove_leftovers, sha256
 from solorl.machine import cpu_model, git_state
-from solorl.run.trackers import MetricsFile
+from solorl.run.kept import Kept
+from solorl.run.trackers import MetricsFile, Safe, trackers_of
+from solorl.runfolder import CHECKPOINTS, CONFIG, FORMAT, METRICS, STATUS, STOP, lock, write_config, write_status
+from solorl.runfolder import config_of as saved_config
 from solorl.scripts import PACKAGE, in_checkout, script_paths
 from solorl.terminal import warn
 from solorl.trust import note_start
@@ -48,14 +49,14 @@ def own_state() -> str:
     return f"sha256.{files.hexdigest()[:12]}"
 
 
-def config_of(args: RunArgs, script: Path, device: Any) -> dict[str, Any]:
+def circumstances(args: RunArgs, script: Path, device: Any) -> dict[str, Any]:
     """The circumstances of a run: its arguments, command, versions, git commit and machine."""
     versions = {}
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name) + f"+{own_state()}" * (name == "solorl")
     return {
-        "format": 1,
+        "format": FORMAT,
         "script": script.name,
         "script_path": str(script.absolute()),
         "script_sha256": sha256(script),
@@ -75,28 +76,21 @@ def config_of(args: RunArgs, script: Path, device: Any) -> dict[str, Any]:
 
 
 class RunFolder:
-    """The folder of one run. Nothing is written before `open`."""
+    """The folder of one run. Nothing is written before `open`, and nothing at all where that is not called."""
 
     def __init__(self, path: Path):
         self.path = path
+        self.kept = Kept()
         self.status = ""
         self.problems: dict[str, str] = {}  # what the run has to leave here -> why it could not be written, or ""
-        self.metrics: MetricsFile
+        self.metrics: MetricsFile | None = None
+        self.trackers: list[Safe] = []
         self._lock: Any = None  # an open file, while this process trains here
 
     def lock(self) -> None:
         """Keep other processes from training here until `unlock`. UsageError where one does so already."""
-        refuse_hard_link(self.path / "metrics.jsonl")  # all else that is written here is a new file
-        try:
-            self._lock = open(self.path / ".lock", "a")  # noqa: SIM115
-        except OSError as error:
-            raise UsageError(f"the run folder {near(self.path)} cannot be written: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"another process is training in {near(self.path)}; it must end first") from None
-        except OSError as error:  # a file system without locks
-            warn(f"{near(self.path)} cannot be locked ({error.strerror}): let no other process train there")
+        refuse_hard_link(self.path / METRICS)  # all else that is written here is a new file
+        self._lock = lock(self.path)
 
     def unlock(self) -> None:
         """Let other processes train here."""
@@ -122,27 +116,26 @@ class RunFolder:
         checkpoint whose counters are `saved` (empty: to none). UsageError where that cannot be done."""
         try:
             remove_leftovers(self.path)
-            (self.path / "checkpoint").mkdir(exist_ok=True)
+            (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             if not args.resume:
                 shutil.copyfile(script, self.path / script.name)
-                self._write_config(config_of(args, script, device))
+                write_config(self.path, circumstances(args, script, device))
             if script not in script_paths().values():
                 note_start(script.absolute())
-            (self.path / "stop").unlink(missing_ok=True)
-            self.metrics = MetricsFile(self.path / "metrics.jsonl")
+            (self.path / STOP).unlink(missing_ok=True)
+            self.metrics = MetricsFile(self.path / METRICS)
             self.metrics.truncate(saved.get("metrics_bytes", 0))
+            self.kept.copy_to(self.path)
+            if args.resume:
+                self._record_changes(args, script, saved.get("step", 0))
         except OSError as error:
             raise UsageError(f"the run folder {near(self.path)} cannot be written: {error.strerror}") from None
-        if args.resume:
-            self._record_changes(args, script, saved.get("step", 0))
-        note_start(self.path / "config.json")
-
-    def _write_config(self, config: dict[str, Any]) -> None:
-        write_atomically(self.path / "config.json", json.dumps(config, indent=2).encode())
+        note_start(self.path / CONFIG)
+        self.trackers = trackers_of(args, self.path, saved["step"] + 1 if saved else None)
 
     def _record_changes(self, args: RunArgs, script: Path, step: int) -> None:
         """What the command line of a resumed run changes is the run's from now on: the next `--resume` has it, too."""
-        config = json.loads((self.path / "config.json").read_text())
+        config = saved_config(self.path)
         if config.get("script_sha256") != sha256(script):
             warn(f"{script.name} has changed since the run in {near(self.path)} was started")
         changed = {
@@ -153,7 +146,7 @@ class RunFolder:
         if changed:
             config.setdefault("changes", []).append({"step": step, "args": changed})
             config["args"] |= {name: value for name, (_, value) in changed.items()}
-            self._write_config(config)
+            write_config(self.path, config)
 
     def require(self) -> None:
         """OSError where the folder has been moved or removed: no part of it must be made again."""
@@ -165,6 +158,7 @@ class RunFolder:
         """What is written inside is `name`, which the run has to leave here. Where that fails, a warning calls it
         `what`, says whether an earlier one is `kept`, and `problems` has the reason."""
         try:
+            self.require()
             yield
             self.problems[name] = ""
         except OSError as error:
@@ -175,17 +169,20 @@ class RunFolder:
     def write_status(self, status: str, facts: dict[str, Any]) -> None:
         """Write status.json."""
         self.status = status
-        with self.writing("status.json"):
-            write_atomically(self.path / "status.json", json.dumps({"status": status, **facts}).encode())
+        with self.writing(STATUS):
+            write_status(self.path, status, facts)
 
-    def write_rows(self, rows: list[dict[str, float]]) -> None:
-        """Append to metrics.jsonl."""
-        self.metrics.write(rows)
-        self.problems["metrics.jsonl"] = str(self.metrics.problem.strerror) if self.metrics.problem else ""
+    def write_rows(self, rows: list[dict[str, float]], step: int = 0, tracked: dict[str, float] | None = None) -> None:
+        """Append to metrics.jsonl, and give the trackers the row of `step` that is `tracked`, if there is one."""
+        if self.metrics is not None:
+            self.metrics.write(rows)
+            self.problems[METRICS] = str(self.metrics.problem.strerror) if self.metrics.problem else ""
+        for tracker in self.trackers if tracked else ():
+            tracker.write(step, tracked or {})
 
     def stop_asked(self) -> bool:
         """Whether somebody has made a file named `stop` here, which is deleted."""
-        stop = self.path / "stop"
+        stop = self.path / STOP
         if not stop.exists():
             return False
         stop.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ action = policy(obs[None])[0]
 import contextlib
 import importlib
 import io
-import json
 import os
 import re
 import runpy
@@ -28,9 +27,9 @@ from solorl.envs.spaces import as_arrays
 from solorl.envs.surroundings import undisturbed
 from solorl.errors import UsageError, missing_extra
 from solorl.files import missing
-from solorl.run.evaluation import SCORE, Policy, open_game, open_games, play_scores, watch
-from solorl.run.folder import RunFolder
+from solorl.run.evaluation import MakeEnv, Policy, open_game, open_games, play_episodes
 from solorl.run.pictures import film_to
+from solorl.runfolder import CONFIG, LAST_MODEL, MODEL, config_of
 from solorl.terminal import plain, scores
 from solorl.trust import FLAG, HOW, not_trusted, trusted
 
@@ -47,42 +46,31 @@ class Play:
     render: bool = False
     seed: int | None = None
     stochastic: bool = False  # play the policy that draws its actions at random
-    model: str = "model.safetensors"  # empty: none, the networks stay as the script makes them
+    model: str = MODEL  # empty: none, the networks stay as the script makes them
     # Gets args, policy, make_env, models and sample (see LoadedPolicy); plays nothing.
     take: Callable[..., None] | None = None
 
     def __call__(
-        self,
-        args: Any,
-        folder: RunFolder,
-        policy: Policy,
-        make_env: Callable[..., Any],
-        models: Mapping[str, Any],
-        opponents: Sequence[str] = (),
-        sample: Policy | None = None,
+        self, args: Any, run_dir: Path, policy: Policy, make_env: MakeEnv, models: Any, sample: Policy | None = None
     ) -> None:
-        """Hand over the loaded policies and their models, or evaluate one; film or show it on request. Where the script
-        names opponents, it plays against random actions."""
+        """Hand over the loaded policies and their models, or evaluate one; film or show it on request."""
         if self.take is not None:
             self.take(args, policy, make_env, models, sample)
             return
         policy = _required(sample) if self.stochastic else policy
         seed = args.seed if self.seed is None else self.seed
         seeds = [env_seed(seed, CONFIRM, 2**19 + i) for i in range(self.episodes)]
-        opponent = "random" if opponents else None
         with undisturbed():
             if self.render:
                 env = open_game(make_env, args.env_id, "human")
-                returns = np.array(watch(env, policy, seeds, opponent))
+                returns = np.concatenate([play_episodes([env], policy, [each])[0] for each in seeds])
                 env.close()
             else:
-                envs = open_games(make_env, args.env_id, len(seeds))
-                returns = play_scores(envs, policy, seeds, opponent)[0][SCORE]
-            who, kind = " against random actions" if opponent else "", "stochastic" if self.stochastic else "greedy"
+                returns, _ = play_episodes(open_games(make_env, args.env_id, len(seeds)), policy, seeds)
             mean, std, low, high = scores(returns.mean(), returns.std(), returns.min(), returns.max())
-            who = f"{len(seeds)} {kind} episodes{who}"
+            who = f"{len(seeds)} {'stochastic' if self.stochastic else 'greedy'} episodes"
             print(f"{plain(args.env_id)}: {mean} ± {std} over {who}, from {low} to {high}")
-            if self.video and (path := film_to(folder, "play.mp4", seeds[0], policy, make_env, args.env_id, opponent)):
+            if self.video and (path := film_to(run_dir, "play.mp4", seeds[0], policy, make_env, args.env_id)):
                 print(f"video {plain(str(path))}")
 
 
@@ -156,7 +144,7 @@ def load(
     states, `sys.argv` and settings of torch and JAX are afterwards as they were; nothing is printed. UsageError, with
     one sentence, where that cannot be done.
     """
-    return _load(run_dir, "model_last.safetensors" if last else "model.safetensors", trust_script, device)
+    return _load(run_dir, LAST_MODEL if last else MODEL, trust_script, device)
 
 
 def environment_of(run_dir: Path, trust_script: bool) -> Any:
@@ -170,7 +158,7 @@ def _load(run_dir: str | os.PathLike[str], model: str, trust_script: bool, devic
         raise UsageError(not_trusted(copy))
     found: list[LoadedPolicy] = []
 
-    def take(args: Any, act: Policy, make_env: Callable[..., Any], models: Any, sample: Policy | None) -> None:
+    def take(args: Any, act: Policy, make_env: MakeEnv, models: Any, sample: Policy | None) -> None:
         score = score_of(Path(run_dir) / model) if model else None
         found.append(LoadedPolicy(args.env_id, replace(args), act, make_env, models, score, sample))
 
@@ -241,15 +229,11 @@ def script_of(run_dir: Path) -> tuple[Path, Path | None]:
     if not run_dir.is_dir():
         raise missing("run folder", run_dir)
     refuse_links(run_dir)
-    try:
-        config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{run_dir} is not a run folder: it has no config.json") from None
-    except (ValueError, OSError, RecursionError) as error:
-        raise UsageError(f"{run_dir / 'config.json'} cannot be read: {error}") from None
-    name = config.get("script") if isinstance(config, dict) else None
+    if not (config := config_of(run_dir)):
+        raise UsageError(f"{run_dir} is not a run folder: it has no {CONFIG} that can be read")
+    name = config.get("script")
     if not is_plain_name(name) or not name.endswith(".py"):
-        raise UsageError(f'{run_dir / "config.json"} must name the script that ran, as in "script": "ppo.py"')
+        raise UsageError(f'{run_dir / CONFIG} must name the script that ran, as in "script": "ppo.py"')
     if not (run_dir / name).is_file():
         raise UsageError(f"{run_dir} has lost its script {name}; without it the agent cannot be played")
     return run_dir / name, trusted(run_dir / name, config.get("script_path"))

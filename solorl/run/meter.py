@@ -1,4 +1,4 @@
-"""What a training counts: returns of episodes, means of what was learned, rows of metrics, seconds, and what is due."""
+"""What a training counts: loops, steps, returns of episodes, means of what was learned, rows of metrics, seconds."""
 
 import math
 import time
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from solorl.envs.returns import Teams, ended, named, rollout
+from solorl.errors import UsageError
 
 RETURN, LENGTH = "charts/episodic_return", "charts/episodic_length"
 
@@ -33,6 +34,9 @@ class Meter:
     """The counters of one training. It writes nothing: `take_rows` hands over what is to be written."""
 
     def __init__(self) -> None:
+        self.step = 0  # environment steps at the last call of log, evaluate or save
+        self.phase, self.iteration, self.is_last = -1, 0, False  # the number of the loop, and of its iteration
+        self.trained = False  # the last loop is over: all that was learned is saved
         self.teams: Teams | None = None  # of the environments, if they have several agents
         self.agents: list[str] = []  # their names
         self.returns: np.ndarray | None = None  # of the running episodes, (num_envs,) or (num_envs, num_agents)
@@ -46,12 +50,31 @@ class Meter:
         self._elapsed, self._resumed_at = 0.0, time.perf_counter()  # seconds of earlier sessions, start of this one
         self._paused = 0.0  # seconds spent on evaluation and saving since the last row
         self._last_row = (0, 0.0)  # its step and wall time
+        self._stopped = 0  # the loop in which the run that is resumed stopped
+
+    # ------------------------------------------------------------------ loops
+    def next_loop(self, start: int, num_iterations: int, last: bool, over: bool) -> range:
+        """The iterations of one more loop; none where the training is `over` or was resumed in a later loop. Training
+        time counts from the first loop on. UsageError where the script has other loops than it had."""
+        if self.phase < 0:
+            self._resumed_at = time.perf_counter()
+        self.phase += 1
+        if self.trained and not over:
+            raise UsageError("a loop came after the last one: those before it say last=False")
+        if last and self.phase < self._stopped:
+            raise UsageError("the run was started by another script, with another number of loops: start a new run")
+        if over or self.phase < self._stopped:
+            return range(0)
+        return range(start if self.phase == self._stopped else 0, num_iterations)
+
+    def reach(self, step: int) -> None:
+        """Note the step of a verb; UsageError where it is less than before."""
+        if step < self.step:
+            fell = f"global_step fell from {self.step:,} to {step:,}"
+            raise UsageError(f"{fell}: it must count on, also in a later loop and after --resume-changed")
+        self.step = step
 
     # ------------------------------------------------------------------ time
-    def start(self) -> None:
-        """Training time counts from now on."""
-        self._resumed_at = time.perf_counter()
-
     def wall_time(self) -> float:
         """Seconds of training so far, earlier sessions included."""
         return self._elapsed + time.perf_counter() - self._resumed_at
@@ -86,6 +109,11 @@ class Meter:
             row = {name: float(value) for name, value in values.items()} | {LENGTH: float(length)}
             self._recent.append(row[RETURN])
             self.add_row(global_step - (steps - 1 - t) * num_envs, row)
+
+    def episode(self, global_step: int, episodic_return: float, length: int) -> None:
+        """Count one whole episode, which ended at `global_step`."""
+        self._recent.append(episodic_return)
+        self.add_row(global_step, {RETURN: episodic_return, LENGTH: float(length)})
 
     def begin_episodes(self, indices: list[int] | None = None) -> None:
         """The episodes of these environments (default: of all) begin again."""
@@ -160,6 +188,9 @@ class Meter:
     def counters(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
         return {
+            "phase": self.phase,
+            "iteration": self.iteration + 1,
+            "step": self.step,
             "due": self._due,
             "wall_time": self.wall_time(),
             "returns": self.returns,
@@ -169,9 +200,10 @@ class Meter:
         }
 
     def resume(self, saved: Mapping[str, Any]) -> None:
-        """Continue from these counters, and from the step in them."""
+        """Continue from these counters."""
+        self.step, self.iteration, self._stopped = saved["step"], saved["iteration"] - 1, saved["phase"]
         self._due, self._elapsed = dict(saved["due"]), saved["wall_time"]
         self.returns, self.lengths = saved["returns"], saved["lengths"]
         self._recent.extend(saved["recent"])
         self._means = {name: tuple(pair) for name, pair in saved["learned"].items()}
-        self._last_row = (saved["step"], self._elapsed)
+        self._last_row = (self.step, self._elapsed)

@@ -1,6 +1,7 @@
 """What is to be seen of a run: films of episodes, and the learning curve."""
 
 import contextlib
+import errno
 import math
 import os
 import traceback
@@ -13,11 +14,10 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from solorl.envs.returns import of_game, teams_of
 from solorl.envs.spaces import batch_of_one
-from solorl.files import read_json, write_atomically
+from solorl.files import write_atomically
 from solorl.machine import no_display
-from solorl.run.evaluation import EPISODES, MAX_STEPS, SCORE, Policy, open_game, seats, stepwise
-from solorl.run.folder import RunFolder
-from solorl.runfolder import read_rows
+from solorl.run.evaluation import EPISODES, MAX_STEPS, SCORE, Policy, open_game, stepwise
+from solorl.runfolder import args_of, read_rows
 from solorl.terminal import warn
 
 NO_EGL = "MuJoCo draws without a display by EGL, which fails (on Debian: apt-get install libegl1 libgl1): "
@@ -41,7 +41,7 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     temporary = path.with_name(f".{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary.unlink(missing_ok=True)  # it may be a link
-    total, over, steps, act = 0.0, False, 0, stepwise(policy, 1, [seed])
+    total, over, steps, act = 0.0, False, 0, stepwise(policy, 1)
     space, action_space = env.observation_space, batch_space(env.action_space, 1)
     obs, info = env.reset(seed=seed)
     fps = env.metadata.get("render_fps") or 30
@@ -57,20 +57,17 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     return total
 
 
-def film_to(
-    folder: RunFolder, name: str, seed: int, policy: Policy, make_env: Any, env_id: str, opponent: Any = None
-) -> Path | None:
-    """Film one episode into a file in `videos`, against an opponent that of the first team's seat; returns its path,
-    or None, with a warning, where that fails."""
-    path = folder.path / "videos" / name
+def film_to(run_dir: Path, name: str, seed: int, policy: Policy, make_env: Any, env_id: str) -> Path | None:
+    """Film one episode into a file in `videos`; returns its path, or None, with a warning, where that fails."""
+    path = run_dir / "videos" / name
     if no_display():
         os.environ.setdefault("MUJOCO_GL", "egl")  # also where it is missing, so that the error names it
     try:
-        folder.require()
+        if not run_dir.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "the run folder is gone")
         env = open_game(make_env, env_id, "rgb_array")
         try:
-            shown = policy if opponent is None else next(iter(seats(policy, opponent, env).values()))
-            film(env, shown, seed, path)
+            film(env, policy, seed, path)
         finally:
             env.close()
     except Exception as error:  # no renderer, no codec, no space: a film is not worth a training
@@ -90,7 +87,7 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    from solorl.run.glyphs import legible
+    from solorl.glyphs import legible
 
     rows = []
     for row in read_rows(metrics)[0] if metrics.exists() else ():
@@ -132,6 +129,5 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
 
 def _degrees(run_dir: Path) -> float:
     """The episodes of one evaluation, as config.json says, less one; infinite where it does not say so."""
-    args = read_json(run_dir / "config.json").get("args")
-    count = args.get("eval_episodes") if isinstance(args, dict) else None
+    count = args_of(run_dir).get("eval_episodes")
     return count - 1 if isinstance(count, int) and count > 1 else math.inf

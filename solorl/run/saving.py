@@ -1,11 +1,9 @@
 """What a checkpoint of a run holds, and its models: brought back, looked through for NaN, and written."""
 
-import copy
-import functools
 import math
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,13 @@ import numpy as np
 
 from solorl.checkpoints import checkpoint, env_state
 from solorl.checkpoints.replay import ReplayLog, is_replay
-from solorl.checkpoints.safety import check_checkpoint, check_running_episodes
+from solorl.checkpoints.safety import check_running_episodes
 from solorl.compute.ranks import Ranks
-from solorl.envs.surroundings import random_states, set_random_states, undisturbed
+from solorl.envs.surroundings import random_states, set_random_states
 from solorl.errors import UsageError, fitting
-from solorl.files import near, read_json, write_atomically
+from solorl.files import near, write_atomically
 from solorl.run.meter import Diverged
+from solorl.runfolder import CHECKPOINTS, MODEL, checkpoints, status_of
 from solorl.terminal import warn
 
 
@@ -34,7 +33,6 @@ class Checkpoints:
         self.parts: dict[str, Any] = {}
         self.models: dict[str, Any] | None = None
         self.replays: dict[str, Any] = {}
-        self.selves: list[tuple[int, dict[str, Any]]] = []  # step and weights: the older self, a later one
         self.newest: int | None = None  # step of the newest checkpoint
         self.keep: int | None = None  # step of a checkpoint that stays although there are two newer ones
         self.until = math.inf  # step of the newest checkpoint that may be resumed
@@ -45,25 +43,25 @@ class Checkpoints:
     @property
     def folder(self) -> Path:
         """Where the checkpoints are."""
-        return self.run_dir / "checkpoint"
+        return self.run_dir / CHECKPOINTS
 
     def are_there(self) -> bool:
         """Whether there is a checkpoint on the disk, whole or damaged."""
-        return bool(checkpoint.checkpoints(self.folder))
+        return bool(checkpoints(self.run_dir))
 
     def name(self, parts: Mapping[str, Any], models: Mapping[str, Any] | None = None) -> None:
         """Say what a checkpoint must hold; environments begin to note how they came about."""
         self.replays = {name: part for name, part in parts.items() if is_replay(part)}
         self._logs = {name: ReplayLog(self.run_dir / "replay" / name) for name in self.replays}
         self.models = None if models is None else dict(models)
-        self.update(parts)
+        self.parts = {name: part for name, part in parts.items() if name not in self.replays}
         for part in self.parts.values():
             if env_state.is_vector_env(part):
                 env_state.record(part)
 
-    def update(self, parts: Mapping[str, Any]) -> None:
-        """Other objects take the place of some parts."""
-        self.parts |= {name: part for name, part in parts.items() if name not in self.replays}
+    def replay_bytes(self) -> int:
+        """The size of all replay buffers."""
+        return sum(array.nbytes for replay in self.replays.values() for array in replay.arrays.values())
 
     def open(self, run_dir: Path) -> None:
         """Write there from now on; checkpoints newer than the one that is resumed are deleted."""
@@ -80,16 +78,10 @@ class Checkpoints:
         if tree is None:
             return []
         where = f"the checkpoint in {near(self.run_dir)}"
-        with fitting(where), undisturbed():
-            check_checkpoint(tree)
+        with fitting(where):
             self._take_those_of_rank(tree)
-            set_random_states(tree["random"])
-        self.resumed, self._random = tree["run"], tree["random"]
-        with fitting("the older self in the checkpoint"):
-            older, newer = tree.get("selves") or ((), ())
-            self.selves = [(int(step), dict(weights)) for step, weights in filter(None, (older, newer))]
-            for _, weights in self.selves:
-                self._load_weights(weights)  # fits; those of `parts` come after them
+            self.resumed, self._random = tree["run"], tree["random"]
+            check_running_episodes(self.resumed, num_envs, num_agents)
         for name, part in self.parts.items():
             if name not in tree["parts"]:
                 raise UsageError(f"{where} has no part named {name}")
@@ -97,8 +89,6 @@ class Checkpoints:
                 notes = checkpoint.restore(part, tree["parts"].pop(name))  # a restored part is not kept in memory
             for note in notes:
                 warn(note)
-        with fitting(where):
-            check_running_episodes(self.resumed, num_envs, num_agents)
         self._resume_replays(tree["replay"])
         self.newest = self.resumed["step"]
         return [i for envs in filter(env_state.is_vector_env, self.parts.values()) for i in env_state.restarted(envs)]
@@ -117,6 +107,22 @@ class Checkpoints:
             own = others[self.ranks.rank - 1]
             tree["random"], tree["parts"] = own["random"], tree["parts"] | own["parts"]
 
+    def same_in_all_ranks(self, start: int, restarted: list[int], num_envs: int) -> list[int]:
+        """Let modules begin with the values that they have in rank 0. Returns the `restarted` environments of all
+        ranks, which have `num_envs` each. UsageError where the ranks do not fit together."""
+        if self.ranks.world_size == 1:
+            return restarted
+        if self.replays:
+            raise UsageError("replay buffers are not supported with several ranks")
+        found = self.ranks.everyone((start, restarted))
+        starts = [at for at, _ in found]
+        if len(set(starts)) > 1:
+            raise UsageError(f"the ranks do not see the same run folder: they start from {starts}")
+        for part in self.parts.values():
+            if hasattr(part, "named_parameters"):
+                self.ranks.copy_from_first(part)
+        return [rank * num_envs + i for rank, (_, own) in enumerate(found) for i in own]
+
     def _load(self) -> dict[str, Any] | None:
         """The newest whole checkpoint, None where there is none yet. UsageError where all are damaged or gone."""
         tree, notes = checkpoint.load_checkpoint(self.folder, self.until)
@@ -124,25 +130,14 @@ class Checkpoints:
             raise UsageError(
                 f"no checkpoint in {near(self.run_dir)} is whole ({'; '.join(notes)}); the run is left as it is"
             )
-        if tree is None and self.until != 0 and (sign := self._had_one()):
-            what = "diverged before its first" if sign.startswith("its status is diverged") else "lost its"
-            raise UsageError(
-                f"{near(self.run_dir)} has {what} checkpoint ({sign}) and is left as it is; start a new run instead"
-            )
+        said = status_of(self.run_dir) if tree is None and self.until != 0 else {}
+        newest, status = said.get("checkpoint"), said.get("status", "running")
+        if newest is not None or status not in ("running", "failed"):  # else killed before its first checkpoint
+            lost = f"has lost its checkpoint (its status is {status}, its newest step {newest})"
+            raise UsageError(f"{near(self.run_dir)} {lost} and is left as it is; start a new run instead")
         for note in notes:
             warn(f"{note}; continuing from the checkpoint before it")
         return tree
-
-    def _had_one(self) -> str:
-        """What shows that the run in this folder, which has no checkpoint, was not killed before its first one; else
-        an empty string: what such a run has left, the same seed makes again."""
-        record = read_json(self.run_dir / "status.json")
-        if record.get("checkpoint") is not None:
-            return f"it had one of step {record['checkpoint']}"
-        if record.get("status", "running") not in ("running", "failed"):
-            return f"its status is {record['status']}"
-        name = "model_last.safetensors"
-        return f"there is a {name}" if (self.run_dir / name).exists() else ""
 
     def _resume_replays(self, saved: Mapping[str, Any]) -> None:
         for name, part in self.replays.items():
@@ -157,7 +152,8 @@ class Checkpoints:
     def resume_random(self) -> None:
         """Bring the global random generators into the state of the checkpoint that is resumed, if there is one."""
         if self._random:
-            set_random_states(self._random)
+            with fitting(f"the checkpoint in {near(self.run_dir)}"):
+                set_random_states(self._random)
 
     # ------------------------------------------------------------------ writing
     def check_finite(self) -> None:
@@ -190,8 +186,6 @@ class Checkpoints:
         }
         if others:
             tree["ranks"] = list(others)
-        if self.selves:
-            tree["selves"] = self.selves
         checkpoint.save_checkpoint(self.folder, step, tree, self.keep)
         for log in self._logs.values():
             log.forget()
@@ -216,34 +210,6 @@ class Checkpoints:
             return self.models
         return {name: part for name, part in self.parts.items() if hasattr(part, "named_parameters")}
 
-    def remember(self, step: int) -> None:
-        """Keep copies of the models for `older`. There are two: once `step` is twice that of the second copy, that one
-        becomes the older self, and the models as they are now the second copy."""
-        if not self.selves or step >= 2 * self.selves[1][0]:
-            now = (step, {name: copy.deepcopy(dict(model.state_dict())) for name, model in self._models().items()})
-            self.selves = [*(self.selves or [now, now])[1:], now]
-
-    def older(self, policy: Callable[..., Any]) -> Callable[..., Any]:
-        """A policy with the weights of the older self. The models have them while it acts, and afterwards their own."""
-        weights = self.selves[0][1]
-        if hasattr(policy, "with_weights"):  # in JAX it is a function of its model
-            return policy.with_weights(*weights.values())
-
-        @functools.wraps(policy)
-        def act(*inputs: Any, **named: Any) -> Any:
-            own = {name: copy.deepcopy(dict(model.state_dict())) for name, model in self._models().items()}
-            self._load_weights(weights)
-            try:
-                return policy(*inputs, **named)
-            finally:
-                self._load_weights(own)
-
-        return act
-
-    def _load_weights(self, weights: Mapping[str, Any]) -> None:
-        for name, model in self._models().items():
-            model.load_state_dict(weights[name])
-
     def save_model(self, name: str, about: Mapping[str, str]) -> None:
         """Write the models into one file, keys prefixed by the part's name, with metadata. Raises OSError."""
         arrays: dict[str, np.ndarray] = {}
@@ -263,7 +229,7 @@ class Checkpoints:
             with safe_open(path, "numpy") as file:
                 without = (file.metadata() or {}).get("without", "").split()  # parts that do not act, as in zoo/
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:  # the last: types NumPy has not
-            when = "with its first evaluation" if name == "model.safetensors" else "at its end"
+            when = "with its first evaluation" if name == MODEL else "at its end"
             raise UsageError(f"{path} cannot be read ({error}); the run writes it {when}") from None
         torch = sys.modules.get("torch")
         for part, model in self._models().items():

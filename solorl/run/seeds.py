@@ -1,7 +1,7 @@
 """The verbs of `Run` for JAX: one process trains the seeds seed, seed + 1, ..., each with a run folder of its own.
 
     require, resume, compile, loop, episodes, log, evaluate, save, close
-    dataset, vector_env: for scripts that learn from recorded transitions
+    keep: another run, such as a teacher; dataset, vector_env: for scripts that learn from recorded transitions
 
 What the training of a seed is at any moment stands in one pytree. The host meets it between chunks of iterations
 only: a chunk is one call of compiled code. On the CPU every seed is trained by the same code as when it is alone, one
@@ -11,11 +11,10 @@ in which floating-point numbers are added. So they are on other devices, where o
 """
 
 import functools
-import json
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,16 +27,17 @@ from solorl.checkpoints.replay_jax import replays_of, with_own_buffers, without_
 from solorl.compute import xla
 from solorl.compute.device import device_words
 from solorl.envs.open import open_envs
-from solorl.errors import quit_with
-from solorl.files import near, write_atomically
+from solorl.errors import in_one_sentence, quit_with
+from solorl.files import near
 from solorl.machine import own_cores
-from solorl.run.course import DIVERGED
-from solorl.run.group import arguments_of, choose_checkpoints
-from solorl.run.products import UNSAVED
+from solorl.run.ending import Voice
+from solorl.run.evaluation import Also, MakeEnv
+from solorl.run.group import TOGETHER, arguments_of, choose_checkpoints, note_group
+from solorl.run.output import UNSAVED
 from solorl.run.summary import how_to_go_on
 from solorl.run.trainings import Part, PolicyOfSeed, Trainings
 from solorl.run.verbs import Run
-from solorl.terminal import Progress, paint, say, scores, warn, wiped
+from solorl.terminal import Progress, paint, scores, warn
 
 WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they change nothing
     "compile": "these files are always compiled",
@@ -58,7 +58,10 @@ class Runs:
         xla.choose_device(args.device if args.cuda or args.device != "auto" else "cpu")
         xla.keep_compiled_code(self.threads)
         device = jnp.zeros(()).device  # that of new arrays
-        self.runs = [Run(each, device=device, quiet=self.num_seeds > 1) for each in arguments_of(args, self.threads)]
+        with in_one_sentence():
+            arguments = arguments_of(args, self.threads)
+        self.runs = [Run(each, device=device, quiet=self.num_seeds > 1) for each in arguments]
+        self.say = Voice()
         self.play = self.runs[0].play
         self._model = ""  # the field of a training that `act` needs
         self.side_by_side = self.num_seeds > 1 and not xla.is_cpu(self.runs[0].device)  # vmap
@@ -69,7 +72,7 @@ class Runs:
         self._code: Any = None  # with which a seed has ended that did not come to its end
         self._common: int | None = None  # step of the newest checkpoint that all active seeds have
         self._acts: dict[Any, Any] = {}
-        self._made: tuple[Any, Any, Sequence[str]] = (None, None, ())  # what `evaluate` got
+        self._made: tuple[Any, Any] = (None, None)  # the policy and `make_env` that `evaluate` got
         self._waiting: list[int] = []  # seeds that have ended before there was a policy to close them with
         self._before: dict[int, Any] = {}  # as in `Run`
 
@@ -82,12 +85,16 @@ class Runs:
         """See `Run.require_spaces`."""
         self.runs[0].require_spaces(envs, obs, action)
 
+    def iterations(self, steps: int, minibatches: int | None = None, batch: int | None = None) -> int:
+        """See `Run.iterations`."""
+        return self.runs[0].iterations(steps, minibatches, batch)
+
     def open_envs(self, env_id: str, num_envs: int) -> Any:
         """Environments for training: in JAX if there are any of this kind, else in EnvPool."""
         self._envs = open_envs(env_id, num_envs, num_threads=max(1, len(own_cores()) // self.num_seeds))
         return self._envs
 
-    def vector_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
+    def vector_env(self, make_env: MakeEnv, env_id: str, num_envs: int) -> Any:
         """See `Run.vector_env`; for the spaces only, for compiled code cannot step them."""
         return self.runs[0].vector_env(make_env, env_id, num_envs)
 
@@ -95,12 +102,12 @@ class Runs:
         """See `Run.dataset`; all seeds have the same one."""
         return self.runs[0].dataset(folders, envs)
 
-    def teacher(self, address: str, envs: Any, part: str, trust_script: bool = False) -> Any:
-        """See `Run.teacher`; all seeds have the same one."""
-        policy = self.runs[0].teacher(address, envs, part, trust_script)
+    def keep(self, address: str) -> Path:
+        """See `Run.keep`; all seeds have the same one."""
+        folder = self.runs[0].keep(address)
         for run in self.runs[1:]:
-            run.taught = self.runs[0].taught
-        return policy
+            run.folder.kept = self.runs[0].folder.kept
+        return folder
 
     def resume(self, begin: Callable[[Any], Any], model: str, envs: Sequence[str] = ()) -> tuple[Any, int]:
         """Begin the training of each seed: `begin` maps the key of a seed to a NamedTuple of all that will change; a
@@ -130,8 +137,8 @@ class Runs:
             for run in self.runs:
                 run.meter.teams, run.meter.agents = teams, list(self._envs.agents)
         if self.args.resume and self.num_seeds > 1:
-            self._active, self._common, diverged = choose_checkpoints(self.runs, self._say)
-            self._code = DIVERGED if diverged else None
+            with in_one_sentence():
+                self._active, self._common = choose_checkpoints(self.runs, self.say)
         self._model, starts = model, []
         for i in self._active:
             run = self.runs[i]
@@ -151,14 +158,13 @@ class Runs:
             warn(f"the environments of {self.args.env_id} cannot be saved, so their running episodes start again")  # type: ignore[attr-defined]
         if self.num_seeds > 1 and not self.play:
             names = [run.dir.name for run in self.runs]
-            for run in active:
-                write_atomically(run.dir / "together.json", json.dumps(names).encode())
-            self._say(f"run folders {names[0]} to {names[-1]} in {near(self.runs[0].dir.parent)}")
+            note_group(active, names)
+            self.say(f"run folders {names[0]} to {names[-1]} in {near(self.runs[0].dir.parent)}")
             if self._common is not None:
-                self._say(f"resumed at step {self._common:,} (iteration {starts[0]})")
+                self.say(f"resumed at step {self._common:,} (iteration {starts[0]})")
             elif self.args.resume:
-                self._say("not all seeds have a checkpoint yet: starting from the beginning")
-            self._say(device_words(self.runs[0].device, self.threads))
+                self.say("not all seeds have a checkpoint yet: starting from the beginning")
+            self.say(device_words(self.runs[0].device, self.threads))
         if self.side_by_side and not self.play:
             self.trainings.stack()
         return self.trainings.all(), starts[0]
@@ -180,7 +186,7 @@ class Runs:
         def compiled() -> Callable[[range, Sequence[int]], Any]:
             began = time.perf_counter()
             train = self.trainings.train(iteration, chunk, *shared)
-            self._say(f"compiled in {time.perf_counter() - began:.1f} s")
+            self.say(f"compiled in {time.perf_counter() - began:.1f} s")
             return train
 
         def train(training: Any, iterations: range) -> Any:
@@ -194,14 +200,14 @@ class Runs:
         """Chunks of iterations from `start` on, as ranges, so that evaluations and checkpoints are due at their ends.
         `batch_size` is the number of environment steps of one iteration. Ends early, and may be followed by other loops
         unless it is the `last` one, as `Run.loop`."""
-        found = [self.runs[i].iterations(start, num_iterations, last) for i in self._active]
+        found = [self.runs[i].next_loop(start, num_iterations, last) for i in self._active]
         iterations = max(found, key=len, default=range(0))
         start, stop = iterations.start, iterations.stop
         begun = max(run.step for run in self.runs) - start * batch_size  # environment steps before this loop
         if not self._before and not self.play:
             self._start()
         if self.num_seeds == 1 and start < stop:
-            (self.runs[0].dir / "together.json").unlink(missing_ok=True)  # from now on it is trained alone
+            (self.runs[0].dir / TOGETHER).unlink(missing_ok=True)  # from now on it is trained alone
         try:
             while start < stop and self._active:
                 end = stop
@@ -209,16 +215,16 @@ class Runs:
                     due = ((begun + start * batch_size) // every + 1) * every  # the next step at which one is due
                     end = min(end, -(-(due - begun) // batch_size))
                 for i in self._active:
-                    self.runs[i].iteration, self.runs[i].is_last = end - 1, last and end == stop
+                    self.runs[i].meter.iteration, self.runs[i].meter.is_last = end - 1, last and end == stop
                 yield range(start, end)
-                if all(self.runs[i].ending == "signal" for i in self._active):  # else it came between two saves
+                if all(self.runs[i].ending.why == "signal" for i in self._active):  # else it came between two saves
                     break
                 start = end
         except BaseException:
             signals.restore(self._before)
             raise
         for run in self.runs:
-            run.trained = last or run.ending != ""
+            run.meter.trained = last or run.ending.why != ""
 
     def _start(self) -> None:
         """What the first loop begins with."""
@@ -228,8 +234,6 @@ class Runs:
             ):
                 flag = name.replace("_", "-")
                 warn(f"--{'no-' if getattr(RunArgs, name) else ''}{flag} changes nothing here: {reason}")
-        for run in self.runs:
-            run.meter.start()
         self._before = signals.listen(self._on_signal)  # XLA must not be interrupted
 
     def episodes(self, global_step: int, reward: Any, done: Any, per_agent: bool = False) -> None:
@@ -253,57 +257,50 @@ class Runs:
         if self.num_seeds > 1 and self._line.is_due():
             self._progress(global_step)
 
-    def evaluate(
-        self, global_step: int, act: Callable[..., Any], make_env: Callable[..., Any], opponents: Sequence[str] = ()
-    ) -> None:
+    def evaluate(self, global_step: int, act: Callable[..., Any], make_env: MakeEnv, also: Also = None) -> None:
         """See `Run.evaluate`; the policy of a seed is `act(model, obs)`, compiled here, with the field `model`. Memory,
         masks and agents are as in torch: `act(model, obs, state, first, action_mask)`."""
-        self._made = (act, make_env, opponents)
-        self._each(self._alone(lambda i, run: run.evaluate(global_step, self._policy(act, i), make_env, opponents)))
+        self._made = (act, make_env)
+        self._each(lambda i, run: run.evaluate(global_step, self._policy(act, i), make_env, also), paused=True)
         self._say_evaluations(f"step {global_step:>10,}", global_step)
 
     def save(self, global_step: int, training: Any) -> None:
         """See `Run.save`. A seed that has reached `--target-return` is closed; the others continue."""
         self.trainings.take(training)
-        alone = self._alone(lambda i, run: run.save(global_step))
 
         def save(i: int, run: Run) -> None:
             run.checkpoints.keep = self._common  # where another seed cannot write, as on a full disk
-            alone(i, run)
-            if run.ending not in ("", "signal"):
-                if self._made[0] is None:
+            run.save(global_step)
+            if run.ending.why not in ("", "signal"):
+                act, make_env = self._made
+                if act is None:
                     self._waiting.append(i)
                 else:
-                    run.close(self._policy(self._made[0], i), *self._made[1:])
+                    run.close(self._policy(act, i), make_env)
                 self._active.remove(i)
 
-        self._each(save)
+        self._each(save, paused=True)
         if self._active and all(self.runs[i].checkpoints.newest == global_step for i in self._active):
             self._common = global_step
 
-    def close(
-        self, act: Callable[..., Any], make_env: Callable[..., Any], opponents: Sequence[str] = (), sample: Any = None
-    ) -> None:
+    def close(self, act: Callable[..., Any], make_env: MakeEnv, sample: Any = None) -> None:
         """See `Run.close`. `sample(model, obs, key)` is a policy with a parameter `key` more than `act`."""
         try:
-            self._close(act, make_env, opponents, sample)
+            for i in (*self._waiting, *self._active):
+                try:
+                    drawn = None if sample is None else self._policy(sample, i)
+                    self.runs[i].close(self._policy(act, i), make_env, drawn)
+                except SystemExit as end:
+                    self._code = UNSAVED if self._code == UNSAVED else end.code
+            if not self.play:
+                self._say_evaluations("in the end:    ")
+                if self._code != UNSAVED:
+                    self._say_where()
+            if self._code is not None:
+                raise SystemExit(self._code)
         finally:
-            if not self.runs[0].signal or signals.in_a_shell():
+            if not self.runs[0].ending.signal or signals.in_a_shell():
                 signals.restore(self._before)
-
-    def _close(self, act: Callable[..., Any], make_env: Callable[..., Any], opponents: Any, sample: Any) -> None:
-        for i in (*self._waiting, *self._active):
-            try:
-                drawn = None if sample is None else self._policy(sample, i)
-                self.runs[i].close(self._policy(act, i), make_env, opponents, drawn)
-            except SystemExit as end:
-                self._code = UNSAVED if self._code == UNSAVED else end.code
-        if not self.play:
-            self._say_evaluations("in the end:    ")
-            if self._code != UNSAVED:
-                self._say_where()
-        if self._code is not None:
-            raise SystemExit(self._code)
 
     # ------------------------------------------------------------------ parts of the verbs
     def _end(self, index: int, code: Any) -> None:
@@ -320,37 +317,27 @@ class Runs:
         model = functools.cache(lambda: self.trainings.of(index, self._model))  # only where it acts
         return PolicyOfSeed(act, self._acts[act], model)
 
-    def _each(self, verb: Callable[[int, Run], None]) -> None:
-        """Call a verb for each seed that continues. One that diverges ends; the others continue, if there are any."""
+    def _each(self, verb: Callable[[int, Run], None], paused: bool = False) -> None:
+        """Call a verb for each seed that continues. One that diverges ends; the others continue, if there are any. If
+        `paused`, the time that it takes is not training time of the others."""
         for i in list(self._active):
+            began = time.perf_counter()
             try:
                 verb(i, self.runs[i])
             except SystemExit as end:
                 self._end(i, end.code)
-
-    def _alone(self, verb: Callable[[int, Run], None]) -> Callable[[int, Run], None]:
-        """The verb of one seed; the time it takes is not training time of the others."""
-
-        def timed(index: int, run: Run) -> None:
-            began = time.perf_counter()
-            verb(index, run)
-            for other in self._active:
-                if other != index:
-                    self.runs[other].meter.pause(time.perf_counter() - began)
-
-        return timed
+            for other in self._active if paused else ():
+                self.runs[other].meter.pause((other != i) * (time.perf_counter() - began))
 
     def _on_signal(self, number: int, frame: Any) -> None:
         for run in self.runs[1:]:
-            if run.signal:
-                run.abandon("stopped" if run.trained else "failed")
-            run.signal = number
-        self.runs[0].quiet = False  # it speaks for all
-        self.runs[0].hear(number, frame)
-        self.runs[0].quiet = self.num_seeds > 1
-
-    def _say(self, text: str) -> None:
-        say(wiped(text, sys.stdout), sys.stdout)
+            if run.ending.signal:
+                run.ending.abandon("stopped" if run.meter.trained else "failed")
+            run.ending.signal = number
+        first = self.runs[0]
+        first.say.quiet = False  # it speaks for all
+        first.ending.hear(number, frame)
+        first.say.quiet = self.num_seeds > 1
 
     def _progress(self, global_step: int) -> None:
         """One line for several seeds: means over those that have a number."""
@@ -363,17 +350,17 @@ class Runs:
     def _say_where(self) -> None:
         """For several seeds: how to continue where a signal has ended them, else where everything is."""
         first, folders = self.runs[0], [run.dir for run in self.runs]
-        stopped = [run for run in self.runs if run.ending == "signal"]
+        stopped = [run for run in self.runs if run.ending.why == "signal"]
         if self.num_seeds > 1 and len(stopped) == self.num_seeds:
-            self._say(
+            self.say(
                 f"saved at step {first.step:,}; {how_to_go_on(first.script, first.dir)} --num-seeds {self.num_seeds}"
             )
         elif self.num_seeds > 1 and stopped:  # the others have ended before
             for run in stopped:
-                self._say(f"saved at step {run.step:,}; {how_to_go_on(run.script, run.dir)}")
+                self.say(f"saved at step {run.step:,}; {how_to_go_on(run.script, run.dir)}")
         elif self.num_seeds > 1:
             play = f"solo play {shlex.quote(str(folders[0]))}"
-            self._say(f"curves and models in {folders[0]} to {folders[-1].name}; play one: {play}")
+            self.say(f"curves and models in {folders[0]} to {folders[-1].name}; play one: {play}")
 
     def _say_evaluations(self, when: str, step: int | None = None) -> None:
         """One line for the evaluations of several seeds: those at `step`, or the last ones."""
@@ -381,4 +368,4 @@ class Runs:
         means = [mean for at, mean in found if (step is None and at >= 0) or at == step]
         if self.num_seeds > 1 and means:
             mean, *ends = scores(float(np.mean(means)), min(means), max(means))
-            self._say(paint(f"{when}  evaluation {mean}, from {' to '.join(ends)}, {len(means)} seeds", "cyan"))
+            self.say(paint(f"{when}  evaluation {mean}, from {' to '.join(ends)}, {len(means)} seeds", "cyan"))

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from solorl.files import near
+from solorl.runfolder import MODEL, PICTURE
 from solorl.scripts import as_typed
 from solorl.terminal import duration, paint
 
@@ -19,7 +20,7 @@ def how_to_go_on(script: Path, run_dir: Path, world_size: int = 1) -> str:
 def summary(run_dir: Path, step: int, seconds: float, evaluation: str, save_model: bool) -> list[str]:
     """Lines that say how the training went and where its curve, video and model are."""
     videos = sorted((run_dir / "videos").glob("*.mp4"), key=lambda path: path.stat().st_mtime)
-    curve, model = run_dir / "learning_curve.png", run_dir / "model.safetensors"
+    curve, model = run_dir / PICTURE, run_dir / MODEL
     facts = {
         "trained": f"{step:,} steps in {duration(seconds)}",
         "evaluation": evaluation,

@@ -168,8 +168,10 @@ class Safe:
             self._try(self._tracker.close)
 
 
-def check_wandb() -> None:
+def check_wandb(args: RunArgs) -> None:
     """UsageError where `--track` cannot work; a folder named `wandb` is not the package."""
+    if not args.track:
+        return
     spec = importlib.util.find_spec("wandb")
     if spec is None or spec.origin is None:
         raise UsageError(f"{needs_extra('--track', 'wandb')}; --no-track trains without")

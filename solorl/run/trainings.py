@@ -193,9 +193,3 @@ class PolicyOfSeed:
             return as_arrays(result)
         action, state = result
         return as_arrays(action), state
-
-    def with_weights(self, arrays: Mapping[str, Any]) -> "PolicyOfSeed":
-        """The same policy with another model, given as name -> array."""
-        model = self.model()
-        other = jax.tree.unflatten(jax.tree.structure(model), [arrays[name] for name in names_of(model)])
-        return dataclasses.replace(self, model=lambda: other)

@@ -1,19 +1,22 @@
 """`--upload-model`: what it needs, and handing a finished run to `solo push`; other verbs called from a training."""
 
-import re
+import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from solorl.args.arguments import RunArgs
 from solorl.errors import UsageError, needs_extra
+from solorl.files import near
 from solorl.machine import command_of
+from solorl.terminal import warn
 
 
 def check_upload(args: RunArgs) -> None:
     """UsageError where `--upload-model` cannot work: it is better known before the training than after it."""
     without = "--no-upload-model trains without"
+    if not args.upload_model:
+        return
     try:
         from huggingface_hub import get_token
     except ImportError:
@@ -24,19 +27,13 @@ def check_upload(args: RunArgs) -> None:
         raise UsageError(f"--upload-model needs a token: run `hf auth login`, or set HF_TOKEN; {without}")
 
 
-def repo_name(args: Mapping[str, Any], algorithm: str) -> str:
-    """The name of a run's repository, as CleanRL has it: ENVIRONMENT-EXPERIMENT-seedN."""
-    env_id = str(args.get("env_id", "run")).rpartition(":")[2]
-    name = f"{env_id}-{args.get('exp_name') or algorithm}-seed{args.get('seed')}"
-    name = re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)
-    return re.sub(r"[.-]{2,}", "-", name).strip("-.")[:90]  # the hub allows neither -- nor ..
-
-
-def upload(run_dir: Path, script: Path, args: RunArgs) -> tuple[bool, str]:
-    """Push the run folder. Returns whether that has succeeded, and the address of the commit or the reason why not."""
-    name = repo_name(vars(args), script.stem)
-    repo = f"{args.hf_entity}/{name}" if args.hf_entity else name
-    return solo("push", str(run_dir), repo)
+def upload(run_dir: Path, args: RunArgs, say: Callable[[str], None]) -> None:
+    """Publish the run; where that fails, one warning says so, and the run is what it would be without."""
+    done, said = solo("push", str(run_dir), f"{args.hf_entity}/" if args.hf_entity else "")
+    if done:
+        say(said)
+    else:
+        warn(f"the model was not uploaded: {said}; `solo push {shlex.quote(near(run_dir))}` does it later")
 
 
 def solo(*words: str) -> tuple[bool, str]:

@@ -1,153 +1,160 @@
 """Everything a training script needs that is not the algorithm, behind a few verbs.
 
-    require, vector_env, multi_agent_env, compile, fast, gradient_step, resume, reset, loop, episodes, gather, learned,
-        log, evaluate, save, close
-    teacher: the trained policy of another run; dataset: the transitions that other runs have recorded
+    require, require_spaces, iterations, vector_env, multi_agent_env, compile, fast, gradient_step, resume, reset, loop,
+        episodes, episode, gather, learned, log, evaluate, save, close
+    keep: another run, such as a teacher; dataset: the transitions that other runs have recorded
     place, share, first, answers: objects in other processes, for scripts that play and learn side by side;
         evaluation_seeds, where one of them evaluates
 
-No verb changes what is learned. This module knows no algorithm, no network and no loss. The rest is done by parts
-that work without a run: `folder`, `meter`, `checkpoints`, `evaluator`. They raise; only the verbs end a run.
+No verb changes what is learned. The rest is done by parts that work without a run: `folder`, `meter`, `checkpoints`,
+`evaluator`, `ending`, `output`. They raise UsageError; the verbs make one sentence of it, with exit code 2.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
-from solorl import signals
+from solorl import memory
+from solorl.args.arguments import RunArgs, script_path
 from solorl.checkpoints import env_state
-from solorl.compute.device import EVALUATE, TRAIN, env_seed
+from solorl.compute.device import EVALUATE, choose_device, device_words, seed_all
+from solorl.compute.processes import Processes
+from solorl.compute.ranks import Ranks, from_environment, local_rank
 from solorl.data.dataset import Dataset, open_datasets
-from solorl.envs import openers
-from solorl.envs.guest import hosted, refuse_statistics, try_out
-from solorl.envs.ids import is_atari
+from solorl.envs.guest import refuse_statistics
 from solorl.envs.returns import teams_of
-from solorl.envs.spaces import action_kind, flattens, obs_kind
-from solorl.envs.surroundings import undisturbed
 from solorl.envs.vector import VectorEnvs
-from solorl.envs.workers import in_workers
-from solorl.errors import in_one_sentence, missing_extra, quit_with
-from solorl.run.course import require
-from solorl.run.evaluation import Policy
-from solorl.run.products import Products
-from solorl.run.teacher import Teacher
-from solorl.scripts import file_for, use_instead
-from solorl.terminal import warn
+from solorl.envs.workers import InWorkers
+from solorl.errors import UsageError, fitting, in_one_sentence, missing_extra, quit_with
+from solorl.files import near
+from solorl.run.ending import Ending, Voice
+from solorl.run.environments import Opened, check_spaces, count_iterations, first_observations
+from solorl.run.evaluation import Also, Evaluator, MakeEnv, Policy
+from solorl.run.folder import RunFolder, new_path
+from solorl.run.load import play_wanted
+from solorl.run.meter import Meter
+from solorl.run.output import Output
+from solorl.run.saving import Checkpoints
+from solorl.run.trackers import check_wandb
+from solorl.run.upload import check_upload
+from solorl.runfolder import MODEL
+from solorl.terminal import Progress, warn
 
 
-class Run(Products):
+class Run:
     """One training: its seeds, device, run folder, metrics, checkpoints, evaluations and how it ends.
 
-    `device` is that of a framework other than torch; a `quiet` run says its errors only, because another one in this
-    process speaks for it. A script that says `parallel` can be trained by several processes, started by torchrun or
-    `solo train ... --nproc N`: `rank` of `world_size`. All have the same random numbers, environments of their own and
-    the same modules; rank 0 alone speaks, evaluates and has the run folder.
+    `device` is that of a framework other than torch; a `quiet` run says its errors only. A script that says `parallel`
+    can be trained by several processes, `rank` of `world_size`, with the same random numbers and modules, and with
+    environments of their own; rank 0 alone speaks, evaluates and has the run folder.
     """
 
-    _masks = _reads_masks = False  # whether the environment gives masks, and the script reads them
+    def __init__(self, args: RunArgs, *, parallel: bool = False, device: Any = None, quiet: bool = False):
+        self.args, self.script = args, script_path().absolute()  # an environment may change the current folder
+        self.play = play_wanted()  # no training, only this
+        with in_one_sentence():
+            self.rank, self.world_size = (0, 1) if self.play else from_environment()
+            if self.world_size > 1 and not parallel:
+                what = f"{self.script.name} trains in one process, but WORLD_SIZE is {self.world_size}"
+                raise UsageError(f"{what}; start it without torchrun and without --nproc")
+            index = local_rank() if self.world_size > 1 else None
+            self.device = choose_device(args, index) if device is None else device
+            if not self.play:
+                check_wandb(args)
+                check_upload(args)
+        seed_all(args)
+        self.env_id = str(getattr(args, "env_id", "the environment"))
+        self.say = Voice(quiet or self.rank > 0)
+        self.ranks, self.processes = Ranks(self.rank, self.world_size), Processes(self.say)
+        self.folder = RunFolder((Path(args.resume) if args.resume else new_path(args, self.script)).absolute())
+        self.meter, self.evaluator = Meter(), Evaluator(args)
+        self.checkpoints = Checkpoints(self.folder.path, self.ranks)
+        self.ending = Ending(self.folder, self.meter, self.evaluator, self.checkpoints, self.ranks, self.say)
+        self.output = Output(args, self.script, self.folder, self.checkpoints, self.ending)
+        self.opened = Opened(self.script, 0 if self.play else args.env_workers)
+        self.restarted: list[int] = []  # environments whose episodes `resume` could not continue and started again
+        self._line = Progress()
+        if self.world_size > 1:
+            with in_one_sentence():
+                self.ranks.open(self.device, self.ending.lost)  # from now on it may be called
+
+    @property
+    def dir(self) -> Path:
+        """The run folder."""
+        return self.folder.path
+
+    @property
+    def step(self) -> int:
+        """Environment steps at the last call of log, evaluate or save."""
+        return self.meter.step
 
     # ------------------------------------------------------------------ verbs, in the order of a script
     def require(self, condition: Any, sentence: str) -> None:
         """End with `sentence` and exit code 2 unless `condition` holds. Nothing has been written before `resume`."""
-        require(condition, sentence)
+        if not condition:
+            quit_with(sentence)
 
+    @in_one_sentence()
     def require_spaces(self, envs: Any, obs: str, action: str) -> None:
         """End with one sentence and exit code 2 unless the spaces are of the kinds named.
 
         `obs` is "vector" (Box of numbers, of any shape except () and that of an image), "image" (Box of bytes with 3
-        dimensions), "dict" or "tuple"; `action` is "discrete", "continuous", "multidiscrete" or "tuple". Where `envs`
-        are games of several agents (`multi_agent_env`), those of one agent are meant. The sentence names the script
-        that fits, or the two nearest where there is none, from the headers of all files.
+        dimensions), "dict" or "tuple"; `action` is "discrete", "continuous", "bounded" (continuous, each entry with
+        finite bounds), "multidiscrete" or "tuple". Where `envs` are games of several agents (`multi_agent_env`), those
+        of one agent are meant. The sentence names the script that fits, or the two nearest where there is none.
         """
-        env_id = getattr(self.args, "env_id", "the environment")
-        games = teams_of(envs.envs[0] if isinstance(envs, gym.vector.SyncVectorEnv) else envs)
-        if games and not teams_of(envs):
-            use = use_instead(self.script, "several agents")
-            quit_with(f"{env_id} has several agents, but {self.script.name} takes one{use}")
-        kinds = "agent" if games else "single"
-        spaces = (getattr(envs, f"{kinds}_observation_space"), getattr(envs, f"{kinds}_action_space"))
-        found = (obs_kind(spaces[0]), action_kind(spaces[1]))
-        for what, wanted, kind in (("observations", obs, found[0]), ("actions", action, found[1])):
-            if kind != wanted:
-                use = file_for(self.script, *found, atari=found[0] == "image" and is_atari(env_id))
-                if wanted == "vector" and not use.startswith("; use") and flattens(spaces[0]):
-                    use += "; gymnasium.wrappers.FlattenObservation makes a vector of the observations"
-                quit_with(f"{env_id} has {kind} {what}, but {self.script.name} takes {wanted} {what}{use}")
-        with in_one_sentence():
-            refuse_statistics(envs, env_id)
-        if self._masks and not (games or self.play or self.quiet or self._reads_masks):
-            warn(f"{env_id} gives an action_mask, which {self.script.name} does not use")
+        check_spaces(self.script, self.env_id, envs, obs, action)
+        if self.opened.unread_mask and not (teams_of(envs) or self.play or self.say.quiet):
+            warn(f"{self.env_id} gives an action_mask, which {self.script.name} does not use")
 
-    def vector_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> VectorEnvs:
-        """`num_envs` environments `make_env(env_id)` side by side, which reset in the same step (see `VectorEnvs`): in
-        this process, with `--env-workers` in others (see `in_workers`). Each is a guest (see `Guest`); one more, which
-        is closed at once, shows mistakes in its own code."""
-        envs: VectorEnvs = self._side_by_side(VectorEnvs, make_env, env_id, num_envs)
+    @in_one_sentence()
+    def iterations(self, steps: int, minibatches: int | None = None, batch: int | None = None) -> int:
+        """How many iterations of `steps` environment steps `--total-timesteps` gives.
+
+        Ends with one sentence and exit code 2 where that is none; where the `minibatches` of `--num-minibatches` do not
+        divide the steps into parts of two or more; and where the replay buffer never holds a `batch` of `--batch-size`.
+        """
+        return count_iterations(self.args, steps, minibatches, batch)
+
+    @in_one_sentence()
+    def vector_env(self, make_env: MakeEnv, env_id: str, num_envs: int) -> VectorEnvs:
+        """`num_envs` environments `make_env(env_id)` side by side, each a guest (see `Guest`), which reset in the same
+        step (see `VectorEnvs`): in this process, with `--env-workers` in others (see `in_workers`)."""
+        envs: VectorEnvs = self.opened.vector_env(VectorEnvs, make_env, env_id, num_envs)
         return envs
 
-    def _side_by_side(self, kind: type, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
-        workers = 0 if self.play else self.args.env_workers
-        unequal = f"--env-workers {workers} cannot have equal parts of {num_envs} environments"
-        self.require(not workers or num_envs % workers == 0, unequal)
-        self._reads_masks = "action_mask" in self.script.read_text(encoding="utf-8")
-        with in_one_sentence():
-            self._masks = try_out(make_env, env_id, self._reads_masks and kind is VectorEnvs).mask is not None
-        make_envs = [hosted(make_env, env_id, ends=not workers)] * num_envs
-        return in_workers(kind, make_envs, workers) if workers else kind(make_envs)
+    @in_one_sentence()
+    def multi_agent_env(self, make_env: MakeEnv, env_id: str, num_envs: int) -> Any:
+        """The same with games of several agents (see `PettingZooEnvs`); games `team/NAME` in one compiled call (see
+        `TeamEnvs`), unless `make_env` wraps them."""
+        return self.opened.multi_agent_env(make_env, env_id, num_envs)
 
-    def multi_agent_env(self, make_env: Callable[..., Any], env_id: str, num_envs: int) -> Any:
-        """`num_envs` games of several agents `make_env(env_id)` side by side, which reset in the same step: games
-        `team/NAME` in one compiled call (see `TeamEnvs`), unless `make_env` wraps them; all others one after the other
-        (see `PettingZooEnvs`, whose arrays both have), or in processes of their own as in `vector_env`."""
-        with undisturbed():  # some modules draw random numbers where they are imported for the first time
-            from solorl.envs.pettingzoo import PettingZooEnvs
+    @in_one_sentence()
+    def keep(self, address: str) -> Path:
+        """The folder of another run that this one needs, for `solorl.load`; `address` is a run folder, or
+        hf://USER/NAME on the Hugging Face hub, which is pulled. This run's folder gets a copy when it opens, which a
+        resumed run takes. Ends with one sentence and exit code 2 where there is no such run. Before `resume`."""
+        return self.folder.kept.find(address, self.dir)
 
-            if stepped := openers(env_id).stepped:
-                together = f"--env-workers: {env_id} steps all its games together, in this process"
-                self.require(self.play or not self.args.env_workers, together)
-                if games := stepped(make_env, env_id, num_envs):
-                    return games
-            return self._side_by_side(PettingZooEnvs, make_env, env_id, num_envs)
-
-    def teacher(self, address: str, envs: Any, part: str, trust_script: bool = False) -> Any:
-        """The trained policy of another run as `solorl.load` gives it, on the device of this run; `address` is a run
-        folder or hf://USER/NAME. Ends with one sentence and exit code 2 unless that run has a model named `part` and a
-        score, and was trained on the same environment, with the spaces of `envs`. `trust_script`: see `load`.
-
-        The run folder gets a copy of the teacher, which a resumed run takes. A run that is only played needs none:
-        then None is returned. To be called before `resume`.
-        """
-        if self.play:
-            return None
-        device = getattr(self.device, "platform", str(self.device))
-        with in_one_sentence():
-            self.taught = Teacher.find(address, self.dir, device, trust_script)
-            self.taught.check(str(getattr(self.args, "env_id", "")), envs, part)
-        return self.taught.policy
-
+    @in_one_sentence()
     def dataset(self, folders: str, envs: Any) -> Dataset:
-        """The transitions that other runs have recorded in `folders`, separated by commas (see `Dataset`). Ends with
-        one sentence and exit code 2 unless each is a data set of the same environment, with the spaces of `envs`. A run
-        that is only played needs none: then the data set is empty. To be called before `resume`.
-        """
-        with in_one_sentence():
-            return open_datasets(folders, str(getattr(self.args, "env_id", "")), envs, empty=bool(self.play))
+        """The transitions recorded in `folders`, separated by commas (see `Dataset`); none where a run is only played.
+        Ends with one sentence and exit code 2 unless each is a data set of the same environment, with the spaces of
+        `envs`. Before `resume`."""
+        return open_datasets(folders, self.env_id, envs, empty=bool(self.play))
 
     def resume(self, **parts: Any) -> int:
         """Name all that a checkpoint must hold; with `--resume` bring it into the saved state. In all ranks modules
         begin with the values they have in rank 0.
 
-        `parts` are modules, optimisers, arrays, tensors, generators, vector environments (see `checkpoint.capture`) and
-        replay buffers (see `replay`), which are saved with `--save-replay` only.
-        Returns the iteration to start from, in the loop in which the run stopped. Opens the run folder: nothing has
-        been written before.
+        `parts`: see `checkpoint.capture`; replay buffers (see `replay`) are saved with `--save-replay` only. Returns
+        the iteration to start from, in the loop in which the run stopped. Opens the run folder: nothing has been
+        written before.
         """
         start = self.fit(parts)
-        if self.world_size > 1:
-            self._start_together(start, parts)
         if not self.play:
             self.begin(start)
         return start
@@ -157,50 +164,49 @@ class Run(Products):
         those at which the run stopped."""
         if self.checkpoints.resumed:
             return env_state.observations(envs)
-        first = self.rank * envs.num_envs  # so that several ranks play the games that one would
-        seeds = [env_seed(self.args.seed, TRAIN, first + i) for i in range(envs.num_envs)]
-        envs.action_space.seed(seeds[0])
-        envs.single_action_space.seed(seeds[0])
-        return envs.reset(seed=seeds)[0]
+        return first_observations(envs, self.args.seed, self.rank * envs.num_envs)  # those of no other rank
 
     def loop(self, start: int, num_iterations: int, last: bool = True) -> Iterator[int]:
         """Count iterations from `start`. Ends early, always after a `save`, on Ctrl+C, SIGTERM, a reached
         `--target-return` or a file named `stop` in the run folder. Signals are heard until `close` is done.
 
-        A training in several phases has a loop for each, always the same number of them, each with its own iterations
-        from 0; all except the last one say `last=False`. `start` belongs to the loop in which a resumed run stopped:
-        those before it are empty, as are those after one that ended early.
+        A training in several phases has a loop for each, each with its own iterations from 0; all except the last one
+        say `last=False`. `start` belongs to the loop in which a resumed run stopped: those before it are empty, as are
+        those after one that ended early.
         """
-        iterations = self.iterations(start, num_iterations, last)
-        if self.phase == self.checkpoints.resumed.get("phase", 0):
+        iterations = self.next_loop(start, num_iterations, last)
+        if self.meter.phase == self.checkpoints.resumed.get("phase", 0):
             self.checkpoints.resume_random()
-        if not self._before and not self.play:
-            self.meter.start()
-            self._before = signals.listen(self.hear)
+        if not self.play:
+            self.ending.listen()
         try:
             for iteration in iterations:
-                self.iteration, self.is_last = iteration, last and iteration + 1 == num_iterations
+                self.meter.iteration, self.meter.is_last = iteration, last and iteration + 1 == num_iterations
                 yield iteration
-                if self.ending:
+                if self.ending.why:
                     break
         except BaseException:
-            signals.restore(self._before)
+            self.ending.deaf()
             raise
-        self.trained = last or self.ending != ""
+        self.meter.trained = last or self.ending.why != ""
 
     def episodes(self, global_step: int, reward: Any, done: Any, per_agent: bool = False) -> None:
-        """Count episode returns and lengths from raw rewards and end flags, both (num_envs,) or (steps, num_envs).
+        """Count episode returns and lengths from raw rewards and end flags, both (num_envs,) or (steps, num_envs), of
+        which the last row is that of `global_step`.
 
-        `global_step` is the number of environment steps after the last row. An episode that ends is logged as
-        `charts/episodic_return` and `charts/episodic_length` (agent steps) at the step at which it ended. With several
-        agents both have a last axis of agents, and an episode ends where all are done: the return is the first team's,
-        two teams or more have `charts/episodic_return_TEAM`, and with `per_agent` each agent has its own. Several ranks
+        An episode that ends is logged as `charts/episodic_return` and `charts/episodic_length` (agent steps). With
+        several agents both have a last axis of agents, and an episode ends where all are done: the return is the first
+        team's, two teams or more have `charts/episodic_return_TEAM`, with `per_agent` each agent its own. Several ranks
         give those of their own environments, and count all.
         """
         if self.world_size > 1:
             found = self.ranks.everyone((np.atleast_2d(reward), np.atleast_2d(done)))
             reward, done = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
         self.meter.episodes(global_step, reward, done, per_agent)
+
+    def episode(self, global_step: int, episodic_return: float, length: int) -> None:
+        """Count one whole episode, for a script that does not step its environments itself (see `episodes`)."""
+        self.meter.episode(global_step, episodic_return, length)
 
     def gather(self, tensors: Sequence[Any], dim: int) -> list[Any]:
         """Tensors of equal shapes in all ranks, put together along `dim` in the order of ranks."""
@@ -219,96 +225,70 @@ class Run(Products):
         must never be less than before, also in a later loop.
         """
         self._reach(global_step)
-        if not (self.meter.is_due("log", self.args.log_every, global_step) or self.is_last):
+        if not (self.meter.is_due("log", self.args.log_every, global_step) or self.meter.is_last):
             return
-        with self._ending_where_diverged():
-            values = self.meter.report(global_step, metrics)
-            self._write_rows(values)
-        if not self.quiet and self._line.is_due():
+        with self.ending.where_diverged():
+            self.ending.write_rows(self.meter.report(global_step, metrics))
+        if not self.say.quiet and self._line.is_due():
             total = int(getattr(self.args, "total_timesteps", 0))
             self._line.show(self.step, total, self.meter.recent_return, self.evaluator.score, self.meter.sps)
 
     def evaluate(
-        self,
-        global_step: int,
-        policy: Policy,
-        make_env: Callable[..., Any],
-        opponents: Sequence[str] = (),
-        played: Any = None,
+        self, global_step: int, policy: Policy, make_env: MakeEnv, also: Also = None, played: Any = None
     ) -> None:
         """Every `--eval-every` steps and in the last iteration: play the policy on environments and seeds of its own.
 
         `policy` maps a NumPy batch of observations (n, *obs_shape) to a NumPy batch of actions; `make_env` is called
         as `make_env(env_id, **kwargs)`. Logs `eval/episodic_return` (mean), its standard deviation and the length.
-
-        With `opponents`, "random" (actions) or "older" (the policy after a quarter to a half of the steps so far, see
-        `Checkpoints.remember`), the policy plays the seat of each team in turn, the opponent all others. The score is
-        then the mean over the seats of the team's return against the first opponent; that against each is in
-        `eval/episodic_return_vs_OPPONENT`.
+        `also` names other environments, such as those with another opponent, in each of which the policy plays as many
+        episodes: `eval/episodic_return_NAME` is a metric, the score is that of `make_env`.
 
         Where a placed object plays while the training continues, `played` is its answer: the returns (n,) and lengths
-        (n,) of episodes of the policy. It is counted at once, and nothing is played here; see `evaluation_seeds`.
+        (n,) of episodes of the policy, which count at once; see `evaluation_seeds`.
         """
         self._reach(global_step)
-        self._choose(opponents)
         due = played is not None or self.meter.is_due("evaluate", self.args.eval_every, global_step)
-        if self.rank == 0 and (due or (self.is_last and not self.signal)):
-            self._evaluate(policy, make_env, played)
+        if self.rank == 0 and (due or (self.meter.is_last and not self.ending.signal)):
+            self.output.evaluate(policy, make_env, also, played)
 
     def evaluation_seeds(self, global_step: int) -> list[int]:
         """The seeds of the episodes that `evaluate` would play at this step; none where no evaluation is due."""
         due = self.meter.is_due("evaluate", self.args.eval_every, global_step)
         return self.evaluator.seeds(EVALUATE, 0) if due else []
 
-    def save(self, global_step: int, **parts: Any) -> None:
-        """Write a checkpoint every `--save-every` steps and where the loop ends. `parts`: see `resume`; those left
-        out are taken as they were named there.
+    def save(self, global_step: int) -> None:
+        """Write a checkpoint every `--save-every` steps and where the loop ends.
 
-        NaN or infinite numbers in a module, optimiser, array or tensor end the run as in `log` and are not saved.
-        Here several ranks agree on the end, and rank 0 writes what all hand over.
+        What is not finite ends the run as in `log`. Here several ranks agree on the end; rank 0 writes what all have.
         """
-        self.checkpoints.update(parts)
         self._reach(global_step)
         due = self.meter.is_due("save", self.args.save_every, global_step)
-        self.ending = self.ending or self._reason_to_end()
-        if self.world_size > 1:
-            said = self.ranks.everyone((self.ending, self.signal))
-            self.ending = next((ending for ending, _ in said if ending), "")
-            self.signal = next((number for _, number in said if number), 0)
-        if due or self.ending or self.is_last:
-            with self.meter.paused(), self._ending_where_diverged():
+        self.ending.look()
+        if due or self.ending.why or self.meter.is_last:
+            with self.meter.paused(), self.ending.where_diverged():
                 of_ranks = self.ranks.everyone(self.checkpoints.of_rank()) if self.world_size > 1 else []
                 if self.rank == 0:
-                    self._checkpoint(of_ranks)
+                    self.output.checkpoint(of_ranks[1:])
 
-    def close(
-        self,
-        policy: Policy,
-        make_env: Callable[..., Any],
-        opponents: Sequence[str] = (),
-        sample: Policy | None = None,
-    ) -> None:
-        """Evaluate the final policy unless that is done, draw the learning curve, and say where everything is. The
-        `opponents` must be those of `evaluate`; a run that is only played has random ones in their place. `sample` is
-        the policy that draws its actions at random, for `solo play --stochastic` and `solorl.load`.
+    def close(self, policy: Policy, make_env: MakeEnv, sample: Policy | None = None) -> None:
+        """Evaluate the final policy unless that is done, draw the learning curve, and say where everything is. `sample`
+        is the policy that draws its actions at random, for `solo play --stochastic` and `solorl.load`.
 
         After Ctrl+C or SIGTERM only the way to continue is said; Ctrl+C then leaves with exit code 130. Where something
         could not be written, one sentence says what, and the exit code is 4.
         """
         if self.play:
-            self.play(self.args, self.folder, policy, make_env, self.checkpoints.networks(), opponents, sample)
+            self.play(self.args, self.dir, policy, make_env, self.checkpoints.networks(), sample)
             return
-        self._choose(opponents)
         self.ranks.close()
         self.processes.close()
         try:
-            if self.rank == 0 and self.ending == "signal":
-                self._stop()
+            if self.rank == 0 and self.ending.why == "signal":
+                self.output.stop()
             elif self.rank == 0:
-                self._end(policy, make_env)
+                self.output.end(policy, make_env)
         finally:  # after a signal no further one shows a traceback, as late as it may come
-            if not self.signal or signals.in_a_shell():
-                signals.restore(self._before)
+            self.ending.release()
 
     def fast(self, module: Any) -> Callable[[np.ndarray], np.ndarray]:
         """A module as a function from a NumPy batch (n, ...) to a NumPy batch, with its current weights at each call:
@@ -324,12 +304,9 @@ class Run(Products):
         loss_of(module, *inputs)`. What the algorithm needs of the loss is a third value, a tensor or a tree of tensors:
         `loss, metrics, extra = loss_of(...)`, then `metrics, extra = step(*inputs)`, all detached.
 
-        The parameters of the optimiser must be parameters of `module`; all others are frozen. One that takes no part in
-        the loss, or has `requires_grad` False, stays as it is. The global norm of the gradient of the optimiser's
-        parameters is clipped to `max_grad_norm`. Steps may share modules, parameters and optimisers. With `--compile`
-        the loss and its derivative are compiled together. Several ranks give inputs of equal shapes; gradients, before
-        they are clipped, and metrics are means over the ranks, `extra` is each rank's own. To be called before
-        `resume`."""
+        The parameters of the optimiser must be parameters of `module`; all others are frozen. The global norm of the
+        gradient is clipped to `max_grad_norm`. Steps may share modules, parameters and optimisers. With several ranks
+        gradients and metrics are means over them, `extra` is each rank's own. Before `resume`. See `GradientStep`."""
         from solorl.compute.speed import GradientStep
 
         average = self.ranks.average if self.world_size > 1 else None
@@ -339,15 +316,8 @@ class Run(Products):
                 loss_of, module, optimizer, max_grad_norm, self.compile, self.args.fast, average, graphs
             )
 
-    def _graphs(self) -> Any:
-        """What records CUDA graphs on this device, if they are wanted."""
-        from solorl.compute.graphs import Cuda, wanted
-
-        return Cuda(self.device) if wanted(self.device, self.args.fast) else None
-
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`torch.compile(function)` with `--compile`, else the function itself. On the CPU what calls the compiled
-        pieces is C++, too: with small networks that would take as long as the pieces. See also `onednn`."""
+        """`torch.compile(function)` with `--compile`, else the function itself."""
         if not self.args.compile:
             return function
         from solorl.compute.speed import compiled
@@ -357,18 +327,14 @@ class Run(Products):
 
     # ------------------------------------------------------------------ verbs for objects in other processes
     def place(self, cls: type, inputs: Sequence[tuple[Any, ...]], here: bool = False) -> list[Any]:
-        """An object `cls(*each)` for each of `inputs`: in this process if `here`, else each in one of its own, which
-        Ray places (in the cluster of RAY_ADDRESS or on this machine). Then its methods return promises at once. What
-        has ended is started again, and the run says so. Nothing is placed elsewhere where the run is played. Ends with
-        one sentence and exit code 2 where Ray cannot be used. To be called before `resume`."""
+        """An object `cls(*each)` for each of `inputs`: in this process if `here`, else in one that Ray places; then its
+        methods return promises at once. What has ended is started again, and the run says so. Before `resume`."""
         if here:
             return [cls(*each) for each in inputs]
         try:
             return [] if self.play else self.processes.place(cls, inputs)
-        except ModuleNotFoundError as error:
+        except (ModuleNotFoundError, ConnectionError) as error:
             quit_with(missing_extra(self.script.name, error) or str(error))
-        except ConnectionError as error:
-            quit_with(str(error))
 
     def share(self, value: Any) -> Any:
         """A value to hand to several placed objects, which is sent once."""
@@ -381,3 +347,73 @@ class Run(Products):
     def answers(self, promises: Sequence[Any]) -> list[Any]:
         """The answers of promises, None where the object has ended; of an object `here` what it has returned."""
         return self.processes.answers(promises)
+
+    # ------------------------------------------------------------------ the halves of `resume`, and what verbs share
+    @in_one_sentence()
+    def fit(self, parts: Mapping[str, Any], models: Mapping[str, Any] | None = None) -> int:
+        """The first half of `resume`, which writes nothing. `models`: see `Checkpoints`."""
+        if self.opened.workers and not any(isinstance(part, InWorkers) for part in parts.values()):
+            raise UsageError(f"--env-workers: {self.script.name} steps its environments in another way")
+        self.checkpoints.name(parts, models)
+        for envs in filter(env_state.is_vector_env, parts.values()):
+            refuse_statistics(envs, self.env_id)
+            if teams := teams_of(envs):
+                self.meter.teams, self.meter.agents = teams, list(envs.agents)
+        if self.play:
+            if self.play.model:
+                self.checkpoints.load_model(self.play.model)
+            return 0
+        for replay in self.checkpoints.replays.values():
+            memory.check_replay(self.args, replay.arrays.values())
+        if self.args.resume:
+            if self.rank == 0:
+                self.folder.lock()
+            try:
+                self.restarted = self.checkpoints.resume(getattr(self.args, "num_envs", None), len(self.meter.agents))
+                if saved := self.checkpoints.resumed:
+                    with fitting(f"the checkpoint in {near(self.dir)}"):
+                        self.meter.resume(saved)
+                        self.evaluator.resume(saved)
+            except BaseException:
+                self.folder.unlock()
+                raise
+        start = int(self.checkpoints.resumed.get("iteration", 0))
+        local = 0 if self.meter.returns is None else len(self.meter.returns) // self.world_size  # of each rank
+        self.meter.begin_episodes(self.checkpoints.same_in_all_ranks(start, self.restarted, local))
+        return start
+
+    @in_one_sentence()
+    def begin(self, start: int) -> None:
+        """The second half of `resume`, which opens the run folder; `start` is what the first half has returned."""
+        if self.rank > 0:
+            return
+        if not self.args.resume:
+            self.folder.make()
+        self.checkpoints.open(self.dir)
+        self.folder.open(self.args, self.script, self.device, self.checkpoints.resumed)
+        self.ending.begin()
+        self.say(f"run folder {near(self.dir)}")
+        self.say(device_words(self.device, self.args.threads))
+        if self.args.save_replay and (size := self.checkpoints.replay_bytes()) > 1e9:
+            self.say(f"the replay buffer will take up to {size / 1e9:.1f} GB in {near(self.dir / 'replay')}")
+        if self.checkpoints.resumed:
+            self.say(f"resumed at step {self.step:,} (iteration {start})")
+        elif self.args.resume:
+            self.say(f"no checkpoint in {near(self.dir)} yet: starting from the beginning")
+            if (self.dir / MODEL).exists():
+                (self.dir / MODEL).replace(self.dir / "model_before.safetensors")
+
+    @in_one_sentence()
+    def next_loop(self, start: int, num_iterations: int, last: bool) -> range:
+        """The iterations of one more loop; see `loop`."""
+        return self.meter.next_loop(start, num_iterations, last, bool(self.play or self.ending.why))
+
+    @in_one_sentence()
+    def _reach(self, global_step: int) -> None:
+        self.meter.reach(global_step)
+
+    def _graphs(self) -> Any:
+        """What records CUDA graphs on this device, if they are wanted."""
+        from solorl.compute.graphs import Cuda, wanted
+
+        return Cuda(self.device) if wanted(self.device, self.args.fast) else None

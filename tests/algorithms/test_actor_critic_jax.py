@@ -2,6 +2,7 @@
 
 from functools import cache, partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import gymnasium as gym
 import jax
@@ -41,6 +42,17 @@ def twins(name, seed=0):
     for mine, layers in zip(critics(critic), torch_critics(modules[1]), strict=True):
         copy_layers(mine, layers)
     return actor, critic, *modules
+
+
+@pytest.mark.parametrize("ratio", [0.25, 1.0, 3.0])
+def test_as_many_updates_are_due_as_in_torch(ratio):
+    """First and last number of each iteration; none where the buffer holds too little."""
+    args = SimpleNamespace(utd_ratio=ratio, num_envs=3, learning_starts=7)
+    of_jax, of_torch = (each["sac"]["due_updates"] for each in (JAX, TORCH))
+    for step in range(3, 40, 3):
+        for enough in (True, False):
+            first, last = map(int, of_jax(args, jnp.int32(step), enough))
+            assert range(first, last) == of_torch(args, step, enough)
 
 
 def random_batch(name, n=16):

@@ -1,8 +1,9 @@
-"""Cal-QL: returns to go, the lower bound of the policy's values, episodes and mixtures; both loops, resumed."""
+"""Cal-QL: returns to go, the lower bound of the policy's values, episodes and mixtures; both phases, resumed."""
 
 import math
 import shutil
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -51,19 +52,20 @@ def test_values_of_the_policys_actions_are_at_least_the_return_of_the_data():
         np.testing.assert_allclose(values.detach().numpy(), np.log(np.mean(expected, 0)))
 
 
-def test_an_episode_is_taken_whole_with_its_returns():
-    episode = CAL["Episode"](3, 2, 1)
+def test_an_episode_is_stored_whole_with_its_returns():
+    """Observations of two dimensions and an action of one, after three steps; the buffer has them in this order."""
+    episode = []
     for step in range(3):
         obs = np.full((1, 2), step)
-        assert not episode.full()
-        episode.add(obs, np.full((1, 1), 0.5), np.array([1.0]), np.array([step == 2]), obs + 1)
-    assert episode.full()
-    batch = episode.take(0.5)
-    np.testing.assert_allclose(batch.obs, [[0, 0], [1, 1], [2, 2]])
-    np.testing.assert_allclose(batch.next_obs, batch.obs + 1)
-    np.testing.assert_allclose(batch.mc_return, [1.75, 1.5, 1])
-    np.testing.assert_allclose(batch.done, [0, 0, 1])
-    assert episode.length[0] == 0
+        episode.append((obs, np.full((1, 1), 0.5), np.array([1.0]), np.array([step == 2]), obs + 1))
+    replay = CAL["ReturnReplay"](5, 2, SimpleNamespace(shape=(1,), dtype=np.float32))
+    replay.add(CAL["with_returns"](episode, 0.5))
+    stored = {name: array[:3] for name, array in replay.arrays.items()}
+    assert replay.inserted == 3
+    np.testing.assert_allclose(stored["obs"], [[0, 0], [1, 1], [2, 2]])
+    np.testing.assert_allclose(stored["next_obs"], stored["obs"] + 1)
+    np.testing.assert_allclose(stored["mc_return"], [1.75, 1.5, 1])
+    np.testing.assert_allclose(stored["done"], [0, 0, 1])
 
 
 def test_a_mixture_has_its_share_from_the_data():
@@ -82,7 +84,7 @@ FLAGS = (
 
 @pytest.mark.slow
 def test_resumed_anywhere_as_if_it_had_never_stopped(train, tmp_path, monkeypatch):
-    """Killed in the offline loop, at the switch, in the first episode online, which no replay has yet, and after it;
+    """Killed in the offline phase, at the switch, in the first episode online, which no replay has yet, and after it;
     ended by a signal at the switch and later: the same rows and weights, bit for bit."""
     save, cuts = Run.save, {step: tmp_path / f"killed{step}" for step in (10, 20, 30, 210, 230)}
 
@@ -102,7 +104,7 @@ def test_resumed_anywhere_as_if_it_had_never_stopped(train, tmp_path, monkeypatc
 
         def end_here(run, step, stop=stop):
             if step == stop:
-                run.hear(signal.SIGTERM, None)
+                run.ending.hear(signal.SIGTERM, None)
             save(run, step)
 
         with monkeypatch.context() as patched:

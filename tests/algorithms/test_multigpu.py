@@ -253,9 +253,7 @@ def test_what_diverges_ends_all_with_the_same_code(tmp_path):
 def test_ranks_that_do_not_divide_the_environments_are_refused_in_one_sentence(tmp_path):
     ranks = Ranks(tmp_path / "three", 3, *TINY, "--total-timesteps", "48")
     assert ranks.codes(timeout=20) == [2, 1, 1], [ranks.words(rank) for rank in range(3)]
-    assert ranks.words(0) == (
-        "error: --num-envs 4 and the minibatches of 24 steps must be divisible by the number of ranks, 3\n"
-    )
+    assert ranks.words(0) == "error: --num-envs and minibatches (24 steps) must divide by 3 ranks\n"
     assert ranks.words(1) == ranks.words(2) == "" and not (ranks.folder / "runs").exists()
 
 
@@ -326,7 +324,7 @@ def test_ctrl_c_reaches_all_ranks_once(tmp_path):
     ("flags", "sentence"),
     [
         (["ppo", "--nproc", "2"], "ppo.py trains in one process, but WORLD_SIZE is 2; start it without torchrun"),
-        ([NAME, "--nproc=3", "--num-envs", "4"], "must be divisible by the number of ranks, 3"),
+        ([NAME, "--nproc=3", "--num-envs", "4"], "must divide by 3 ranks"),
         ([NAME, "--nproc=2", "--numenvs", "4"], "unknown option --numenvs"),
     ],
 )

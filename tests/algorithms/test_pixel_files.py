@@ -84,7 +84,7 @@ def test_new_games_of_a_resumed_run_lose_no_life_in_their_first_step(name, train
 
     def noted(self, *inputs):
         found = resume(self, *inputs)
-        self.parts["lives"][:] = 9  # a bonus life was saved
+        self.parts["now"].lives[:] = 9  # a bonus life was saved
         resumed.append(found)
         return found
 

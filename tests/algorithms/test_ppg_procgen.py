@@ -132,12 +132,12 @@ def test_it_comes_after_every_phase_and_sees_each_of_its_states_once_in_an_epoch
         returns = [torch.cat([inputs[1] for inputs in epoch]) for epoch in epochs]
         assert all(torch.equal(each.sort()[0], returns[0].sort()[0]) for each in returns[1:])
         assert not torch.equal(returns[0], returns[1])  # in another order
-    buffer = v["phase"].arrays
+    buffer = v["buffer"].arrays
     assert torch.equal(returns[0].sort()[0], torch.as_tensor(buffer["returns"]).sort()[0])
     newest = v["rollout"].returns.numpy(), v["obs"].reshape(24, 3, 64, 64)
     np.testing.assert_array_equal(buffer["returns"][24:], newest[0])
     np.testing.assert_array_equal(buffer["obs"][24:], newest[1])
-    assert v["phase"].inserted == 96 and v["phase"].capacity == 48
+    assert v["buffer"].inserted == 96 and v["buffer"].capacity == 48
     keys = [set(row) & {"losses/aux_policy_kl", "losses/policy_loss"} for row in rows(v["run"].dir, "charts/SPS")]
     assert [len(found) for found in keys] == [1, 2, 1, 2]
 
@@ -145,7 +145,7 @@ def test_it_comes_after_every_phase_and_sees_each_of_its_states_once_in_an_epoch
 def test_states_and_targets_belong_together(train, aux_inputs):
     """In each minibatch they are rows of the buffer."""
     v = train("ppg_procgen", *SHORT, "--total-timesteps", 48)
-    rows_of = {(image.tobytes(), r) for image, r in zip(*v["phase"].arrays.values(), strict=True)}
+    rows_of = {(image.tobytes(), r) for image, r in zip(*v["buffer"].arrays.values(), strict=True)}
     assert len(rows_of) > 40 and len({image for image, _ in rows_of}) > 30
     for images, targets, *_ in aux_inputs:
         assert {(x.tobytes(), r) for x, r in zip(images.numpy(), targets.numpy(), strict=True)} <= rows_of
@@ -180,14 +180,14 @@ def test_learning_rates_fall_over_the_whole_training(train):
 
 def test_a_training_shorter_than_a_phase_is_refused(train):
     train("ppg_procgen", *SHORT, "--total-timesteps", 24, code=2)
-    assert "--total-timesteps 24 is less than one phase of 48 steps" in train.out
+    assert "--total-timesteps is less than 2 rollouts (--policy-iterations)" in train.out
     train("ppg_procgen", *SHORT, "--aux-minibatches", 25, code=2)
-    assert "--aux-minibatches 25 must be at most the 24 steps of a rollout" in train.out
+    assert "--aux-minibatches must be at most the 24 steps of a rollout" in train.out
 
 
 def test_a_phase_that_does_not_fit_into_memory_is_refused(train, monkeypatch):
     monkeypatch.setattr("solorl.memory.limit", lambda: 10**6)
-    assert sum(x.nbytes for x in PPG["Phase"](64, (3, 64, 64)).arrays.values()) == 64 * (12_288 + 4)
+    assert sum(x.nbytes for x in PPG["Buffer"](64, (3, 64, 64)).arrays.values()) == 64 * (12_288 + 4)
     train("ppg_procgen", *SHORT, "--policy-iterations", 4, code=2)
     assert "needs 0.0 GiB of memory, but there are 0.0 GiB; it must be less than 81" in train.out
 
@@ -236,8 +236,8 @@ def test_resumed_in_any_rollout_of_a_phase_equals_uninterrupted(step, train, sav
     assert v["start"] == step // 24 and comparable(run_dir) == expected
     for name in ("agent", "aux_optimizer", "return_normalizer"):
         torch.testing.assert_close(v[name].state_dict(), whole[name].state_dict(), rtol=0, atol=0)
-    for name, array in v["phase"].arrays.items():
-        np.testing.assert_array_equal(array, whole["phase"].arrays[name])
+    for name, array in v["buffer"].arrays.items():
+        np.testing.assert_array_equal(array, whole["buffer"].arrays[name])
 
 
 @pytest.mark.slow
@@ -248,8 +248,8 @@ def test_without_save_replay_the_next_auxiliary_phase_has_the_rollouts_since_the
     assert sum(path.stat().st_size for path in (run_dir / "checkpoint" / "step_72").rglob("*")) < 30e6
     aux_inputs.clear()
     v = train("ppg_procgen", "--resume", run_dir)
-    assert "the part phase was not saved (--save-replay does it)" in train.out
-    assert v["start"] == 3 and len(v["phase"]) == 24 and len(aux_inputs) == 3 * 2
+    assert "the part buffer was not saved (--save-replay does it)" in train.out
+    assert v["start"] == 3 and len(v["buffer"]) == 24 and len(aux_inputs) == 3 * 2
     seen = torch.cat([inputs[1] for inputs in aux_inputs[:2]]).sort()[0]
     assert torch.equal(seen, v["rollout"].returns.sort()[0])
 

@@ -238,8 +238,7 @@ def test_a_minibatch_is_the_whole_rollout_of_some_environments(train, batches):
 @pytest.mark.parametrize("flags", ["--num-envs 4 --num-minibatches 3", "--num-envs 2 --num-minibatches 4"])
 def test_minibatches_must_divide_the_environments(train, flags):
     train("ppo_atari_lstm", *DIARY, *flags.split(), "--total-timesteps", "128", code=2)
-    envs, minibatches = re.findall(r"\d", flags)
-    assert f"--num-minibatches {minibatches} must divide the {envs} environments of --num-envs" in train.out
+    assert "--num-minibatches must divide --num-envs" in train.out
     assert train.out.count("\n") == 1 and "Traceback" not in train.out
 
 
@@ -254,8 +253,8 @@ def test_resumed_equals_uninterrupted(train):
     assert v["start"] == 2 and comparable(run_dir) == expected
     weights = zip(v["agent"].parameters(), whole["agent"].parameters(), strict=True)
     assert all(torch.equal(x, y) for x, y in weights)
-    assert torch.equal(v["state"], whole["state"]) and (v["state"] != 0).any()
-    assert np.array_equal(v["next_first"], whole["next_first"]) and np.array_equal(v["obs"], whole["obs"])
+    assert torch.equal(v["now"].state, whole["now"].state) and (v["now"].state != 0).any()
+    assert np.array_equal(v["now"].first, whole["now"].first) and np.array_equal(v["obs"], whole["obs"])
 
 
 def test_the_memory_is_empty_where_resuming_starts_a_game_again(train, monkeypatch):

@@ -67,14 +67,15 @@ def test_statistics_of_older_models_were_in_single_precision():
     assert torch.equal(new.obs_normalizer.var.float(), saved["obs_normalizer.var"])
 
 
-def test_discounted_returns_start_anew_behind_every_end():
+def test_discounted_returns_start_again_after_every_end():
     """By the definition, step by step; the reward of an episode's last step counts in it and not in the next."""
     rng = np.random.default_rng(1)
     T, N, gamma = 30, 3, 0.9
     reward, done = rng.normal(size=(2 * T, N)), (rng.random((2 * T, N)) < 0.2).astype(float)
     so_far, got = np.zeros(N), []
     for part in (slice(0, T), slice(T, 2 * T)):
-        got.append(PPO["discounted_returns"](reward[part], done[part], so_far, gamma))
+        returns, so_far = PPO["discounted_returns"](reward[part], done[part], so_far, gamma)
+        got.append(returns)
     for n in range(N):
         for t in range(2 * T):
             first = max([s + 1 for s in range(t) if done[s, n]], default=0)
@@ -170,7 +171,7 @@ def test_the_first_deviation_is_a_flag(name, train):
 def test_rewards_are_scaled_by_the_returns_of_all_environments(name, train):
     """The statistics after one rollout are those of its discounted returns; training episodes report raw rewards."""
     v = train(name, *SMALL, "--total-timesteps", "32")
-    returns = PPO["discounted_returns"](v["reward"], v["done"], np.zeros(2), 0.99)
+    returns, _ = PPO["discounted_returns"](v["reward"], v["done"], np.zeros(2), 0.99)
     assert v["agent"].return_normalizer.count == 32
     deviation = np.sqrt(np.float64(returns).var())
     assert v["agent"].return_normalizer.var.sqrt().item() == pytest.approx(deviation, rel=1e-4)
@@ -268,7 +269,7 @@ def test_resumed_equals_uninterrupted(name, train, tmp_path):
     again = train(name, "--resume", checkpoint)
     for key, value in whole["agent"].state_dict().items():
         assert torch.equal(value, again["agent"].state_dict()[key]), key
-    assert (whole["so_far"] == again["so_far"]).all() and (whole["so_far"] != 0).all()
+    assert (whole["now"].so_far == again["now"].so_far).all() and (whole["now"].so_far != 0).all()
 
 
 @pytest.mark.slow

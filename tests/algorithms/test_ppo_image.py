@@ -161,11 +161,15 @@ def test_learns_to_compare_two_images(flags, train):
 @pytest.mark.parametrize(
     ("env_id", "flags", "words"),
     [
-        ("pictures:Both-v0", "", "has images of shape (3, 20, 4), but one axis, the first or the last, must be"),
-        ("pictures:Neither-v0", "", "has images of shape (20, 30, 5), but one axis, the first or the last, must be"),
-        ("pictures:FourLast-v0", "--grey", "--grey takes images with 1 or 3 channels, but those of pictures:FourLast"),
-        ("pictures:Small-v0", "--size 0", "images of 20 x 14 pixels are too small"),
-        ("pictures:ColoursLast-v0", "--size 14", "images of 14 x 14 pixels are too small"),
+        ("pictures:Both-v0", "", "images of shape (3, 20, 4) must have 1, 3 or 4 channels on their first or last axis"),
+        (
+            "pictures:Neither-v0",
+            "",
+            "images of shape (20, 30, 5) must have 1, 3 or 4 channels on their first or last axis",
+        ),
+        ("pictures:FourLast-v0", "--grey", "--grey takes images with 1 or 3 channels"),
+        ("pictures:Small-v0", "--size 0", "images of (20, 14) pixels are too small"),
+        ("pictures:ColoursLast-v0", "--size 14", "images of (14, 14) pixels are too small"),
         ("pictures:Floats-v0", "", "has vector observations, but ppo_image.py takes image observations; use ppo.py"),
         ("CartPole-v1", "", "has vector observations, but ppo_image.py takes image observations; use ppo.py"),
     ],

@@ -248,7 +248,7 @@ def test_a_seed_goes_on_exactly_and_is_the_same_alone_and_together(train, tmp_pa
 
 def test_minibatches_must_divide_the_environments(train):
     train("ppo_lstm_jax", *SMALL, "--num-minibatches", 3, code=2)
-    assert "--num-minibatches 3 must divide the 4 environments of --num-envs" in train.out
+    assert "--num-minibatches must divide --num-envs" in train.out
     assert train.out.count("\n") == 1
 
 

@@ -33,7 +33,7 @@ def test_act_sees_normalised_observations():
 
 def test_rewards_are_scaled_and_reported_raw(train):
     v = train("ppo_normalized", *SMALL, "--total-timesteps", "32", "--env-id", "probes:ShortCartPole-v0")
-    returns = PPO["discounted_returns"](v["reward"], v["done"], np.zeros(2), 0.99)
+    returns, _ = PPO["discounted_returns"](v["reward"], v["done"], np.zeros(2), 0.99)
     deviation = np.sqrt(np.float64(returns).var())
     np.testing.assert_allclose(v["scaled_reward"], np.clip(v["reward"] / deviation, -10, 10), rtol=1e-4)
     got = {row["charts/episodic_return"] for row in rows(v["run"].dir, "charts/episodic_return")}

@@ -11,7 +11,7 @@ from gymnasium.utils.seeding import np_random
 from pixel_duel import LEAVES, ROUND, ROUNDS, Signals, walkout
 
 from solorl.envs.pettingzoo import Game, PettingZooEnvs
-from solorl.run.evaluation import play_scores
+from solorl.run.evaluation import play_episodes
 from solorl.run.verbs import Run
 
 PLAYERS = definitions("ppo_pettingzoo_atari")
@@ -202,26 +202,52 @@ def test_the_first_ratio_is_one(train):
 
 
 # ---------------------------------------------------------------------- evaluation
-def test_the_score_is_that_of_each_seat_against_random_actions(train):
-    """A policy that presses the right buttons wins from every seat; random ones hit a third of the time."""
+def right(obs):
+    """The bar in the own column: above (1) or below (2)."""
+    want = np.zeros(obs.shape[:2], int)
+    for k in range(2):
+        own = obs[:, k, 4:].reshape(len(obs), 2, -1).max(-1).argmax(-1)
+        assert (own == k).all()
+        want[:, k] = 1 + (obs[:, k, 3, 0, 42 * k] == 0)
+    return want
 
-    def act(obs):
-        """The bar in the own column: above (1) or below (2)."""
-        want = np.zeros(obs.shape[:2], int)
-        for k in range(2):
-            own = obs[:, k, 4:].reshape(len(obs), 2, -1).max(-1).argmax(-1)
-            assert (own == k).all()
-            want[:, k] = 1 + (obs[:, k, 3, 0, 42 * k] == 0)
-        return want
 
-    envs = [PLAYERS["players_env"](SIGNALS, 2500) for _ in range(10)]
-    scores, lengths = play_scores(envs, act, range(10), "random")
-    assert scores["eval/episodic_return_first_0"].mean() > 2 < scores["eval/episodic_return_second_0"].mean()
-    assert (lengths <= ROUND * ROUNDS / 4).all()
-    v = train("ppo_pettingzoo_atari", *SMALL, "--env-id", SIGNALS, "--eval-every", "32")
+def wrong(obs):
+    return 3 - right(obs)
+
+
+def test_the_policy_has_every_seat_in_turn_and_only_its_rewards_count():
+    """One that presses the right buttons wins from each; random actions hit a third of the time."""
+    envs = [PLAYERS["against_env"](SIGNALS, 2500) for _ in range(20)]
+    returns, lengths = play_episodes(envs, right, range(20))
+    assert returns[::2].mean() > 2 < returns[1::2].mean() and (lengths <= ROUND * ROUNDS / 4).all()
+    assert [env.own.tolist() for env in envs[:2]] == [[True, False], [False, True]]
+    again, _ = play_episodes(envs, right, range(20))
+    np.testing.assert_array_equal(returns, again)  # the opponent's random actions follow from the seed
+    envs = [PLAYERS["against_env"](SIGNALS, 2500, act=wrong) for _ in range(4)]
+    assert play_episodes(envs, right, range(4))[0].min() >= 4  # a hit in each round that it sees, the opponent none
+    assert play_episodes(envs, wrong, range(4))[0].tolist() == [0.0] * 4
+
+
+def test_the_older_opponent_is_between_a_quarter_and_a_half(train):
+    """It has the weights that the policy had then, and the score against it is a metric."""
+    flags = ["--env-id", SIGNALS, "--total-timesteps", "320", "--learning-rate", "0.01", "--eval-every", "32"]
+    v = train("ppo_pettingzoo_atari", *SMALL, *flags, "--save-every", "32")
+    past = v["past"]
+    assert past.step == 256  # the later copy: after 32, 64, 128, 256 steps; the older one is that of 128
+    for name, x in v["older"].state_dict().items():
+        assert torch.equal(x, past.older[name]), name
+    assert any(not torch.equal(past.older[name], past.later[name]) for name in past.older)
+    assert any(not torch.equal(past.later[name], x) for name, x in v["agent"].state_dict().items())
     found = rows(v["run"].dir, "eval/episodic_return_vs_older")
-    assert len(found) == 2 and found[0]["eval/episodic_return_vs_older"] == 0  # against itself
-    assert {"eval/episodic_return_first_0", "eval/episodic_return_second_0"} <= set(found[0])
+    assert len(found) == 10 and "eval/episodic_return" in found[0]
+
+
+def test_a_run_is_played_against_random_actions(train, solo):
+    v = train("ppo_pettingzoo_atari", *SMALL, "--env-id", SIGNALS, "--capture-video", "--total-timesteps", "32")
+    assert list((v["run"].dir / "videos").glob("step_32.mp4"))
+    code, out, err = solo("play", v["run"].dir, "--episodes", "2")
+    assert code == 0 and "over 2 greedy episodes" in out, err
 
 
 # ---------------------------------------------------------------------- resuming
@@ -238,6 +264,8 @@ def test_resumed_equals_uninterrupted(env_id, train):
         assert torch.equal(x, v["agent"].state_dict()[name]), name
     for name in ("obs", "action", "reward", "done", "alive"):
         assert np.array_equal(v[name], whole[name]), name
+    for name, x in whole["past"].older.items():
+        assert torch.equal(x, v["past"].older[name]) and torch.equal(x, v["older"].state_dict()[name]), name
     assert whole["done"].any() and (whole["obs"][0] != whole["obs"][-1]).any()
 
 
@@ -247,11 +275,22 @@ def test_learns_to_press_the_own_button(train):
     """Which is the other player's button half of the time, on the same screen."""
     flags = "--num-envs 8 --num-steps 64 --total-timesteps 6144 --learning-rate 0.001 --eval-every 0".split()
     v = train("ppo_pettingzoo_atari", "--env-id", SIGNALS, *flags, "--eval-episodes", "20")
-    row = rows(v["run"].dir, "eval/episodic_return")[-1]
-    assert row["eval/episodic_return_first_0"] > 3.3 < row["eval/episodic_return_second_0"], row
+    assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] > 3.3
 
 
 # ---------------------------------------------------------------------- bad input
+def test_a_game_that_goes_wrong_ends_the_training_with_a_sentence(train, monkeypatch):
+    step = Signals.step
+
+    def forgetful(self, actions):
+        obs, rewards, *others = step(self, actions)
+        return obs, rewards if self.frame < 60 else {}, *others
+
+    monkeypatch.setattr(Signals, "step", forgetful)
+    train(FILE.removesuffix(".py"), *SMALL, "--env-id", SIGNALS, code=1)
+    assert "its step gives no reward of first_0" in train.out and "Traceback" not in train.out
+
+
 @pytest.mark.parametrize(
     ("name", "env_id", "words"),
     [
@@ -278,7 +317,7 @@ def test_a_missing_package_names_its_extra(module, solo, monkeypatch):
 
 
 def test_it_opens_pong_without_a_flag():
-    env = PLAYERS["players_env"]("atari/pong_v3", 3)
+    env = PLAYERS["players_env"]("atari/pong_v3", 3, teams="each")
     obs, _ = env.reset(seed=1)
     assert obs.shape == (2, 6, 84, 84) and env.unwrapped.agents == ["first_0", "second_0"] and obs[:, :4].std() > 1
     assert list(env.unwrapped.teams) == env.unwrapped.agents and isinstance(env.action_space, gym.spaces.MultiDiscrete)

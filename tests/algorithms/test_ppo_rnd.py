@@ -29,14 +29,17 @@ def test_observations_of_warm_up_and_training_are_counted(train):
     v = train("ppo_rnd", *SHORT)
     assert v["obs_normalizer"].count == 192 and v["return_normalizer"].count == 128  # 2 of 6 rollouts warm up
     assert v["obs_normalizer"].mean.shape == (4,) and (v["obs_normalizer"].var > 0).all()
-    assert v["new"].abs().max() <= 5
+    assert v["normalized"].abs().max() <= 5
 
 
 def test_intrinsic_returns_run_over_time_in_each_environment(train):
     """A loop over the rewards of each environment: over rollouts, and over the ends of episodes."""
     gamma, rewards = 0.9, np.random.default_rng(1).random((12, 3)).astype(np.float32)
     so_far, endless = np.zeros(3, np.float32), np.zeros((6, 3), np.float32)
-    got = [RND["discounted_returns"](part, endless, so_far, gamma) for part in np.split(rewards, 2)]
+    got = []
+    for part in np.split(rewards, 2):
+        returns, so_far = RND["discounted_returns"](part, endless, so_far, gamma)
+        got.append(returns)
     expected = [[sum(gamma ** (t - k) * rewards[k, i] for k in range(t + 1)) for i in range(3)] for t in range(12)]
     np.testing.assert_allclose(np.concatenate(got), expected, rtol=1e-5)
 
@@ -47,7 +50,7 @@ def test_intrinsic_returns_run_over_time_in_each_environment(train):
         for t in range(16):
             expected[t, i] = sum(gamma ** (t - k) * reward[k, i] for k in range(t + 1))
     np.testing.assert_allclose(v["int_returns"], expected, rtol=1e-4)
-    np.testing.assert_allclose(v["so_far"], expected[-1], rtol=1e-4)
+    np.testing.assert_allclose(v["now"].so_far, expected[-1], rtol=1e-4)
     np.testing.assert_allclose(v["scaled_int_reward"], reward / expected.std(), rtol=1e-3)
 
 
@@ -115,12 +118,12 @@ def test_resumed_in_any_phase_equals_uninterrupted(step, train, monkeypatch):
         states = zip(v[name].state_dict().values(), whole[name].state_dict().values(), strict=True)
         assert all(torch.equal(x, y) for x, y in states), name
     assert v["run"].checkpoints.parts["target"] is v["target"]  # the seed alone would draw it again, here
-    assert np.array_equal(v["so_far"], whole["so_far"]) and np.array_equal(v["reached"], whole["reached"])
+    assert np.array_equal(v["now"].so_far, whole["now"].so_far) and np.array_equal(v["reached"], whole["reached"])
 
 
 def test_a_budget_that_the_warm_up_uses_up_is_refused(train):
     train("ppo_rnd", *SHORT, "--total-timesteps", "64", code=2)
-    assert "must be at least one batch of 32 steps more than the 64 of --warmup-rollouts 2" in train.out
+    assert "--total-timesteps leaves no rollout to learn from after --warmup-rollouts" in train.out
 
 
 @pytest.mark.slow

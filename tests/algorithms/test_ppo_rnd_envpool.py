@@ -153,7 +153,7 @@ def test_intrinsic_returns_run_over_time_in_each_environment(train):
         for t in range(16):
             expected[t, i] = sum(0.9 ** (t - k) * reward[k, i] for k in range(t + 1))
     np.testing.assert_allclose(v["int_returns"], expected, rtol=1e-4)
-    np.testing.assert_allclose(v["so_far"], expected[-1], rtol=1e-4)
+    np.testing.assert_allclose(v["now"].so_far, expected[-1], rtol=1e-4)
     np.testing.assert_allclose(v["scaled_int_reward"], reward / expected.std(), rtol=1e-3)
 
 
@@ -200,14 +200,14 @@ def test_a_resumed_run_has_all_that_was_learned(steps, start, train):
     flags = [*SMALL, "--learning-rate", "0.01", "--total-timesteps", steps, "--save-every", "32"]
     v = train(NAME, *flags)
     state = {name: {k: x.clone() for k, x in v[name].state_dict().items()} for name in ("agent", "predictor", "target")}
-    var, so_far = v["return_normalizer"].var.item(), v["so_far"].copy()
+    var, so_far = v["return_normalizer"].var.item(), v["now"].so_far.copy()
     resume = ["--resume", v["run"].dir, "--resume-changed", "--total-timesteps", steps + 32, "--learning-rate", "0"]
     again = train(NAME, *resume, "--int-gamma", "1")
     assert again["start"] == start and again["obs_normalizer"].count == steps + 32
     for name, saved in state.items():
         statistics = {"0.mean", "0.var", "0.count"}
         assert all(torch.equal(x, again[name].state_dict()[k]) for k, x in saved.items() if k not in statistics), name
-    np.testing.assert_allclose(again["so_far"], so_far + again["int_reward"].sum(0), rtol=1e-4)
+    np.testing.assert_allclose(again["now"].so_far, so_far + again["int_reward"].sum(0), rtol=1e-4)
     assert again["run"].checkpoints.parts["target"] is again["target"]  # the seed alone would draw it again, here
     assert again["predictor"][0] is again["target"][0] is again["obs_normalizer"]
     assert again["return_normalizer"].count == steps - 32 and var != 1
@@ -215,7 +215,7 @@ def test_a_resumed_run_has_all_that_was_learned(steps, start, train):
 
 def test_a_budget_that_the_warm_up_uses_up_is_refused(train):
     train(NAME, *SMALL, "--total-timesteps", "64", code=2)
-    assert "must be at least one batch of 32 steps more than the 64 of --warmup-rollouts 2" in train.out
+    assert "--total-timesteps leaves no rollout to learn from after --warmup-rollouts" in train.out
 
 
 # ---------------------------------------------------------------------- exploration

@@ -206,7 +206,7 @@ def test_learning_finds_the_probabilities_and_values_of_acting(window, train, mo
     v = train("ppo_trxl", "--env-id", "LessonsInWindows-v0", *flags)
     assert len(found) == 4 * 2 and max(found[::2]) < 1e-5 and min(found[1::2]) > 1e-4
     assert v["first"].any() and not v["first"][0].all() and (v["rollout"].state != 0).any()
-    assert not v["state"].requires_grad
+    assert not v["now"].state.requires_grad
 
 
 @WINDOWS
@@ -258,7 +258,7 @@ def test_resumed_equals_uninterrupted(train):
     assert v["start"] == 2 and comparable(run_dir) == expected
     weights = zip(v["agent"].parameters(), whole["agent"].parameters(), strict=True)
     assert all(torch.equal(x, y) for x, y in weights)
-    assert torch.equal(v["state"], whole["state"]) and np.array_equal(v["obs"], whole["obs"])
+    assert torch.equal(v["now"].state, whole["now"].state) and np.array_equal(v["obs"], whole["obs"])
 
 
 def test_evaluation_remembers():

@@ -1,8 +1,8 @@
 """qdagger_dqn_atari_impalacnn.py: its network and losses by hand, the three phases, and what may be a teacher; also
-`run.teacher`, which loads it."""
+`run.keep`, which copies it."""
 
-import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from catch_teacher import scored, teacher_folder
-from conftest import comparable, definitions, documented_keys, rows
+from conftest import comparable, definitions, documented_keys, rows, run, script
 from test_hub import hub  # noqa: F401 a fixture
 
 import solorl
@@ -167,8 +167,7 @@ def test_the_phases_one_after_the_other(num_envs, train, steps):
     assert epsilon[40] == pytest.approx(1 - 0.99 * 9 / 10) and epsilon[160] == pytest.approx(1 - 0.99 * 24 / 25)
     keys = {key for row in rows(v["run"].dir) for key in row} - {"global_step", "wall_time"}
     assert keys == documented_keys(NAME)
-    # the teacher is named, it learns nothing, and is no part of the student's model
-    assert f"teacher {teacher_folder()}: catch_teacher.py, evaluation 1.0\n" in train.out
+    # the teacher learns nothing, and is no part of the student's model
     gain = v["teacher"].models["q_network"].gain
     assert gain.item() == 1 and gain.grad is None
     assert {name.partition(".")[0] for name in weights_of(v["run"].dir)} == {"q_network", "target_network"}
@@ -319,7 +318,7 @@ def test_without_its_replay_a_resumed_run_skips_what_is_left_offline(train, step
 def test_a_student_is_played_without_its_teacher(train, solo, tmp_path):
     run_dir = short(train, teacher=shutil.copytree(teacher_folder(), tmp_path / "teacher"))["run"].dir
     shutil.rmtree(tmp_path / "teacher")
-    shutil.rmtree(run_dir / "teacher")
+    shutil.rmtree(run_dir / "kept")
     code, out, err = solo("play", run_dir, "--episodes", "2")
     assert (code, err) == (0, "") and "over 2 greedy episodes" in out
     policy, obs = solorl.load(run_dir), random_images(9)
@@ -332,8 +331,8 @@ def test_a_student_teaches_the_next_one(train):
     first = scored(short(train)["run"].dir, 0.5)
     v = short(train, teacher=first)
     assert v["teacher"].score == 0.5 and v["run"].step == 160
-    assert sorted(path.name for path in (v["run"].dir / "teacher").iterdir()) == sorted(
-        [f"{NAME}.py", "config.json", "model.safetensors", "origin.json"]
+    assert sorted(path.name for path in (v["run"].dir / "kept").glob("*/*")) == sorted(
+        [f"{NAME}.py", "config.json", "model.safetensors"]
     )
 
 
@@ -387,6 +386,17 @@ def change(folder):
     return folder
 
 
+def test_what_a_script_does_not_catch_is_one_sentence(tmp_path):
+    """As a process of its own: `solorl.load` raises, and the run that asked for it ends with exit code 2."""
+    words = [sys.executable, script(NAME), *SMALL, "--teacher", tmp_path / "nowhere", "--runs-dir", tmp_path]
+    done = run(*words)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    folder = shutil.copytree(teacher_folder(), tmp_path / "teacher")
+    lose(folder, "model.safetensors")
+    done = run(*words[:-3], folder, *words[-2:])
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "cannot be read" in done.stderr, done.stderr
+
+
 @pytest.mark.slow
 def test_a_script_that_is_trusted_may_teach_if_its_spaces_fit(train, tmp_path):
     folder = shutil.copytree(teacher_folder(), tmp_path / "teacher")
@@ -395,7 +405,7 @@ def test_a_script_that_is_trusted_may_teach_if_its_spaces_fit(train, tmp_path):
     run_dir = short(train, "--trust-script", "--save-every", "60", teacher=folder)["run"].dir
     back_to(120, run_dir)
     train(NAME, "--resume", run_dir)
-    copy, mark = run_dir / "teacher" / script.name, tmp_path / "executed"
+    [copy], mark = (run_dir / "kept").glob(f"*/{script.name}"), tmp_path / "executed"
     copy.write_text(copy.read_text() + f"open({str(mark)!r}, 'w')\n")
     train(NAME, "--resume", run_dir, code=2)  # although config.json says that the script was to be trusted
     assert "then add --trust-script" in train.out and not mark.exists()
@@ -419,7 +429,7 @@ def test_runs_of_another_kind_are_refused(name, flags, words, train):
     flags = f"{flags} --total-timesteps 8 --learning-starts 4 --batch-size 2 --buffer-size 40 --eval-episodes 1".split()
     run_dir = train(name, *flags)["run"].dir
     short(train, teacher=run_dir, code=2)
-    assert words in train.out and f"{run_dir}, a run of {name}.py," in train.out and train.out.count("\n") == 1
+    assert words in train.out and str(run_dir) in train.out and train.out.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -451,14 +461,12 @@ def test_a_teacher_on_the_hub(hub, train, solo, tmp_path):  # noqa: F811
     assert solo("push", scored(trained["run"].dir, 1.0), "ann/teacher")[0] == 0
     shutil.rmtree(trained["run"].dir)
     v = short(train, "--save-every", "80", teacher="hf://ann/teacher")
-    origin = json.loads((v["run"].dir / "teacher" / "origin.json").read_text())
-    assert origin == {"address": "hf://ann/teacher"}
+    assert len(list((v["run"].dir / "kept").glob("*/dqn_atari.py"))) == 1
     short(train, teacher="hf://ann/nobody", code=2)
     assert "ann/nobody cannot be pulled: there is no such repository" in train.out
     hub.repos.clear()
     shutil.rmtree(max((v["run"].dir / "checkpoint").iterdir()))
-    train(NAME, "--resume", v["run"].dir)
-    assert "teacher hf://ann/teacher: dqn_atari.py, evaluation 1.0" in train.out
+    assert train(NAME, "--resume", v["run"].dir)["teacher"].score == 1.0
 
 
 # ---------------------------------------------------------------------- learning

@@ -254,15 +254,15 @@ def test_evaluation_is_greedy(train):
         return np.array([actor(torch.as_tensor(one[None])).argmax(1).item() for one in obs])
 
     row = rows(v["run"].dir, "eval/episodic_return")[-1]
-    scores, lengths = evaluator.play(EVALUATE, 0, most_likely, SAC["make_env"])
-    assert row["eval/episodic_return"] == pytest.approx(np.mean(scores["eval/episodic_return"]))
+    returns, lengths = evaluator.play(EVALUATE, 0, most_likely, SAC["make_env"])
+    assert row["eval/episodic_return"] == pytest.approx(np.mean(returns))
     assert row["eval/episodic_length"] == pytest.approx(np.mean(lengths))
 
 
 @pytest.mark.slow
 def test_value_of_a_constant_reward_under_a_time_limit(train):
     """1 / (1 - gamma) = 10 where all images are the same. (Where they tell the time, those at which the limit ends a
-    game have values that nothing is learned about: LOG.md, 2026-11-24.)"""
+    game have values that nothing is learned about: docs/log/2026-11-24.md.)"""
     flags = "--total-timesteps 900 --learning-starts 100 --utd-ratio 1 --batch-size 16 --buffer-size 2000 --gamma 0.9"
     flags += " --target-network-frequency 10 --no-autotune --alpha 0 --eval-every 0 --eval-episodes 1 --save-every 0"
     v = train("sac_atari", "--env-id", "pixel_doubles:PixelForever-v0", *flags.split(), "--log-every", "100")
@@ -288,4 +288,4 @@ def test_resumed_with_its_replay_equals_uninterrupted(train):
     for x, y in zip(v["replay"].arrays.values(), whole["replay"].arrays.values(), strict=True):
         assert np.array_equal(x, y)
     assert np.array_equal(v["replay"].state["age"], whole["replay"].state["age"])
-    assert np.array_equal(v["lives"], whole["lives"]) and np.array_equal(v["obs"], whole["obs"])
+    assert np.array_equal(v["now"].lives, whole["now"].lives) and np.array_equal(v["obs"], whole["obs"])

@@ -168,7 +168,7 @@ def test_resumed_with_its_replay_equals_uninterrupted(train):
     for name in ("actor", "critic", "target_critic", "temperature"):
         again = v[name].state_dict()
         assert all(torch.equal(x, again[key]) for key, x in whole[name].state_dict().items())
-    assert torch.equal(v["state"], whole["state"]) and v["state"].any()
+    assert torch.equal(v["now"].state, whole["now"].state) and v["now"].state.any()
 
 
 def test_bad_numbers_are_refused(train):

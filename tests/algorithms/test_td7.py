@@ -1,6 +1,7 @@
 """TD7: embeddings, priorities, clipped targets and the assessment of policies by hand; its loop; learning."""
 
 import math
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -147,7 +148,7 @@ def test_transitions_are_drawn_in_proportion_to_their_priorities():
     replay = filled(8, 5)
     replay.update(np.arange(5), torch.tensor([0.5, 1.0, 16.0, 81.0, 256.0]), 0.5)
     priorities = np.array([1, 1, 4, 9, 16])
-    np.testing.assert_allclose(replay.state["priority"], [*priorities, 0, 0, 0])
+    np.testing.assert_allclose(replay.state.priority, [*priorities, 0, 0, 0])
     np.random.seed(0)
     batch, index = replay.sample(50_000, "cpu")
     np.testing.assert_array_equal(batch.obs[:, 0], index)
@@ -162,24 +163,23 @@ def test_new_transitions_have_the_largest_priority():
     one = np.ones((1, 1), np.float32)
     transition = Batch(one, one, one[0], np.zeros(1), one)
     replay.add(transition)
-    assert replay.state["priority"].tolist() == [2, 10, 0]
+    assert replay.state.priority.tolist() == [2, 10, 0]
     replay.update(np.array([1]), torch.tensor([9.0]), 0.5)
     replay.forget_largest()
     replay.add(transition)
     replay.add(transition)  # over the oldest
-    assert replay.state["priority"].tolist() == [3, 3, 3]
+    assert replay.state.priority.tolist() == [3, 3, 3]
 
 
 # ---------------------------------------------------------------------- assessment
 def test_an_assessment_ends_after_its_episodes_or_when_the_policy_is_worse():
-    assessment = TD7["Assessment"]()
-    assessment.best = 2.0
+    assessment = SimpleNamespace(steps=0, episodes=0, episode_return=0.0, smallest=math.inf, best=2.0)
     played = [(1, False), (2, True), (9, True), (4, False), (0, True)]  # returns 3, 9, 4
-    assert [assessment.count(*step, 3) for step in played] == [False, False, False, False, True]
+    assert [TD7["count_step"](assessment, *step, 3) for step in played] == [False, False, False, False, True]
     assert (assessment.steps, assessment.episodes, assessment.smallest) == (5, 3, 3.0)
-    assessment = TD7["Assessment"]()
-    assessment.best = 2.0
-    assert [assessment.count(*step, 3) for step in [(5, True), (1, False), (0.5, True)]] == [False, False, True]
+    assessment = SimpleNamespace(steps=0, episodes=0, episode_return=0.0, smallest=math.inf, best=2.0)
+    played = [(5, True), (1, False), (0.5, True)]
+    assert [TD7["count_step"](assessment, *step, 3) for step in played] == [False, False, True]
     assert assessment.smallest == 1.5
 
 
@@ -257,7 +257,7 @@ def test_an_episode_that_a_resume_has_lost_is_not_counted(train, monkeypatch):
     class Lost(solorl.Run):
         def resume(self, **parts):
             start = super().resume(**parts)
-            parts["assessment"].running_return, self.restarted = 1e6, [0]
+            parts["assessment"].episode_return, self.restarted = 1e6, [0]
             return start
 
     monkeypatch.setattr("solorl.Run", Lost)
@@ -277,7 +277,7 @@ def test_fixed_encoders_and_bounds_follow_with_each_target_update(train, monkeyp
 
     monkeypatch.setattr(torch.nn.Module, "load_state_dict", note)
     v = train("td7", *DIARY, "--target-network-frequency", "5", "--early-steps", "0", "--late-episodes", "99")
-    assert steps == [] and v["bounds"].tolist() == [0, 0]  # never judged
+    assert steps == [] and v["now"].bounds.tolist() == [0, 0]  # never judged
     # 32 updates, of the steps 21 to 52, at which an episode ends; the last one updates the targets if `frequency` is 4
     for frequency, copies in ((4, 8), (5, 6)):
         steps.clear()
@@ -288,7 +288,8 @@ def test_fixed_encoders_and_bounds_follow_with_each_target_update(train, monkeyp
         assert torch.equal(fixed, learned) == (frequency == 4) and not torch.equal(before, fixed)
         assert torch.equal(weights(v["target_agent"].critics), weights(v["agent"].critics)) == (frequency == 4)
         assert torch.equal(weights(v["target_agent"].actor), weights(v["agent"].actor)) == (frequency == 4)
-        assert v["bounds"][0] < v["bounds"][1] and (frequency == 5 or torch.equal(v["bounds"], v["seen"]))
+        low, high = v["now"].bounds
+        assert low < high and (frequency == 5 or (low, high) == (v["now"].smallest_target, v["now"].largest_target))
 
 
 def test_resumed_with_its_replay_equals_uninterrupted(train):
@@ -303,11 +304,11 @@ def test_resumed_with_its_replay_equals_uninterrupted(train):
     for what in ("encoder", "agent", "target_agent", "best_agent"):
         again = v[what].state_dict()
         assert all(torch.equal(x, again[key]) for key, x in whole[what].state_dict().items())
-    for what in ("bounds", "seen"):
-        assert torch.equal(v[what], whole[what])
-    for key, array in whole["replay"].state.items():
-        np.testing.assert_array_equal(array, v["replay"].state[key])
-    assert v["assessment"].state_dict() == whole["assessment"].state_dict() and v["assessment"].best > -math.inf
+    for what in ("bounds", "smallest_target", "largest_target"):
+        assert torch.equal(getattr(v["now"], what), getattr(whole["now"], what))
+    np.testing.assert_array_equal(v["replay"].state.priority, whole["replay"].state.priority)
+    assert v["replay"].state.largest == whole["replay"].state.largest > 1
+    assert v["assessment"] == whole["assessment"] and v["assessment"].best > -math.inf
 
 
 def test_evaluations_play_the_best_agent(train, monkeypatch):
@@ -315,11 +316,6 @@ def test_evaluations_play_the_best_agent(train, monkeypatch):
     monkeypatch.setattr(solorl.Run, "evaluate", lambda run, step, policy, make_env: played.append(policy.__self__))
     v = train("td7", *DIARY)
     assert all(agent is v["best_agent"] for agent in played) and len(played) == 60
-
-
-def test_several_environments_are_refused(train):
-    train("td7", *DIARY, "--num-envs", "2", code=2)
-    assert "--num-envs must be 1" in train.out
 
 
 def test_logged_metrics_are_documented(train):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from conftest import definitions, refused
 
-from solorl.data import exchange
 from solorl.data.dataset import open_datasets, read
-from solorl.data.recording import Recording
 from solorl.envs.vector import VectorEnvs
+from solorl.lab.datasets import exchange
+from solorl.lab.datasets.recording import Recording
 from solorl.lab.results import figures
 from solorl.lab.results.reference_scores import D4RL, normalised
 

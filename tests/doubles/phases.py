@@ -72,7 +72,7 @@ if __name__ == "__main__":
             os.kill(os.getpid(), signal.SIGTERM)
         if args.by == "stop":
             (run.dir / "stop").touch()
-            run._looked = -math.inf  # seconds: it looks rarely
+            run.ending.looked = -math.inf  # seconds: it looks rarely
         if args.by == "target":
             args.target_return, args.eval_every = 1.0, 1
             run.evaluate(global_step, actor.act, make_env)

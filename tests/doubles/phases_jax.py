@@ -89,7 +89,7 @@ if __name__ == "__main__":
         for each in run.runs:
             if args.by == "stop":
                 (each.dir / "stop").touch()
-                each._looked = -math.inf  # seconds: it looks rarely
+                each.ending.looked = -math.inf  # seconds: it looks rarely
             each.args.target_return = 1.0 if args.by == "target" else None
 
     train = run.compile(lambda training: warm(training, envs), chunk=3)

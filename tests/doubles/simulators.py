@@ -41,9 +41,9 @@ class Aim(gym.vector.VectorEnv):
         terminated, truncated = action > 0.9, self.steps + 1 >= LIMIT
         done = terminated | truncated
         final_obs = torch.stack([self.obs[:, 0], self.steps + 1], 1)
-        final_obs[~done] = torch.nan  # the rows of those that go on may be anything
         self.steps = torch.where(done, 0, self.steps + 1)
-        return self.look(), reward, terminated, truncated, {"final_obs": final_obs}
+        next_obs = torch.where(done[:, None], final_obs, self.look())
+        return self.obs, reward, terminated, truncated, {"next_obs": next_obs}
 
 
 class SavedAim(Aim):

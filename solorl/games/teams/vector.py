@@ -77,6 +77,7 @@ class TeamEnvs(gym.vector.VectorEnv):
             if step.final_action_mask is not None:
                 final["action_mask"] = _array(step.final_action_mask)
             infos |= {"final_obs": _array(step.final_obs), "_final_obs": done, "final_info": final, "_final_info": done}
+        infos["next_obs"] = _array(step.final_obs)
         return self.obs.copy(), np.array(step.reward, np.float64), *ends, infos
 
     def _checked(self, actions: Any) -> np.ndarray:

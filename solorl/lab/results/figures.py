@@ -19,9 +19,9 @@ from PIL import Image
 
 from solorl.errors import UsageError
 from solorl.files import write_atomically
+from solorl.glyphs import legible
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
-from solorl.run.glyphs import legible
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#767676")
 DASHES = ("-", "--", ":", "-.")

@@ -3,19 +3,20 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from solorl.catalog import header as catalog
+from solorl.catalog.header import origins, parse_header
 from solorl.errors import UsageError
 from solorl.lab.results.result import Result
+from solorl.scripts import script_paths
 
 Runs = Mapping[str, Sequence[Result]]  # method -> its runs
 
 
 def ancestors(script: str, runs: Runs) -> list[str]:
     """The scripts that a script comes from, the nearest first: as its copies in run folders say, else our files."""
-    paths, found = catalog.script_paths(), [script]
+    paths, found = script_paths(), [script]
     said = {run.script: run.parents for several in runs.values() for run in several if run.parents}
     for name in found:  # grows while it is walked
-        names = said.get(name) or (catalog.origins(paths[name]) if name in paths else [])
+        names = said.get(name) or (origins(paths[name]) if name in paths else [])
         found += [each for each in names if each not in found]
     return found[1:]
 
@@ -64,8 +65,8 @@ def nearest(method: str, runs: Runs) -> str | None:
 
 def twin_of(script: str) -> str:
     """The torch script that the header of a script in JAX names; an empty string without one."""
-    path = catalog.script_paths().get(script)
+    path = script_paths().get(script)
     try:
-        return Path(catalog.parse_header(path).twin or "").stem if path else ""
+        return Path(parse_header(path).twin or "").stem if path else ""
     except UsageError:
         return ""

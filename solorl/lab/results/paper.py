@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from solorl.data.dataset import unpacked
-from solorl.files import write
+from solorl.files import read_regular, write
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
 from solorl.lab.results import statistics as st
 from solorl.lab.results import text
-from solorl.lab.results.result import LARGEST, MOST_BYTES, Result, ResultError, bytes_of, reading
+from solorl.lab.results.result import MOST_BYTES, Result, ResultError, reading
 
 MOST_SCORES = 100_000  # of a file: each becomes a run of the report
 ENVIRONMENTS = "environments"  # the names of the columns in the file of scores
@@ -112,13 +112,13 @@ def read_scores(path: Path) -> list[Result]:
     """The runs in a file of scores: method -> (num_runs, num_environments), as `scores` makes it or for rliable, with
     or without names of environments. Raises ResultError where it holds anything else."""
     with reading(path):
-        found = unpacked(bytes_of(path), MOST_BYTES, "fiuUS")
+        found = unpacked(read_regular(path, MOST_BYTES), MOST_BYTES, "fiuUS")
     names = found.pop(ENVIRONMENTS, None)
     if (count := sum(table.size for table in found.values())) > MOST_SCORES:
         raise ResultError(f"{path} has {count:,} scores, more than the {MOST_SCORES:,} that a report can have")
     results = []
     for method, table in found.items():
-        if table.ndim != 2 or table.dtype.kind not in "fiu" or not (np.abs(table) < LARGEST).all():
+        if table.ndim != 2 or table.dtype.kind not in "fiu" or not np.isfinite(table).all():
             raise ResultError(f"{path}: {method} is not a table of numbers (runs, environments)")
         envs = [f"environment {i + 1}" for i in range(table.shape[1])] if names is None else names.astype(str).tolist()
         if len(envs) != table.shape[1]:

@@ -7,11 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from solorl import runfolder
 from solorl.lab.results.gather import gathered
-from solorl.lab.results.result import Result, ResultError, checked, read, write
+from solorl.lab.results.result import Result, ResultError, read, write
 from solorl.lab.results.run_folder import read_run
 from solorl.lab.results.tensorboard import read_tensorboard
 from solorl.terminal import plain
+
+OF_RUN = (runfolder.METRICS, runfolder.STATUS)
 
 
 def collect(run_dir: Path, folder: Path, variant: str = "", first: bool = False) -> Path:
@@ -44,23 +47,18 @@ def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = Fals
             problems.append(f"{path} holds no result" if path.exists() else f"there is no {path}")
         for source in sources:
             if source.suffix == ".npz":
-                runs, refused = _scores(source)
+                from solorl.lab.results.paper import read_scores  # here, because it loads NumPy
+
+                try:
+                    runs = read_scores(source)
+                except ResultError as error:
+                    problems.append(str(error))
+                    continue
                 found |= {f"{source.resolve()} {i}": partial(replace, run) for i, run in enumerate(runs)}
-                problems += refused
             else:
                 found[str(source.resolve())] = partial(read_folder if source.is_dir() else read, source)
     results, more = gathered(found.values(), whole, unfinished)
     return results, [plain(problem) for problem in problems] + more
-
-
-def _scores(path: Path) -> tuple[list[Result], list[str]]:
-    """The runs in a file of scores, and a sentence where it cannot be read."""
-    from solorl.lab.results.paper import read_scores  # here, because it loads NumPy
-
-    try:
-        return read_scores(path), []
-    except ResultError as error:
-        return [], [str(error)]
 
 
 # ---------------------------------------------------------------------- files and folders
@@ -81,7 +79,7 @@ def _sources(path: Path) -> tuple[list[Path], list[str]]:
             if not place.is_dir() or (place.stat().st_dev, place.stat().st_ino) in seen:
                 continue
             seen.add((place.stat().st_dev, place.stat().st_ino))
-            if _is_run(place):
+            if (place / runfolder.CONFIG).is_file() and any((place / name).exists() for name in OF_RUN):
                 found.append(place)
                 continue
             children = sorted(place.iterdir(), key=_natural)
@@ -98,16 +96,12 @@ def _natural(path: Path) -> list[Any]:
     return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", path.name))]
 
 
-def _is_run(path: Path) -> bool:
-    return (path / "config.json").is_file() and ((path / "metrics.jsonl").exists() or (path / "status.json").exists())
-
-
 def read_folder(path: Path) -> Result:
     """The result of a run folder or of a TensorBoard folder. Raises ResultError where it is neither or damaged."""
-    if (path / "config.json").is_file():
+    if (path / runfolder.CONFIG).is_file():
         return read_run(path)
     if events := list(path.glob("events.out.tfevents.*")):
         if not all(event.is_file() for event in events):
             raise ResultError(f"{path} cannot be read: its TensorBoard files are not all regular files")
-        return checked(read_tensorboard(path))
+        return read_tensorboard(path)
     raise ResultError(f"{path} is not a run folder: it has neither config.json nor TensorBoard files")

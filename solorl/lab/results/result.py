@@ -9,13 +9,11 @@ import gzip
 import json
 import math
 import re
-import reprlib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -25,7 +23,6 @@ from solorl.files import read_regular, write_atomically
 FORMAT = 1
 DIGITS = 6  # significant digits of stored numbers
 MOST_BYTES = 2**24  # of a result file, unpacked, and of each JSON file of a run folder
-LARGEST = 1e100  # larger numbers are damage: their sums would be infinite
 NOT_STORED = ("source", "method", "critic")
 EVAL_COLUMNS = ("global_step", "wall_time", "mean", "std", "length")
 TRAIN_COLUMNS = ("global_step", "wall_time", "return", "length", "episodes")
@@ -116,118 +113,55 @@ def rounded(value: Any) -> Any:
 def read(path: Path) -> Result:
     """The result in a file that `collect` wrote. Raises ResultError, which names the file, where it is damaged."""
     with reading(path):
-        return parse_bytes(bytes_of(path), str(path))
+        return parse_bytes(read_regular(path, MOST_BYTES), str(path))
 
 
 @contextmanager
 def reading(source: object) -> Iterator[None]:
-    """What goes wrong inside, where a file is read, becomes a ResultError that names it."""
+    """What goes wrong inside, where a file or folder is read, becomes a ResultError that names it."""
     try:
         yield
     except ResultError:
         raise
-    except (OSError, EOFError, ValueError, RecursionError, zlib.error, BadZipFile) as error:
+    except KeyError as error:
+        raise ResultError(f"{source} is damaged: it has no {error!s:.80}") from error
+    except (OSError, EOFError, ArithmeticError, RecursionError, zlib.error, BadZipFile, *WRONG) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ResultError(f"{source} cannot be read: {why}") from error
+        raise ResultError(f"{source} cannot be read: {' '.join(why.split()):.200}") from error
 
 
-def require_regular(path: Path) -> None:
-    """ResultError for what is there and not a file, as a device."""
-    if path.exists() and not path.is_file():
-        raise ResultError(f"{path} cannot be read: it is not a regular file")
-
-
-def bytes_of(path: Path) -> bytes:
-    """The bytes of a file. Raises ResultError where there are too many, and for what is not a file, as a device."""
-    with reading(path):
-        return read_regular(path, MOST_BYTES)
-
-
-def _read_some(file: Any, source: object) -> bytes:
-    """All bytes of an open file, at most MOST_BYTES; else ResultError."""
-    data: bytes = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ResultError(f"{source} cannot be read: it has more than {MOST_BYTES >> 20} MiB")
-    return data
+WRONG = (TypeError, ValueError, AttributeError)  # what values of another kind lead to
 
 
 def parse_bytes(data: bytes, source: str) -> Result:
     """The result in the bytes of a result file. Raises ResultError, which names `source`, where it is none."""
-    with reading(source), gzip.open(BytesIO(data)) as file:
-        content = json.loads(_read_some(file, source))
-    return parse(content, source)
+    with reading(source):
+        with gzip.open(BytesIO(data)) as file:
+            content = json.loads(file.read(MOST_BYTES))
+        if content["format"] != FORMAT:
+            raise ResultError(f"{source} has another format than {FORMAT}, which this version reads")
+        stored = [name for name in Result.__dataclass_fields__ if name in content and name not in NOT_STORED]
+        result = Result(**{name: content[name] for name in stored}, source=source)
+        check(result)
+        return result
 
 
-def parse(content: Any, source: str) -> Result:
-    """The result in the JSON of a result file. Raises ResultError, which names `source`, where it is none."""
-    if not isinstance(content, dict) or "format" not in content:
-        raise ResultError(f"{source} is not a result file")
-    if content["format"] != FORMAT:
-        form = reprlib.repr(content["format"])
-        raise ResultError(f"{source} has format {form}, but this version reads format {FORMAT}")
-    stored = [name for name in Result.__dataclass_fields__ if name in content and name not in NOT_STORED]
-    try:
-        return checked(Result(**{name: content[name] for name in stored}, source=source))
-    except TypeError as error:
-        raise ResultError(f"{source} is incomplete: {error}") from error
+def check(result: Result) -> None:
+    """ValueError where a value of a result is not of its kind, or its columns are not of numbers and equally long."""
+    for kind, names in KINDS.items():
+        if wrong := [name for name in names if not isinstance(getattr(result, name), kind)]:
+            raise ValueError(f"its {wrong[0]} is of another kind")
+    for table, names in ((result.eval, EVAL_COLUMNS), (result.train, TRAIN_COLUMNS)):
+        columns = [[math.isfinite(value) for value in table[name]] for name in names if table]
+        if not all(map(all, columns)) or len(set(map(len, columns))) > 1:
+            raise ValueError("its columns do not fit together")
 
 
-def checked(result: Result) -> Result:
-    """The result itself. Raises ResultError, which names its source, where a value is not of the kind it should be."""
-    for name, fits in KINDS.items():
-        if not fits(getattr(result, name)):
-            value = reprlib.repr(getattr(result, name))
-            raise ResultError(f"{result.source} is damaged: its {name} cannot be {value}")
-    return result
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_name(value: Any) -> bool:
-    return _is_text(value) and 0 < len(value) < 256
-
-
-def _is_shallow(value: Any, depth: int = 5) -> bool:
-    """Whether lists and objects lie in each other at most so deep."""
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth > 0 and all(_is_shallow(item, depth - 1) for item in inside)
-
-
-def _is_number(value: Any) -> bool:
-    """Whether this is a number, finite and of a size that can be calculated with."""
-    return type(value) in (int, float) and abs(value) <= LARGEST
-
-
-def _is_amount(value: Any) -> bool:
-    return _is_number(value) and value >= 0
-
-
-def _is_table(columns: Any, names: Sequence[str]) -> bool:
-    """Whether `columns` is empty or holds the named columns, all of equal length, of numbers only, by step."""
-    if columns == {}:
-        return True
-    if not isinstance(columns, dict) or not all(isinstance(columns.get(name), list) for name in names):
-        return False
-    numbers = all(_is_number(value) for name in names for value in columns[name])
-    ascending = numbers and all(a <= b for a, b in pairwise(columns["global_step"]))
-    return ascending and len({len(columns[name]) for name in names}) == 1
-
-
-KINDS: dict[str, Callable[[Any], bool]] = {  # what the fields of a result must be
-    **dict.fromkeys(("env_id", "script"), _is_name),
-    "seed": lambda value: type(value) is int and _is_number(value),
-    "variant": lambda value: value == "" or _is_name(value),
-    **dict.fromkeys(("script_sha256", "python", "started", "status"), _is_text),
-    **dict.fromkeys(("args", "versions", "machine"), lambda value: isinstance(value, dict) and _is_shallow(value)),
-    "git": lambda value: value is None or (isinstance(value, dict) and _is_shallow(value)),
-    **dict.fromkeys(("global_step", "wall_time"), _is_amount),
-    "eval": lambda value: _is_table(value, EVAL_COLUMNS),
-    "train": lambda value: _is_table(value, TRAIN_COLUMNS) and all(n > 0 for n in value.get("episodes", [])),
-    "last_100_episodes": lambda value: value is None or _is_number(value),
-    "sps": lambda value: value is None or _is_amount(value),
-    "parents": lambda value: isinstance(value, list) and all(map(_is_name, value)),
-    "first": lambda value: isinstance(value, bool),
-    "together": lambda value: type(value) is int and 1 <= value <= LARGEST,
+KINDS = {  # what the fields of a result must be
+    str: ("env_id", "script", "variant", "script_sha256", "started", "status"),
+    int: ("seed", "together"),
+    int | float: ("global_step", "wall_time"),
+    int | float | None: ("last_100_episodes", "sps"),
+    dict: ("args", "versions", "machine", "eval", "train"),
+    list: ("parents",),
 }

@@ -5,21 +5,22 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from solorl import runfolder
 from solorl.catalog.header import origins
+from solorl.files import read_regular
 from solorl.lab.results.result import (
     EVAL_COLUMNS,
+    MOST_BYTES,
     TRAIN_COLUMNS,
     Columns,
     Result,
     ResultError,
-    bytes_of,
-    checked,
+    check,
     reading,
-    require_regular,
 )
-from solorl.runfolder import read_rows
 
 BINS = 200  # rows that the training episodes of one run are thinned to
 LOCAL = ("runs_dir", "resume", "resume_changed", "wandb_entity")  # arguments that say where, not what
@@ -32,29 +33,26 @@ CRITIC = {
 
 
 def read_run(run_dir: Path) -> Result:
-    """The result of a run folder (see `solorl.run.verbs`), its status as it is; the variant is the run's `exp_name`.
+    """The result of a run folder, its status as it is; the variant is the run's `exp_name`.
 
     Raises ResultError where a file is missing or damaged.
     """
-    config, status = (_json(run_dir / name, dict) for name in ("config.json", "status.json"))
-    rows = _rows(run_dir / "metrics.jsonl")
-    try:
-        return checked(_result(run_dir, config, status, rows))
-    except ResultError:
-        raise
-    except KeyError as error:
-        raise ResultError(f"{run_dir} is damaged: its files have no {error}") from error
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ResultError(f"{run_dir} is damaged: {type(error).__name__}: {error}") from error
+    with reading(run_dir):
+        result = _result(run_dir)
+        check(result)
+        return result
 
 
-def _result(run_dir: Path, config: dict[str, Any], status: dict[str, Any], rows: list[dict[str, Any]]) -> Result:
+def _result(run_dir: Path) -> Result:
+    config, status = runfolder.config_of(run_dir), runfolder.status_of(run_dir)
+    metrics = run_dir / runfolder.METRICS
+    if metrics.exists() and not metrics.is_file():
+        raise ResultError(f"{metrics} cannot be read: it is not a regular file")
+    rows = runfolder.read_rows(metrics, strict=True)[0]
     args = config["args"]
-    if not isinstance(args, dict):
-        raise ResultError(f"{run_dir / 'config.json'} is damaged: its args are not a JSON object")
     total = int(status.get("global_step") or (rows[-1]["global_step"] if rows else 0))
     episodes = _select(rows, "charts/episodic_return", "charts/episodic_length")
-    rates = sorted(float(row["charts/SPS"]) for row in rows if "charts/SPS" in row)
+    rates = [float(row["charts/SPS"]) for row in rows if "charts/SPS" in row]
     variant, script = str(args.get("exp_name") or ""), Path(config["script"])
     copy = run_dir / script.name
     return Result(
@@ -69,14 +67,14 @@ def _result(run_dir: Path, config: dict[str, Any], status: dict[str, Any], rows:
         versions=dict(config.get("versions") or {}),
         machine=_described(dict(config.get("machine") or {})),
         started=str(config.get("started", "")),
-        status=str(status.get("status", "unknown")),
+        status=str(status["status"]),
         global_step=total,
         wall_time=float(status.get("wall_time") or 0.0),
         eval=evaluations(_select(rows, "eval/episodic_return", "eval/episodic_return_std", "eval/episodic_length")),
         train=thinned(episodes, total),
         critic=_critic(rows, total),
         last_100_episodes=last_mean([row[2] for row in episodes]),
-        sps=middle(rates),
+        sps=median(rates) if rates else None,
         together=_together(run_dir),
         parents=origins(copy) if copy.is_file() else [],
         source=str(run_dir),
@@ -93,28 +91,7 @@ def _critic(rows: Sequence[dict[str, Any]], total: int) -> dict[str, Columns]:
 def _together(run_dir: Path) -> int:
     """How many runs the process trained at once."""
     path = run_dir / "together.json"
-    return len(_json(path, list)) if path.exists() else 1
-
-
-def _json(path: Path, kind: type) -> Any:
-    """The object or list in a JSON file. Raises ResultError where it holds none."""
-    with reading(path):
-        content = json.loads(bytes_of(path))
-    if not isinstance(content, kind):
-        raise ResultError(f"{path} cannot be read: it holds no JSON {'list' if kind is list else 'object'}")
-    return content
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; a last line that a kill cut short is left out. Raises ResultError."""
-    with reading(path):
-        require_regular(path)
-        try:
-            return read_rows(path, strict=True)[0]
-        except UnicodeError:
-            raise
-        except ValueError as error:  # it names the damaged line
-            raise ResultError(str(error)) from error
+    return len(json.loads(read_regular(path, MOST_BYTES))) if path.exists() else 1
 
 
 def _portable(args: dict[str, Any]) -> dict[str, Any]:
@@ -169,9 +146,3 @@ def last_mean(returns: Sequence[float], count: int = 100) -> float | None:
     """The mean of the last `count` values, or of all where there are fewer; None for no value."""
     last = returns[-count:]
     return sum(last) / len(last) if last else None
-
-
-def middle(values: Sequence[float]) -> float | None:
-    """The median of sorted values; None for no value."""
-    n = len(values)
-    return (values[(n - 1) // 2] + values[n // 2]) / 2 if n else None

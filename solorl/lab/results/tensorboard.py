@@ -11,11 +11,12 @@ import math
 import re
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from solorl.envs.ids import NAMESPACES
 from solorl.lab.results.result import Result, ResultError
-from solorl.lab.results.run_folder import evaluations, last_mean, middle, thinned
+from solorl.lab.results.run_folder import evaluations, last_mean, thinned
 
 TRAIN_TAGS = (  # return, length; the first that a folder holds
     ("charts/episodic_return", "charts/episodic_length"),  # CleanRL: one row per episode
@@ -54,7 +55,7 @@ def read_tensorboard(folder: Path, names: tuple[str, str, int] | None = None) ->
         eval=evaluations([[*row[:3], 0.0, row[3]] for row in evals]),  # neither library logs a deviation
         train=thinned(episodes, total),
         last_100_episodes=last_mean([row[2] for row in episodes], 1 if smoothed else 100),
-        sps=middle(sorted(value for _, _, value in speed)),
+        sps=median(value for _, _, value in speed) if speed else None,
         source=str(folder),
     )
 

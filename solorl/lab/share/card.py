@@ -6,14 +6,14 @@ Every number on it is one that the run has logged.
 import ast
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from solorl import runfolder
 from solorl.errors import UsageError
-from solorl.files import read_json
-from solorl.runfolder import Row, read_rows
+from solorl.runfolder import Row
 from solorl.scripts import header_fields
 
 MOST_ROWS = 20  # of the table of evaluations
@@ -24,12 +24,20 @@ SCORE, STD, LENGTH = "eval/episodic_return", "eval/episodic_return_std", "eval/e
 class Facts:
     """What the card says of a run."""
 
-    script: str  # ppo.py
-    args: dict[str, Any]
     config: dict[str, Any]
     status: str  # finished, stopped, ...
-    rows: Sequence[Row]  # those of metrics.jsonl that are of an evaluation, the last one last
+    rows: list[Row]  # those of metrics.jsonl that are of an evaluation, the last one last
     model: dict[str, str]  # what model.safetensors says of itself
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The arguments of the run."""
+        return dict(self.config["args"])
+
+    @property
+    def script(self) -> str:
+        """The file name of the script: ppo.py."""
+        return str(self.config["script"])
 
     @property
     def algorithm(self) -> str:
@@ -42,151 +50,107 @@ class Facts:
         return str(self.args.get("env_id", "unknown"))
 
     @property
-    def final(self) -> Row:
-        """The last evaluation."""
-        return self.rows[-1]
-
-    @property
     def mean_reward(self) -> str:
         """The last evaluation as leaderboards read it."""
-        return f"{self.final[SCORE]:.2f} +/- {self.final[STD]:.2f}"
+        return f"{self.rows[-1][SCORE]:.2f} +/- {self.rows[-1][STD]:.2f}"
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The numbers of the last evaluation, under the names that other libraries give them."""
+        final = self.rows[-1]
+        episodes = final.get("eval/episodes", self.args.get("eval_episodes"))
+        numbers = {"mean_reward": final[SCORE], "std_reward": final[STD], "is_deterministic": True}
+        return numbers | {"n_eval_episodes": episodes, "global_step": final["global_step"]}
 
 
 def facts_of(run_dir: Path) -> Facts:
-    """What config.json, status.json, metrics.jsonl and model.safetensors say. UsageError for a run without a model or
-    without an evaluation."""
+    """What a run folder says. UsageError for a run without a model or without an evaluation."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(run_dir / "model.safetensors", "np") as file:
+        with safe_open(run_dir / runfolder.MODEL, "np") as file:
             model = file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise UsageError(f"{run_dir} has no model.safetensors that can be read ({error})") from None
-    config = read_json(run_dir / "config.json")
-    try:
-        rows = read_rows(run_dir / "metrics.jsonl", key=SCORE)[0]
-    except OSError:
-        rows = []
+        raise UsageError(f"{run_dir} has no {runfolder.MODEL} that can be read ({error})") from None
+    rows: list[Row] = []
+    with contextlib.suppress(OSError):
+        rows = runfolder.read_rows(run_dir / runfolder.METRICS, key=SCORE)[0]
     rows = [row for row in rows if all(isinstance(row.get(name), int | float) for name in (SCORE, STD, "global_step"))]
     if not rows:
         raise UsageError(f"{run_dir} has no evaluation yet, so there is no score to publish; train it to its end")
-    args = config.get("args")
-    status = str(read_json(run_dir / "status.json").get("status", "unknown")).partition(":")[0]
-    return Facts(str(config.get("script")), args if isinstance(args, dict) else {}, config, status, rows, model)
+    config = runfolder.config_of(run_dir) | {"args": runfolder.args_of(run_dir)}
+    status = str(runfolder.status_of(run_dir).get("status", "unknown")).partition(":")[0]
+    return Facts(config, status, rows, model)
 
 
-def results(facts: Facts) -> dict[str, Any]:
-    """The numbers of the last evaluation, under the names that other libraries give them."""
-    return {
-        "mean_reward": facts.final[SCORE],
-        "std_reward": facts.final[STD],
-        "is_deterministic": True,
-        "n_eval_episodes": facts.final.get("eval/episodes", facts.args.get("eval_episodes")),
-        "global_step": facts.final["global_step"],
-    }
-
-
-def card(facts: Facts, repo: str, source: str, files: Sequence[str]) -> str:
+def card(facts: Facts, repo: str, source: str, files: Collection[str]) -> str:
     """README.md of the repository `repo`, which has these `files`; `source` is the text of the script."""
-    return f"---\n{_metadata(facts)}\n---\n{_text(facts, repo, source, files)}"
+    text = ""
+    with contextlib.suppress(SyntaxError, ValueError):
+        text = ast.get_docstring(ast.parse(source), clean=False) or ""
+    title, paper = text.strip().partition("\n")[0], header_fields(text).get("Paper", "")
+    name = repo.rpartition("/")[2]
+    parts = [
+        f"---\n{_metadata(facts)}\n---\n# {facts.algorithm} on {facts.env_id}",
+        f"{title} Trained with SoloRL; the whole algorithm is the file [`{facts.script}`]({facts.script}).",
+        f"Paper: {paper}" if paper else "",
+        f"## Use it\n\n```bash\npip install 'solorl[hub]'\nsolo play hf://{repo}\nsolo pull {repo} {name}\n```",
+        f'```python\nimport solorl\n\npolicy = solorl.load("{name}")  # the folder that `solo pull` has made\n```',
+        f"## Evaluation\n\n{_scores(facts, files)}",
+        _table(facts.rows),
+        f"![learning curve]({runfolder.PICTURE})" if runfolder.PICTURE in files else "",
+        f"## Training\n\n```json\n{json.dumps(facts.args, indent=2)}\n```",
+        _about(facts.config),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _metadata(facts: Facts) -> str:
     """The YAML block at the top of the card."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    score = EvalResult(
-        task_type="reinforcement-learning",
-        task_name="reinforcement-learning",
-        dataset_type=facts.env_id,
-        dataset_name=facts.env_id,
-        metric_type="mean_reward",
-        metric_name="mean_reward",
-        metric_value=facts.mean_reward,
-        verified=False,
-    )
-    tags = [facts.env_id, "deep-reinforcement-learning", "reinforcement-learning", "solorl", facts.algorithm]
+    kind, env = "reinforcement-learning", facts.env_id
+    score = EvalResult(kind, env, env, "mean_reward", facts.mean_reward, task_name=kind, metric_name="mean_reward")
+    tags = [env, "deep-reinforcement-learning", kind, "solorl", facts.algorithm]
     data = ModelCardData(library_name="solorl", tags=tags, model_name=facts.algorithm, eval_results=[score])
     return data.to_yaml()
 
 
-def _text(facts: Facts, repo: str, source: str, files: Sequence[str]) -> str:
-    """The card below its metadata."""
-    name = repo.rpartition("/")[2]
-    title, paper = _header(source)
-    parts = [
-        f"# {facts.algorithm} on {facts.env_id}",
-        f"{title} Trained with SoloRL; the whole algorithm is the file [`{facts.script}`]({facts.script}).",
-        f"Paper: {paper}" if paper else "",
-        "## Use it",
-        f"```bash\npip install 'solorl[hub]'\nsolo play hf://{repo}\nsolo pull {repo} {name}\n```",
-        f'```python\nimport solorl\n\npolicy = solorl.load("{name}")  # the folder that `solo pull` has made\n```',
-        "## Evaluation",
-        _scores(facts, files),
-        _table(facts),
-        "![learning curve](learning_curve.png)" if "learning_curve.png" in files else "",
-        "## Training",
-        _training(facts),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _header(source: str) -> tuple[str, str]:
-    """The first sentence of a script's docstring and the line `Paper` of its header; empty where there is none."""
-    try:
-        text = ast.get_docstring(ast.parse(source), clean=False) or ""
-    except (SyntaxError, ValueError):
-        return "", ""
-    return text.strip().partition("\n")[0], header_fields(text).get("Paper", "")
-
-
-def _scores(facts: Facts, files: Sequence[str]) -> str:
+def _scores(facts: Facts, files: Collection[str]) -> str:
     """What the models in the repository have scored."""
-    episodes = results(facts)["n_eval_episodes"] or "?"
+    found, episodes = facts.results, facts.results["n_eval_episodes"] or "?"
     what = f"over {episodes} greedy episodes, on seeds that the training did not use"
-    lines = [f"Last evaluation, at step {facts.final['global_step']:,.0f}: mean return **{facts.mean_reward}** {what}."]
+    lines = [f"Last evaluation, at step {found['global_step']:,.0f}: mean return **{facts.mean_reward}** {what}."]
     if "model_last.safetensors" in files:
         lines.append("`model_last.safetensors` has these weights.")
     with contextlib.suppress(KeyError, ValueError):  # somebody else's model file may say other things
         step, score = int(facts.model["step"]), float(facts.model[SCORE])
-        lines.append(
-            f"`model.safetensors` has those of the best of {len(facts.rows)} evaluations, {score:.2f} at step {step:,}"
-            "; the best of several is an optimistic estimate."
+        best = (
+            f"`{runfolder.MODEL}` has those of the best of {len(facts.rows)} evaluations, {score:.2f} at step {step:,}"
         )
+        lines.append(f"{best}; the best of several is an optimistic estimate.")
     if facts.status != "finished":
         lines.append(f"The training did not come to its end; its status is {facts.status}.")
     return "\n".join(lines)
 
 
-def _table(facts: Facts) -> str:
+def _table(rows: list[Row]) -> str:
     """The evaluations, at most MOST_ROWS of them: evenly spaced, with the first and the last."""
-    last, count = len(facts.rows) - 1, min(len(facts.rows), MOST_ROWS)
-    shown = [facts.rows[round(i * last / max(1, count - 1))] for i in range(count - 1)] + [facts.final]
+    count = min(len(rows), MOST_ROWS)
+    shown = [rows[round(i * (len(rows) - 1) / max(1, count - 1))] for i in range(count)]
     lines = ["| step | mean return | standard deviation | mean length |", "|---:|---:|---:|---:|"]
-    for row in shown:
+    for row in shown[:-1] + rows[-1:]:
         length = f"{row[LENGTH]:.1f}" if LENGTH in row else ""
         lines.append(f"| {row['global_step']:,.0f} | {row[SCORE]:.2f} | {row[STD]:.2f} | {length} |")
-    note = f"\n\n{count} of {last + 1} evaluations; all are in `metrics.jsonl`." if count <= last else ""
+    note = f"\n\n{count} of {len(rows)} evaluations; all are in `metrics.jsonl`." if count < len(rows) else ""
     return "\n".join(lines) + note
 
 
-def _training(facts: Facts) -> str:
-    """The arguments and circumstances of the run."""
-    about = {"started": facts.config.get("started"), "python": facts.config.get("python")}
+def _about(config: dict[str, Any]) -> str:
+    """The circumstances of the run as a table."""
+    about = {"started": config.get("started"), "python": config.get("python")}
     for group in ("versions", "machine"):
-        found = facts.config.get(group)
+        found = config.get(group)
         about |= found if isinstance(found, dict) else {}
-    return "\n".join(
-        [
-            f"```json\n{json.dumps(facts.args, indent=2)}\n```",
-            "",
-            "| | |",
-            "|---|---|",
-            *(f"| {_cell(name)} | {_cell(value)} |" for name, value in about.items() if value is not None),
-        ]
-    )
-
-
-def _cell(value: Any) -> str:
-    """A value as a cell of a table of Markdown."""
-    return " ".join(str(value).replace("|", "\\|").split())
+    cells = [[" ".join(str(x).replace("|", "\\|").split()) for x in pair] for pair in about.items()]
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells if value != "None")])

@@ -4,32 +4,29 @@ A pulled folder comes from a stranger. It has the files of a run and no others, 
 of it follows the rule of `solorl.run.load`.
 """
 
-import contextlib
 import hashlib
-import io
 import json
 import os
 import re
 import shutil
+import subprocess
 import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from solorl import runfolder
 from solorl.args.arguments import RunArgs
-from solorl.checkpoints.safety import is_plain_name
 from solorl.errors import UsageError, needs_extra, reason, told
 from solorl.files import remove_old, sha256
-from solorl.lab.share.card import Facts, card, facts_of, results
-from solorl.run.load import Play, play_script, script_of
-from solorl.run.pictures import draw_learning_curve
-from solorl.run.upload import repo_name
+from solorl.lab.share.card import Facts, card, facts_of
+from solorl.machine import command_of
+from solorl.run.load import script_of
 from solorl.terminal import warn
-from solorl.trust import not_trusted
 
 PULLED = "hub.json"  # in a pulled folder: the repository and the commit
-MODELS = ("model.safetensors", "model_last.safetensors")
-OF_RUN = ("config.json", "status.json", "metrics.jsonl", "learning_curve.png", *MODELS)
+MODELS = (runfolder.MODEL, "model_last.safetensors")
+OF_RUN = (runfolder.CONFIG, runfolder.STATUS, runfolder.METRICS, runfolder.PICTURE, *MODELS)
 OTHERS = ("README.md", "results.json", "replay.mp4", ".gitattributes", "LICENSE")
 ALLOWED = {*OF_RUN, *OTHERS}  # next to these a repository has its script
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".joblib", ".npy", ".npz")  # may execute code when read
@@ -58,17 +55,17 @@ def _why(error: BaseException) -> str:
     response = getattr(error, "response", None)
     code = getattr(response, "status_code", None)
     kind = type(error).__name__
-    if kind == "RevisionNotFoundError":
-        return "there is no such revision"
-    if kind == "GatedRepoError":
-        return "its owner must give you access first"
-    if code == 401 or (code == 404 and kind == "RepositoryNotFoundError"):
-        return f"there is no such repository, or your token may not see it (HTTP {code})"
-    if code == 403:
-        return "your token has no right to do that (HTTP 403); https://huggingface.co/settings/tokens"
+    said = {
+        "RevisionNotFoundError": "there is no such revision",
+        "GatedRepoError": "its owner must give you access first",
+        "RepositoryNotFoundError": f"there is no such repository, or your token may not see it (HTTP {code})",
+    }
+    if kind in said:
+        return said[kind]
     if code is not None:
-        says = "the hub has a problem, try again later" if code >= 500 else "the hub refuses it"
-        return f"{says} (HTTP {code})"
+        others = "the hub has a problem, try again later" if code >= 500 else "the hub refuses it"
+        known = {401: said["RepositoryNotFoundError"][:-11], 403: "your token has no right to do that"}
+        return f"{known.get(code, others)} (HTTP {code})"
     text = reason(error)
     if error.__cause__ is not None and (kind == "LocalEntryNotFoundError" or "Error while uploading" in text):
         return _why(error.__cause__)
@@ -95,7 +92,7 @@ def _check_name(repo: str) -> None:
 def push(run_dir: Path, repo: str = "", private: bool = False, revision: str | None = None) -> str:
     """Publish a run folder as one commit; returns the commit's address.
 
-    `repo` is USER/NAME; NAME alone is of the account whose token it is, and an empty one gets a name from the run.
+    `repo` is USER/NAME; NAME alone is of the account whose token it is, and USER/ or nothing gets a name from the run.
     UsageError, with one sentence, where that cannot be done; then the hub has no file of it.
     """
     copy, _ = script_of(run_dir)
@@ -103,12 +100,22 @@ def push(run_dir: Path, repo: str = "", private: bool = False, revision: str | N
     if facts.status == "running":
         raise UsageError(f"the training in {run_dir} has not ended: push it afterwards, or resume it if it was killed")
     api = _api()
-    repo = _full_name(api, repo or repo_name(facts.args, facts.algorithm))
+    repo = _full_name(api, f"{repo}{repo_name(facts.args, facts.algorithm)}" if repo[-1:] in ("", "/") else repo)
     with told(f"{repo} cannot be pushed to", _why):
-        _prepare(api, repo, private, revision)
-    files = contents(run_dir, copy, facts, repo)
-    with told(f"{run_dir} was not pushed to {repo}", _why):
-        return _commit(api, repo, revision, files, f"{run_dir.resolve().name}: {facts.mean_reward}")
+        api.create_repo(repo, private=private or None, exist_ok=True)  # None: as the account has it
+        if private and not api.model_info(repo).private:
+            raise UsageError(f"{repo} exists and is public; --private makes new repositories only")
+        if revision:
+            api.create_branch(repo, branch=revision, exist_ok=True)
+    with told(f"{run_dir} was not pushed to {repo}", _why), tempfile.TemporaryDirectory() as folder:
+        fill(Path(folder), run_dir, copy, facts, repo)
+        there = [entry.path for entry in api.list_repo_tree(repo, revision=revision, recursive=True)]
+        if foreign := sorted(path for path in there if path not in ALLOWED and not _may_be_script(path)):
+            others = ", ".join(foreign[:3])
+            raise UsageError(f"{repo} holds other files than those of a run ({others}): choose another name")
+        message, old = f"{run_dir.resolve().name}: {facts.mean_reward}", ["*.py", *OF_RUN, *OTHERS[:3]]
+        how = {"commit_message": message, "revision": revision, "delete_patterns": old}
+        return str(api.upload_folder(repo_id=repo, folder_path=folder, **how).commit_url)
 
 
 def _full_name(api: Any, name: str) -> str:
@@ -128,43 +135,43 @@ def _full_name(api: Any, name: str) -> str:
     return full
 
 
-def _prepare(api: Any, repo: str, private: bool, revision: str | None) -> None:
-    """Make the repository, and the branch, unless they are there. UsageError where it is not for a run, or public."""
-    api.create_repo(repo, private=private or None, exist_ok=True)  # None: as the account has it
-    if private and not api.model_info(repo).private:
-        raise UsageError(f"{repo} exists and is public; --private makes new repositories only")
-    if revision:
-        api.create_branch(repo, branch=revision, exist_ok=True)
+def repo_name(args: dict[str, Any], algorithm: str) -> str:
+    """The name of a run's repository, as CleanRL has it: ENVIRONMENT-EXPERIMENT-seedN."""
+    env_id = str(args.get("env_id", "run")).rpartition(":")[2]
+    name = f"{env_id}-{args.get('exp_name') or algorithm}-seed{args.get('seed')}"
+    name = re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)
+    return re.sub(r"[.-]{2,}", "-", name).strip("-.")[:90]  # the hub allows neither -- nor ..
 
 
-def contents(run_dir: Path, copy: Path, facts: Facts, repo: str) -> dict[str, Path | bytes]:
-    """Path in the repository -> the file, or its bytes, of all that is published of a run."""
-    files: dict[str, Path | bytes] = {copy.name: copy}
-    if not (run_dir / "learning_curve.png").exists():
-        title = f"{facts.algorithm} on {facts.env_id}, seed {facts.args.get('seed')}"
-        draw_learning_curve(run_dir / "metrics.jsonl", run_dir / "learning_curve.png", title)
-    files |= {name: run_dir / name for name in OF_RUN if (run_dir / name).is_file()}
-    config = public(facts.config)
-    files["config.json"] = json.dumps(config, indent=2).encode()
-    files["results.json"] = json.dumps(results(facts), indent=2).encode()
+def fill(folder: Path, run_dir: Path, copy: Path, facts: Facts, repo: str) -> None:
+    """Put all that is published of a run into a folder."""
+    for path in (copy, *(run_dir / name for name in OF_RUN)):
+        if path.is_file():
+            shutil.copyfile(path, folder / path.name)
     if video := replay(run_dir, str(facts.model.get("step"))):
-        files["replay.mp4"] = video
+        shutil.copyfile(video, folder / "replay.mp4")
+    if not (folder / runfolder.PICTURE).exists():  # as of a run that was killed
+        from solorl.lab.results import curves, figures, read  # here, because it loads matplotlib
+
+        if found := curves.trainings(read.read_all([run_dir], unfinished=True)[0]):
+            figures.write_trainings(found, folder / runfolder.PICTURE)
+    facts = replace(facts, config=public(facts.config))
+    texts = {runfolder.CONFIG: facts.config, "results.json": facts.results}
+    for name, content in texts.items():
+        (folder / name).write_text(json.dumps(content, indent=2))
     source = copy.read_text(encoding="utf-8", errors="replace")
-    files["README.md"] = card(replace(facts, config=config, args=config["args"]), repo, source, sorted(files)).encode()
-    return files
+    (folder / "README.md").write_text(card(facts, repo, source, {path.name for path in folder.iterdir()}))
 
 
 def public(config: dict[str, Any]) -> dict[str, Any]:
     """config.json without paths and names that say something of its owner's machine, nothing of the run."""
     defaults = {field.name: field.default for field in fields(RunArgs)}
     shown = {name: value for name, value in config.items() if name not in ("script_path", "command")}
-    args = config["args"] if isinstance(config.get("args"), dict) else {}
-    shown["args"] = {name: defaults[name] if name in OWN else value for name, value in args.items()}
-    changes = [change for change in shown.get("changes", []) if isinstance(change, dict)]
-    for i, change in enumerate(changes):
-        changed = {name: value for name, value in (change.get("args") or {}).items() if name not in OWN}
-        changes[i] = change | {"args": changed}
-    return shown | ({"changes": changes} if changes else {})
+    shown["args"] = {name: defaults.get(name) if name in OWN else value for name, value in config["args"].items()}
+    if isinstance(changes := config.get("changes"), list):
+        pairs = [(change, change.get("args") or {}) for change in changes if isinstance(change, dict)]
+        shown["changes"] = [one | {"args": {k: x for k, x in args.items() if k not in OWN}} for one, args in pairs]
+    return shown
 
 
 def replay(run_dir: Path, step: str) -> Path | None:
@@ -174,41 +181,18 @@ def replay(run_dir: Path, step: str) -> Path | None:
     for name in (f"videos/step_{step}.mp4", "videos/play.mp4", "replay.mp4"):
         if (run_dir / name).is_file() and (run_dir / name).stat().st_mtime >= saved:
             return run_dir / name
-    copy, original = script_of(run_dir)
-    how = "--trust-script to `solo play --video`"
-    if original is None:
-        warn(f"no video: {not_trusted(copy, how)}")
-        return None
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
-        play_script(original, run_dir, Play(episodes=1, video=True), neighbours=original != copy, how=how)
+    played = command_of("play", str(run_dir), "--episodes", "1", "--video")
+    done = subprocess.run(played, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     path = run_dir / "videos" / "play.mp4"
     if path.is_file() and path.stat().st_mtime >= saved:
         return path
-    why = (said.getvalue().strip() or "the script has not played").splitlines()[-1]
+    why = (done.stderr or done.stdout or "the script has not played").strip().splitlines()[-1]
     warn(f"no video: {why.removeprefix('error: ').removeprefix('warning: no video: ')}")
     return None
 
 
-def _commit(api: Any, repo: str, revision: str | None, files: dict[str, Path | bytes], message: str) -> str:
-    """One commit that has these files; those of an earlier run are deleted. UsageError where there are others."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-    there = [entry.path for entry in api.list_repo_tree(repo, revision=revision, recursive=True)]
-    foreign = sorted(path for path in there if path not in ALLOWED and not _may_be_script(path))
-    if foreign:
-        raise UsageError(
-            f"{repo} holds other files than those of a run ({', '.join(foreign[:3])}): choose another name"
-        )
-    old = [path for path in there if path not in files and path not in (".gitattributes", "LICENSE")]
-    operations: list[Any] = [CommitOperationAdd(path, data) for path, data in files.items()]
-    operations += [CommitOperationDelete(path) for path in old]
-    info = api.create_commit(repo, operations, commit_message=message, revision=revision)
-    return str(info.commit_url)
-
-
 def _may_be_script(path: str) -> bool:
-    return is_plain_name(path) and path.endswith(".py")
+    return path.endswith(".py") and not {*path} & {"/", "\\", "\0"}
 
 
 # ---------------------------------------------------------------------- pull
@@ -291,9 +275,9 @@ def check_files(repo: str, entries: list[Any], max_size: float) -> None:
             scripts.append(path)
         elif path not in ALLOWED:
             raise UsageError(f"{repo} holds {path!r:.80}, which is not a file of a run; it is not pulled")
-    missing = [name for name in ("config.json", "model.safetensors") if name not in {entry.path for entry in entries}]
+    missing = {runfolder.CONFIG, runfolder.MODEL} - {entry.path for entry in entries}
     if missing or len(scripts) != 1:
-        what = f"it has no {missing[0]}" if missing else f"it has {len(scripts)} scripts, not one"
+        what = f"it has no {min(missing)}" if missing else f"it has {len(scripts)} scripts, not one"
         raise UsageError(f"{repo} is not a run of SoloRL: {what}")
     if (total := sum(entry.size for entry in entries)) > max_size * 1e6:
         raise UsageError(

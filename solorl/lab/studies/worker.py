@@ -20,7 +20,7 @@ from pathlib import Path
 
 from solorl import signals
 from solorl.errors import UsageError
-from solorl.files import is_locked, sha256, shown
+from solorl.files import sha256, shown
 from solorl.lab.studies.lease import Leases
 from solorl.lab.studies.mirror import Mirror
 from solorl.lab.studies.resources import MOST
@@ -29,7 +29,7 @@ from solorl.lab.studies.storage import Folder, refusal
 from solorl.lab.studies.study import State, Study, script_name
 from solorl.lab.studies.task import Task
 from solorl.machine import dying_with_parent, end_with_parent, own_cores, pinned, shares, visible_gpus
-from solorl.runfolder import newest_step, status_of
+from solorl.runfolder import is_locked, newest_step, status_of
 from solorl.scripts import script_paths
 from solorl.terminal import plain, scores
 

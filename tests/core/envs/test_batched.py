@@ -50,12 +50,12 @@ def test_the_pendulum_is_gymnasiums():
                 env.reset(seed=0)
             env.unwrapped.state = before[i].numpy().astype(float)
             want, want_reward, *_ = env.step(action[i].numpy())
-            np.testing.assert_allclose(infos["final_obs"][i], want, atol=1e-5)
+            np.testing.assert_allclose(infos["next_obs"][i], want, atol=1e-5)
             np.testing.assert_allclose(reward[i], want_reward, rtol=1e-4, atol=1e-5)
-            assert truncated[i] or torch.equal(obs[i], infos["final_obs"][i])
+            assert truncated[i] or torch.equal(obs[i], infos["next_obs"][i])
             if truncated[i]:
                 ends.append((t, i))
-                assert not torch.equal(obs[i], infos["final_obs"][i]) and envs._steps[i] == 0
+                assert not torch.equal(obs[i], infos["next_obs"][i]) and envs._steps[i] == 0
                 assert obs[i, 2].abs() <= 1  # slow at the start
         assert not terminated.any() and torch.equal(obs, envs.obs)
     assert ends == [(9, 2), (49, 1)]
@@ -78,12 +78,12 @@ def test_steps_are_those_of_environments_in_jax():
         key, step_key = jax.random.split(key)
         state, expected = advance(step_key, state, action)
         obs, reward, terminated, truncated, infos = envs.step(torch.tensor(action))
-        for got, wanted in zip((obs, reward, terminated, truncated, infos["final_obs"]), expected[:5], strict=True):
+        for got, wanted in zip((obs, reward, terminated, truncated, infos["next_obs"]), expected[:5], strict=True):
             assert torch.is_tensor(got) and got.shape == wanted.shape
             np.testing.assert_array_equal(got.numpy(), wanted)
         assert truncated.dtype == terminated.dtype == torch.bool and torch.equal(obs, envs.obs)
         ends += int(truncated.sum())
-        assert not torch.equal(obs, infos["final_obs"]) or not truncated.any()
+        assert not torch.equal(obs, infos["next_obs"]) or not truncated.any()
     assert ends == 2
 
 

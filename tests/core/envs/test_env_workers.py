@@ -198,7 +198,6 @@ def test_workers_have_equal_parts(train, workers, tmp_path):
 @pytest.mark.parametrize(
     ("name", "flags", "said"),
     [
-        ("ppo_pettingzoo_atari", ["--env-id", "atari/pong_v3"], "ppo_pettingzoo_atari.py steps its environments"),
         ("ppo_jax", [], "ppo_jax.py steps its environments in another way"),
         ("ppo_atari_envpool", [], "ppo_atari_envpool.py steps its environments"),
         ("ippo", ["--env-id", "team/simple_spread_v3"], "team/simple_spread_v3 steps all its games together"),

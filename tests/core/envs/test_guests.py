@@ -13,7 +13,7 @@ from conftest import comparable, drop_last_checkpoint, own_registry, rows, scrip
 from rude import Rude
 
 from solorl.checkpoints import env_state
-from solorl.envs.guest import KNOWN, SAID, hosted, try_out
+from solorl.envs.guest import KNOWN, SAID, guest_in, hosted, try_out, vector_env
 from solorl.envs.surroundings import plain, random_states
 from solorl.envs.vector import VectorEnvs
 from solorl.errors import UsageError
@@ -67,6 +67,17 @@ def test_its_random_states_follow_its_seed_and_leave_those_of_the_process():
     assert seen[0] == seen[1] != seen[2] and len(set(seen[0])) == 9
     assert plain(random_states()) == before
     assert KNOWN["rude:Draws-v0"].changes == ("the global random generators",)
+
+
+def test_environments_of_a_placed_object_are_guests_too():
+    """In its process nobody has tried them out: one that seeds the global generators gets its own."""
+    assert not KNOWN
+    envs = vector_env(gym.make, "rude:Seeds-v0", 2)
+    envs.reset(seed=[1, 2])
+    before = plain(random_states())
+    for _ in range(20):
+        envs.step(np.zeros(2, np.int64))
+    assert plain(random_states()) == before and all(guest_in(env).own for env in envs.envs)
 
 
 def test_others_have_none_of_their_own():

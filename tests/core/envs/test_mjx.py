@@ -199,7 +199,7 @@ def test_a_state_in_tensors_is_saved_and_continues_exactly(easy):
         for one in expected:
             two = other.step(torch.full((2, actions), 0.3))
             assert all(torch.equal(x, y) for x, y in zip(one[:4], two[:4], strict=True))
-            assert torch.equal(one[4]["final_obs"], two[4]["final_obs"]) and one[0].dtype == torch.float32
+            assert torch.equal(one[4]["next_obs"], two[4]["next_obs"]) and one[0].dtype == torch.float32
 
 
 def test_evaluation_plays_the_task_of_training(easy):

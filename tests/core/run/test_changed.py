@@ -380,11 +380,11 @@ def test_where_some_seeds_have_ended_the_others_say_how_each_goes_on(monkeypatch
     runs, said = object.__new__(seeds.Runs), []
     runs.num_seeds = 2
     runs.runs = [
-        SimpleNamespace(dir=Path(f"run{i}"), step=7, ending=ending, script=Path("ppo.py"))
+        SimpleNamespace(dir=Path(f"run{i}"), step=7, ending=SimpleNamespace(why=ending), script=Path("ppo.py"))
         for i, ending in enumerate(endings)
     ]
     monkeypatch.setattr(seeds, "how_to_go_on", lambda script, folder: f"how to go on {folder.name[3:]}")
-    monkeypatch.setattr(seeds.Runs, "_say", lambda self, text: said.append(text))
+    runs.say = said.append
     runs._say_where()
     assert said == want
 

@@ -1,6 +1,7 @@
 """Groups of seeds in JAX that go on after kills, damage and the end of some of their seeds."""
 
 import json
+import re
 import runpy
 import shutil
 import sys
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file
 from test_ppo_jax import folders, same
 
 from solorl.checkpoints import checkpoint as state
+from solorl.errors import UsageError
 from solorl.run import seeds
 from solorl.run.group import choose_checkpoints
 
@@ -64,7 +66,7 @@ def killed_when(train, monkeypatch, folder, killed, *flags):
             raise SystemExit(9)  # SIGKILL would end this process, too
 
     monkeypatch.setattr(
-        "solorl.run.course.atexit", SimpleNamespace(register=lambda *call: None, unregister=lambda *call: None)
+        "solorl.run.ending.atexit", SimpleNamespace(register=lambda *call: None, unregister=lambda *call: None)
     )
     with monkeypatch.context() as patch:
         patch.setattr(state, "save_checkpoint", dying)
@@ -152,7 +154,6 @@ RUNNING, STOPPED, FINISHED, DIVERGED = "running", "stopped", "finished", "diverg
         ([FINISHED, RUNNING], [[1, 2], [2, 3]], (3, [1])),  # seed 1 had reached its target, seed 2 is not set back
         ([RUNNING, DIVERGED], [[2, 3], [1]], (3, [0])),
         ([RUNNING, DIVERGED], [[1], [1]], (1, [0, 1])),
-        ([STOPPED, RUNNING], [[1, 2], [3, 4]], (4, [1])),  # by a file named `stop`
         ([STOPPED, STOPPED], [[2, 3], [1, 2]], (2, [0, 1])),  # seed 2 could not save
         ([STOPPED, FINISHED], [[3, 4], [1, 2]], (4, [0])),
         ([RUNNING, RUNNING], [[], []], (None, [0, 1])),
@@ -163,11 +164,11 @@ RUNNING, STOPPED, FINISHED, DIVERGED = "running", "stopped", "finished", "diverg
             [[1, 2], [3, 4]],
             "no whole checkpoint of one step (their newest are of the steps [2, 4]",
         ),
-        ([FINISHED, FINISHED], [[], []], "no whole checkpoint of one step (their newest are of the steps [0, 0]"),
+        ([STOPPED, RUNNING], [[1, 2], [3, 4]], "no whole checkpoint of one step"),  # by a file named `stop`
         ([FINISHED, FINISHED], [[1, 2], [2, 3]], "stand at different steps ([2, 3]); resume each alone"),
     ],
 )
-def test_which_seeds_go_on_from_which_step(tmp_path, capsys, statuses, saved, want):
+def test_which_seeds_go_on_from_which_step(tmp_path, statuses, saved, want):
     runs = []
     for i, (status, steps) in enumerate(zip(statuses, saved, strict=True)):
         for step in steps:
@@ -179,20 +180,18 @@ def test_which_seeds_go_on_from_which_step(tmp_path, capsys, statuses, saved, wa
         )
         runs.append(run)
     if isinstance(want, str):
-        with pytest.raises(SystemExit):
+        with pytest.raises(UsageError, match=re.escape(want)):
             choose_checkpoints(runs, print)
-        assert want in capsys.readouterr().err
         return
-    active, common, diverged = choose_checkpoints(runs, print)
+    active, common = choose_checkpoints(runs, print)
     assert (common, active) == want
     chosen = {run.checkpoints.until for run in runs} - {None}
     assert chosen == ({want[0] or 0} if any(saved) else set())  # without a checkpoint there is nothing to choose
-    assert diverged == (DIVERGED in statuses and len(want[1]) == 1)
 
 
-def test_a_command_quotes_a_folder_with_a_space(monkeypatch):
+def test_a_command_quotes_a_folder_with_a_space():
     runs, said = object.__new__(seeds.Runs), []
-    runs.runs, runs.num_seeds = [SimpleNamespace(dir=Path(f"my runs/{i}"), ending="") for i in range(2)], 2
-    monkeypatch.setattr(seeds.Runs, "_say", lambda self, text: said.append(text))
+    runs.runs = [SimpleNamespace(dir=Path(f"my runs/{i}"), ending=SimpleNamespace(why="")) for i in range(2)]
+    runs.num_seeds, runs.say = 2, said.append
     runs._say_where()
     assert said[0].endswith("solo play 'my runs/0'")

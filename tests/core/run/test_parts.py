@@ -34,7 +34,8 @@ def test_a_folder_of_the_same_second_gets_a_number(tmp_path):
     first, second = new_folder(tmp_path / "a"), new_folder(tmp_path / "a")
     assert (first.path.name, second.path.name) == ("a", "a-2")
     config = json.loads((second.path / "config.json").read_text())
-    assert config["script"] == "ppo.py" and config["args"]["seed"] == 1 and (second.path / "ppo.py").is_file()
+    assert (config["format"], config["script"], config["args"]["seed"]) == (2, "ppo.py", 1)
+    assert (second.path / "ppo.py").is_file()
 
 
 def test_a_folder_that_is_locked_or_cannot_be_made_is_refused(tmp_path):
@@ -161,10 +162,12 @@ def test_what_does_not_fit_is_a_sentence(tmp_path):
     with pytest.raises(UsageError, match=r"model_last.safetensors cannot be read .*; the run writes it at its end"):
         saved.load_model("model_last.safetensors")
     (tmp_path / "status.json").write_text('{"status": "finished", "checkpoint": 9}')
-    with pytest.raises(UsageError, match=r"has lost its checkpoint \(it had one of step 9\) and is left as it is"):
+    with pytest.raises(
+        UsageError, match=r"has lost its checkpoint \(its status is finished, its newest step 9\) and is left as it"
+    ):
         saved.resume(None)
     (tmp_path / "status.json").write_text('{"status": "diverged: q is nan", "checkpoint": null}')
-    sentence = r"has diverged before its first checkpoint \(its status is diverged: q is nan\) and is left as it is"
+    sentence = r"has lost its checkpoint \(its status is diverged: q is nan, its newest step None\)"
     with pytest.raises(UsageError, match=sentence):
         saved.resume(None)
 
@@ -268,24 +271,21 @@ def test_the_number_of_episodes_is_resumed(more):
     again = Evaluator(more.evaluator.args)
     again.resume(saved)
     assert (again.episodes, again.best, again.last) == (4, 3.0, more.evaluator.last)
-    del saved["last_eval_episodes"]  # a checkpoint from before there was such a number
-    again.resume(saved)
-    assert again.episodes == 2
 
 
-def test_more_episodes_count_against_each_opponent(more, monkeypatch):
-    """All names have all episodes."""
-    evaluator = Evaluator(SimpleNamespace(seed=1, env_id="x", eval_episodes=2, eval_more=True, target_return=None))
-    calls = []
+def test_other_environments_give_a_metric_and_no_score(more):
+    """With the same seeds, in environments of their own; whatever the policy scores there, the score is another one."""
 
-    def play(stream, first, policy, make_env, opponent=None):
-        calls.append((first, opponent))
-        return {"eval/episodic_return": np.array([first, first + 1.0])}, np.array([1.0, 3.0])
+    class Twice(Scored):
+        def step(self, action):
+            obs, reward, *rest = super().step(action)
+            return obs, 2 * reward, *rest
 
-    monkeypatch.setattr(evaluator, "play", play)
-    row = evaluator.evaluate(1, None, None, {"random": "random", "older": "friend"})
-    assert calls == [(0, "random"), (0, "friend"), (2, "random"), (2, "friend")]
-    assert row["eval/episodic_return"] == row["eval/episodic_return_vs_older"] == 1.5 and row["eval/episodes"] == 4
+    args = SimpleNamespace(seed=1, env_id="x", eval_episodes=2, eval_more=False, target_return=None)
+    evaluator, policy = Evaluator(args), lambda obs: np.ones(len(obs), int)
+    row = evaluator.evaluate(5, policy, lambda env_id: Scored(), {"vs_other": lambda env_id: Twice()})
+    assert (row["eval/episodic_return"], row["eval/episodic_return_vs_other"]) == (2.0, 4.0)
+    assert evaluator.best == evaluator.score == 2.0 and Scored.seeds == 2 * [env_seed(1, EVALUATE, i) for i in (0, 1)]
 
 
 # ---------------------------------------------------------------------- ranks; more in test_multigpu.py

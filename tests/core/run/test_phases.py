@@ -135,31 +135,6 @@ def test_a_loop_after_the_last_one_is_refused(train):
     assert train.out.endswith("error: a loop came after the last one: those before it say last=False\n")
 
 
-def forget_the_loop(run_dir):
-    """Make the checkpoints those of a version that did not count loops."""
-    for path in (run_dir / "checkpoint").iterdir():
-        tree = checkpoint.read_state(path)
-        del tree["run"]["phase"]
-        shutil.rmtree(path)
-        checkpoint.write_state(path, tree)
-
-
-def test_a_checkpoint_that_does_not_know_its_loop_is_of_one_loop(train):
-    tiny = "--num-envs 2 --num-steps 32 --total-timesteps 256 --eval-episodes 1 --save-every 64".split()
-    run_dir = train("ppo", *tiny)["run"].dir
-    want = result(run_dir)
-    back_to(128, run_dir)
-    forget_the_loop(run_dir)
-    assert train("ppo", "--resume", run_dir)["start"] == 2 and result(run_dir) == want
-    run_dir = train(SCRIPT, *SAVING)["run"].dir
-    back_to(20, run_dir)
-    forget_the_loop(run_dir)
-    train(SCRIPT, "--resume", run_dir, code=2)
-    sentence = f"error: the run in {run_dir} was started by another phases.py, with another number of loops: "
-    assert train.out.endswith(f"{sentence}resume it with {run_dir / 'phases.py'}, or start a new run\n")
-    assert steps_of(run_dir)[-1] == 20
-
-
 def test_a_script_with_too_few_loops_is_refused(train, tmp_path):
     run_dir = train(SCRIPT, *SAVING)["run"].dir
     one = tmp_path / "phases.py"

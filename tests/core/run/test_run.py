@@ -55,7 +55,7 @@ def assert_equal_weights(a, b):
     ],
 )
 def test_plumbing_is_inert(train, flags, monkeypatch):
-    monkeypatch.setattr("solorl.run.products.solo", lambda *words: (True, ""))  # drawing takes a second
+    monkeypatch.setattr("solorl.run.output.solo", lambda *words: (True, ""))  # drawing takes a second
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     plain = train("ppo", *TINY, "--eval-every", "0", "--save-every", "0")
@@ -225,14 +225,14 @@ def test_tracking_without_a_login_is_refused_before_anything_is_written(train, t
     assert train.out.startswith("error: --track needs a login of Weights & Biases: `wandb login` or WANDB_API_KEY;")
     assert train.out.count("\n") == 1 and not (tmp_path / "runs").exists()
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
-    trackers.check_wandb()
+    trackers.check_wandb(RunArgs(track=True))
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
     with pytest.raises(UsageError, match="needs a login"):
-        trackers.check_wandb()
+        trackers.check_wandb(RunArgs(track=True))
     for name, value in (("WANDB_API_KEY", "secret"), ("WANDB_MODE", "offline")):
         with monkeypatch.context() as given:
             given.setenv(name, value)
-            trackers.check_wandb()
+            trackers.check_wandb(RunArgs(track=True))
 
 
 def test_a_folder_named_wandb_is_no_tracker(tmp_path, monkeypatch, capsys):
@@ -385,7 +385,7 @@ def test_plot_draws_the_picture_again_with_every_evaluation(train, solo, monkeyp
             assert solo(*words)[0] == 0
         return True, ""
 
-    monkeypatch.setattr("solorl.run.products.solo", draw)
+    monkeypatch.setattr("solorl.run.output.solo", draw)
     run_dir = train("ppo", *TINY, "--plot", "--eval-every", "256")["run"].dir
     assert [(path, kinds) for _, path, kinds in drawn] == [(run_dir / "curve.png", ("png",))] * 3
     evaluations = [line for figure, *_ in drawn for line in figure.axes[0].lines[-1:]]

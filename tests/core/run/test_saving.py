@@ -58,10 +58,11 @@ def test_a_run_that_has_lost_its_checkpoint_is_refused_and_left_as_it_is(train):
         (folder / "model_last.safetensors").unlink()
 
     cases = {
-        "it had one of step 640": lambda folder: None,
-        "it had one of step 320": lambda folder: killed(folder, checkpoint=320),
-        "its status is finished": lambda folder: killed(folder, checkpoint=None, status="finished"),
-        "there is a model_last.safetensors": lambda folder: (folder / "status.json").unlink(),
+        "its status is finished, its newest step 640": lambda folder: None,
+        "its status is running, its newest step 320": lambda folder: killed(folder, checkpoint=320),
+        "its status is finished, its newest step None": lambda folder: killed(
+            folder, checkpoint=None, status="finished"
+        ),
     }
     for i, (words, prepare) in enumerate(cases.items()):
         folder = run_dir.with_name(f"copy{i}")
@@ -192,7 +193,7 @@ def test_a_nan_that_is_learned_from_ends_the_run_with_a_sentence(train, tmp_path
     folder = only_folder(tmp_path)
     assert status(folder).startswith("diverged: ") and "Traceback" not in train.out
     train("c51", "--resume", folder, code=2)
-    assert "has diverged before its first checkpoint" in train.out
+    assert "has lost its checkpoint (its status is diverged: " in train.out
 
 
 def test_the_environment_that_gave_it_is_named():
@@ -242,7 +243,7 @@ def test_a_seed_with_nan_weights_ends_alone(train, tmp_path):
 # ---------------------------------------------------------------------- signals
 RUNNER = """
 import os, runpy, signal, sys
-from solorl.run import products, verbs
+from solorl.run import output, verbs
 path, where, *sys.argv[1:] = sys.argv[1:]
 sys.argv[0] = path
 
@@ -254,7 +255,7 @@ def interrupted(function, place):
     return call
 
 verbs.Run.log = interrupted(verbs.Run.log, "log")
-products.draw_learning_curve = interrupted(products.draw_learning_curve, "draw")
+output.draw_learning_curve = interrupted(output.draw_learning_curve, "draw")
 try:
     runpy.run_path(path, run_name="__main__")
 finally:

@@ -12,12 +12,11 @@ from solorl.machine import without_screen
 FILM = """
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from solorl.machine import without_screen
 without_screen()
 import gymnasium as gym, numpy as np
 from solorl.run.pictures import film_to
-folder = SimpleNamespace(path=Path(sys.argv[1]), require=lambda: None)
+folder = Path(sys.argv[1])
 make_env = lambda env_id, **kwargs: gym.wrappers.TimeLimit(gym.make(env_id, **kwargs), 2)
 print(film_to(folder, "a.mp4", 1, lambda obs: np.zeros((1, 1)), make_env, "InvertedPendulum-v5"))
 """

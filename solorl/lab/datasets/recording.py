@@ -10,9 +10,10 @@ import numpy as np
 
 from solorl.checkpoints.checkpoint import load_checkpoint
 from solorl.checkpoints.replay import ReplayLog
-from solorl.checkpoints.safety import check_checkpoint, is_plain_name
+from solorl.checkpoints.safety import is_plain_name
 from solorl.data.dataset import ARRAYS, Writer, as_flags
 from solorl.errors import UsageError, told
+from solorl.runfolder import CHECKPOINTS
 
 MOST_ROWS, MOST_BYTES = 10_000, 2**26  # of a piece: so much a killed process loses
 ROWS = ("obs", "action", "reward", "done", "next_obs")  # arrays of a replay buffer of single steps
@@ -63,11 +64,10 @@ def replayed(run_dir: Path, args: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """All transitions of a training, from the replay buffer of its newest checkpoint: arrays (steps, num_envs, ...) by
     the names of ROWS. `args` are those of the run. UsageError where the buffer does not hold each step of it."""
     where = f"the checkpoint in {run_dir}"
-    tree, notes = load_checkpoint(run_dir / "checkpoint")
+    tree, notes = load_checkpoint(run_dir / CHECKPOINTS)
     if tree is None:
         raise UsageError(f"{run_dir} has no whole checkpoint{': ' * bool(notes)}{'; '.join(notes)}")
     with told(f"{where} does not fit", str):
-        check_checkpoint(tree)
         steps, num_envs = tree["run"]["step"], int(args.get("num_envs", 1))
         if not tree["replay"]:
             raise UsageError(f"{where} holds no replay buffer: files in torch that have one keep it with --save-replay")

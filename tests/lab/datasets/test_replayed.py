@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from conftest import ROOT, refused, run
 
-from solorl.data import recording
 from solorl.data.dataset import read, read_about
-from solorl.data.recording import Recording
 from solorl.envs.vector import VectorEnvs
+from solorl.lab.datasets import recording
+from solorl.lab.datasets.recording import Recording
 
 SHORT = "--eval-episodes 1 --eval-every 0 --save-replay --save-model".split()
 DQN = ("dqn", "--env-id", "moody:Plain-v0", *SHORT, "--save-every", "100", "--learning-starts", "150")

@@ -12,8 +12,8 @@ import gymnasium as gym
 import numpy as np
 
 from solorl.data.dataset import ABOUT, ARRAYS, SPACES, Writer, as_flags, read, read_about, space_of
-from solorl.data.recording import MOST_BYTES, MOST_ROWS
 from solorl.errors import UsageError, fitting, needs_extra
+from solorl.lab.datasets.recording import MOST_BYTES, MOST_ROWS
 
 ENV_ID = "solorl_env_id"  # in Minari's metadata, for environments that Gymnasium alone does not know
 

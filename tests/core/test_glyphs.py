@@ -8,8 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 
+from solorl import glyphs
 from solorl.lab.results import figures
-from solorl.run import glyphs
 from solorl.run.pictures import draw_learning_curve
 
 NAME = "\u6570\u636e"

@@ -1,0 +1,192 @@
+"""How a run ends: signals, a file named `stop`, a reached target, and numbers that are not finite."""
+
+import atexit
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from solorl import signals
+from solorl.checkpoints import env_state
+from solorl.compute.ranks import Ranks
+from solorl.envs.guest import wrong
+from solorl.files import near
+from solorl.run.evaluation import SCORE, Evaluator
+from solorl.run.folder import RunFolder
+from solorl.run.meter import Diverged, Meter, check_finite
+from solorl.run.saving import Checkpoints
+from solorl.runfolder import STOP
+from solorl.terminal import paint, say, wiped
+
+DIVERGED = 3  # exit code of a run that met a NaN or an infinite number
+
+
+class Voice:
+    """What a run says. A `quiet` one says its errors only, because another run in this process speaks for it."""
+
+    def __init__(self, quiet: bool = False):
+        self.quiet = quiet
+
+    def __call__(self, text: str, file: Any = None) -> None:
+        """One whole line; wipes the progress line first. A quiet run writes to standard error only."""
+        if not self.quiet or file is not None:
+            file = file or sys.stdout
+            say(wiped(text, file), file)
+
+
+class Ending:
+    """Why and how a run ends. It knows the other parts of the run: what they count, and where that is written."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        meter: Meter,
+        evaluator: Evaluator,
+        checkpoints: Checkpoints,
+        ranks: Ranks,
+        voice: Voice,
+    ):
+        self.folder, self.meter, self.evaluator, self.checkpoints = folder, meter, evaluator, checkpoints
+        self.ranks, self.say = ranks, voice
+        self.why = ""  # "signal", "stop" or "target"; empty: the run continues
+        self.signal = 0  # the signal that has come
+        self.looked = -math.inf  # when it has looked for a file named `stop`, in seconds
+        self._before: dict[int, Any] = {}  # where signals went before the first loop
+
+    # ------------------------------------------------------------------ status and rows
+    def set_status(self, status: str) -> None:
+        """Write status.json."""
+        score = self.evaluator.score
+        facts: dict[str, Any] = {"pid": os.getpid(), "global_step": self.meter.step}
+        facts |= {"wall_time": self.meter.wall_time(), "checkpoint": self.checkpoints.newest}
+        self.folder.write_status(status, facts | ({} if score is None else {SCORE: score}))
+
+    def begin(self) -> None:
+        """The run folder is open: from now on it is left in order, however this process ends."""
+        self.set_status("running")
+        atexit.register(self.abandon, "failed")
+
+    def abandon(self, status: str) -> None:
+        """Leave the run folder in order where the process ends before `finish`."""
+        if self.folder.status == "running":
+            self.folder.write_rows(self.meter.take_rows())
+            self.set_status(status)
+
+    def finish(self, status: str) -> None:
+        """The end of the run: nothing is written to its folder any more, except pictures and models."""
+        self.folder.write_rows(self.meter.take_rows())
+        if status == "finished" and self.folder.metrics and self.folder.metrics.problem:
+            status = "failed"  # what is evaluated from the folder lacks rows
+        for tracker in self.folder.trackers:
+            tracker.close()
+        self.evaluator.close()
+        self.set_status(status)
+        atexit.unregister(self.abandon)  # which would keep all of this run
+        self.folder.unlock()
+
+    def write_rows(self, tracked: dict[str, float] | None = None) -> None:
+        """Write the rows that wait, and `tracked` to the trackers. Raises Diverged where a row is not finite."""
+        rows = self.meter.take_rows()
+        self.folder.write_rows(rows, self.meter.step, tracked)
+        for row in rows:
+            check_finite(row)
+
+    def check_finite(self) -> None:
+        """Diverged where something is NaN or infinite, before it replaces what is good."""
+        self.write_rows()
+        self.checkpoints.check_finite()
+        self.meter.check_returns()
+
+    # ------------------------------------------------------------------ signals
+    def listen(self) -> None:
+        """Hear signals from now on."""
+        self._before = self._before or signals.listen(self.hear)
+
+    def deaf(self) -> None:
+        """Signals go where they went before."""
+        signals.restore(self._before)
+
+    def release(self) -> None:
+        """The run is over: signals go where they went before, but not after one in a process that ends."""
+        if not self.signal or signals.in_a_shell():
+            self.deaf()
+
+    def hear(self, number: int, frame: Any) -> None:
+        """The first signal ends the run after the next save; the second ends at once."""
+        if self.signal and self.signal != number and self.ranks.world_size > 1:
+            return  # of torchrun, which sends SIGTERM after a Ctrl+C
+        if self.signal and signals.below_a_worker():
+            return
+        if self.signal:
+            self._end_at_once(number)
+        self.signal = number
+        doing = "all is saved, evaluating and drawing" if self.meter.trained else "finishing this iteration and saving"
+        self.say(f"{signal.Signals(number).name}: {doing}; once more ends at once")
+
+    def _end_at_once(self, number: int) -> NoReturn:
+        """Leave without any further code of the script's, but its variables to a shell (`python -i`)."""
+        self.abandon("stopped" if self.meter.trained else "failed")
+        newest = self.checkpoints.newest
+        saved = "before its first checkpoint" if newest is None else f"saved up to step {newest:,}"
+        self.say(f"{signal.Signals(number).name}: the run ends at once, {saved}")
+        if number == signal.SIGINT and signals.in_a_shell():
+            raise KeyboardInterrupt
+        self.ranks.leave(128 + number)
+        os._exit(128 + number)
+
+    def lost(self, rank: int, code: int | None) -> None:
+        """Another rank has ended, and this one with it; called in the thread that watches. Rank 0 says so, or rank 1
+        where rank 0 could not say why it ends."""
+        if self.folder.status == "running":
+            self.set_status("failed")
+        if self.ranks.rank == 0 or (self.ranks.rank == 1 and code is None):
+            what = f"{paint('error:', 'red', sys.stderr)} rank {rank} died; stopping all {self.ranks.world_size} ranks"
+            self.say(f"{what}; --resume continues from the last checkpoint", sys.stderr)
+        self.ranks.leave(code or 1)
+        os._exit(code or 1)
+
+    # ------------------------------------------------------------------ reasons to end
+    def look(self) -> None:
+        """Note a signal, or a file named `stop`; several ranks agree."""
+        if not self.why:
+            self.why = "signal" if self.signal else "stop" if self._stop_asked() else ""
+        if self.ranks.world_size > 1:
+            said = self.ranks.everyone((self.why, self.signal))
+            self.why = next((why for why, _ in said if why), "")
+            self.signal = next((number for _, number in said if number), 0)
+
+    def _stop_asked(self) -> bool:
+        now = time.perf_counter()
+        if now - self.looked < 0.5 and not self.meter.is_last:  # a look at the disk is too dear for every step
+            return False
+        self.looked = now
+        if self.ranks.rank > 0 or not self.folder.stop_asked():
+            return False
+        self.say(f"the file {near(self.folder.path / STOP)} asks to end here")
+        return True
+
+    @contextmanager
+    def where_diverged(self) -> Iterator[None]:
+        """What diverges inside ends the run: a snapshot to look at, a sentence, and exit code 3."""
+        try:
+            yield
+        except Diverged as error:
+            if self.ranks.rank > 0:
+                self.ranks.wait_for_the_end()  # rank 0 has found the same and writes a snapshot
+            step, iteration = self.meter.step, self.meter.iteration
+            try:
+                self.folder.require()
+                note = f"a snapshot is in {self.checkpoints.save_crash(step)}"
+            except OSError as problem:
+                note = f"no snapshot ({problem.strerror})"
+            self.finish(f"diverged: {error}")
+            found = map(wrong, filter(env_state.is_vector_env, self.checkpoints.parts.values()))
+            cause = next((f": {what}" for what in found if what), "")
+            what = f"{paint('error:', 'red', sys.stderr)} {error} in iteration {iteration} (step {step:,}){cause}"
+            self.say(f"{what}; {note}", sys.stderr)
+            self.ranks.leave(DIVERGED)
+            raise SystemExit(DIVERGED) from None

@@ -1,0 +1,92 @@
+"""The environments of a run: opened side by side, and refused where a script cannot take them."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from solorl.compute.device import TRAIN, env_seed
+from solorl.envs import openers
+from solorl.envs.guest import hosted, refuse_statistics, try_out
+from solorl.envs.ids import is_atari
+from solorl.envs.returns import teams_of
+from solorl.envs.spaces import action_kind, flattens, obs_kind
+from solorl.envs.surroundings import undisturbed
+from solorl.envs.vector import VectorEnvs
+from solorl.envs.workers import in_workers
+from solorl.errors import UsageError
+from solorl.run.evaluation import MakeEnv
+from solorl.scripts import file_for, use_instead
+
+
+class Opened:
+    """Opens environments for one script, in `workers` processes (0: in this one)."""
+
+    def __init__(self, script: Path, workers: int):
+        self.script, self.workers = script, workers
+        self.unread_mask = False  # whether the environment gives masks, which the script does not read
+
+    def vector_env(self, kind: type, make_env: MakeEnv, env_id: str, num_envs: int) -> Any:
+        """`num_envs` environments as one of this kind. UsageError where one makes a mistake."""
+        if self.workers and num_envs % self.workers:
+            raise UsageError(f"--env-workers {self.workers} cannot have equal parts of {num_envs} environments")
+        reads = "action_mask" in self.script.read_text(encoding="utf-8")
+        mask = try_out(make_env, env_id, reads and kind is VectorEnvs).mask
+        self.unread_mask = mask is not None and not reads
+        make_envs = [hosted(make_env, env_id, ends=not self.workers)] * num_envs
+        return in_workers(kind, make_envs, self.workers) if self.workers else kind(make_envs)
+
+    def multi_agent_env(self, make_env: MakeEnv, env_id: str, num_envs: int) -> Any:
+        """`num_envs` games of several agents. UsageError as above."""
+        with undisturbed():  # some modules draw random numbers where they are imported for the first time
+            from solorl.envs.pettingzoo import PettingZooEnvs
+
+            if stepped := openers(env_id).stepped:
+                if self.workers:
+                    raise UsageError(f"--env-workers: {env_id} steps all its games together, in this process")
+                if games := stepped(make_env, env_id, num_envs):
+                    return games
+            return self.vector_env(PettingZooEnvs, make_env, env_id, num_envs)
+
+
+def check_spaces(script: Path, env_id: str, envs: Any, obs: str, action: str) -> None:
+    """UsageError unless the spaces are of the kinds named, see `Run.require_spaces`; it names the script that fits."""
+    games = teams_of(envs.envs[0] if isinstance(envs, gym.vector.SyncVectorEnv) else envs)
+    if games and not teams_of(envs):
+        use = use_instead(script, "several agents")
+        raise UsageError(f"{env_id} has several agents, but {script.name} takes one{use}")
+    prefix = "agent" if games else "single"
+    spaces = (getattr(envs, f"{prefix}_observation_space"), getattr(envs, f"{prefix}_action_space"))
+    found, bounded = (obs_kind(spaces[0]), action_kind(spaces[1])), action == "bounded"
+    wanted = (obs, "continuous" if bounded else action)
+    for what, want, kind in zip(("observations", "actions"), wanted, found, strict=True):
+        if kind != want:
+            use = file_for(script, *found, atari=found[0] == "image" and is_atari(env_id))
+            if want == "vector" and not use.startswith("; use") and flattens(spaces[0]):
+                use += "; gymnasium.wrappers.FlattenObservation makes a vector of the observations"
+            raise UsageError(f"{env_id} has {kind} {what}, but {script.name} takes {want} {what}{use}")
+    if bounded and not spaces[1].is_bounded():
+        raise UsageError(f"{env_id} has actions without finite bounds")
+    refuse_statistics(envs, env_id)
+
+
+def count_iterations(args: Any, steps: int, minibatches: int | None, batch: int | None) -> int:
+    """See `Run.iterations`; UsageError where that ends the run."""
+    total = int(args.total_timesteps)
+    if total < steps:
+        raise UsageError(f"--total-timesteps {total} is less than one iteration of {steps} steps")
+    if minibatches is not None and (steps % minibatches or steps <= minibatches):
+        what = f"--num-minibatches {minibatches} must divide the batch of {steps} steps into parts of 2 or more"
+        raise UsageError(what)
+    most = min(int(args.buffer_size), total // steps * steps) if batch is not None else 0
+    if batch is not None and batch > most:
+        raise UsageError(f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
+    return total // steps
+
+
+def first_observations(envs: Any, seed: int, first: int) -> Any:
+    """Of a reset with seeds that no other environment has; `first` is the number of the first one among all."""
+    seeds = [env_seed(seed, TRAIN, first + i) for i in range(envs.num_envs)]
+    envs.action_space.seed(seeds[0])
+    envs.single_action_space.seed(seeds[0])
+    return envs.reset(seed=seeds)[0]
