@@ -9,8 +9,6 @@ import pytest
 from conftest import ROOT, run
 
 from solorl import machine, trust
-from solorl.lab.studies.engines.cluster import Submission
-from solorl.lab.studies.resources import Resources
 from solorl.run import upload
 
 SHORT = "--env-id CartPole-v1 --total-timesteps 64 --num-envs 2 --num-steps 32 --num-minibatches 1 --eval-episodes 1"
@@ -73,7 +71,7 @@ def test_children_do_not_execute_the_current_folder(evil):
     assert upload.solo("--version")[0] and not evil.exists()
     done = run(Path(sys.executable).with_name("solo"), "train", "ppo", "--nproc", "2", cwd=evil.parent)
     assert done.returncode == 2 and "ppo.py trains in one process" in done.stderr and not evil.exists()
-    done = run(*Submission("x", "y", "z", (), Resources()).command(0), cwd=evil.parent)
+    done = run(*machine.command_of("work", "x"), cwd=evil.parent)
     assert done.returncode == 2 and not evil.exists()
 
 
