@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from solorl.errors import UsageError, did_you_mean
 from solorl.machine import process_start
@@ -134,3 +134,8 @@ def git(place: Path, *words: str, given: str = "") -> bytes:
     except subprocess.CalledProcessError as error:
         reason = error.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
         raise UsageError(f"{place}: {reason[-1]}") from None
+
+
+def is_plain_name(name: Any) -> TypeGuard[str]:
+    """Whether `name` is the name of a file or folder, without a path."""
+    return isinstance(name, str) and Path(name).name == name and name not in ("", "..") and "\0" not in name

@@ -3,7 +3,7 @@
 import os
 import stat
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from solorl.errors import UsageError
 
@@ -39,11 +39,6 @@ def _is_of_wandb(path: Path, folder: Path) -> bool:
     """Whether the path is a link from a folder of Weights & Biases to a place in the same folder."""
     top = folder / path.relative_to(folder).parts[0]
     return top.name in WANDB and path.is_symlink() and path.resolve().is_relative_to(top.resolve())
-
-
-def is_plain_name(name: Any) -> TypeGuard[str]:
-    """Whether `name` is the name of a file or folder, without a path."""
-    return isinstance(name, str) and Path(name).name == name and name not in ("", "..") and "\0" not in name
 
 
 def is_count(value: Any) -> bool:

@@ -26,9 +26,9 @@ import gymnasium as gym
 import numpy as np
 
 from solorl import memory
-from solorl.checkpoints.safety import is_count, is_plain_name, refuse_links
+from solorl.checkpoints.safety import is_count, refuse_links
 from solorl.errors import UsageError, fitting, reason, told
-from solorl.files import read_json, read_regular, write_atomically
+from solorl.files import is_plain_name, read_json, read_regular, write_atomically
 
 FORMAT = 1
 ABOUT = "dataset.json"

@@ -9,9 +9,8 @@ from typing import Any
 
 from solorl.args.arguments import check_unchanged, saved_arguments
 from solorl.checkpoints import checkpoint
-from solorl.checkpoints.safety import is_plain_name
 from solorl.errors import UsageError
-from solorl.files import read_json, write_atomically
+from solorl.files import is_plain_name, read_json, write_atomically
 from solorl.run.verbs import Run
 from solorl.runfolder import CHECKPOINTS, CONFIG, checkpoints, newest_step, status_of
 from solorl.terminal import warn

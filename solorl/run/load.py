@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from solorl.checkpoints.safety import is_plain_name, refuse_links
+from solorl.checkpoints.safety import refuse_links
 from solorl.compute.device import CONFIRM, env_seed
 from solorl.envs.spaces import as_arrays
 from solorl.envs.surroundings import undisturbed
 from solorl.errors import UsageError, missing_extra
-from solorl.files import missing
+from solorl.files import is_plain_name, missing
 from solorl.run.evaluation import MakeEnv, Policy, open_game, open_games, play_episodes
 from solorl.run.pictures import film_to
 from solorl.runfolder import CONFIG, LAST_MODEL, MODEL, config_of

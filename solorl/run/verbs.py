@@ -3,8 +3,7 @@
     require, require_spaces, iterations, vector_env, multi_agent_env, compile, fast, gradient_step, resume, reset, loop,
         episodes, episode, gather, learned, log, evaluate, save, close
     keep: another run, such as a teacher; dataset: the transitions that other runs have recorded
-    place, share, first, answers: objects in other processes, for scripts that play and learn side by side;
-        evaluation_seeds, where one of them evaluates
+    place, share, first, answers, evaluation_seeds: objects in other processes, for scripts that play and learn at once
 
 No verb changes what is learned. The rest is done by parts that work without a run: `folder`, `meter`, `checkpoints`,
 `evaluator`, `ending`, `output`. They raise UsageError; the verbs make one sentence of it, with exit code 2.

@@ -10,9 +10,9 @@ import numpy as np
 
 from solorl.checkpoints.checkpoint import load_checkpoint
 from solorl.checkpoints.replay import ReplayLog
-from solorl.checkpoints.safety import is_plain_name
 from solorl.data.dataset import ARRAYS, Writer, as_flags
 from solorl.errors import UsageError, told
+from solorl.files import is_plain_name
 from solorl.runfolder import CHECKPOINTS
 
 MOST_ROWS, MOST_BYTES = 10_000, 2**26  # of a piece: so much a killed process loses
