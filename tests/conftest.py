@@ -44,6 +44,19 @@ def pytest_addoption(parser):
     )
 
 
+def costly():
+    """Tests whose properties cheaper ones of the fast tier hold, too, or that take minutes: see the file."""
+    lines = (TESTS / "costly.txt").read_text().splitlines()
+    return {line.split(maxsplit=1)[1] for line in lines if line and not line.startswith("#")}
+
+
+def pytest_collection_modifyitems(items):
+    left_out = costly()
+    for item in items:
+        if item.nodeid.removeprefix("tests/") in left_out:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item, nextitem):
     """What a test costs, with its fixtures: seconds of CPU say the same on a loaded machine."""
