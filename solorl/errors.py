@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from solorl.terminal import paint, plain
 
@@ -66,6 +66,16 @@ def fitting(what: str) -> AbstractContextManager[None]:
     return told(f"{what} does not fit")
 
 
+_HOOK = sys.excepthook
+
+
+def shown(kind: Any, error: Any, trace: Any) -> None:
+    """To be `sys.excepthook`: a UsageError that nobody has caught, or that memory is not enough, as one sentence."""
+    if isinstance(error, UsageError | MemoryError):
+        quit_with(str(error) if isinstance(error, UsageError) else f"there is not so much memory: {error}")
+    _HOOK(kind, error, trace)
+
+
 @contextmanager
 def in_one_sentence() -> Iterator[None]:
     """A UsageError inside ends the program with its sentence and exit code 2."""
@@ -80,9 +90,8 @@ BRINGS = {
     **{name: name for name in ("jax", "envpool", "gymnax", "mujoco", "wandb", "pettingzoo", "ray")},
     **dict.fromkeys(("jaxlib", "optax", "flatbuffers"), "jax"),
     **{"Box2D": "box2d", "optuna": "tune", "ale_py": "atari", "cv2": "atari"},
-    **{"mujoco.mjx": "mjx", "boto3": "aws", "s3fs": "aws", "huggingface_hub": "hub"},
+    **{"mujoco.mjx": "mjx", "lbforaging": "lbf", "boto3": "aws", "s3fs": "aws", "huggingface_hub": "hub"},
     **dict.fromkeys(("mpe2", "multi_agent_ale_py"), "pettingzoo"),
-    **{"lbforaging": "lbf", "rware": "rware"},
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
     **dict.fromkeys(("minari", "h5py"), "minari"),
 }

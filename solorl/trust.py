@@ -18,6 +18,7 @@ from typing import Any
 
 from solorl.errors import UsageError
 from solorl.files import read_json, sha256
+from solorl.runfolder import CONFIG
 from solorl.scripts import PACKAGE, in_checkout, script_paths
 
 FLAG = "--trust-script (in Python: trust_script=True)"
@@ -101,4 +102,4 @@ def _started() -> Path:
 
 def _place_and_contents(file: Path) -> str:
     """A line, whatever characters the path has. A run folder may be moved: of its config.json the contents count."""
-    return f"{sha256(file)} {file.name if file.name == 'config.json' else str(file)!r}"
+    return f"{sha256(file)} {file.name if file.name == CONFIG else str(file)!r}"

@@ -10,67 +10,47 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import hcl2
 import pytest
 import yaml
-from conftest import ROOT, environment, refused
+from conftest import ROOT, environment
 from study_tasks import FAKE
 
-from solorl.lab.studies.engines.cluster import AGAIN, GRACE
-from solorl.lab.studies.study import ATTEMPTS, open_study
+from solorl.lab.studies.worker import AGAIN, GRACE
 
 # Kubernetes and SkyPilot: the examples of docs/cloud.md
 
 JOB, TASK = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/cloud.md").read_text(), flags=re.S)
 
 
-def started(index):
-    """The words after `solo`, and the environment, with which each of the two starts its worker of that index."""
-    [worker] = yaml.safe_load(JOB)["spec"]["template"]["spec"]["containers"]
-    program = f"docker() {{ shift 4; printf '%s\\n' \"$@\"; }}\n{yaml.safe_load(TASK)['run']}"
-    env = {"SKYPILOT_JOB_RANK": str(index)}
-    image, *words = subprocess.run(["sh", "-c", program], env=env, capture_output=True, text=True).stdout.splitlines()
-    assert image == worker["image"] and "command" not in worker
-    return (worker["args"], {"JOB_COMPLETION_INDEX": str(index)}), (words, env)
-
-
-def test_solo_bench_submits_what_the_examples_do(solo, tmp_path, monkeypatch):
-    """Their command, with a folder in place of the bucket: `solo work` finds the task of its index."""
+def test_the_examples_start_a_worker_of_the_study(solo, tmp_path, monkeypatch):
+    """Their command, with a folder in place of the bucket, trains what `solo bench --workers 0` has planned."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(FAKE, "fake.py")
-    words = "bench fake.py --env-ids CartPole-v1 --num-seeds 3 --engine manual --storage study".split()
-    code, out, err = solo(*words)
-    assert code == 0 and "submitted  3 tasks to manual: submissions/000001.json" in out and "0 of 3" in out, err
-    study = open_study("study")
-    ids = study.submission("submissions/000001.json")["tasks"]
-    study.accept(ids[2], {})
-    for given, env in started(2):
-        for name, value in env.items():
-            monkeypatch.setenv(name, value)
-        code, _, err = solo(*["study" if word == "s3://bucket/study" else word for word in given])
-        assert code == 0 and f"{study.tasks[ids[2]]} has finished before" in err
-        for name in env:
-            monkeypatch.delenv(name)
-    assert solo(*words)[0] == 0  # nobody is known to run the others
-    assert study.submission("submissions/000002.json")["tasks"] == ids[:2]
-    assert solo("bench", "cancel", "study")[0] == 0
-    assert solo("bench", "status", "study")[1].endswith("fake: 3 tasks: 2 cancelled, 1 finished\n")
-    refused(solo(*words, "--image", "x"), "the engine manual has no option image; it has none")
+    [worker] = yaml.safe_load(JOB)["spec"]["template"]["spec"]["containers"]
+    program = f"docker() {{ shift 4; printf '%s\\n' \"$@\"; }}\n{yaml.safe_load(TASK)['run']}"
+    done = subprocess.run(["sh", "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [worker["image"], *worker["args"]] and "command" not in worker
+    words = "bench fake.py --env-ids CartPole-v1 --num-seeds 2 --workers 0 --storage study".split()
+    code, _, err = solo(*words)
+    assert code == 0 and not Path("study/tasks").exists(), err
+    assert solo(*["study" if word == "s3://bucket/study" else word for word in worker["args"]])[0] == 0
+    assert solo("bench", "status", "study")[1].endswith("fake: 2 tasks: 2 finished\n")
 
 
-def test_what_was_interrupted_is_no_attempt_and_bad_input_is_not_repeated():
+def test_what_was_interrupted_begins_again_and_bad_input_does_not():
     """The worker says 75 where it saved and stopped, 2 where no repetition helps."""
     spec, task = yaml.safe_load(JOB)["spec"], yaml.safe_load(TASK)
     disrupted, stopped, bad = spec["podFailurePolicy"]["rules"]
     assert disrupted["action"] == "Ignore" and disrupted["onPodConditions"][0]["type"] == "DisruptionTarget"
-    assert (stopped["action"], stopped["onExitCodes"]["values"]) == ("Ignore", [AGAIN])
+    assert (stopped["action"], stopped["onExitCodes"]["values"]) == ("Ignore", [AGAIN, 137])
     assert (bad["action"], bad["onExitCodes"]["values"]) == ("FailIndex", [2])
     [worker] = spec["template"]["spec"]["containers"]
     assert {rule["onExitCodes"]["containerName"] for rule in (stopped, bad)} == {worker["name"]}
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == GRACE
-    restarts = {"max_restarts_on_errors": ATTEMPTS - 1, "recover_on_exit_codes": [AGAIN]}
-    assert spec["backoffLimitPerIndex"] == ATTEMPTS - 1 and task["resources"]["job_recovery"] == restarts
+    assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [AGAIN]
 
 
 # Terraform
@@ -187,8 +167,7 @@ def test_no_right_is_wider_than_it_must_be():
             assert not wide or statement.get("effect") == '"Deny"', name
             if '"*"' in statement.get("resources", []):  # AWS knows no narrower form of these
                 assert {action.strip('"').partition(":")[2] for action in statement["actions"]} <= {
-                    "DiscoverPollEndpoint", "GetAuthorizationToken", "DescribeJobs", "DescribeJobQueues",
-                    "DescribeJobDefinitions",
+                    "DiscoverPollEndpoint", "GetAuthorizationToken",
                 }, name  # fmt: skip
     study = documents["study"]["statement"]
     assert [statement["resources"] for statement in study] == [["${local.studies}"], ["${aws_s3_bucket.studies.arn}"]]
@@ -198,13 +177,11 @@ def test_no_right_is_wider_than_it_must_be():
 
 
 def test_who_submits_may_do_what_the_engine_does_and_no_more():
-    engine = (ROOT / "solorl/lab/studies/engines/aws_batch.py").read_text()
-    called = {name.title().replace("_", "") for name in re.findall(r"\b_batch\.([a-z]+_[a-z_]+)\b", engine)}
+    engine = (ROOT / "solorl/lab/studies/engines/aws.py").read_text()
+    called = {name.title().replace("_", "") for name in re.findall(r"\)\.([a-z]+_[a-z_]+)\(\*\*request", engine)}
     [submit] = [body for name, body in bodies(TEXTS, "data", "aws_iam_policy_document").items() if name == "submit"]
     allowed = {action.strip('"') for statement in submit["statement"] for action in statement["actions"]}
-    batch = {action.partition(":")[2] for action in allowed if action.startswith("batch:")}
-    assert batch == called - {"RegisterJobDefinition"}, "definitions are Terraform's"
-    assert "_logs.get_log_events(" in engine and "logs:GetLogEvents" in allowed
+    assert {action.partition(":")[2] for action in allowed} == called == {"SubmitJob"}
 
 
 def test_the_bucket_is_private_and_encrypted():
@@ -227,9 +204,11 @@ def test_machines_are_spot_and_jobs_start_again_where_they_were_interrupted():
     assert "ECS_ENABLE_SPOT_INSTANCE_DRAINING=true" in template["user_data"], "containers are told"
     assert "ECS_CONTAINER_STOP_TIMEOUT=110s" in template["user_data"]
     [definition] = bodies(TEXTS, "resource", "aws_batch_job_definition").values()
-    lost, stopped, rest = definition["retry_strategy"][0]["evaluate_on_exit"]
-    assert lost["action"] == stopped["action"] == '"RETRY"' and rest["action"] == '"EXIT"'
-    assert stopped["on_exit_code"] == '"75"' and lost["on_status_reason"] == '"Host EC2*"'
+    lost, stopped, killed, rest = definition["retry_strategy"][0]["evaluate_on_exit"]
+    assert lost["action"] == stopped["action"] == killed["action"] == '"RETRY"' and rest["action"] == '"EXIT"'
+    assert (stopped["on_exit_code"], killed["on_exit_code"]) == ('"75"', '"137"') and lost[
+        "on_status_reason"
+    ] == '"Host EC2*"'
 
 
 # GitHub Actions, image, dev container
@@ -347,6 +326,6 @@ def test_skypilot_reads_the_task(tmp_path_factory, tmp_path):
     for text, wanted in ((TASK, "cpus=2+, mem=4+"), (TASK.replace("# accelerators", "accelerators"), "{'L4': 1}")):
         path.write_text(text)
         code, said = checked(tools / "python", "-c", program, path, env=env)
-        assert code == 0 and "[Spot]" in said and wanted in said and "study-000001" in said, said
+        assert code == 0 and "[Spot]" in said and wanted in said and "study" in said, said
     path.write_text(TASK.replace("use_spot", "use_spots"))
     assert checked(tools / "python", "-c", program, path, env=env)[0] != 0

@@ -116,7 +116,7 @@ resource "aws_batch_job_definition" "worker" {
   propagate_tags        = true
   container_properties = jsonencode({
     image      = var.image
-    command    = ["--help"] # every job brings its own: work PLAN submissions/N.json
+    command    = ["--help"] # every job brings its own: work STORAGE
     jobRoleArn = aws_iam_role.job.arn
     user       = "1000:1000"
     resourceRequirements = concat([
@@ -133,8 +133,8 @@ resource "aws_batch_job_definition" "worker" {
       }
     }
   })
-  # A machine that was taken away, and a worker that saved and says "run me again", start again. What failed is left
-  # to the runner, which counts attempts of the task.
+  # A machine that was taken away, a worker that saved and says "run me again" (75), and one that was killed (137, as by
+  # a lack of memory) start again. How often a task may fail, the workers count.
   retry_strategy {
     attempts = var.attempts
     evaluate_on_exit {
@@ -144,6 +144,10 @@ resource "aws_batch_job_definition" "worker" {
     evaluate_on_exit {
       action       = "RETRY"
       on_exit_code = "75"
+    }
+    evaluate_on_exit {
+      action       = "RETRY"
+      on_exit_code = "137"
     }
     evaluate_on_exit {
       action    = "EXIT"

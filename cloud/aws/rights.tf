@@ -41,7 +41,7 @@ data "aws_iam_policy_document" "study" {
   }
   statement {
     actions = [
-      "s3:ListBucket", # which results, attempts and checkpoints exist
+      "s3:ListBucket", # which results, leases and checkpoints exist
     ]
     # Without a condition on the prefix: S3 answers "forbidden" instead of "not found" for an object that is absent to
     # whoever may not list the whole bucket.
@@ -149,42 +149,25 @@ resource "aws_iam_instance_profile" "machine" {
   role = aws_iam_role.machine.name
 }
 
-# The person, or the machine, that runs `solo bench --engine aws-batch`: attach this policy to their user or role.
+# The person, or the machine, that runs `solo bench --engine aws`: attach this policy to their user or role.
 
 data "aws_iam_policy_document" "submit" {
   source_policy_documents = [data.aws_iam_policy_document.study.json]
   statement {
     actions = [
-      "batch:SubmitJob",    # start what is missing
-      "batch:TerminateJob", # `solo bench cancel`
-      "batch:CancelJob",    # the same, of jobs that still wait
+      "batch:SubmitJob", # start workers; all else is read from and written to the bucket
     ]
     resources = [
       aws_batch_job_queue.this.arn,
       # a definition is named with and without its revision
       "${local.arn}:batch:${var.region}:${local.account}:job-definition/${aws_batch_job_definition.worker.name}",
       "${local.arn}:batch:${var.region}:${local.account}:job-definition/${aws_batch_job_definition.worker.name}:*",
-      "${local.arn}:batch:${var.region}:${local.account}:job/*",
     ]
-  }
-  statement {
-    actions = [
-      "batch:DescribeJobs",           # which are alive, names of their logs; AWS knows these three for all resources only
-      "batch:DescribeJobQueues",      # a queue that is not there, or disabled, is said before anything is submitted
-      "batch:DescribeJobDefinitions", # the same of the definition
-    ]
-    resources = ["*"]
-  }
-  statement {
-    actions = [
-      "logs:GetLogEvents", # `solo bench logs`
-    ]
-    resources = ["${aws_cloudwatch_log_group.jobs.arn}:*"]
   }
 }
 
 resource "aws_iam_policy" "submit" {
   name        = "${var.name}-submit"
-  description = "Submit, watch and cancel studies, and read and write their files."
+  description = "Start workers, and read and write the files of studies."
   policy      = data.aws_iam_policy_document.submit.json
 }

@@ -11,20 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from solorl import memory
 from solorl.args.command_line import check_ranges, given_arguments
 from solorl.checkpoints.safety import refuse_links
 from solorl.envs.ids import check_env_id_of, reward_threshold
-from solorl.errors import UsageError, quit_with
+from solorl.errors import UsageError, quit_with, shown
 from solorl.files import missing
 from solorl.machine import without_screen
-from solorl.runfolder import refuse_old
+from solorl.runfolder import CONFIG, refuse_old
 from solorl.terminal import warn
 from solorl.trust import HOW, was_started
 
 ONCE = ("resume", "resume_changed", "trust_script")  # what is said holds for this command, whatever a run folder says
 # What writes elsewhere, publishes, connects or multiplies: a run folder that was not started here cannot set it.
-ELSEWHERE = ("runs_dir", "env_workers", "threads", "track", "wandb_project_name", "wandb_entity", "upload_model",
+ELSEWHERE = ("runs_dir", "async_envs", "threads", "track", "wandb_project_name", "wandb_entity", "upload_model",
              "hf_entity")  # fmt: skip
 Auto = Literal["auto"]  # `parse` puts a number in its place
 # Types of fields -> those of their values in JSON.
@@ -41,9 +40,8 @@ class RunArgs:
     exp_name: str = ""  # name of the experiment; empty: the script's name
     seed: int = 1  # seed of Python, NumPy, torch, JAX and the environments, from 0 to 2147483647
     device: str = "auto"  # auto (CUDA where there is one, else the CPU) | cpu | cuda | cuda:1 | mps
-    cuda: bool = True  # --no-cuda keeps `--device auto` on the CPU
     torch_deterministic: bool = True  # ask torch for deterministic algorithms
-    env_workers: int = 0  # processes that step the environments, each as many of them; 0: this process
+    async_envs: bool = False  # a process for each environment
     threads: int = 1  # CPU threads for torch, or per seed for XLA; 1 is best for small networks or on a busy machine
     fast: bool = True  # speed-ups that change results only by rounding; --no-fast is plain PyTorch
     compile: bool = False  # compile the marked functions (seconds to minutes at the start, faster after)
@@ -81,7 +79,7 @@ def parse(args_type: type[A]) -> A:
         given = given_arguments(args_type, sys.argv[1:])
         folder = given.get("resume")
         saved = saved_arguments(Path(folder), args_type) if folder else args_type()
-        foreign = Path(folder) / "config.json" if folder and HOW.get() is None else None
+        foreign = Path(folder) / CONFIG if folder and HOW.get() is None else None
         left_out = _refuse_elsewhere(saved, foreign, given) if foreign else []
         args = dataclasses.replace(saved, **given)
         if hasattr(args, "env_id"):  # what the environment is comes before what the numbers are
@@ -100,13 +98,13 @@ def parse(args_type: type[A]) -> A:
         quit_with(str(error))
     if left_out:
         warn(f"{folder} was not started here, so this does not count unless it is typed: {', '.join(left_out)}")
-    memory.explain(args)
+    sys.excepthook = shown
     return args
 
 
 def saved_arguments(folder: Path, args_type: type[A]) -> A:
     """The arguments of the run in `folder`, which must be a run of the script that asks."""
-    file = folder / "config.json"
+    file = folder / CONFIG
     if not folder.is_dir():
         raise missing("run folder", folder)
     refuse_links(folder)
@@ -114,7 +112,7 @@ def saved_arguments(folder: Path, args_type: type[A]) -> A:
         config = json.loads(file.read_text())
         script, saved, changes = config["script"], config["args"], config.get("changes", [])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{folder} is not a run folder: its config.json cannot be read") from error
+        raise UsageError(f"{folder} is not a run folder: its {CONFIG} cannot be read") from error
     if not isinstance(saved, dict) or not isinstance(changes, list):
         raise UsageError(f"{file} is malformed: args must be an object and changes a list")
     if script != script_path().name:

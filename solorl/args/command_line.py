@@ -33,6 +33,7 @@ RANGE = re.compile(
     r"(?:^|[,;] )(from (-?\d+(?:\.\d+)?) to (-?\d+(?:\.\d+)?)|0: [^;]+?|inf: [^;]+?|may be negative)"
     r"(?: \[tune: [^\]]+\])?$"
 )
+GONE = {"--env-workers": "--async-envs", "--no-cuda": "--device cpu", "--cuda": "--device cuda"}  # of version 0.1
 
 
 def given_arguments(args_type: type, argv: list[str]) -> dict[str, typing.Any]:
@@ -64,7 +65,7 @@ def given_arguments(args_type: type, argv: list[str]) -> dict[str, typing.Any]:
             raise argparse.ArgumentError(None, what if words[0] != word and switch in flags else outside)
         name = word.partition("=")[0]
         near = difflib.get_close_matches(name, flags, n=1)
-        nearest = f"; did you mean {near[0]}?" if near else ""
+        nearest = f"; use {GONE[name]}" if name in GONE else f"; did you mean {near[0]}?" if near else ""
         raise argparse.ArgumentError(None, f"unknown option {name}{nearest} (--help lists all)")
     return vars(found)
 

@@ -3,8 +3,8 @@
 Gymnasium's simulators draw every random number from one generator and are otherwise deterministic, so the state of an
 episode is fully given by the generator's state before its reset and the actions since. `Recorder` notes both; `restore`
 resets and replays, and compares the observation it arrives at. Where that differs, or where the environments are of
-another kind than `SyncVectorEnv`, the episode restarts and the run says so. Workers do all this in their own processes,
-and the trees are those of one process.
+another kind than `SyncVectorEnv` or `AsyncEnvs`, which do this in their own processes, the episode restarts and the run
+says so.
 
 The Arcade Learning Environment hands out its state, with its generator, as bytes: no replay is needed. Then the state
 of the wrappers around it is saved, too: their attributes that are numbers, arrays or queues of arrays. The bytes lack
@@ -14,17 +14,18 @@ one thing, the action of the last frame, which a sticky action repeats; `_last_a
 import copy
 import itertools
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
+from solorl.envs.async_envs import AsyncEnvs
 from solorl.envs.guest import guest_in
 from solorl.envs.spaces import as_arrays
 from solorl.envs.surroundings import RANDOM
-from solorl.envs.workers import InWorkers
 
 ASKED = 12  # frames whose actions are noted; the chance that all were sticky, so that an earlier one continues, is 6e-8
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")  # all that NumPy has
@@ -177,9 +178,7 @@ def _restore_emulator(env: gym.Env, tree: dict[str, Any]) -> None:
     """Bring an Atari game and its wrappers to a state of `_emulator_state`. ValueError where it does not fit."""
     import ale_py
 
-    last = tree.get("last_action", -1)
-    if last not in range(18):
-        raise ValueError("it does not name the action of the last frame")
+    last = tree["last_action"]
     env.reset(seed=0)
     wrappers = _wrappers(env)
     fits = [{name for name, x in vars(wrapper).items() if _is_plain(x)} for wrapper in wrappers]
@@ -235,15 +234,23 @@ def is_vector_env(part: Any) -> bool:
 
 
 def record(envs: Any) -> None:
-    """Wrap each environment of a `SyncVectorEnv` in a `Recorder`, in place; other kinds stay as they are."""
-    if isinstance(envs, InWorkers):
-        envs.ask(record)
+    """Wrap each environment of a `SyncVectorEnv` or `AsyncEnvs` in a `Recorder`, in place; other kinds stay as they
+    are."""
+    if isinstance(envs, AsyncEnvs):
+        envs.call("wrap", Recorder)
     elif isinstance(envs, gym.vector.SyncVectorEnv):
         envs.envs = [env if isinstance(env, Recorder) else Recorder(env) for env in envs.envs]
 
 
 def _recorded(envs: Any) -> bool:
-    return isinstance(envs, gym.vector.SyncVectorEnv)
+    return isinstance(envs, gym.vector.SyncVectorEnv | AsyncEnvs)
+
+
+def _each(envs: Any, function: Callable[..., Any], *inputs: Sequence[Any]) -> list[Any]:
+    """What `function(env, ...)` returns for each environment, in the process where that is."""
+    if isinstance(envs, AsyncEnvs):
+        return envs.each(function, *inputs)
+    return [function(env, *own) for env, *own in zip(envs.envs, *inputs, strict=True)]
 
 
 def _spaces(envs: Any) -> list[gym.Space]:
@@ -255,18 +262,14 @@ def capture(envs: Any) -> dict[str, Any]:
     tree: dict[str, Any] = {"spaces": [space.np_random.bit_generator.state for space in _spaces(envs)]}
     if not _recorded(envs):
         return tree
-    if isinstance(envs, InWorkers):
-        trees = envs.ask(capture)
-        own = [each for part in trees for each in part["envs"]]
-        return tree | {"autoreset": np.concatenate([part["autoreset"] for part in trees]), "envs": own}
-    tree["autoreset"] = np.array(envs._autoreset_envs)
-    tree["envs"] = [
-        {"obs": env.obs, **_emulator_state(env.env)}
-        if env.hands_out_state
-        else {"start": env.start, "actions": _columns(env.actions), "obs": env.obs}
-        for env in envs.envs
-    ]
-    return tree
+    autoreset = np.array(getattr(envs, "_autoreset_envs", np.zeros(envs.num_envs, bool)))
+    return tree | {"autoreset": autoreset, "envs": _each(envs, _state_of)}
+
+
+def _state_of(env: Recorder) -> dict[str, Any]:
+    if env.hands_out_state:
+        return {"obs": env.obs, **_emulator_state(env.env)}
+    return {"start": env.start, "actions": _columns(env.actions), "obs": env.obs}
 
 
 def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
@@ -277,41 +280,31 @@ def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
     for space, state in zip(_spaces(envs), tree["spaces"], strict=True):
         space.np_random.bit_generator.state = state
     envs._restarted = range(envs.num_envs)
-    if "envs" not in tree and _recorded(envs):
-        raise ValueError("it holds no environments")
-    if "envs" not in tree:
+    if not _recorded(envs):
         return [f"the state of {type(envs).__name__} cannot be saved, so its running episodes restart"]
     if len(tree["envs"]) != envs.num_envs:
         raise ValueError(f"there were {len(tree['envs'])} environments, not {envs.num_envs}")
-    autoreset = np.array(tree["autoreset"], bool).reshape(envs.num_envs)
-    if isinstance(envs, InWorkers):
-        parts = [[each[rows] for rows in envs.rows] for each in (tree["envs"], autoreset)]
-        found = zip(envs.rows, envs.ask(_bring_back, *parts), strict=True)
-        restarted = [rows.start + i for rows, own in found for i in own]
-    else:
-        restarted = _bring_back(envs, tree["envs"], autoreset)
-    envs._restarted = restarted
+    came_back = _each(envs, _bring_back, tree["envs"])
+    envs._restarted = restarted = [i for i, back in enumerate(came_back) if not back]
+    if isinstance(envs, gym.vector.SyncVectorEnv):
+        envs._env_obs = [env.obs for env in envs.envs]  # type: ignore[attr-defined]
+        envs._autoreset_envs = np.array(tree["autoreset"], bool).reshape(envs.num_envs)
     if restarted:
         return [f"the simulator did not replay exactly, so the running episodes of environments {restarted} restart"]
     return []
 
 
-def _bring_back(envs: Any, trees: Sequence[dict[str, Any]], autoreset: np.ndarray) -> list[int]:
-    """Bring the environments of this process to their captured states; returns those whose episodes restart."""
-    restarted = []
-    for i, (env, saved) in enumerate(zip(envs.envs, trees, strict=True)):
-        if env.hands_out_state:
-            _restore_emulator(env.env, saved)
-            env.obs = saved["obs"]
-            continue
-        env.replay(saved["start"], saved["actions"])
-        if not data_equivalence(as_arrays(env.obs), as_arrays(saved["obs"]), exact=True):
-            restarted.append(i)
-            env.reset()
-    for i, env in enumerate(envs.envs):
-        envs._env_obs[i] = env.obs
-    envs._autoreset_envs = autoreset
-    return restarted
+def _bring_back(env: Recorder, saved: dict[str, Any]) -> bool:
+    """Bring an environment to its captured state; False where its episode restarts instead."""
+    if env.hands_out_state:
+        _restore_emulator(env.env, saved)
+        env.obs = saved["obs"]
+        return True
+    env.replay(saved["start"], saved["actions"])
+    came_back = data_equivalence(as_arrays(env.obs), as_arrays(saved["obs"]), exact=True)
+    if not came_back:
+        env.reset()
+    return came_back
 
 
 def restarted(envs: Any) -> Iterable[int]:
@@ -324,8 +317,6 @@ def observations(envs: Any) -> Any:
     or, where the state could not be saved, those of new episodes."""
     if not _recorded(envs):
         return envs.obs if hasattr(envs, "load_state_dict") else envs.reset()[0]
-    if isinstance(envs, InWorkers):
-        return envs.obs
-    space, obs = envs.single_observation_space, [env.obs for env in envs.envs]
+    space, obs = envs.single_observation_space, _each(envs, attrgetter("obs"))
     empty: Any = gym.vector.utils.create_empty_array(space, len(obs))
     return gym.vector.utils.concatenate(space, obs, empty)

@@ -46,7 +46,6 @@ def is_plain_name(name: Any) -> TypeGuard[str]:
     return isinstance(name, str) and Path(name).name == name and name not in ("", "..") and "\0" not in name
 
 
-# ---------------------------------------------------------------------- the counters of a checkpoint
 def is_count(value: Any) -> bool:
     """Whether `value` is an integer that is not negative and fits into 64 bits."""
     return type(value) is int and 0 <= value < 2**63

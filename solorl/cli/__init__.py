@@ -30,7 +30,7 @@ VERBS = {
     "new": ("solorl.cli.new", "start a variant:  solo new ppo_mine --from ppo"),
     "runs": ("solorl.cli.runs", "list and delete run folders:  solo runs --status failed"),
     "bench": ("solorl.cli.bench", "many runs at once:  solo bench ppo --env-ids CartPole-v1 --num-seeds 10"),
-    "work": ("solorl.cli.work", "do one task of a study, for schedulers:  solo work PLAN TASK"),
+    "work": ("solorl.cli.work", "a worker of a study, started anywhere:  solo work STORAGE"),
     "tune": ("solorl.cli.tune", "search hyper-parameters:  solo tune ppo --env-ids CartPole-v1 --space FILE.toml"),
     "report": ("solorl.cli.report", "tables, curves and verdicts from runs:  solo report runs/"),
     "plot": ("solorl.cli.plot", "a picture of trainings, also while they run:  solo plot RUN_DIR"),

@@ -56,7 +56,7 @@ def choose_device(args: RunArgs, index: int | None = None) -> Any:
     if torch is None:
         return name
     if name == "auto":
-        name = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(f"cuda:{index}" if name == "cuda" and index is not None else name)
     except RuntimeError:

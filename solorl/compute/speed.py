@@ -4,7 +4,6 @@
 """
 
 import copy
-import importlib.util
 import math
 import operator
 import os
@@ -375,8 +374,7 @@ class GradientStep:
 
 
 def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """`torch.compile(function)`, on the CPU with calls in C++ and the products of `onednn`. UsageError where torch
-    cannot compile here."""
+    """`torch.compile(function)`, on the CPU with calls in C++. UsageError where torch cannot compile here."""
     if hasattr(torch._dynamo.config, "trace_autograd_ops"):  # else torch.autograd.grad cuts the graph in two
         torch._dynamo.config.trace_autograd_ops = True
     # the random numbers of plain PyTorch, on the CPU in half the time of the compiler's own
@@ -386,11 +384,6 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
         if problem:
             raise UsageError(f"--compile {problem}; train without --compile")
         options["cpp_wrapper"] = True
-        if importlib.util.find_spec("torch._inductor.custom_graph_pass"):  # since torch 2.6
-            from solorl.compute.onednn import ProductsByOneDNN, onednn_is_faster
-
-            if onednn_is_faster():
-                options["post_grad_custom_pre_pass"] = ProductsByOneDNN()
     return torch.compile(function, dynamic=False, options=options)
 
 

@@ -37,6 +37,7 @@ class Manners(NamedTuple):
 
     changes: tuple[str, ...] = ()  # of the process, see `surroundings.OWN`
     mask: tuple[int, ...] | None = None  # the shape of its action_mask; None: it gives none
+    agents: bool = False  # whether there are several
 
 
 KNOWN: dict[str, Manners] = {}  # by the id
@@ -203,14 +204,19 @@ def guest_in(env: Any) -> Guest | None:
 
 def looks(envs: Any) -> list[str]:
     """What is NaN or infinite in each environment side by side, see `Guest.look`; empty where nothing is known."""
-    found = map(guest_in, envs.envs if isinstance(envs, gym.vector.SyncVectorEnv) else ())
-    return [guest.look() if guest else "" for guest in found]
+    if hasattr(envs, "each"):  # in other processes
+        return envs.each(_look)
+    return [*map(_look, envs.envs if isinstance(envs, gym.vector.SyncVectorEnv) else ())]
+
+
+def _look(env: Any) -> str:
+    guest = guest_in(env)
+    return guest.look() if guest else ""
 
 
 def wrong(envs: Any) -> str:
     """The first environment that gave NaN or infinite numbers, as a phrase; empty where none is known to."""
-    told = envs.looks() if hasattr(envs, "looks") else looks(envs.unwrapped)  # in other processes, or here
-    return next((f"in environment {i} {what}" for i, what in enumerate(told) if what), "")
+    return next((f"in environment {i} {what}" for i, what in enumerate(looks(envs.unwrapped)) if what), "")
 
 
 def not_finite(obs: Any) -> float | None:
@@ -283,7 +289,7 @@ def try_out(make_env: Callable[..., Any], env_id: str, needs_masks: bool = False
         env.reset()
         changes = [name for name in OWN[1:] if env.own[name] != env._home[name]]
         changes += [RANDOM] if plain(env.own[RANDOM]) != drawn else []
-    KNOWN[env_id] = manners = Manners(tuple(changes), None if mask is None else mask.shape)
+    KNOWN[env_id] = manners = Manners(tuple(changes), None if mask is None else mask.shape, bool(env._agents))
     if changes:
         tell(env_id, manners.changes)
     return manners

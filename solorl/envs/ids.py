@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from solorl.envs.load_envpool import import_envpool
 from solorl.envs.surroundings import at_home
@@ -23,19 +23,14 @@ EXTRAS = {
     "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
     "gymnasium.envs.phys2d": ("jax", "jax"),
     "gymnasium.envs.tabular": ("jax", "jax"),
-    "ale_py.env": ("ale_py", "atari"),
     "ale_py": ("cv2", "atari"),  # of the wrapper that makes images smaller
 }
-
-
 # Environments that exist in JAX only: pattern of their ids -> (class that steps many of them, in a module that
 # registers them; the package that they need).
 REGISTER = {
     "*-MinAtar": ("solorl.envs.gymnax:GymnaxEnvs", "gymnax"),
     "mjx/*": ("solorl.envs.mjx:MjxEnvs", "mujoco.mjx"),
 }
-
-
 # Games of several agents: pattern of their ids -> the module that registers them, and packages that they need.
 GAMES = {
     "mpe/*": ("solorl.envs.pettingzoo", "pettingzoo", "mpe2"),
@@ -45,58 +40,50 @@ GAMES = {
     "team/simple_*": ("solorl.games.teams", "pettingzoo", "mpe2", "jax"),
     "team/*": ("solorl.games.teams", "jax"),
     "lbf/*": ("solorl.envs.tuple_games", "lbforaging"),
-    "rware/*": ("solorl.envs.tuple_games", "rware"),
 }
-
-
-ROBOTICS = "gymnasium_robotics", "gymnasium-robotics; FlattenObservation in make_env makes its dicts vectors"
-# Families that other packages register: what an id has before the slash, or a pattern -> (module, what pip installs).
-NAMESPACES = {
-    "games": ("solorl.games", ""),  # ours
-    "envpool": ("solorl.envs.envpool_env", "'solorl[envpool]'"),
-    "ALE": ("ale_py", ""),  # our extra
-    "MinAtar": ("minatar", "minatar"),
-    "dm_control": ("shimmy", "'shimmy[dm-control]'"),
-    **dict.fromkeys(("Fetch*", "HandReach*", "HandManipulate*", "AntMaze*", "PointMaze*", "Adroit*"), ROBOTICS),
-    **dict.fromkeys(("MiniGrid-*", "BabyAI-*"), ("minigrid", "minigrid")),
+# Other families, likewise; those of a package register themselves.
+OTHERS = {
+    "games/*": ("solorl.games",),
+    "envpool/*": ("solorl.envs.envpool_env", "envpool"),
+    **dict.fromkeys(("ALE/*", "*NoFrameskip-v*"), ("ale_py",) * 2),
+    **dict.fromkeys(
+        "Fetch* HandReach* HandManipulate* AntMaze* PointMaze* Adroit*".split(), ("gymnasium_robotics",) * 2
+    ),
+    **dict.fromkeys(("MiniGrid-*", "BabyAI-*"), ("minigrid",) * 2),
+    "MinAtar/*": ("minatar",) * 2,
+    "dm_control/*": ("shimmy",) * 2,
 }
-
-
-# What `Args.env_kind` of a script can say of its --env-id.
-KINDS = {
-    "gymnasium": "any environment of Gymnasium",
-    "atari": "games of Atari, Gymnasium's",
-    "envpool": "any environment of EnvPool",
-    "envpool-atari": "games of Atari, EnvPool's",
-    "envpool-procgen": "games of Procgen, EnvPool's",
-    "pettingzoo-atari": "games of Atari of several agents, PettingZoo's",
-    "agents": "games of several agents",
-    "agents-jax": "games of several agents written in JAX, see `solorl.games.teams`",
-    "jax": "environments written in JAX, and those that EnvPool and Gymnasium have under the same id",
-    "batched": "simulators that step batches of tensors, see `solorl.envs.batched`",
+# What pip installs where it is not one of our extras.
+INSTALL = {
+    "minatar": "minatar",
+    "shimmy": "'shimmy[dm-control]'",
+    "gymnasium_robotics": "gymnasium-robotics; FlattenObservation in make_env makes its dicts vectors",
+    "minigrid": "minigrid",
 }
+# What `Args.env_kind` of a script can say of its --env-id: any environment of Gymnasium or of EnvPool; games of Atari,
+# Gymnasium's, EnvPool's or, of several agents, PettingZoo's; of Procgen; games of several agents, all or those written
+# in JAX (`solorl.games.teams`); environments written in JAX, and those that EnvPool and Gymnasium have under the same
+# id; simulators that step batches of tensors (`solorl.envs.batched`).
+KINDS = ("gymnasium envpool atari envpool-atari pettingzoo-atari envpool-procgen agents agents-jax jax batched").split()
 
 
-def _newest(ids: Iterable[str]) -> list[str]:
-    """Of each environment only the id with the highest version, or that without one."""
-    newest: dict[str, int] = {}
-    unversioned = []
-    for env_id in ids:
-        name, _, version = env_id.rpartition("-v")
-        if name and version.isdigit():
-            newest[name] = max(newest.get(name, 0), int(version))
-        else:
-            unversioned.append(env_id)
-    return [f"{name}-v{version}" for name, version in newest.items()] + unversioned
+def _families() -> dict[str, tuple[str, ...]]:
+    """All families: pattern of ids -> the module that registers them, and the packages that they need."""
+    in_jax = {pattern: (where.partition(":")[0], package) for pattern, (where, package) in REGISTER.items()}
+    return in_jax | GAMES | OTHERS
 
 
 def _like(env_id: str, ids: Iterable[str]) -> list[str]:
-    """The ids that may be meant: those of the same name in any family, with the highest version; else the nearest."""
-    ids, parts = list(ids), re.compile(r"(?:.*/)?(.*?)(?:NoFrameskip)?(?:-v(\d+))?", re.IGNORECASE | re.DOTALL)
+    """The ids that may be meant: that of the same name in any family, with the highest version; else the nearest."""
+    ids, parts = list(ids), re.compile(r"(?:.*/)?(.*?)(?:NoFrameskip)?(?:[-_]v(\d+))?", re.IGNORECASE | re.DOTALL)
     found = {one: parts.fullmatch(one).groups("0") for one in [env_id, *ids]}  # type: ignore[union-attr]
-    same = [one for one in ids if found[one][0].lower() == found[env_id][0].lower()]
-    newest = max((int(found[one][1]) for one in same), default=0)
-    return sorted((one for one in same if int(found[one][1]) == newest), key=len) or nearest(env_id, ids, n=3)
+
+    def newest(name: str, within: str = "") -> list[str]:
+        same = [one for one in ids if found[one][0].lower() == found[name][0].lower() and one.startswith(within)]
+        return [max(same, key=lambda one: (int(found[one][1]), -len(one)))] if same else []
+
+    near = [one for name in nearest(env_id, ids, n=3) for one in newest(name, "".join(name.rpartition("/")[:2]))]
+    return newest(env_id) or [*dict.fromkeys(near)]
 
 
 def family_of(env_id: str) -> tuple[str, str] | None:
@@ -111,15 +98,23 @@ def _is_there(package: str) -> bool:
     return False
 
 
-def _register_games(env_id: str) -> None:
-    """Register games of several agents if `env_id` is like one; UsageError where its package is not installed."""
-    for pattern, (module, *packages) in GAMES.items():
-        if fnmatch(env_id, pattern):
-            for name in packages:
-                if importlib.util.find_spec(name) is None:
-                    extra = {"ale_py": "pettingzoo"}.get(name, BRINGS[name])  # which brings the whole family
-                    raise UsageError(needs_extra(env_id, extra))
-            importlib.import_module(module)
+def _register(env_id: str, typed: bool) -> None:
+    """Import what registers ids like this one, whose packages `check_module` must allow; UsageError where one of them
+    is not installed."""
+    import gymnasium as gym
+
+    for registers, *packages in (row for pattern, row in _families().items() if fnmatch(env_id, pattern)):
+        for package in packages:
+            check_module(env_id, package, typed)
+            if _is_there(package) or (package in INSTALL and env_id in gym.registry):
+                continue
+            if package in INSTALL:
+                raise UsageError(f"{env_id} needs a package: pip install {INSTALL[package]}")
+            of_family = registers == "solorl.envs.pettingzoo"  # all of which one extra brings
+            extra = "pettingzoo" if of_family else BRINGS[package]
+            raise UsageError(needs_extra(env_id, extra))
+        if all(map(_is_there, packages)):
+            importlib.import_module(registers)
 
 
 def _import_module_of(env_id: str, module: str, typed: bool) -> None:
@@ -136,22 +131,20 @@ def _import_module_of(env_id: str, module: str, typed: bool) -> None:
             importlib.import_module(module)
     except UsageError:
         raise
-    except SystemExit as end:
-        what = f"importing the module {module} ends the program by sys.exit({end.code!r})"
-        raise UsageError(f"{env_id} cannot be used: {what}; put `if __name__ == '__main__':` around that") from end
-    except Exception as error:  # whatever the code of the module raises
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+    except (Exception, SystemExit) as error:  # whatever the code of the module raises
+        fails = " ".join(f"fails with {type(error).__name__}: {error}".split())
+        sentence = f"{env_id} cannot be used: importing the module {module} "
+        if isinstance(error, SystemExit):
+            fails = f"ends the program by sys.exit({error.code!r}); put `if __name__ == '__main__':` around that"
+        elif isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             hint = did_you_mean(module, [path.stem for path in Path().glob("*.py")])
-            where = f"no module {module} is installed or in this folder{hint}"
-            raise UsageError(f"there is no environment {env_id}: {where}") from error
-        if isinstance(error, ImportError) and (sentence := missing_extra(env_id, error)):
-            raise UsageError(sentence) from error
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UsageError(f"{env_id} cannot be used: importing the module {module} fails with {reason}") from error
-
-
-def _file_of(module: str) -> str:
-    return getattr(sys.modules[module], "__file__", None) or "a folder without code"
+            sentence, fails = (
+                f"there is no environment {env_id}: no module {module} is installed or in this folder",
+                hint,
+            )
+        elif isinstance(error, ImportError) and (missing := missing_extra(env_id, error)):
+            sentence, fails = missing, ""
+        raise UsageError(sentence + fails) from error
 
 
 def check_env_id(env_id: str, typed: bool = True) -> None:
@@ -159,55 +152,40 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
     a run folder names, where it is not `typed` (see `check_module`)."""
     import gymnasium as gym
 
+    module, colon, name = env_id.rpartition(":")
     try:
-        module, colon, name = env_id.rpartition(":")
-        space, family = "ALE" if "NoFrameskip-v" in name else name.partition("/")[0], family_of(name)
-        space = next((pattern for pattern in NAMESPACES if not colon and fnmatch(space, pattern)), space)
-        games = [package for pattern, packages in GAMES.items() if fnmatch(name, pattern) for package in packages]
-        for package in (*(family or ())[1:], *NAMESPACES.get(space, ())[:1], *games):  # what this id imports
-            if not package.startswith("solorl."):
-                check_module(env_id, package, typed)
-        if family:
-            if not _is_there(family[1]):
-                raise UsageError(needs_extra(env_id, BRINGS[family[1]]))
-            importlib.import_module(family[0].partition(":")[0])
-        _register_games(name)
-        if space in NAMESPACES and importlib.util.find_spec(NAMESPACES[space][0]):
-            importlib.import_module(NAMESPACES[space][0])  # which registers its ids
         if colon:
             _import_module_of(env_id, module, typed)
+        else:
+            _register(name, typed)
         spec = gym.spec(name)
     except (gym.error.Error, ImportError) as error:
         if isinstance(error, ImportError) and (sentence := missing_extra(env_id, error)):
             raise UsageError(sentence) from error
-        if space in NAMESPACES and importlib.util.find_spec(NAMESPACES[space][0]) is None:
-            package = NAMESPACES[space][1]
-            sentence = f"{env_id} needs a package: pip install {package}" if package else needs_extra(env_id, "atari")
-            raise UsageError(sentence) from error
-        more = ("solorl.envs.pettingzoo", "pettingzoo"), ("solorl.games.teams", "jax"), ("ale_py", "ale_py")
-        for where, package in (*REGISTER.values(), *more):
-            if _is_there(package):
+        of_envpool = name.startswith("envpool/")  # whose ids repeat those of other families
+        for registers, *packages in _families().values():
+            ours = registers.startswith(("solorl.", "ale_py")) and not registers.endswith("envpool_env")
+            if ours and all(map(_is_there, packages)):
                 with contextlib.suppress(ImportError):  # without jax
-                    importlib.import_module(where.partition(":")[0])  # which registers its ids
-        # EnvPool's ids one by one repeat those of other families
-        known = [one for one in _newest(gym.registry) if space == "envpool" or not one.startswith("envpool/")]
+                    importlib.import_module(registers)
+        known = [one for one in gym.registry if of_envpool or not one.startswith("envpool/")]
         near = [f"{module}{colon}{one}" for one in _like(name, known)]
         hint = f"; did you mean {' or '.join(near)}?" if near else "; one of another package is `package:Name-v0`"
         if colon:
-            hint = f": the module {module} ({_file_of(module)}) registers no {name}{hint if near else ''}"
+            where = getattr(sys.modules[module], "__file__", None) or "a folder without code"
+            hint = f": the module {module} ({where}) registers no {name}{hint if near else ''}"
         raise UsageError(f"there is no environment {env_id}{hint}") from error
     entry = spec.entry_point if isinstance(spec.entry_point, str) else ""
     for prefix, (module, extra) in EXTRAS.items():
         if entry.startswith(prefix) and importlib.util.find_spec(module) is None:
             raise UsageError(needs_extra(env_id, extra))
-    newest = _newest(gym.registry)
-    if name not in newest:  # some ids of the past have lost their simulators
+    same = [one for one in gym.registry.values() if (one.namespace, one.name) == (spec.namespace, spec.name)]
+    newest = max(same, key=lambda one: one.version or 0)
+    if spec.version is not None and spec.version < (newest.version or 0):  # some ids have lost their simulators
         try:
             gym.make(env_id).close()
         except ImportError as error:
-            same = [one for one in newest if one.rpartition("-v")[0] == name.rpartition("-v")[0]]
-            hint = f"; take {same[0]}" if same else f": {error}"
-            raise UsageError(f"{env_id} can no longer be made{hint}") from error
+            raise UsageError(f"{env_id} can no longer be made; take {newest.id}") from error
 
 
 def check_env_id_of(script: Path, env_id: str, kind: str, typed: bool = True) -> None:
@@ -221,33 +199,35 @@ def check_env_id_of(script: Path, env_id: str, kind: str, typed: bool = True) ->
     elif kind != "jax" or not is_atari(env_id):
         check_env_id(env_id, typed)
 
-    def refuse(why: str, instead: str) -> NoReturn:
-        raise UsageError(f"{env_id} {why}{use_instead(script, instead)}")
+    if misfit := _misfit(env_id, kind, script.name):
+        why, *others = misfit
+        advice = "".join(f"{use} for {what}" for what in others if (use := use_instead(script, what)))
+        raise UsageError(f"{env_id} {why}{advice}")
 
+
+def _misfit(env_id: str, kind: str, name: str) -> tuple[str, ...]:
+    """Why the file `name` of this kind does not take an environment, and what its header may call that; else empty."""
+    one, several = f"has one agent, but {name} takes several", f"has several agents, but {name} takes one"
+    many = fnmatch(env_id.rpartition(":")[2], "atari/*")
     if kind == "batched" and not is_batched(env_id):
-        refuse("does not step batches of tensors", "other environments")
-    games = has_agents(env_id)
-    if kind.startswith("agents") and not games and ":" not in env_id:
-        refuse(f"has one agent, but {script.name} takes several", "one agent")
+        return "does not step batches of tensors", "other environments"
+    if kind.startswith("agents") and not has_agents(env_id) and ":" not in env_id:
+        return one, "one agent"
     if kind == "agents-jax" and not fnmatch(env_id, "team/*"):
-        refuse("is not a game of several agents written in JAX, as team/simple_spread_v3 is", "other games")
-    if kind == "jax" and games:
-        refuse(f"has several agents, but {script.name} takes one", "several agents")
-    several = fnmatch(env_id.rpartition(":")[2], "atari/*")
-    if kind.endswith("atari") and several != (kind == "pettingzoo-atari") and (several or is_atari(env_id)):
-        has, takes = ("several agents", "one") if several else ("one agent", "several")
-        refuse(f"has {has}, but {script.name} takes {takes}", has)
-    if kind.endswith("atari") and not (several or is_atari(env_id)):
-        is_game = kind.startswith("envpool") and is_procgen(env_id)
-        kinds = ("games of Procgen",) if is_game else ("vector observations", "other images")
-        advice = "".join(f"{use} for {what}" for what in kinds if (use := use_instead(script, what)))
-        raise UsageError(f"{env_id} is not an Atari game{advice}")
-    if kind.endswith("procgen") and not is_procgen(env_id):
-        what = "Atari games" if is_atari(env_id) else "vector observations"
-        use = use_instead(script, what)
-        raise UsageError(f"{env_id} is not a game of Procgen{use and f'{use} for {what}'}")
+        return "is not a game of several agents written in JAX, as team/simple_spread_v3 is", "other games"
+    if kind == "jax" and has_agents(env_id):
+        return several, "several agents"
     if kind == "jax" and is_atari(env_id):
-        refuse(f"is an Atari game, but {script.name} takes vector observations", "Atari games")
+        return f"is an Atari game, but {name} takes vector observations", "Atari games"
+    if kind.endswith("atari") and many != (kind == "pettingzoo-atari") and (many or is_atari(env_id)):
+        return (several, "several agents") if many else (one, "one agent")
+    if kind.endswith("atari") and not (many or is_atari(env_id)):
+        if kind.startswith("envpool") and is_procgen(env_id):
+            return "is not an Atari game", "games of Procgen"
+        return "is not an Atari game", "vector observations", "other images"
+    if kind.endswith("procgen") and not is_procgen(env_id):
+        return "is not a game of Procgen", "Atari games" if is_atari(env_id) else "vector observations"
+    return ()
 
 
 def check_envpool_id(env_id: str) -> Any:

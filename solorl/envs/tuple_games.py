@@ -1,25 +1,22 @@
-"""Level-based foraging (`lbf/Foraging-8x8-2p-3f-v3`) and the robotic warehouse (`rware/rware-tiny-2ag-v2`): Gymnasium's
-environments with `Tuple` spaces and lists of rewards, as a `Game`. Importing this module registers those installed.
+"""Level-based foraging (`lbf/Foraging-8x8-2p-3f-v3`): environments with `Tuple` spaces and lists of rewards, as
+a `Game`. Importing this module registers them.
 
-Both packages report their time limit as the end of the task. Here it is truncated. Foraging tells which actions are
-valid, which becomes the mask. Papoudakis et al. (2021), https://arxiv.org/abs/2006.07869
+The package reports its time limit as the end of the task. Here it is truncated. It tells which actions are valid, which
+becomes the mask. Papoudakis et al. (2021), https://arxiv.org/abs/2006.07869
 """
 
-import importlib
-import importlib.util
 from typing import Any
 
 import gymnasium as gym
+import lbforaging  # noqa: F401  registers its ids
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from solorl.envs.pettingzoo import Game
 
-FAMILIES = {"lbf": ("lbforaging", "Foraging-"), "rware": ("rware", "rware-")}  # package, how its ids begin
-
 
 class TupleGame:
-    """An environment with `Tuple` spaces, of either family, with PettingZoo's parallel API."""
+    """An environment with `Tuple` spaces, with PettingZoo's parallel API."""
 
     def __init__(self, env: Any):
         self.env, self.unwrapped, self.metadata = env, self, {**env.metadata, "name": env.spec.id}
@@ -44,8 +41,7 @@ class TupleGame:
     def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
         """One step: observations, rewards, terminated, truncated, infos of each agent."""
         obs, rewards, over, _, _ = self.env.step([int(actions[name]) for name in self.possible_agents])
-        # a game of foraging is won when no food is left; the warehouse is never done
-        won = over and hasattr(self.env, "field") and not self.env.field.any()
+        won = over and not self.env.field.any()  # no food is left
         self.agents = [] if over else self.agents
         ends = (dict.fromkeys(self.possible_agents, end) for end in (won, over and not won))
         return self._each(obs), self._each(map(float, rewards)), *ends, self._infos()
@@ -54,8 +50,6 @@ class TupleGame:
         return dict(zip(self.possible_agents, values, strict=True))
 
     def _infos(self) -> dict[str, Any]:
-        if not hasattr(self.env, "_valid_actions"):
-            return {}
         masks = np.zeros((len(self.possible_agents), self.env.action_space[0].n), bool)
         for k, player in enumerate(self.env.players):
             masks[k, [action.value for action in self.env._valid_actions[player]]] = True
@@ -66,7 +60,7 @@ class TupleGame:
         raise NotImplementedError
 
     def render(self) -> Any:
-        """An image, in the warehouse only."""
+        """See `gymnasium.Env.render`."""
         return self.env.render(mode=self.render_mode)
 
     def close(self) -> None:
@@ -75,15 +69,12 @@ class TupleGame:
 
 
 def open_game(env_id: str, teams: Any = None, pad: bool = False, **kwargs: Any) -> Game:
-    """The game `FAMILY/ID`; `kwargs` are those of the environment."""
+    """The game `lbf/ID`; `kwargs` are those of the environment."""
     env = gym.make(env_id.partition("/")[2], disable_env_checker=True, **kwargs)
     return Game(TupleGame(env.unwrapped), teams, pad=pad)
 
 
-for _family, (_package, _begin) in FAMILIES.items():
-    if importlib.util.find_spec(_package):
-        importlib.import_module(_package)
-        for _id in [f"{_family}/{name}" for name in gym.registry if name.startswith(_begin)]:
-            # not by gym.register, which compares each of them with all others
-            _entry = "solorl.envs.tuple_games:open_game"
-            gym.registry[_id] = EnvSpec(_id, _entry, kwargs={"env_id": _id}, disable_env_checker=True)
+for _id in [f"lbf/{name}" for name in gym.registry if name.startswith("Foraging-")]:
+    # not by gym.register, which compares each of them with all others
+    _entry = "solorl.envs.tuple_games:open_game"
+    gym.registry[_id] = EnvSpec(_id, _entry, kwargs={"env_id": _id}, disable_env_checker=True)

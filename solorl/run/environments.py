@@ -7,45 +7,41 @@ import gymnasium as gym
 
 from solorl.compute.device import TRAIN, env_seed
 from solorl.envs import openers
+from solorl.envs.async_envs import AsyncEnvs
 from solorl.envs.guest import hosted, refuse_statistics, try_out
 from solorl.envs.ids import is_atari
 from solorl.envs.returns import teams_of
 from solorl.envs.spaces import action_kind, flattens, obs_kind
 from solorl.envs.surroundings import undisturbed
 from solorl.envs.vector import VectorEnvs
-from solorl.envs.workers import in_workers
 from solorl.errors import UsageError
 from solorl.run.evaluation import MakeEnv
 from solorl.scripts import file_for, use_instead
 
 
 class Opened:
-    """Opens environments for one script, in `workers` processes (0: in this one)."""
+    """Opens environments for one script; `apart`: each in a process of its own."""
 
-    def __init__(self, script: Path, workers: int):
-        self.script, self.workers = script, workers
+    def __init__(self, script: Path, apart: bool):
+        self.script, self.apart = script, apart
         self.unread_mask = False  # whether the environment gives masks, which the script does not read
 
     def vector_env(self, kind: type, make_env: MakeEnv, env_id: str, num_envs: int) -> Any:
         """`num_envs` environments as one of this kind. UsageError where one makes a mistake."""
-        if self.workers and num_envs % self.workers:
-            raise UsageError(f"--env-workers {self.workers} cannot have equal parts of {num_envs} environments")
         reads = "action_mask" in self.script.read_text(encoding="utf-8")
-        mask = try_out(make_env, env_id, reads and kind is VectorEnvs).mask
-        self.unread_mask = mask is not None and not reads
-        make_envs = [hosted(make_env, env_id, ends=not self.workers)] * num_envs
-        return in_workers(kind, make_envs, self.workers) if self.workers else kind(make_envs)
+        manners = try_out(make_env, env_id, reads and kind is VectorEnvs)
+        self.unread_mask = manners.mask is not None and not reads
+        if self.apart and (manners.agents or kind is not VectorEnvs):
+            raise UsageError(f"--async-envs is for environments of one agent, not for games of several as {env_id}")
+        return (AsyncEnvs if self.apart else kind)([hosted(make_env, env_id, ends=not self.apart)] * num_envs)
 
     def multi_agent_env(self, make_env: MakeEnv, env_id: str, num_envs: int) -> Any:
         """`num_envs` games of several agents. UsageError as above."""
         with undisturbed():  # some modules draw random numbers where they are imported for the first time
             from solorl.envs.pettingzoo import PettingZooEnvs
 
-            if stepped := openers(env_id).stepped:
-                if self.workers:
-                    raise UsageError(f"--env-workers: {env_id} steps all its games together, in this process")
-                if games := stepped(make_env, env_id, num_envs):
-                    return games
+            if (stepped := openers(env_id).stepped) and (games := stepped(make_env, env_id, num_envs)):
+                return games
             return self.vector_env(PettingZooEnvs, make_env, env_id, num_envs)
 
 

@@ -55,7 +55,7 @@ class Runs:
         self.num_seeds: int = args.num_seeds  # type: ignore[attr-defined]
         # of XLA, for all seeds: with as many a seed continues exactly, together and alone (see `arguments_of`)
         self.threads = xla.start_xla(args.threads if args.resume else args.threads * self.num_seeds)
-        xla.choose_device(args.device if args.cuda or args.device != "auto" else "cpu")
+        xla.choose_device(args.device)
         xla.keep_compiled_code(self.threads)
         device = jnp.zeros(()).device  # that of new arrays
         with in_one_sentence():

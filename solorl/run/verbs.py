@@ -24,10 +24,10 @@ from solorl.compute.device import EVALUATE, choose_device, device_words, seed_al
 from solorl.compute.processes import Processes
 from solorl.compute.ranks import Ranks, from_environment, local_rank
 from solorl.data.dataset import Dataset, open_datasets
+from solorl.envs.async_envs import AsyncEnvs
 from solorl.envs.guest import refuse_statistics
 from solorl.envs.returns import teams_of
 from solorl.envs.vector import VectorEnvs
-from solorl.envs.workers import InWorkers
 from solorl.errors import UsageError, fitting, in_one_sentence, missing_extra, quit_with
 from solorl.files import near
 from solorl.run.ending import Ending, Voice
@@ -74,7 +74,7 @@ class Run:
         self.checkpoints = Checkpoints(self.folder.path, self.ranks)
         self.ending = Ending(self.folder, self.meter, self.evaluator, self.checkpoints, self.ranks, self.say)
         self.output = Output(args, self.script, self.folder, self.checkpoints, self.ending)
-        self.opened = Opened(self.script, 0 if self.play else args.env_workers)
+        self.opened = Opened(self.script, args.async_envs and not self.play)
         self.restarted: list[int] = []  # environments whose episodes `resume` could not continue and started again
         self._line = Progress()
         if self.world_size > 1:
@@ -121,7 +121,7 @@ class Run:
     @in_one_sentence()
     def vector_env(self, make_env: MakeEnv, env_id: str, num_envs: int) -> VectorEnvs:
         """`num_envs` environments `make_env(env_id)` side by side, each a guest (see `Guest`), which reset in the same
-        step (see `VectorEnvs`): in this process, with `--env-workers` in others (see `in_workers`)."""
+        step (see `VectorEnvs`): in this process, with `--async-envs` in one each (see `AsyncEnvs`)."""
         envs: VectorEnvs = self.opened.vector_env(VectorEnvs, make_env, env_id, num_envs)
         return envs
 
@@ -352,8 +352,8 @@ class Run:
     @in_one_sentence()
     def fit(self, parts: Mapping[str, Any], models: Mapping[str, Any] | None = None) -> int:
         """The first half of `resume`, which writes nothing. `models`: see `Checkpoints`."""
-        if self.opened.workers and not any(isinstance(part, InWorkers) for part in parts.values()):
-            raise UsageError(f"--env-workers: {self.script.name} steps its environments in another way")
+        if self.opened.apart and not any(isinstance(part, AsyncEnvs) for part in parts.values()):
+            raise UsageError(f"--async-envs: {self.script.name} steps its environments in another way")
         self.checkpoints.name(parts, models)
         for envs in filter(env_state.is_vector_env, parts.values()):
             refuse_statistics(envs, self.env_id)

@@ -303,7 +303,7 @@ def test_opening_games_moves_no_random_number_of_the_training():
     for env_id in ("team/two_step", "mpe/simple_spread_v3"):
         check_env_id(env_id)
         run = object.__new__(Run)  # no run folder
-        run.play, run.args, run.script = False, SimpleNamespace(env_workers=0), Path(__file__)
+        run.play, run.args, run.script = False, SimpleNamespace(async_envs=False), Path(__file__)
         run.multi_agent_env(make_env, env_id, 2)
     assert (np.random.random(), torch.rand(1)) == want
 

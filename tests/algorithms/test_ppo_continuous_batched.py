@@ -140,11 +140,14 @@ def test_without_a_state_the_running_episodes_restart_and_the_run_says_so(train)
 
 
 # ---------------------------------------------------------------------- simulators that do not fit
+NO_BATCHES = "does not step batches of tensors; use ppo_continuous_action.py for other environments"
+
+
 @pytest.mark.parametrize(
     ("env_id", "sentence"),
     [
-        ("Pendulum-v1", "Pendulum-v1 does not step batches of tensors; use ppo_continuous_action.py"),
-        ("CartPole-v1", "CartPole-v1 does not step batches of tensors; use ppo_continuous_action.py"),
+        ("Pendulum-v1", f"Pendulum-v1 {NO_BATCHES}"),
+        ("CartPole-v1", f"CartPole-v1 {NO_BATCHES}"),
         (
             "simulators:ArrayAim-v0",
             "simulators:ArrayAim-v0 must give the observations of all environments as one tensor on cpu",

@@ -1,6 +1,7 @@
 """A training of milliseconds that keeps a run folder as ours do, without the libraries: made to be killed."""
 
 import argparse
+import fcntl
 import hashlib
 import json
 import math
@@ -79,6 +80,8 @@ def main():
     ending = []
     signal.signal(signal.SIGTERM, lambda *_: ending.append(1))
     folder, start = open_folder(args)
+    lock = open(folder / ".lock", "a")  # noqa: SIM115  until this process ends
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     status = {"status": "running", "pid": os.getpid(), "global_step": start, "wall_time": 0.1}
     write(folder / "status.json", status)
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True) if start else []

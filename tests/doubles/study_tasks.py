@@ -2,7 +2,10 @@
 
 import contextlib
 import json
+import os
+import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -11,59 +14,48 @@ from pathlib import Path
 
 from conftest import environment
 
+from solorl import machine
+from solorl.lab.results import result as results
 from solorl.lab.studies import plan
 from solorl.lab.studies.storage import open_storage
-from solorl.lab.studies.study import Study, open_study
+from solorl.lab.studies.study import Study
 
 FAKE = Path(__file__).parent / "fake_training.py"
 
 
-def planned(where, folder, *flags, seeds=1, lease=2.0, limit=3, resources=None):
-    """A study in `where` of a copy of the stand-in in `folder`; its tasks by seed."""
+def planned(where, folder, *flags, seeds=1, lease=2.0, attempts=3, **more):
+    """A study in `where` of a copy of the stand-in in `folder`, and its tasks."""
     shutil.copy(FAKE, folder / "fake.py")
-    script = plan.load_script(str(folder / "fake.py"))
-    wanted = {} if resources is None else {"resources": resources}
     words = plan.parse_flags([str(word) for word in flags])
-    tasks = plan.make_tasks([script], ["CartPole-v1"], range(1, seeds + 1), {"": words}, **wanted)
-    study = Study(open_storage(str(where)), "stand-ins", {task.id: task for task in tasks}, limit, lease)
+    script = plan.load_script(str(folder / "fake.py"))
+    tasks = plan.make_tasks([script], ["CartPole-v1"], range(1, seeds + 1), {"": words}, **more)
+    study = Study(open_storage(str(where)), "stand-ins", {task.id: task for task in tasks}, attempts, lease)
     study.write()
     return study, tasks
 
 
+def command(*flags, seeds=4, workers=2, words=()):
+    """A bench of the stand-in."""
+    return ["bench", "fake.py", "--env-ids", "CartPole-v1", "--num-seeds", str(seeds), "--workers", str(workers),
+            "--results", "results", "--storage", "work", "--variant", "", *map(str, words), "--",
+            *map(str, flags)]  # fmt: skip
+
+
 @contextlib.contextmanager
-def worker(where, *words, folder=None, **extra):
-    """`solo work WHERE WORDS` in a process of its own, killed at the end if it still runs."""
-    command = [sys.executable, "-m", "solorl.cli", "work", str(where), *map(str, words)]
-    more = {} if folder is None else {"FAKE_JOURNAL": str(folder / "journal")}
-    process = subprocess.Popen(command, env=environment(**more, **extra), stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True)  # fmt: skip
+def process(place, *words, **extra):
+    """`solo WORDS` in a process of its own and a folder, killed at the end if it still runs."""
+    argv = [sys.executable, "-m", "solorl.cli", *map(str, words)]
+    env = environment(FAKE_JOURNAL=str(place / "journal"), PYTHONUNBUFFERED="1", **extra)
+    one = subprocess.Popen(argv, cwd=place, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        yield process
+        yield one
     finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        one.kill()
+        one.wait()
+        one.stdout.close()
 
 
-def work(where, *words, folder=None, **extra):
-    """The same to its end: exit code and what it printed."""
-    with worker(where, *words, folder=folder, **extra) as process:
-        out, _ = process.communicate(timeout=60)
-        return process.returncode, out
-
-
-class Said(list):
-    """What a fleet says."""
-
-    def say(self, text):
-        """Something happened."""
-        self.append(text)
-
-    def refresh(self, fleet):
-        """Some time has passed."""
-
-
-def until(condition, seconds=30):
+def until(condition, seconds=120):
     """Wait for something to become true."""
     end = time.monotonic() + seconds
     while not condition():
@@ -71,34 +63,51 @@ def until(condition, seconds=30):
         time.sleep(0.01)
 
 
-def steps(folder):
+def steps(place):
     """(seed, step) -> how often it was run, by the journal in a folder."""
-    path = folder / "journal"
+    path = place / "journal"
     words = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
     return Counter((int(seed), int(step)) for _, seed, _, step in words)
 
 
-def attempts(study, task):
-    """The states of a task's attempts. A worker notes the end of its own right after the result: that is waited for."""
-    with contextlib.suppress(AssertionError):  # the last one may have been killed
-        until(lambda: task.id not in study.done() or study.attempts(task.id)[-1]["state"] != "running", 2)
-    return [one["state"] for one in study.attempts(task.id)]
+def once(seeds, total):
+    """What `steps` says when every step of every seed was run once."""
+    return Counter({(seed, step): 1 for seed in range(1, seeds + 1) for step in range(total)})
 
 
-def finished_once(study):
-    """Whether each task has one finished attempt. A worker killed between its result and the note of it leaves none,
-    and its attempt is the last one, for nobody does the task again: that is rare, in 1 % of the tasks at most."""
-    found = [[one["state"] for one in study.attempts(task)] for task in study.tasks]
-    others = [one for one in found if one.count("finished") != 1]
-    killed = all("finished" not in one and one[-1] == "running" for one in others)
-    return killed and len(others) <= max(1, len(found) // 100)
+def tables(place):
+    """Seed -> result of every file in the results folder, each of which must be whole."""
+    found = {}
+    for path in (place / "results").iterdir():
+        result = results.read(path)
+        assert result.seed not in found and result.status == "finished"
+        found[result.seed] = result
+    return found
 
 
-def rows(study, task, folder):
-    """The steps in the metrics of the accepted result, each row of which must be whole."""
-    name = study.result(task.id)["run_dir"]
-    study.storage.get(f"{name}/metrics.jsonl", folder / "metrics")
-    return [json.loads(line)["global_step"] for line in (folder / "metrics").read_text().splitlines()]
+def children(place, work="work"):
+    """Process ids of trainings that run, by their status files."""
+    found = [json.loads(path.read_text()) for path in (place / work).glob("tasks/*/*/status.json")]
+    pids = [status["pid"] for status in found if status["status"] == "running"]
+    return [pid for pid in pids if machine.process_start(pid)]
 
 
-__all__ = ["Said", "attempts", "open_study", "planned", "rows", "steps", "until", "work", "worker"]
+def kill_some(place, begin, kills, seconds, seed=1, work="work"):
+    """Run commands one after the other, each `begin()`, until one ends by itself; meanwhile kill the command or one of
+    its trainings by SIGKILL so often. What the last one printed, its exit code, and how many of each were killed."""
+    draw, killed = random.Random(seed), Counter()
+    while True:
+        with begin() as one:
+            while one.poll() is None and sum(killed.values()) < kills:
+                time.sleep(draw.uniform(0.3, 1.0) * seconds)
+                found = children(place, work)
+                if found and draw.random() < 0.5:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(draw.choice(found), signal.SIGKILL)
+                        killed["training"] += 1
+                elif found and one.poll() is None:
+                    one.kill()
+                    killed["worker"] += 1
+            out, _ = one.communicate()
+            if one.returncode != -signal.SIGKILL:
+                return out, one.returncode, killed

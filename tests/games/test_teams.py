@@ -355,7 +355,6 @@ def test_a_script_for_one_agent_refuses_a_game_of_a_team(train):
         ("jax", "team/two_step", "jax"),
         ("mpe2", "team/simple_tag_v3", "pettingzoo"),
         ("lbforaging", "lbf/Foraging-8x8-2p-3f-v3", "lbf"),
-        ("rware", "rware/rware-tiny-2ag-v2", "rware"),
     ],
 )
 def test_a_missing_package_names_its_extra(monkeypatch, hidden, env_id, extra):
@@ -460,14 +459,11 @@ def test_a_training_continues_exactly(train, monkeypatch, tmp_path, env_id):
         assert "eval/episodic_return_prey" in evaluations[0]
 
 
-# ---------------------------------------------------------------------- foraging and the warehouse
-TUPLES = [("lbforaging", "lbf/Foraging-8x8-2p-3f-v3"), ("rware", "rware/rware-tiny-2ag-v2")]
-
-
-@pytest.mark.parametrize(("package", "env_id"), TUPLES)
-def test_tuples_of_agents_are_a_game(package, env_id):
+# ---------------------------------------------------------------------- foraging
+def test_tuples_of_agents_are_a_game():
     """Against a loop over the package's own interface; its time limit is truncated."""
-    pytest.importorskip(package)
+    env_id = "lbf/Foraging-8x8-2p-3f-v3"
+    pytest.importorskip("lbforaging")
     importlib.import_module("solorl.envs.tuple_games")
     envs = PettingZooEnvs([lambda: gym.make(env_id)])
     raw = gym.make(env_id.partition("/")[2], disable_env_checker=True).unwrapped
@@ -477,9 +473,8 @@ def test_tuples_of_agents_are_a_game(package, env_id):
     while not over:
         np.testing.assert_array_equal(obs[0], seen)
         np.testing.assert_array_equal(envs.state[0], np.concatenate(seen))
-        if package == "lbforaging":
-            mask = [[action.value for action in raw._valid_actions[player]] for player in raw.players]
-            assert [np.flatnonzero(row).tolist() for row in envs.action_mask[0]] == mask
+        mask = [[action.value for action in raw._valid_actions[player]] for player in raw.players]
+        assert [np.flatnonzero(row).tolist() for row in envs.action_mask[0]] == mask
         action = rng.integers(envs.agent_action_space.n, size=2)
         seen, rewards, over, *_ = raw.step(list(action))
         obs, reward, terminated, truncated, infos = envs.step(action[None])

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from solorl.envs.ids import NAMESPACES
+from solorl.envs.ids import OTHERS
 from solorl.lab.results.result import Result, ResultError
 from solorl.lab.results.run_folder import evaluations, last_mean, thinned
 
@@ -84,7 +84,7 @@ def _cleanrl_names(name: str, above: str) -> tuple[str, str, int] | None:
     words = name.split("__")
     if len(words) < 3 or not words[0] or not words[2].isdecimal():
         return None
-    space = f"{above}/" if above in NAMESPACES else ""  # CleanRL lets ALE/Pong-v5 make a folder ALE
+    space = f"{above}/" if f"{above}/*" in OTHERS else ""  # CleanRL lets ALE/Pong-v5 make a folder ALE
     return space + words[0], words[1], int(words[2])
 
 

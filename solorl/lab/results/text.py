@@ -14,9 +14,9 @@ from solorl.lab.results.result import Result
 from solorl.terminal import duration
 
 IGNORED = (
-    "seed", "num_seeds", "device", "cuda", "env_workers", "threads", "torch_threads", "save_every", "save_model",
-    "save_replay", "record", "capture_video", "plot", "track", "wandb_project_name", "upload_model", "hf_entity",
-)  # fmt: skip
+    "seed num_seeds device cuda env_workers async_envs threads torch_threads save_every save_model save_replay record "
+    "capture_video plot track wandb_project_name upload_model hf_entity"
+).split()
 
 
 Cell = str | cmp.Estimate | list[str]

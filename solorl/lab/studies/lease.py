@@ -1,139 +1,103 @@
-"""The lease of a task: who does it now. A lease without heartbeat may be taken over; the clocks of the machines that
-share a study must agree within a few seconds.
+"""The lease of a task: a file that says which worker does it now, renewed by a heartbeat.
 
-Two workers may still do one task for the time between two heartbeats. That is harmless: only one result is accepted,
-and who finds that the lease has gone to another one stops.
+A lease without a heartbeat is free; so is one whose process was of this machine and is gone. The clocks of machines
+that share a study must agree within seconds. Two workers may still do one task between two heartbeats: the run folder
+has a lock, one result is accepted, and who finds that the lease has gone to another one stops.
 """
 
 import contextlib
 import json
-import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from solorl.lab.studies.storage import read_object
-from solorl.lab.studies.study import Study
+from solorl.lab.studies.storage import Storage, read_object
 from solorl.machine import is_alive, own_handle
-from solorl.terminal import plain
 
 SETTLE = 0.2  # seconds between writing a lease over an old one and looking whether another worker did so, too
-TICK = 0.2  # seconds between two looks at the clock
 
 
+@cache
 def machine() -> str:
     """This machine, and on Linux its space of process ids: containers may have the same host name."""
     space = Path("/proc/self/ns/pid")
     return f"{platform.node()}:{space.stat().st_ino if space.exists() else 0}"
 
 
-class Lease:
-    """The lease of one task, as this process sees it."""
-
-    def __init__(self, study: Study, task_id: str):
-        self._study, self.task_id, self._name = study, task_id, f"leases/{task_id}.json"
-        self.owner = {"machine": machine(), "handle": own_handle()}
-        self.oddity = ""  # why a lease that `is_fresh` has seen does not count, where that is strange
-
-    def holder(self) -> dict[str, Any]:
-        """Who has it, whether alive or not; empty where nobody has."""
-        found = read_object(self._study.storage, self._name)
-        beat = found.get("beat")
-        texts = {key: plain(str(found.get(key))) for key in ("machine", "handle")}
-        return {**texts, "beat": beat if isinstance(beat, int | float) else 0.0} if found else {}
-
-    def is_fresh(self, holder: dict[str, Any]) -> bool:
-        """Whether its holder does the task, as far as can be told. A heartbeat from the future is none."""
-        if not holder or (holder["machine"] == self.owner["machine"] and not is_alive(holder["handle"])):
-            return False
-        age = time.time() - holder["beat"]
-        if age < -self._study.lease:
-            self.oddity = "its lease is from the future (a clock is ahead, or the file is damaged) and does not count"
-        return abs(age) < self._study.lease
-
-    def take(self) -> bool:
-        """Take it, unless somebody has it. Of several that take over the same lease one succeeds in general."""
-        if self._study.storage.create(self._name, self._data()):
-            return True
-        if self.is_fresh(self.holder()):
-            return False
-        self.beat()
-        time.sleep(SETTLE)
-        return self.is_mine()
-
-    def wait(self, stopped: Callable[[], bool]) -> bool:
-        """Take it, or wait until its holder gives a sign of life (False), ends, or has given none for too long."""
-        first = self.holder()
-        while not self.take():
-            now = self.holder()
-            if stopped() or (now.get("handle") == first.get("handle") and now.get("beat") != first.get("beat")):
-                return False
-            first = first if now.get("handle") == first.get("handle") else now
-            time.sleep(min(1.0, self._study.lease / 8))
-        return True
-
-    def beat(self) -> None:
-        """A sign of life."""
-        self._study.storage.write(self._name, self._data())
-
-    def is_mine(self) -> bool:
-        """Whether this process has it."""
-        holder = self.holder()
-        return {key: holder.get(key) for key in self.owner} == self.owner
-
-    def release(self) -> None:
-        """Leave the task to others, if it is still ours."""
-        with contextlib.suppress(OSError):
-            if self.is_mine():
-                self._study.storage.delete(self._name)
-
-    def _data(self) -> bytes:
-        return json.dumps({**self.owner, "pid": os.getpid(), "beat": time.time()}).encode()
+def holder(storage: Storage, task_id: str) -> dict[str, Any]:
+    """Who has a lease, whether alive or not: machine, handle (process), beat (seconds since 1970); or nothing."""
+    return read_object(storage, f"leases/{task_id}.json")
 
 
-class Heart(threading.Thread):
-    """Renews the leases of tasks that are done together. Calls `ended(why)` once: another worker has taken one over
-    (`taken`), nobody shall do one any more (`cancelled`), or `limit` seconds are over (`time`; 0: no limit)."""
+def is_fresh(found: dict[str, Any], seconds: float) -> bool:
+    """Whether a holder is at work, as far as can be told. A heartbeat from the future does not count."""
+    if not found or (found.get("machine") == machine() and not is_alive(str(found.get("handle")))):
+        return False
+    beat = found.get("beat")
+    return isinstance(beat, int | float) and abs(time.time() - beat) < seconds
 
-    def __init__(self, study: Study, leases: Sequence[Lease], limit: float, ended: Callable[[str], None]):
+
+class Leases(threading.Thread):
+    """The leases of this process, renewed by one thread. Calls `lost(id, why)` where another worker has one now
+    (`taken`), or nobody shall do the task any more (`cancelled`)."""
+
+    def __init__(self, storage: Storage, seconds: float, lost: Callable[[str, str], None]):
         super().__init__(daemon=True)
-        self._study, self._leases, self._limit, self._ended = study, leases, limit, ended
-        self._over, self._why = threading.Event(), ""
-        self._began = self._last = time.monotonic()
+        self._storage, self._seconds, self._lost = storage, seconds, lost
+        self._owner = {"machine": machine(), "handle": own_handle()}
+        self._held, self._lock, self._over = set[str](), threading.RLock(), threading.Event()
+
+    def take(self, task_id: str) -> dict[str, Any] | None:
+        """Take a free lease: what a dead holder has left there, empty where it was released; None where it is not free.
+        Of several that take over the same lease one succeeds in general."""
+        before: dict[str, Any] = {}
+        if task_id in self._held:
+            return None
+        if not self._storage.create(f"leases/{task_id}.json", self._data()):
+            before = holder(self._storage, task_id)
+            if is_fresh(before, self._seconds):
+                return None
+            self._storage.write(f"leases/{task_id}.json", self._data())
+            time.sleep(SETTLE)
+            if not self._is_mine(task_id):
+                return None
+        self._held.add(task_id)
+        return before
+
+    def release(self, task_id: str) -> None:
+        """Leave a task to others, if it is still ours."""
+        with self._lock, contextlib.suppress(OSError):
+            self._held.discard(task_id)
+            if self._is_mine(task_id):
+                self._storage.delete(f"leases/{task_id}.json")
 
     def run(self) -> None:
-        """Beat until `stop`; without this thread somebody calls `turn` often."""
-        while not self._over.wait(TICK):
-            self.turn()
+        """Beat until `stop`. What the storage refuses now is tried again later."""
+        while not self._over.wait(self._seconds / 4):
+            for task_id in [*self._held]:
+                with self._lock, contextlib.suppress(OSError):
+                    self._beat(task_id)
 
-    def turn(self) -> None:
-        """Look at the clock, and beat where it is time to."""
-        now = time.monotonic()
-        if not self._why and self._limit and now - self._began > self._limit:
-            self._why = "time"
-            self._ended("time")
-        if now - self._last > self._study.lease / 4:
-            self._last = now
-            for lease in self._leases if self._why != "taken" else ():  # also while it saves
-                if (found := self._look(lease)) and found != self._why:
-                    self._why = found
-                    self._ended(found)
-
-    def _look(self, lease: Lease) -> str:
-        """Beat once, unless the task is another's or nobody's. What the storage refuses now is tried again later."""
-        with contextlib.suppress(OSError):
-            if lease.holder() and not lease.is_mine():
-                return "taken"
-            lease.beat()
-            if self._study.is_cancelled(lease.task_id):
-                return "cancelled"
-        return ""
+    def _beat(self, task_id: str) -> None:
+        if task_id not in self._held:  # released meanwhile
+            return
+        if holder(self._storage, task_id) and not self._is_mine(task_id):
+            self._held.discard(task_id)
+            return self._lost(task_id, "taken")
+        self._storage.write(f"leases/{task_id}.json", self._data())
+        if self._storage.exists(f"cancelled/{task_id}.json"):
+            self._lost(task_id, "cancelled")
 
     def stop(self) -> None:
         """Beat no more."""
         self._over.set()
-        if self.is_alive():
-            self.join()
+
+    def _is_mine(self, task_id: str) -> bool:
+        return self._owner.items() <= holder(self._storage, task_id).items()
+
+    def _data(self) -> bytes:
+        return json.dumps({**self._owner, "beat": time.time()}).encode()

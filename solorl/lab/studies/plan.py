@@ -13,6 +13,7 @@ import shutil
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from reprlib import repr as shown  # cuts what is long
 from typing import Any
@@ -22,8 +23,7 @@ from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean
 from solorl.files import missing, sha256
 from solorl.lab.results.result import Result
-from solorl.lab.studies.checks import check_name, check_texts, refuse_unknown
-from solorl.lab.studies.plan_file import MAX_SEED
+from solorl.lab.studies.checks import check_texts, refuse_unknown
 from solorl.lab.studies.resources import Resources, read_resources
 from solorl.lab.studies.task import Flags, Script, Task
 
@@ -31,6 +31,7 @@ JOB_KEYS = (
     "script", "scripts", "python", "env_ids", "seeds", "num_seeds", "start_seed", "flags", "variants", "env_flags",
     "resources",
 )  # fmt: skip
+MAX_SEED = 2**31 - 1  # as scripts of ours have it
 MAX_RUNS = 100_000  # of one command
 MAX_FILE_NAME = 240  # bytes of a result file's name; systems allow 255, and it is written under a longer one
 
@@ -44,10 +45,10 @@ def parse_flags(words: Sequence[str]) -> Flags:
         if re.match(r"--[A-Za-z]", word):
             name, equals, value = word.partition("=")
             flags = merge(flags, {name: (value,) if equals else ()})
-        elif not name:
-            raise UsageError(f"{word} is not a flag; flags for the scripts look like --learning-rate 1e-3")
-        else:
+        elif name:
             flags[name] += (word,)
+        else:
+            raise UsageError(f"{word} is not a flag; flags for the scripts look like --learning-rate 1e-3")
     return flags
 
 
@@ -57,10 +58,7 @@ def table_flags(table: Any, where: str) -> Flags:
         return parse_flags(table)
     if not isinstance(table, dict):
         raise UsageError(f"{where} must be a table such as {{learning-rate = 1e-3}} or a list of words")
-    flags: Flags = {}
-    for name, value in table.items():
-        flags = merge(flags, as_flag(name.removeprefix("--"), value, where))
-    return flags
+    return merge(*(as_flag(name.removeprefix("--"), value, where) for name, value in table.items()))
 
 
 def as_flag(name: str, value: Any, where: str = "a flag") -> Flags:
@@ -70,10 +68,9 @@ def as_flag(name: str, value: Any, where: str = "a flag") -> Flags:
     if isinstance(value, bool):
         return {f"--{'' if value else 'no-'}{name}": ()}
     for part in value if isinstance(value, list) else [value]:
-        if not isinstance(part, (int, float, str)):
-            raise UsageError(f"{where}: {name} must be a number, a text, true, false or a list, not {shown(value)}")
-        if isinstance(part, float) and not math.isfinite(part):
-            raise UsageError(f"{where}: {name} must be a finite number, not {part}")
+        if not isinstance(part, (int, float, str)) or (isinstance(part, float) and not math.isfinite(part)):
+            allowed = "a finite number, a text, true, false or a list"
+            raise UsageError(f"{where}: {name} must be {allowed}, not {shown(value)}")
     return {f"--{name}": tuple(map(str, value)) if isinstance(value, list) else (str(value),)}
 
 
@@ -116,18 +113,11 @@ def find_python(name: str, near: Path | None = None) -> str:
     UsageError where there is none that can be executed.
     """
     given = str(Path(name).expanduser()) if name.startswith("~") else name
-    places = [*([str(near / given)] if near else []), given]
-    if found := next(filter(None, map(shutil.which, places)), None):
+    if found := next(filter(None, map(shutil.which, [*([str(near / given)] if near else []), given])), None):
         return os.path.abspath(found)  # noqa: PTH100  not resolved: a virtual environment is known by its link
-    for path in map(Path, places):
-        inside = path / "bin/python"
-        if path.is_dir():
-            raise UsageError(
-                f"{path} is a folder, not a Python interpreter{f'; did you mean {inside}?' * inside.is_file()}"
-            )
-        if path.exists():
-            raise UsageError(f"{path} is not a Python interpreter: it cannot be executed")
-    raise UsageError(f"there is no Python interpreter {shown(name)}; name one such as venv/bin/python")
+    inside = Path(given) / "bin/python"
+    more = f"; did you mean {inside}?" if inside.is_file() else "; name one such as venv/bin/python"
+    raise UsageError(f"there is no Python interpreter {shown(name)} that can be executed{more}")
 
 
 def env_kind(tree: ast.Module) -> str:
@@ -149,7 +139,7 @@ class Plan:
 
 
 def make_tasks(
-    scripts: Iterable[Script], env_ids: Iterable[str], seeds: Iterable[int], variants: Mapping[str, Flags],
+    scripts: Iterable[Script], env_ids: Iterable[str], seeds: Sequence[int], variants: Mapping[str, Flags],
     env_flags: Mapping[str, Flags] | None = None, python: str = "",
     resources: Resources = Resources(),  # noqa: B008  frozen
 ) -> list[Task]:  # fmt: skip
@@ -158,17 +148,15 @@ def make_tasks(
     UsageError for a wrong flag, an unknown environment, and more than MAX_RUNS. Ids `module:Name` are not looked at:
     that would execute the module, see `of_modules`.
     """
-    scripts, seeds, env_ids, found = list(scripts), list(seeds), list(env_ids), list[Task]()
-    if (count := len(scripts) * len(variants) * len(env_ids) * len(seeds)) > MAX_RUNS:
-        raise UsageError(f"{count:,} runs are too many for one command, which may have {MAX_RUNS:,}")
-    for script in scripts:
-        for name, flags in variants.items():
-            for env_id in env_ids:
-                merged = merge(flags, (env_flags or {}).get(env_id, {}))
-                script.check(merged)
-                if script.ours and not python and ":" not in env_id:  # another Python has environments of its own
-                    check_env_id_of(script.path, env_id, script.env_kind)
-                found += [Task(script, env_id, seed, merged, name, python, resources) for seed in seeds]
+    found, rows = list[Task](), [*product(scripts, variants.items(), env_ids)]
+    if len(rows) * len(seeds) > MAX_RUNS:
+        raise UsageError(f"{len(rows) * len(seeds):,} runs are too many for one command, which may have {MAX_RUNS:,}")
+    for script, (name, flags), env_id in rows:
+        merged = merge(flags, (env_flags or {}).get(env_id, {}))
+        script.check(merged)
+        if script.ours and not python and ":" not in env_id:  # another Python has environments of its own
+            check_env_id_of(script.path, env_id, script.env_kind)
+        found += [Task(script, env_id, seed, merged, name, python, resources) for seed in seeds]
     return found
 
 
@@ -181,13 +169,8 @@ def of_modules(tasks: Iterable[Task]) -> list[Task]:
 def ordered(tasks: Sequence[Task], by_seed: bool = True) -> list[Task]:
     """Each task once; with `by_seed` all of one seed before those of the next: half a suite is then a smaller suite.
 
-    UsageError where two scripts, or two sets of flags, have the same name: the results could not tell them apart; and
-    where the name of a result file would be too long.
+    UsageError where the results could not tell two tasks apart, and where the name of a result file would be too long.
     """
-    paths = {task.script.path.resolve() for task in tasks}
-    for path in paths:
-        if [other.name for other in paths].count(path.name) > 1:
-            raise UsageError(f"two scripts are called {path.name}, and results could not tell them apart; rename one")
     known: dict[str, Task] = {}
     for task in tasks:
         name = Result(task.env_id, task.script.name, task.seed, task.variant).file_name
@@ -195,11 +178,9 @@ def ordered(tasks: Sequence[Task], by_seed: bool = True) -> list[Task]:
             long = max(task.variant, task.env_id, task.script.name, key=len)
             raise UsageError(f"the name {shown(long)} is too long for the name of a result file; give a shorter one")
         other = known.setdefault(name, task)
-        if str(other) != str(task):
-            raise UsageError(f"{other} and {task} would have the same result file, {name}; rename one")
-        if other.id != task.id or other.python != task.python:
-            what = "flags" if other.id != task.id else "Pythons"
-            raise UsageError(f"{task} stands there twice, with different {what}; give the two as variants with a name")
+        if (other.id, other.python) != (task.id, task.python):
+            how = "rename a script, or give two sets of flags as variants with a name"
+            raise UsageError(f"{other} and {task} are different and would have the same result file, {name}; {how}")
     once = list({task.id: task for task in tasks}.values())
     return sorted(once, key=lambda task: task.seed) if by_seed else once
 
@@ -217,46 +198,31 @@ def load_suite(
     """
     table = read_toml(path)
     refuse_unknown(table, ("name", "python", "in_order", "resources", "engine", "job"), str(path))
-    in_order = table.get("in_order", False)
-    if not isinstance(in_order, bool):
-        raise UsageError(f"{path}: in_order must be true or false, not {shown(in_order)}")
-    jobs = table.get("job")
+    in_order, jobs, name = table.get("in_order", False), table.get("job"), table.get("name", path.stem)
+    need(isinstance(in_order, bool), f"{path}: in_order", "true or false", in_order)
     if not (isinstance(jobs, list) and jobs and all(isinstance(job, dict) for job in jobs)):
         raise UsageError(f"{path} has no [[job]]; a suite is a list of them")
-    name = table.get("name", path.stem)
-    if not (isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)):
-        raise UsageError(f"{path}: name must be letters, digits, points and dashes, not {shown(name)}")
-    check_name(name, f"{path}: name")
-    default = {"python": table["python"]} if "python" in table else {}
-    common = _table(table, "resources", str(path))
-    wanted = [{**common, **_table(job, "resources", f"a [[job]] of {path}"), **(given or {})} for job in jobs]
-    jobs = [{**default, **job, "resources": each} for job, each in zip(jobs, wanted, strict=True)]
+    good = isinstance(name, str) and re.fullmatch(r"[\w.-]{1,240}", name) and name.strip(".")
+    need(good, f"{path}: name", "the name of a folder, of letters, digits, points and dashes", name)
+    for job in jobs:
+        own = _table(job, "resources", f"a [[job]] of {path}")
+        job["resources"] = {**_table(table, "resources", str(path)), **own, **(given or {})}
+        job["python"] = job.get("python", table.get("python", ""))
     tasks = [task for job in jobs for task in ordered(_job_tasks(job, path, extra, num_seeds, python))]
-    known = {task.env_id for task in tasks}
     for env_id in only:
-        if env_id not in known:
+        if env_id not in (known := {task.env_id for task in tasks}):
             raise UsageError(f"{path} has no environment {env_id}{did_you_mean(env_id, known)}")
     tasks = [task for task in tasks if not only or task.env_id in only]
-    return Plan(name, ordered(tasks, by_seed=not in_order), _engines(table, path))
+    engines = {name: _table(_table(table, "engine", str(path)), name, str(path)) for name in table.get("engine", {})}
+    options = {name: {key: str(value) for key, value in each.items()} for name, each in engines.items()}
+    return Plan(name, ordered(tasks, by_seed=not in_order), options)
 
 
 def _table(table: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     """A table in a table, empty where there is none; UsageError where it is something else."""
     found = table.get(key, {})
-    if not isinstance(found, dict):
-        raise UsageError(f"{key} in {where} must be a table, not {shown(found)}")
-    return found
-
-
-def _engines(table: dict[str, Any], path: Path) -> dict[str, dict[str, str]]:
-    """`[engine.NAME]`: the options of engines, as texts. Each engine checks its own."""
-    found = {}
-    for name, options in _table(table, "engine", str(path)).items():
-        where = f"[engine.{name}] of {path}"
-        if not isinstance(options, dict) or not all(type(value) in (str, int, float) for value in options.values()):
-            raise UsageError(f"{where} must be a table of texts and numbers; an engine has a table of its own")
-        found[name] = {key: str(value) for key, value in options.items()}
-    return found
+    need(isinstance(found, dict), f"{key} in {where}", "a table", found)
+    return dict(found)
 
 
 def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, limit: int | None, python: str) -> list[Task]:
@@ -266,29 +232,21 @@ def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, limit: int | None,
         raise UsageError(f"{where} must have script or scripts, and not both")
     names = texts(job, "scripts" if "scripts" in job else "script", where)
     scripts = [load_script(name, path.parent) for name in dict.fromkeys(names)]
-    if "python" in job and not (isinstance(job["python"], str) and job["python"]):
-        raise UsageError(f"python in {where} must be the path of a Python, not {shown(job['python'])}")
+    own = job.get("python", "")
+    need(isinstance(own, str), f"python in {where}", "the path of a Python", own)
+    python = python or (find_python(own, path.parent) if own else "")
     env_ids = list(dict.fromkeys(texts(job, "env_ids", where)))
     flags = table_flags(job.get("flags", {}), f"flags in {where}")
     variants = _named_flags(job, "variants", where) or {"": {}}
     variants = {name: merge(flags, part, extra) for name, part in variants.items()}
-    env_flags = _named_flags(job, "env_flags", where)
+    if len({json.dumps(sorted(part.items())) for part in variants.values()}) < len(variants):
+        raise UsageError(f"two variants in {where} have the same flags: {', '.join(variants)}")
+    env_flags = {env_id: merge(part, extra) for env_id, part in _named_flags(job, "env_flags", where).items()}
     for env_id in env_flags:
         if env_id not in env_ids:
             raise UsageError(f"env_flags in {where}: {env_id} is not in env_ids{did_you_mean(env_id, env_ids)}")
-    same = {json.dumps(sorted(part.items())): name for name, part in variants.items()}
-    if len(same) < len(variants):
-        raise UsageError(f"two variants in {where} have the same flags: {', '.join(variants)}")
-    whole = {env_id: merge(part, extra) for env_id, part in env_flags.items()}
-    return make_tasks(
-        scripts,
-        env_ids,
-        _seeds(job, where)[:limit],
-        variants,
-        whole,
-        python or (find_python(job["python"], path.parent) if "python" in job else ""),
-        read_resources(job["resources"], f"resources of {where}"),
-    )
+    resources = read_resources(job["resources"], f"resources of {where}")
+    return make_tasks(scripts, env_ids, _seeds(job, where)[:limit], variants, env_flags, python, resources)
 
 
 def _named_flags(job: dict[str, Any], key: str, where: str) -> dict[str, Flags]:
@@ -305,11 +263,8 @@ def _seeds(job: dict[str, Any], where: str) -> Sequence[int]:
     match = re.fullmatch(r"(\d{1,20})-(\d{1,20})", seeds) if isinstance(seeds, str) else None
     if match and int(match[1]) <= int(match[2]):
         return seed_range(int(match[2]) - int(match[1]) + 1, int(match[1]), where)
-    if not (isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in seeds)):
-        raise UsageError(
-            f'seeds in {where} must be a list such as [1, 2, 3] or a text such as "1-10", all smaller than 2**31, '
-            f"not {shown(seeds)}"
-        )
+    good = isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in seeds)
+    need(good, f"seeds in {where}", 'a list such as [1, 2, 3] or a text such as "1-10", all smaller than 2**31', seeds)
     return list(dict.fromkeys(seeds))
 
 
@@ -327,9 +282,15 @@ def texts(table: dict[str, Any], key: str, where: str) -> list[str]:
     """A value that is a text or a list of texts, as a list; UsageError for anything else or nothing."""
     value = table.get(key)
     found = [value] if isinstance(value, str) else value
-    if not (isinstance(found, list) and found and all(isinstance(text, str) and text for text in found)):
-        raise UsageError(f"{key} in {where} must be a text or a list of texts, not {shown(value)}")
-    return found
+    good = isinstance(found, list) and found and all(isinstance(text, str) and text for text in found)
+    need(good, f"{key} in {where}", "a text or a list of texts", value)
+    return list(found or ())
+
+
+def need(right: object, what: str, such: str, value: object) -> None:
+    """UsageError unless a value is right."""
+    if not right:
+        raise UsageError(f"{what} must be {such}, not {shown(value)}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -338,11 +299,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise missing("file", path, "*.toml") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
-    except ValueError as error:  # a number of thousands of digits is not a TOMLDecodeError
-        raise UsageError(f"{path} is not valid TOML: {error}") from None
-    except RecursionError:
-        raise UsageError(f"{path} is not valid TOML: its lists or tables are nested too deeply") from None
+    except (OSError, ValueError, RecursionError) as error:  # a number of thousands of digits is not a TOMLDecodeError
+        how = "cannot be read" if isinstance(error, OSError) else "is not valid TOML"
+        why = "its lists or tables are nested too deeply" if isinstance(error, RecursionError) else error
+        raise UsageError(f"{path} {how}: {why}") from None
     check_texts(table, str(path))
     return table

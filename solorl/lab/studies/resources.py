@@ -1,16 +1,21 @@
 """What a task needs of a machine: cores, GPUs, memory, time."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from solorl.errors import UsageError
-from solorl.lab.studies.checks import refuse_unknown
+from solorl.errors import UsageError, hint
 
-MEMORY = {"MB": 1, "GB": 1000, "TB": 1_000_000}  # in megabytes
-TIME = {"s": 1, "min": 60, "h": 3600, "d": 86400}  # in seconds
 MOST = 1024  # cores, and GPUs, of one task
+# What each may be: the least, the most, and its units.
+AMOUNTS: dict[str, tuple[int, int, dict[str, int]]] = {
+    "cores": (1, MOST, {"": 1}),
+    "gpus": (0, MOST, {"": 1}),
+    "memory": (1, 10**9, {"MB": 1, "GB": 1000, "TB": 1_000_000}),
+    "time": (1, 10**9, {"s": 1, "min": 60, "h": 3600, "d": 86400}),
+}
 
 
 @dataclass(frozen=True)
@@ -29,30 +34,15 @@ def read_resources(table: Mapping[str, Any], where: str) -> Resources:
     UsageError for an unknown key, and for a value that is not such an amount.
     """
     values = asdict(Resources())
-    refuse_unknown(table, values, where)
     for key, value in table.items():
-        if key in ("memory", "time"):
-            values[key] = amount(value, MEMORY if key == "memory" else TIME, f"{key} in {where}")
-        else:
-            values[key] = count(value, int(key == "cores"), f"{key} in {where}")
+        if key not in values:
+            raise UsageError(f"{where} has the unknown key {key:.40}{hint(key, values, 'it may have')}")
+        least, most, units = AMOUNTS[key]
+        match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)\s*([A-Za-z]*)", str(value).strip())
+        size = {name.lower(): each for name, each in units.items()}.get(match[2].lower()) if match else None
+        number = float(match[1]) * size if match and size else -1.0
+        if not least <= math.ceil(number) <= most or (size == 1 and "" in units and number % 1):
+            such = "a whole number" if "" in units else f"a number with a unit ({', '.join(units)})"
+            raise UsageError(f"{key} in {where} must be {such} from {least} to {most:,}, not {value!r:.40}")
+        values[key] = math.ceil(number)
     return Resources(**values)
-
-
-def count(value: Any, least: int, where: str) -> int:
-    """A number of cores or GPUs; UsageError where it is none."""
-    number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 9 else value
-    if type(number) is not int or not least <= number <= MOST:
-        raise UsageError(f"{where} must be a whole number from {least} to {MOST:,}, not {value!r:.40}")
-    return number
-
-
-def amount(value: Any, units: Mapping[str, int], where: str) -> int:
-    """A text like `4 GB` or `90min` in the unit that counts 1, rounded up; UsageError where it is none."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)\s*([A-Za-z]+)", value.strip()) if isinstance(value, str) else None
-    names = {name.lower(): size for name, size in units.items()}
-    size = names.get(match[2].lower()) if match else None
-    number = float(match[1]) * size if match and size else 0.0
-    if not 0 < number <= 10**9:
-        known = ", ".join(units)
-        raise UsageError(f"{where} must be a number with a unit ({known}), such as 4 {[*units][1]}, not {value!r:.40}")
-    return int(-(-number // 1))

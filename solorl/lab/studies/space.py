@@ -68,12 +68,9 @@ def parse_space(text: str, where: str, kind: str = "") -> Choice | Range:
     whole = all(isinstance(part, int) for part in (low, high, step or 1))
     if kind.startswith("int") and not whole:
         raise UsageError(f"{where}: {text!r} must have whole bounds, because the field is an integer")
-    if low >= high or (match[1] and low <= 0) or (step is not None and (step <= 0 or match[1])):
-        if match[1] and step:
-            raise UsageError(f"{where}: {text!r} has both log and a step; only one is allowed")
-        if match[1] and low <= 0:
-            raise UsageError(f"{where}: a log range must have bounds above 0, got {text!r}")
-        raise UsageError(f"{where}: the lower bound must be below the upper one and a step above 0, got {text!r}")
+    if low >= high or (match[1] and (low <= 0 or step)) or (step is not None and step <= 0):
+        rules = "the lower bound first; log: bounds above 0, no step; a step above 0"
+        raise UsageError(f"{where}: {text!r} must have {rules}")
     return Range(low, high, bool(match[1]), step, whole)
 
 

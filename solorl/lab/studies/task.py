@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -78,6 +78,11 @@ class Task:
         parts = (self.script.name, self.variant, self.env_id, str(self.seed))
         name = "__".join(re.sub(r"[^A-Za-z0-9.=-]+", "_", part)[:60] for part in parts if part)
         return f"{name}__{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+    @cached_property
+    def kind(self) -> str:
+        """What tasks that differ in their seeds only have in common."""
+        return replace(self, seed=0).id
 
     def __str__(self) -> str:
         variant = f" [{self.variant}]" if self.variant else ""

@@ -9,9 +9,10 @@ from statistics import median
 from solorl.args.command_line import whole_number
 from solorl.errors import UsageError
 from solorl.lab.results.result import Result, ResultError, read
-from solorl.lab.studies.found import newest, newest_step
+from solorl.lab.studies.runs import find
 from solorl.lab.studies.study import Study
 from solorl.lab.studies.task import Task
+from solorl.runfolder import newest_step
 
 
 def read_time(text: str) -> float:
@@ -39,5 +40,6 @@ def expected(study: Study, task: Task, results: Path) -> float:
     for text in task.flags.get("--total-timesteps", ()):
         with suppress(ValueError):  # which the script will say itself
             budgets = [whole_number(text)]
-    done = newest_step(newest([(study.storage.folder or Path()) / work for work in study.works(task.id)], task).run_dir)
+    run_dir = find(study, task).run_dir
+    done = newest_step(run_dir) if run_dir else None
     return max(0.0, median(budgets) - (done or 0)) * median(run.wall_time / run.global_step for run in alike)

@@ -1,344 +1,344 @@
-"""Does tasks of a study, anywhere: `solo work` is this, and so is each thread of a `solo bench` of this machine.
+"""Workers: each takes a free task of a study, trains it as a child process, notes what became of it, takes the next.
 
-It takes the leases of its tasks, makes or resumes the run folder (in a storage without folders: downloads the newest
-whole checkpoint), runs the script as a child process, tells it to save when a signal or the time limit comes, brings
-each new checkpoint up, and writes the results. The exit code is for a scheduler: 0: nothing is left to do here, 1:
-failed, 2: bad input, 75: stopped after saving, run me again.
+`solo work` is one worker, `solo bench` a pool of them as threads; they are the same everywhere, and meet in the files
+of the study only. The exit code of `solo work` is for a scheduler: 0: nothing is left to do here, 1: something failed,
+2: bad input, 75: stopped after saving, run me again.
 """
 
 import contextlib
-import json
+import math
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from solorl import signals
 from solorl.errors import UsageError
-from solorl.files import read_json, shown
-from solorl.lab.studies.child import Child, environment
-from solorl.lab.studies.engines.cluster import AGAIN, GRACE
-from solorl.lab.studies.found import Found, checkpoints, is_whole, newest, newest_step, trainer, verdict
-from solorl.lab.studies.lease import Heart, Lease
+from solorl.files import sha256, shown
+from solorl.lab.studies.lease import Leases
 from solorl.lab.studies.mirror import Mirror
-from solorl.lab.studies.ready import check_package, runnable
-from solorl.lab.studies.storage import refusal
-from solorl.lab.studies.study import Study, installed, used
+from solorl.lab.studies.resources import MOST
+from solorl.lab.studies.runs import Found, command, find, following, newest, signal_name, to_resume, verdict
+from solorl.lab.studies.storage import Folder, refusal
+from solorl.lab.studies.study import State, Study, script_name
 from solorl.lab.studies.task import Task
-from solorl.machine import is_alive, pinned
-from solorl.runfolder import is_locked
+from solorl.machine import dying_with_parent, end_with_parent, own_cores, pinned, shares, visible_gpus
+from solorl.runfolder import is_locked, newest_step, status_of
+from solorl.scripts import script_paths
+from solorl.terminal import plain, scores
 
-LOOK = 0.1  # seconds between two looks for a new checkpoint
-LISTENED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+AGAIN = 75  # exit code of a worker that has saved and is to be run again (EX_TEMPFAIL)
+GRACE = 120  # seconds that a training which was told to end has to save; then it is killed
+SCORE = "eval/episodic_return"
+TAIL, TAIL_BYTES = 12, 8000  # last lines of a training that a failure keeps
+LISTENED = (*signals.listened(), signal.SIGUSR1)
 
 
 class Worker:
-    """One task, or new tasks of one kind whose seeds follow each other, which one process trains; done by this thread.
+    """One of the workers of a pool, with cores and GPUs of its own as far as there are enough."""
 
-    `env` and `cores` are for the training where this is one of many threads: it waits for no other worker then, and
-    does not print what the training prints.
-    """
-
-    def __init__(
-        self, study: Study, tasks: Sequence[Task], say: Callable[[str], None],
-        env: Mapping[str, str] | None = None, cores: Sequence[int] = (),
-    ):  # fmt: skip
-        self.study, self.tasks, self._say, self._env, self._cores = study, list(tasks), say, env, [*cores]
-        self.began = time.time()
-        self.found: dict[str, Found] = {}  # task id -> what has become of it
-        self._leases: list[Lease] = []
-        self._root = study.storage.folder or Path()
-        self._child: Child | None = None
-        self._heart: Heart | None = None
-        self._signal = 0  # the first one that was heard
-        self._why = ""  # why the training was told to end: signal, time, cancelled, taken
-        self._forced = False
-        self._told = 0.0
-        self._about: dict[str, Any] = {}  # what is noted about the attempt at its end
+    def __init__(self, pool: "Pool", cores: Sequence[int] = (), gpus: str | None = None):
+        self.pool, self.study, self._cores, self._gpus = pool, pool.study, [*cores], gpus
+        self.tasks: list[Task] = []  # that it does now
+        self.began = 0.0
+        self.watched: Callable[[], None] = lambda: None  # called about once a second while a training runs
+        self._child: subprocess.Popen[bytes] | None = None
+        self._offset = 0  # of this attempt in the output
+        self._why, self._told, self._forced = "", 0.0, False  # why, when and how the training was told to end
 
     def __str__(self) -> str:
         return f"{self.tasks[0]}{f' to {self.tasks[-1].seed}' if len(self.tasks) > 1 else ''}"
 
-    def run(self) -> int:
-        """The exit code. UsageError where this machine cannot do the tasks; OSError where the storage refuses."""
-        try:
-            if not (taken := self._take(*self.tasks)):
-                return AGAIN if self._why == "signal" else 0
-            self.tasks = taken
-            return self._attempt()
-        finally:
-            for lease in self._leases:
-                lease.release()
-
-    def find(self, task: Task) -> Found:
-        """A run folder of a task and its status: a finished one, else the newest."""
-        return newest([self._root / work for work in self.study.works(task.id)], task)
-
-    # ------------------------------------------------------------------ leases
-    def _take(self, first: Task, *others: Task) -> list[Task]:
-        """The tasks whose leases this worker gets: the first, and those after it as long as nothing of them is there;
-        none where the first is another's or done."""
-        if self._is_over(first) or not self._lease(first) or self._is_over(first):
-            return []
-        taken = [first]
-        for task in others:
-            begun = self.find(first).run_dir or self.find(task).run_dir
-            if begun or self._is_over(task) or not self._lease(task):
-                break
-            taken.append(task)
-        return taken
-
-    def _is_over(self, task: Task) -> bool:
-        if over := self.study.is_done(task.id):
-            self._say_alone(f"{task} has finished before")
-        elif over := self.study.is_cancelled(task.id):
-            self._say_alone(f"{task} is cancelled; `solo bench retry` allows it again")
-        return over
-
-    def _say_alone(self, text: str) -> None:
-        """Say what a command of many threads sees by itself."""
-        if self._env is None:
-            self._say(text)
-
-    def _lease(self, task: Task) -> bool:
-        lease = Lease(self.study, task.id)
-        mine = lease.take()
-        if lease.oddity:
-            self._say(f"{task}: {lease.oddity}")
-        if not mine:
-            if self._env is not None:
-                return False
-            process = f"process {lease.holder().get('handle', '').partition(':')[0]}"
-            self._say(f"{task}: waiting for {process}, which has it")
-            mine = lease.wait(lambda: bool(self._why))
-            if not mine and not self._why:
-                self._say(f"{task}: another worker does it")
-        self._leases += [lease] if mine else []
-        return mine
-
-    # ------------------------------------------------------------------ one attempt
-    def _attempt(self) -> int:
-        """Count the attempt, do it, and note how it ended."""
-        first = self.tasks[0]
-        if (count := used(self.study.attempts(first.id))) >= self.study.limit:
-            self._say_alone(f"{first} has failed {count} times, as often as it may; see `solo bench retry`")
-            return 1
-        self.began = time.time()
-        # a command that dies with its threads has not failed
-        about = {"started": self.began, "work": first.id, "forgiven": self._env is not None}
-        numbers = {task.id: self.study.begin(task.id, {**self._leases[0].owner, **about}) for task in self.tasks}
-        heart = self._heart = Heart(self.study, self._leases, first.resources.time, self.end)
-        if self._env is None or self.study.storage.folder is None:
-            heart.start()
-        self.found = {task.id: Found("failed", "the worker was killed") for task in self.tasks}
-        code = 2
-        try:
-            code = self._work(numbers[first.id])
-        except (UsageError, OSError) as error:
-            for found in self.found.values():
-                found.reason = str(error) if isinstance(error, UsageError) else refusal(error)
-            self._about["refused"] = isinstance(error, UsageError)  # so it would be the next time
-            raise
-        finally:
-            heart.stop()
-            for task in self.tasks:
-                found, lines = self.found[task.id], self._child.lines() if self._child else []
-                self._note(task.id, numbers[task.id], {
-                    **self._about, "state": found.state, "reason": found.reason, "seconds": self._seconds(),
-                    "ended": time.time(), "exit_code": code, "tail": lines if found.state == "failed" else [],
-                    "forgiven": False,
-                })  # fmt: skip
-        return self._code()
-
-    def _code(self) -> int:
-        states = [found.state for found in self.found.values()]
-        if "stopped" in states:
-            again = "resumes it" if self.find(self.tasks[0]).run_dir else "starts it again"
-            self._say(f"stopped    {self}: the same command {again}")
-            forced = 128 + self._signal if self._forced and self._signal else AGAIN
-            return 0 if self._why in ("taken", "cancelled") else forced
-        for task in self.tasks:
-            self._say_alone(f"{task}: {self.found[task.id].state} {self.found[task.id].reason}".rstrip())
-        return int("failed" in states)
-
-    def _seconds(self) -> float:
-        """Of each task of this process."""
-        return round((time.time() - self.began) / len(self.tasks), 3)
-
-    def _work(self, number: int) -> int:
-        """Run the script where it left off, and judge; its exit code."""
-        storage, first = self.study.storage, self.tasks[0]
-        scratch = None if storage.folder else Path(tempfile.mkdtemp(prefix="solorl-"))
-        self._root = scratch or self._root
-        work = self._root / "tasks" / first.id
-        try:
+    def do(self, tasks: list[Task]) -> list[Found]:
+        """Train tasks whose leases are ours, several seeds of a kind in one process, and note what became of each.
+        Raises OSError where the storage refuses."""
+        storage, name = self.study.storage, f"tasks/{tasks[0].id}"
+        self.tasks, self.began, self._why, self._told = tasks, time.time(), "", 0.0
+        if self.pool.signal:
+            self.end("signal")
+        temporary = tempfile.TemporaryDirectory(prefix="solorl-") if not isinstance(storage, Folder) else None
+        with temporary or contextlib.nullcontext(storage.folder) as place:
+            work = Path(str(place)) / name
             work.mkdir(parents=True, exist_ok=True)
-            check_package(self.study)
-            mirror = Mirror(storage, work, f"tasks/{first.id}") if scratch else None
+            mirror = Mirror(storage, work, name) if not isinstance(storage, Folder) else None
             if mirror:
                 mirror.download()
-            task = runnable(self.study, first, scratch)
-            self._wait_for_others()
-            code, begun = 0, self.find(first)
-            if begun.status != "finished":
-                code = self._train(task, work, number, begun, mirror)
-            for each in self.tasks:
-                self.found[each.id] = self._judge(each, code, begun, work / f"attempt-{number}")
-            if self._why != "taken" and mirror:
+            found = self._train(Path(str(place)), work, mirror)
+            if mirror and self._why != "taken":
                 mirror.upload()
-            for each in self.tasks:
-                if self.found[each.id].state == "finished":
-                    self._accept(each, number)
-            return code
-        finally:
-            if scratch:
-                shutil.rmtree(scratch, ignore_errors=True)
+            for task, one in zip(tasks, found, strict=True):
+                self._note(task, one, Path(str(place)), tail(work / "output.txt", self._offset))
+            return found
 
-    def _judge(self, task: Task, code: int, begun: Found, cwd: Path) -> Found:
-        """What has become of a task whose process has ended with `code`."""
-        found = self.find(task) if task.script.ours or not cwd.exists() else newest([cwd], task)
-        found.state, found.reason = verdict(task, found, code, self._why in ("signal", "cancelled", "taken"))
-        if self._why == "time" and found.state != "finished":
-            found.state, found.reason = "failed", f"its time limit of {task.resources.time:,} seconds was reached"
-        if found.state == "failed" and self._about.get("resumed"):
-            step = newest_step(found.run_dir)
-            if found.run_dir and step == newest_step(begun.run_dir) == self._about["step"]:
-                hint = f"where it never gets further, delete {shown(found.run_dir)}"
-                found.reason += f", again after step {step or 0:,}; {hint}"
-        return found
+    def _train(self, root: Path, work: Path, mirror: Mirror | None) -> list[Found]:
+        """Run the script where it left off, and judge."""
+        first, code, cwd = self.tasks[0], 0, work
+        while (begun := find(self.study, first, root)).run_dir and is_locked(begun.run_dir) and not self._why:
+            time.sleep(0.1)  # a training of a command that was killed still saves
+        run_dir = to_resume(first, begun)
+        step = newest_step(run_dir) if run_dir else None
+        if begun.status != "finished" and not self._why:
+            try:
+                argv, cwd = command(self._runnable(root, first), work, run_dir, len(self.tasks))
+            except UsageError as error:
+                return [Found(state="failed", reason=str(error)) for _ in self.tasks]
+            self.pool.say(f"{'resumed' if run_dir else 'started':<10} {self}")
+            code = self._run(argv, cwd, work, mirror)
+        all_found = [find(self.study, each, root) if each.script.ours else newest([cwd], each) for each in self.tasks]
+        for task, one in zip(self.tasks, all_found, strict=True):
+            one.state, one.reason = verdict(task, one, code, self._why)
+            if one.state == "failed" and run_dir and one.run_dir == run_dir and newest_step(run_dir) == step:
+                one.reason += f", again after step {step or 0:,}; to begin again, delete {shown(run_dir)}"
+        return all_found
 
-    def _accept(self, task: Task, number: int) -> None:
-        """Write the result; of several workers that come so far the first one."""
-        run_dir = self.found[task.id].run_dir
-        name = run_dir.relative_to(self._root).as_posix() if run_dir else ""
-        status = read_json(run_dir / "status.json") if run_dir else {}
-        about = {"attempt": number, "run_dir": name, "status": status, "seconds": self._seconds(), "ended": time.time()}
-        if not self.study.accept(task.id, {**self._leases[0].owner, **about, "solorl": installed()}):
-            self._say(f"{task}: a result was accepted before this one")
+    def _runnable(self, root: Path, task: Task) -> Task:
+        """The task with a script of this machine: where it was planned, of the catalogue, or of the study."""
+        if task.python and not shutil.which(task.python):
+            raise UsageError(f"the Python of {task}, {task.python}, is not on this machine")
+        name, script = script_name(task.script), task.script
+        if not (stored := root / name).exists() and not isinstance(self.study.storage, Folder):
+            self.study.storage.get(name, stored)
+        for path in (script.path, script_paths().get(script.name, stored), stored):
+            if path.is_file() and sha256(path) == script.sha256:
+                return replace(task, script=replace(script, path=path))
+        raise UsageError(f"{name} in {self.study.storage.where} is missing or damaged")
 
-    def _note(self, task_id: str, number: int, changes: dict[str, Any]) -> None:
-        """Note how an attempt ended; where the storage refuses, in a file of this machine that a sentence names."""
-        try:
-            self.study.note(task_id, number, changes)
-        except OSError as error:
-            elsewhere = Path(tempfile.gettempdir()) / f"solorl-{task_id}-{number}.json"
-            with contextlib.suppress(OSError):
-                elsewhere.write_text(json.dumps(changes))
-            kept = f"; it is in {elsewhere}" if elsewhere.exists() else ""
-            self._say(f"what became of attempt {number} could not be noted: {refusal(error)}{kept}")
-
-    def _wait_for_others(self) -> None:
-        """Wait until no process trains in the run folder: one may outlive its worker until it has saved."""
-        said = False
-        while not self._why:
-            run_dir = self.find(self.tasks[0]).run_dir
-            if run_dir is None or not (is_alive(trainer(run_dir)) or is_locked(run_dir)):
-                return
-            if not said:
-                self._say(f"waiting    {self}: it still runs for a command that was killed")
-            said = True
-            self._beat()
-            time.sleep(LOOK)
+    def _note(self, task: Task, one: Found, root: Path, lines: list[str]) -> None:
+        """Write the result, of several workers that come so far the first one's; or the failure. And say it."""
+        seconds, text = round((time.time() - self.began) / len(self.tasks), 3), ""
+        if one.state == "finished":
+            status = status_of(one.run_dir) if one.run_dir else {}
+            name = one.run_dir.relative_to(root).as_posix() if one.run_dir else ""
+            self.study.accept(task.id, run_dir=name, status=status, seconds=seconds, ended=time.time())
+            score = f", evaluation {scores(status[SCORE])[0]}" if isinstance(status.get(SCORE), int | float) else ""
+            text = f" in {seconds:.1f} s{score}  ({self.pool.summary()})"
+        elif one.state == "failed":
+            died = one.reason.startswith("killed by")
+            final = one.reason.partition(",")[0] == "exit code 2" or one.reason.startswith("diverged")
+            self.study.add_failure(task.id, reason=one.reason, tail=lines, died=died, final=final, ended=time.time())
+            text = "\n    | ".join([f": {plain(one.reason)}", *map(plain, lines)])
+        elif self._why in ("signal", ""):
+            text = f": the same command {'resumes it' if one.run_dir else 'starts it again'}"
+        self.pool.say(f"{one.state:<10} {task}{text}")
 
     # ------------------------------------------------------------------ the child
-    def _train(self, task: Task, work: Path, number: int, begun: Found, mirror: Mirror | None) -> int:
-        """Run the script to its end; its exit code."""
-        if self._why:
-            return 0
-        why = why_again(begun, self.study.attempts(task.id))
-        resumed = task.script.ours and begun.run_dir is not None and not why
-        self._about |= {"resumed": resumed, "step": newest_step(begun.run_dir)}
-        argv, cwd, own = command(task, work, number, begun.run_dir if resumed else None, len(self.tasks))
-        cwd.mkdir(exist_ok=True)
-        line = f", attempt {number}: {' '.join(argv)}" if self._env is None else ""
-        self._say(f"{'resumed' if resumed else 'started':<10} {self}{f' from the beginning: {why}' * bool(why)}{line}")
-        given = os.environ if self._env is None else self._env
-        env = {**environment(task, given), **own}
-        with pinned(self._cores):
-            self._child = Child(argv, cwd, env, work / f"output-{number}.txt", echo=self._env is None)
+    def _run(self, argv: Sequence[str], cwd: Path, work: Path, mirror: Mirror | None) -> int:
+        """Run a training to its end, in a session of its own that saves and ends where this process is killed; its exit
+        code. Meanwhile bring up each new checkpoint, and kill what does not end after being told."""
+        cwd.mkdir(parents=True, exist_ok=True)
+        words, limit, looked, seen = dying_with_parent(), self.tasks[0].resources.time, time.time(), set[Path]()
+        with open(work / "output.txt", "ab") as output, pinned(self._cores):
+            self._offset = output.tell()
+            child = self._child = subprocess.Popen(
+                [*words, *argv], cwd=cwd, env=self._environment(cwd), stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=None if words else end_with_parent(),
+            )  # fmt: skip
         try:
             if self._why:  # it came before there was a child to tell
-                self._child.tell(force=self._forced)
-            self._watch(self._child, work, mirror)
+                self._signal(self._forced)
+            while child.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(0.1)
+                if limit and time.time() - self.began > limit and not self._why:
+                    self.end("time")
+                if self._told and time.monotonic() - self._told > GRACE:
+                    self._signal(force=True)
+                if time.time() - looked < 1.0:
+                    continue
+                looked = time.time()
+                self.watched()
+                there = set(work.glob("*/checkpoint/step_*/manifest.json"))
+                if mirror and self._why != "taken" and there - seen:
+                    try:
+                        mirror.upload()
+                        seen = there
+                    except OSError as error:
+                        self.pool.say(f"a checkpoint could not be brought up, which is tried again: {refusal(error)}")
         finally:
-            code = self._child.close()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)  # and what it has left
+            code, self._child = child.wait(), None
         return code
 
-    def _watch(self, child: Child, work: Path, mirror: Mirror | None) -> None:
-        """Until the child has ended: bring up each new checkpoint, and kill what does not end after being told."""
-        seen: set[Path] = set()
-        while child.poll(LOOK) is None:
-            self._beat()
-            if self._told and time.monotonic() - self._told > GRACE:
-                child.tell(force=True)
-            if mirror is None or self._why == "taken":
-                continue
-            there = {path for path in work.glob("*/checkpoint/step_*") if (path / "manifest.json").exists()}
-            if there - seen:
-                try:
-                    mirror.upload()
-                    seen = there
-                except OSError as error:
-                    self._say(f"the checkpoint could not be brought up, which is tried again: {refusal(error)}")
-                    time.sleep(1.0)
+    def _environment(self, cwd: Path) -> dict[str, str]:
+        """Threads and GPUs of the worker, else of the task's resources, unless the user or a scheduler has set them;
+        and the sign that a worker looks after the training."""
+        wanted = self.tasks[0].resources
+        threads, sign = str(len(self._cores) or wanted.cores), {"SOLORL_WORKER": str(os.getpid())}
+        own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+        own |= {} if self._cores else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(wanted.gpus)))}
+        sign |= {} if self._gpus is None else {"CUDA_VISIBLE_DEVICES": self._gpus}
+        return {**own, **os.environ, **sign, **({"SOLORL_RUN_DIR": str(cwd.resolve())} if cwd != Path() else {})}
 
-    def _beat(self) -> None:
-        """Renew the leases where the heart has no thread: one of many threads needs no second one."""
-        if self._heart and not self._heart.is_alive():
-            self._heart.turn()
-
-    # ------------------------------------------------------------------ endings
-    def hear(self, number: int, frame: Any) -> None:
-        """The first signal: save and end. A second one kills, unless the first one was a SIGUSR1: that is a scheduler's
-        warning, and its SIGTERM comes while the training saves."""
-        if self._signal in (0, signal.SIGUSR1):
-            self._signal = number
-            self.end("signal")
-        elif number != signal.SIGUSR1:
-            self.kill()
-
-    def end(self, why: str) -> None:
-        """Tell the training to save and end, once; where the task is another worker's now, end it at once."""
-        first = not self._told
+    def end(self, why: str, force: bool = False) -> None:
+        """Tell the training to save and end, once; where the task is another worker's now, or with `force`, at once."""
+        first, self._forced = not self._told, force or why == "taken"
         self._why = why if why == "taken" else self._why or why
         self._told = self._told or time.monotonic()
-        if why == "taken":
-            self.kill()
-        elif self._child and first:
-            self._child.tell()
+        if first or self._forced:
+            self._signal(self._forced)
 
-    def kill(self) -> None:
-        """End the training at once."""
-        self._forced = True
-        if self._child:
-            self._child.tell(force=True)
+    def _signal(self, force: bool) -> None:
+        if child := self._child:
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(signal.SIGKILL if force else signal.SIGTERM)
 
 
-def why_again(found: Found, attempts: Sequence[Mapping[str, Any]]) -> str:
-    """Why a training begins again although it has a run folder; empty where it need not.
-
-    A failure alone is not a reason, however often it comes: a run that can be resumed loses no step.
-    """
-    if found.run_dir is None:
-        return ""
-    if found.status.startswith("diverged"):
-        return f"it has {found.status}; {shown(found.run_dir)} is kept"
-    failed = [one for one in attempts if one.get("state") == "failed"]
-    if failed and failed[-1].get("resumed") and not any(map(is_whole, checkpoints(found.run_dir))):
-        return f"resuming failed and no checkpoint in {shown(found.run_dir)} is whole; the folder is kept"
-    return ""
+def tail(path: Path, start: int) -> list[str]:
+    """The last lines of a text, from a byte on."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(max(start, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+        return [line.rstrip() for line in file.read().decode(errors="replace").splitlines() if line.strip()][-TAIL:]
+    return []
 
 
-def command(
-    task: Task, work: Path, number: int, run_dir: Path | None, seeds: int = 1
-) -> tuple[Any, Path, dict[str, str]]:
-    """The words that train a task, on in `run_dir` where there is one; the folder where they run, and what they need in
-    the environment. A script that is not ours runs in a folder of each attempt."""
-    if not task.script.ours:
-        cwd = work / f"attempt-{number}"
-        return task.argv(), cwd, {"SOLORL_RUN_DIR": str(cwd.resolve())}
-    more = ("--resume", str(run_dir)) if run_dir else ("--runs-dir", str(work))
-    return task.argv(*more, seeds=seeds), Path(), {}
+class Pool:
+    """Workers as threads of this process, for some tasks of a study. With `stay` they end when all these tasks are
+    over, whoever does them, else when none is free and the others have given a sign of life."""
+
+    def __init__(
+        self, study: Study, tasks: Sequence[Task], slots: int, say: Callable[[str], None], stay: bool = True,
+        cores: Sequence[int] | None = None, gpus: Sequence[str] | None = None,
+    ):  # fmt: skip
+        self.study, self.tasks, self.say, self.stay = study, list(tasks), say, stay
+        self.may_begin: Callable[[Task], bool] = lambda task: True
+        self.late: set[str] = set()  # ids of tasks that may not begin any more
+        self.failed: set[str] = set()  # ids of tasks whose last attempt here has failed
+        self.signal = 0
+        self.error: BaseException | None = None
+        self.leases = Leases(study.storage, study.lease, self._lost)
+        self._over, self._lock = threading.Event(), threading.RLock()
+        self._beats: dict[str, object] = {}  # task id -> its first heartbeat that was seen
+        self.look = min(study.lease / 8, 0.5 if isinstance(study.storage, Folder) else 10.0)  # seconds
+        self.workers = [Worker(self)] if not stay else self._workers(slots, cores, gpus)
+
+    def _workers(self, slots: int, cores: Sequence[int] | None, gpus: Sequence[str] | None) -> list[Worker]:
+        """Workers that divide the cores and GPUs; `slots` 0: as many as fit. UsageError for tasks that do not fit."""
+        cards, mine = [*(gpus or visible_gpus())], [*(own_cores() if cores is None else cores)]
+        most = {
+            name: max((getattr(task.resources, name) for task in self.tasks), default=0) for name in ("cores", "gpus")
+        }
+        for name, count in (("cores", len(mine)), ("gpus", len(cards))):
+            if most[name] > count:
+                raise UsageError(f"a task wants {most[name]} {name}, but this machine has {count}: --{name}")
+        each = max(1, most["gpus"])
+        groups = [",".join(cards[i : i + each]) for i in range(0, len(cards) - each + 1, each)]
+        fit = min(len(mine) // max(1, most["cores"]), len(groups) if most["gpus"] else MOST)
+        parts = enumerate(shares(mine, slots or fit))
+        return [Worker(self, part, groups[i % len(groups)] if groups else None) for i, part in parts]
+
+    def run(self, turn: Callable[[], None] = lambda: None) -> None:
+        """Work until the end, which a signal may bring; meanwhile call `turn` a few times a second. Raises what a
+        worker has raised."""
+        threads = [threading.Thread(target=self._run, args=(each,), daemon=True) for each in self.workers]
+        with signals.handled(self.hear, LISTENED):
+            try:
+                for thread in [self.leases, *threads]:
+                    thread.start()
+                while alive := [thread for thread in threads if thread.is_alive()]:
+                    turn()
+                    alive[0].join(0.2)
+            finally:
+                self._over.set()
+                for thread in threads:
+                    thread.join()
+                self.leases.stop()
+        if self.error:
+            raise self.error
+
+    def hear(self, number: int, frame: object) -> None:
+        """The first signal: save and end. A second one kills, unless the first one was a SIGUSR1: that is a scheduler's
+        warning, and its SIGTERM comes while the training saves."""
+        first = self.signal in (0, signal.SIGUSR1)
+        if self.signal and number == signal.SIGUSR1:
+            return
+        self.signal = number
+        self._over.set()
+        if (busy := [worker for worker in self.workers if worker.tasks]) and first:
+            self.say(f"{signal_name(number)}: {len(busy)} running, which save and end; once more kills them")
+        for worker in busy:
+            worker.end("signal", force=not first)
+
+    def _lost(self, task_id: str, why: str) -> None:
+        for worker in self.workers:
+            if any(task.id == task_id for task in worker.tasks):
+                worker.end(why)
+
+    def summary(self) -> str:
+        """How far the tasks are, in a few words."""
+        return f"{len(self.study.ids() & {task.id for task in self.tasks})} of {len(self.tasks)} finished"
+
+    # ------------------------------------------------------------------ threads
+    def _run(self, worker: Worker) -> None:
+        try:
+            self.serve(worker)
+        except BaseException as error:  # of any kind: `run` raises it
+            self.error = self.error or error
+            self.hear(signal.SIGTERM, None)
+
+    def serve(self, worker: Worker) -> None:
+        """Do one task after the other."""
+        while tasks := self._next(worker):
+            self.do(worker, tasks)
+
+    def do(self, worker: Worker, tasks: list[Task]) -> None:
+        """Do tasks whose leases are ours, and release these."""
+        try:
+            for task, one in zip(tasks, worker.do(tasks), strict=True):
+                (self.failed.add if one.state == "failed" else self.failed.discard)(task.id)
+        finally:
+            for task in tasks:
+                self.leases.release(task.id)
+            worker.tasks = []
+
+    def _next(self, worker: Worker) -> list[Task]:
+        """Free tasks that a worker does next, leased; none where nothing is left to do."""
+        while not self._over.is_set():
+            with self._lock:
+                states = self.study.states([task for task in self.tasks if task.id not in self.late])
+                free = [task for task in self.tasks if task.id in states and states[task.id].name == "waiting"]
+                for task in sorted(free, key=lambda task: len(states[task.id].failures)):
+                    if not self.may_begin(task):
+                        self.late.add(task.id)
+                    elif self._take(task):
+                        worker.tasks = [task, *self._group(task, free)]
+                        return worker.tasks
+                if not self._is_something_left(states):
+                    return []
+            self._over.wait(self.look)
+        return []
+
+    def _take(self, task: Task) -> bool:
+        """Take the lease of a task, unless somebody has been faster; a dead holder's end is noted."""
+        before = self.leases.take(task.id)
+        if before is not None and self.study.storage.exists(f"results/{task.id}.json"):
+            self.leases.release(task.id)
+            return False
+        if before:
+            self.study.add_failure(task.id, reason="its worker was killed", died=True, ended=time.time())
+        return before is not None
+
+    def _group(self, task: Task, free: Sequence[Task]) -> list[Task]:
+        """Tasks with the seeds after this one that one process can train with it, and of which nothing is there; such
+        that each idle worker gets some."""
+        taken = list[Task]()
+        if self.stay and isinstance(self.study.storage, Folder) and not find(self.study, task).run_dir:
+            others, idle = following(task, free), sum(not worker.tasks for worker in self.workers)
+            for other in others[: math.ceil((len(others) + 1) / idle) - 1]:
+                if find(self.study, other).run_dir or not self._take(other):
+                    break
+                taken.append(other)
+        return taken
+
+    def _is_something_left(self, states: dict[str, State]) -> bool:
+        """Whether a task may yet become free: its worker may die, or it may fail."""
+        beats = {task_id: one.holder.get("beat") for task_id, one in states.items() if one.name == "running"}
+        waiting = any(one.name == "waiting" and task_id not in self.late for task_id, one in states.items())
+        alive = not self.stay and all(self._beats.setdefault(task_id, beat) != beat for task_id, beat in beats.items())
+        return waiting or bool(beats and not alive)

@@ -8,7 +8,6 @@ import torch
 from pixel_probe import use_fake_envpool
 from test_golden import FLAGS, flags_of
 
-from solorl.compute import onednn as products
 from solorl.compute import speed
 
 CXX = "clang++" if sys.platform == "darwin" else "g++"
@@ -56,7 +55,6 @@ def test_the_compiled_gradient_is_one_graph_and_the_same(name, train, monkeypatc
     forget_the_last_script()
     monkeypatch.setattr(torch, "compile", compile_whole)
     monkeypatch.setattr("solorl.compute.speed.compile_problem", lambda folder: None)  # wherever the tests run
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: False)  # on every machine
     if "Catch" in FLAGS[name]:
         use_fake_envpool(monkeypatch)
     train(name, *flags_of(name), "--eval-every", 0, "--save-every", 0, "--compile")

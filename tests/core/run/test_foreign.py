@@ -9,8 +9,6 @@ import pytest
 from conftest import ROOT, run
 
 from solorl import machine, trust
-from solorl.lab.studies.engines.cluster import Submission
-from solorl.lab.studies.resources import Resources
 from solorl.run import upload
 
 SHORT = "--env-id CartPole-v1 --total-timesteps 64 --num-envs 2 --num-steps 32 --num-minibatches 1 --eval-episodes 1"
@@ -38,11 +36,10 @@ def test_a_foreign_folder_publishes_connects_and_multiplies_nothing(train):
 
 
 def test_what_is_typed_again_counts(train):
-    folder = rewritten(train("ppo", *SHORT.split())["run"].dir, threads=3, env_workers=2)
+    folder = rewritten(train("ppo", *SHORT.split())["run"].dir, threads=3, async_envs=True)
     args = train("ppo", "--resume", folder, "--threads", "2")["args"]
-    assert (
-        (args.threads, args.env_workers) == (2, 0) and "--env-workers 2" in train.out and "--threads" not in train.out
-    )
+    assert (args.threads, args.async_envs) == (2, False)
+    assert "--async-envs True" in train.out and "--threads" not in train.out
 
 
 def test_an_own_folder_keeps_its_arguments_wherever_it_is_moved(train, tmp_path):
@@ -74,7 +71,7 @@ def test_children_do_not_execute_the_current_folder(evil):
     assert upload.solo("--version")[0] and not evil.exists()
     done = run(Path(sys.executable).with_name("solo"), "train", "ppo", "--nproc", "2", cwd=evil.parent)
     assert done.returncode == 2 and "ppo.py trains in one process" in done.stderr and not evil.exists()
-    done = run(*Submission("x", "y", "z", (), Resources()).command(0), cwd=evil.parent)
+    done = run(*machine.command_of("work", "x"), cwd=evil.parent)
     assert done.returncode == 2 and not evil.exists()
 
 

@@ -1,240 +1,449 @@
-"""The plan of a study on the disk: what several commands write at once, what is refused, and what may be shown."""
+"""What `solo bench` is to run: suites, sweeps, scripts and Pythons, plans on the disk, and what people see."""
 
-import copy
-import errno
-import json
 import multiprocessing
 import os
+import re
+import shutil
+import subprocess
+import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from conftest import refused
-from study_tasks import Said, open_study, planned
+from conftest import ROOT, refused
+from rich.console import Console
+from study_tasks import FAKE, command, once, planned, steps
 
+from solorl.cli.view import Lines, seconds_left, table
 from solorl.errors import UsageError
-from solorl.files import remove_old
-from solorl.lab.studies import fleet
-from solorl.lab.studies.collect import Collector
-from solorl.lab.studies.engines.workers import LocalCluster
-from solorl.lab.studies.lease import Lease
-from solorl.lab.studies.plan import load_script, make_tasks
-from solorl.lab.studies.storage import Folder, open_storage
-from solorl.lab.studies.study import Study
+from solorl.lab.results import result as results
+from solorl.lab.results.comparison import compare
+from solorl.lab.results.read import read_all
+from solorl.lab.studies import plan, task
+from solorl.lab.studies import until as end_by
+from solorl.lab.studies.bench import Bench
+from solorl.lab.studies.storage import Folder
+from solorl.lab.studies.study import Study, open_study
+from solorl.lab.studies.worker import Pool
 
-DEEP = "[" * 100_000 + "]" * 100_000
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder to be in, with a copy of the stand-in; its steps are noted in `journal`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FAKE_JOURNAL", str(tmp_path / "journal"))
+    shutil.copy(FAKE, tmp_path / "fake.py")
+    return tmp_path
 
 
+SUITE = """
+name = "s"
+[[job]]
+script = "fake.py"
+env_ids = "CartPole-v1"
+seeds = "1-2"
+"""
+
+
+# ---------------------------------------------------------------------- suites
+def test_task_is_the_same_only_for_the_same_script_environment_seed_and_flags(place):
+    script = plan.load_script("fake.py")
+    base = plan.Task(script, "CartPole-v1", 1, {"--a": ("1",), "--b": ()})
+    assert base.id == plan.Task(plan.load_script("./fake.py"), "CartPole-v1", 1, {"--b": (), "--a": ("1",)}).id
+    (place / "fake.py").write_text(FAKE.read_text() + "\n")
+    others = [
+        plan.Task(plan.load_script("fake.py"), "CartPole-v1", 1, base.flags),
+        plan.Task(script, "ALE/Pong-v5", 1, base.flags),
+        plan.Task(script, "CartPole-v1", 2, base.flags),
+        plan.Task(script, "CartPole-v1", 1, {"--a": ("2",), "--b": ()}),
+    ]
+    assert len({task.id for task in [base, *others]}) == 5 and all("/" not in task.id for task in others)
+
+
+def test_flags_replace_each_other():
+    flags = plan.merge(plan.parse_flags(["--a", "1", "--no-c", "--d=-3"]), plan.table_flags({"a": 2.5, "c": True}, ""))
+    assert task.words(flags) == ("--a", "2.5", "--d", "-3", "--c")
+    assert task.words(plan.table_flags({"sizes": [64, 64], "x": False}, "")) == ("--sizes", "64", "64", "--no-x")
+
+
+def test_a_suite_in_order_finishes_a_job_before_the_next(place):
+    """Else all jobs train their first seed before any second one."""
+    job = '[[job]]\nscript = "fake.py"\nenv_ids = "{}"\nseeds = "1-2"\n'
+    jobs = job.format("Pendulum-v1") + job.format("Acrobot-v1")
+    for head, wanted in (("", "P1 A1 P2 A2"), ("in_order = true\n", "P1 P2 A1 A2")):
+        (place / "s.toml").write_text(head + jobs)
+        tasks = plan.load_suite(place / "s.toml", {}).tasks
+        assert " ".join(f"{task.env_id[0]}{task.seed}" for task in tasks) == wanted
+    (place / "s.toml").write_text("in_order = 1\n" + jobs)
+    with pytest.raises(UsageError, match="in_order must be true or false, not 1"):
+        plan.load_suite(place / "s.toml", {})
+
+
+def test_suites_of_the_project_are_valid():
+    found = {path.stem: plan.load_suite(path, {}) for path in (ROOT / "benchmark/suites").glob("*.toml")}
+    assert len(found["classic"].tasks) == 90 and len(found["smoke"].tasks) == 10
+    says = {name: (ROOT / f"benchmark/suites/{name}.toml").read_text().partition("\n")[0] for name in found}
+    counts = {name: int(count[1]) for name, line in says.items() if (count := re.search(r"(\d+) runs", line))}
+    assert counts == {name: len(found[name].tasks) for name in counts} and {"jax", "actor_critic", "minatar"} <= set(
+        counts
+    )
+    lander = [task for task in found["classic"].tasks if task.env_id == "LunarLander-v3"]
+    assert {task.flags["--total-timesteps"] for task in lander} == {("1000000",)} and len(lander) == 30
+    fewer = plan.load_suite(ROOT / "benchmark/suites/classic.toml", {"--total-timesteps": ("5",)}, ["Acrobot-v1"], 3)
+    assert len(fewer.tasks) == 6 and {task.flags["--total-timesteps"] for task in fewer.tasks} == {("5",)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('name = "s"', 'nam = "s"', "has the unknown key nam; did you mean name?"),
+        ("env_ids", "env_id", "unknown key env_id; did you mean env_ids?"),
+        ("[[job]]", "[[jobs]]", "unknown key jobs; did you mean job?"),
+        ('"1-2"', '"one"', "seeds in a [[job]]"),
+        ('"1-2"', "[]", "seeds in a [[job]]"),
+        ('"1-2"', '"1-2"\nnum_seeds = 2', "must have either seeds, or num_seeds"),
+        ('seeds = "1-2"', "num_seeds = 0", "at least 1 seed"),
+        ('"1-2"', '"1-2"\nflags = 3', "must be a table such as"),
+        ('"1-2"', '"1-2"\nflags = {seed = 3}', "--seed cannot be a flag for the scripts; use seeds"),
+        ('"1-2"', '"1-2"\nflags = ["lr"]', "lr is not a flag"),
+        ('"1-2"', '"1-2"\nvariants = {a = {x = 1}, b = {x = 1}}', "have the same flags: a, b"),
+        ('"1-2"', '"1-2"\nenv_flags = {CartPole-v0 = {x = 1}}', "not in env_ids; did you mean CartPole-v1?"),
+        ('"CartPole-v1"', '"CartPoll-v1"', "there is no environment CartPoll-v1; did you mean CartPole-v1"),
+        ('"fake.py"', '"fak.py"', "there is no file fak.py"),
+        ('"fake.py"', '"pp0"', "there is no algorithm pp0; did you mean ppo"),
+        ('script = "fake.py"', "", "must have script or scripts"),
+        (
+            'script = "fake.py"',
+            'script = "ppo"\nflags = {learning-rat = 1}',
+            "no flag --learning-rat; did you mean --lear",
+        ),
+        ('name = "s"', 'name = "../s"', "name must be the name of a folder"),
+        ('name = "s"', 'name = ".."', "name must be the name of a folder"),
+        ('name = "s"', 'name = "."', "name must be the name of a folder"),
+        ('name = "s"', 'name = "/s"', "name must be the name of a folder"),
+        ('name = "s"', 'name = "s\\u001b[31m"', r"control characters and their like, unlike 's\x1b[31m'"),
+        ('name = "s"', f'name = "{"s" * 300}"', "name must be the name of a folder"),
+        ('seeds = "1-2"', "num_seeds = 1000000000", "100,000 seeds at most, all smaller than 2**31, not 1000000000"),
+        ('seeds = "1-2"', "num_seeds = 1e9", "both whole, not 1000000000.0"),
+        ('seeds = "1-2"', "num_seeds = nan", "both whole, not nan"),
+        ('seeds = "1-2"', f"num_seeds = 1{'0' * 40}", "100,000 seeds at most"),
+        ('seeds = "1-2"', f"num_seeds = 1{'0' * 5000}", "is not valid TOML"),
+        ('seeds = "1-2"', "num_seeds = 1\nstart_seed = 2147483648", "smaller than 2**31"),
+        ('"1-2"', '"1-1000000000"', "100,000 seeds at most"),
+        ('"1-2"', f'"1-{"9" * 5000}"', "at most 1,000 characters"),
+        ('"1-2"', '"2-1"', "seeds in a [[job]]"),
+        ('"1-2"', "[2147483648]", "smaller than 2**31"),
+        ('"1-2"', '"1-60000"\nvariants = {a = {x = 1}, b = {x = 2}}', "120,000 runs are too many for one command"),
+        ('"1-2"', f"{'[' * 3000}{']' * 3000}", "nested too deeply"),
+        ('"1-2"', '"1-2"\nflags = {x = nan}', "x must be a finite number"),
+        ('"1-2"', '"1-2"\nflags = {x = [[1]]}', "x must be a finite number, a text, true, false or a list"),
+        ('"1-2"', '"1-2"\nflags = {"" = 1}', "'' is not a flag"),
+        ('"1-2"', '"1-2"\nflags = {"x y" = 1}', "'x y' is not a flag"),
+        ('"1-2"', '"1-2"\nflags = {x = "\\u0000"}', "control characters"),
+        ('"1-2"', f'"1-2"\nvariants = {{{"v" * 300} = {{x = 1}}}}', "too long for the name of a result file"),
+        ('"1-2"', '"1-2"\nvariants = {"a/b" = {x = 1}, "a_b" = {x = 2}}', "would have the same result file"),
+        ('"fake.py"', f'"{"x" * 300}.py"', "File name too long"),
+        ('"1-2"', '"1-2"\npython = 3', "python in a [[job]] of s.toml must be the path of a Python, not 3"),
+        (
+            '"1-2"',
+            '"1-2"\npython = "no/python"',
+            "there is no Python interpreter 'no/python' that can be executed; name one such as venv/bin/python",
+        ),
+        ('"1-2"', '"1-2"\npython = "fake.py"', "interpreter 'fake.py' that can be executed"),
+        ('name = "s"', "name = ", "is not valid TOML"),
+    ],
+)
+def test_bad_suite_is_one_sentence(solo, place, old, new, sentence):
+    (place / "s.toml").write_text(SUITE.replace(old, new))
+    refused(solo("bench", "s.toml"), sentence)
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["fake.py"], "needs --env-ids"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--num-seed", "3"], "no flag --num-seed; did you mean --num-seeds"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--num-seeds", "0"], "at least 1 seed"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--workers", "-1"], "--workers must be at least 0"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--results", "fake.py"], "fake.py is a file"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--workers", "1000000000"], "at most 1,000, not 1,000,000,000"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--num-seeds", "1000000000"], "100,000 seeds at most"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--variant", "a\x1b[31m"], "control characters"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--variant", "v" * 300], "too long for the name of a result file"),
+        (["...py", "--env-ids", "CartPole-v1"], "must be the name of a folder, not '..'"),
+        (
+            ["fake.py", "--env-ids", "CartPole-v1", "--python", "venv"],
+            "did you mean venv/bin/python?",
+        ),
+        (
+            ["fake.py", "--env-ids", "CartPole-v1", "--python", "fake.py"],
+            "interpreter 'fake.py' that can be executed",
+        ),
+        (["t.toml", "--python", "venv/python"], "there is no Python interpreter 'venv/python'"),
+        (["ppo", "--env-ids", "CartPole-v1", "--", "--gama", "1"], "ppo.py has no flag --gama; did you mean --gamma?"),
+        (["s.toml"], "there is no file s.toml; did you mean t.toml?"),
+        (["t.toml", "--variant", "x"], "--variant is for scripts"),
+        (["t.toml", "--env-ids", "Acrobot-v1"], "has no environment Acrobot-v1"),
+        (["t.toml", "fake.py"], "takes one suite or scripts"),
+        (["fake.py", "sub/fake.py", "--env-ids", "CartPole-v1"], "would have the same result file"),
+    ],
+)
+def test_bad_command_line_is_one_sentence(solo, place, words, sentence):
+    (place / "t.toml").write_text(SUITE)
+    (place / "s.tom").write_text("no suite, by its name")
+    (place / "venv/bin").mkdir(parents=True)
+    (place / "venv/bin/python").symlink_to(sys.executable)
+    shutil.copy(FAKE, place / "...py")
+    (place / "sub").mkdir()
+    (place / "sub/fake.py").write_text(FAKE.read_text() + "\n")
+    refused(solo("bench", *words), sentence)
+    assert not (place / "runs").exists()
+
+
+SWEEP = ["bench", "ppo", "--env-ids", "CartPole-v1", "--dry-run"]
+
+
+def test_a_sweep_has_a_variant_for_each_value(solo, place):
+    code, out, err = solo(
+        *SWEEP, "--sweep", "clip-coef=0.1,0.2", "--sweep", "anneal-lr=true,false", "--", "--gamma", "1"
+    )
+    assert code == 0, err
+    found = [line.partition("--runs-dir")[0].split("--seed 1 ")[1].strip() for line in out.splitlines()]
+    assert found == [f"--gamma 1 --clip-coef {c} --{no}anneal-lr" for c in ("0.1", "0.2") for no in ("", "no-")]
+    names = [Path(line.split()[-1]).name.split("__")[1] for line in out.splitlines()]
+    assert names[0] == "anneal-lr_clip-coef=0.1_gamma=1" and len(set(names)) == 4
+    named = solo(*SWEEP, "--sweep", "clip-coef=0.1,0.2", "--variant", "mine")[1].splitlines()
+    assert [Path(line.split()[-1]).name.split("__")[1] for line in named] == [
+        "mine_clip-coef=0.1",
+        "mine_clip-coef=0.2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [(["clip-coef"], "--sweep is a flag with different values, as kl-coef=0,0.1,1, not clip-coef"),
+     (["clip-coef=1,,2"], "not clip-coef=1,,2"), (["clip-coef=1,1"], "not clip-coef=1,1"),
+     (["clip-coff=1,2"], "no flag --clip-coff; did you mean --clip-coef?"),
+     (["gamma=0.9", "gamma=0.99,1"], "--sweep names a flag twice"), (["seed=1,2"], "--seed cannot be a flag")],
+)  # fmt: skip
+def test_a_sweep_that_cannot_be(solo, place, given, sentence):
+    refused(solo(*SWEEP, *(word for text in given for word in ("--sweep", text))), sentence)
+
+
+def test_a_suite_sweeps_by_its_variants(solo, place):
+    (place / "s.toml").write_text(SUITE)
+    refused(solo("bench", "s.toml", "--sweep", "x=1,2"), "--sweep is for scripts; s.toml says it itself")
+
+
+def test_the_first_variant_of_a_suite_is_the_baseline_of_its_report(solo, place):
+    """Whatever the order of the names and of the runs."""
+    variants = "variants = {b = {total-timesteps = 3}, a = {total-timesteps = 2}, c = {total-timesteps = 4}}"
+    (place / "s.toml").write_text(SUITE + variants)
+    code, out, err = solo("bench", "s.toml", "--results", "results", "--workers", "2")
+    assert code == 0, out + err
+    found, _ = read_all([place / "results"])
+    assert {run.variant for run in found if run.first} == {"b"} and len(found) == 6
+    found = [replace(run, last_100_episodes=float(run.seed)) for run in found]  # the stand-in has no score
+    compared = compare(found, metric="train")
+    assert compared.baseline == "fake b" and set(compared.opponents.values()) == {"fake b"}
+    assert compare(found, metric="train", baseline="fake c").baseline == "fake c"
+
+
+def test_variants_that_a_flag_of_the_command_line_makes_the_same_are_refused(solo, place):
+    (place / "s.toml").write_text(SUITE + "variants = {a = {x = 1}, b = {x = 2}}")
+    refused(solo("bench", "s.toml", "--", "--x", "3"), "have the same flags: a, b")
+
+
+def test_same_name_for_different_flags_is_refused(place):
+    (place / "s.toml").write_text(SUITE + SUITE.replace('name = "s"', "") + "flags = {x = 1}")
+    with pytest.raises(UsageError, match="would have the same result file"):
+        plan.load_suite(place / "s.toml", {})
+
+
+# ---------------------------------------------------------------------- a time of day
+def finished(place, name, seconds, steps, seed=9, env_id="CartPole-v1"):
+    """A result of the fake training in a folder next to that of the bench."""
+    made = results.Result(env_id, "fake", seed, args={"total_timesteps": steps}, global_step=steps, wall_time=seconds)
+    results.write(made, place / f"tables/{name}")
+
+
+def test_what_a_run_takes_is_told_by_the_runs_of_its_script_on_its_environment(place):
+    script = plan.load_script("fake.py")
+    made = task.Task(script, "CartPole-v1", 1, {"--total-timesteps": ("40",)})
+    study, own = Study(Folder(place / "work"), "s", {made.id: made}), place / "tables/own"
+    assert end_by.expected(study, made, own) == 0  # nothing is known
+    finished(place, "other", 100.0, 10)
+    finished(place, "own", 900.0, 10, env_id="Acrobot-v1")
+    assert end_by.expected(study, made, own) == 400  # 10 seconds a step
+    folder = place / f"work/tasks/{made.id}/run"
+    (folder / "checkpoint/step_000000000030").mkdir(parents=True)
+    (folder / "config.json").write_text('{"args": {"seed": 1}}')
+    assert end_by.expected(study, made, own) == 100  # of which it has done three quarters
+    usual = task.Task(script, "CartPole-v1", 2)
+    assert end_by.expected(study, usual, own) == 100  # as long as the others, which had no flag
+
+
+def test_a_run_that_cannot_end_in_time_does_not_begin(place, solo):
+    words = command(seeds=2, workers=1)
+    words = ["bench", "--until", "00:00", *words[1:]]
+    words[words.index("results")] = "tables/own"
+    finished(place, "other", 8 * 86_400, 5)  # a run takes eight days
+    code, out, _ = solo(*words)
+    assert code == 1 and "2 not begun, because they could not end in time; the same command continues" in out
+    assert not steps(place)
+    finished(place, "other", 0.1, 5)
+    code, out, _ = solo(*words)
+    assert code == 0 and "2 of 2 finished" in out
+    assert steps(place) == once(2, 5)
+
+
+def test_the_time_of_day_is_the_next_one_and_for_this_machine_only(place, solo):
+    then = end_by.read_time("06:30")
+    assert 0 < then - time.time() <= 86_400 and time.localtime(then)[3:6] == (6, 30, 0)
+    bench = ["bench", "fake.py", "--env-ids", "CartPole-v1"]
+    refused(solo(*bench, "--until", "25:00"), "--until must be a time of day, such as 06:30, not 25:00")
+    refused(solo(*bench, "--until", "06:30", "--engine", "ray"), "--until is for this machine")
+
+
+# ---------------------------------------------------------------------- the plan on the disk
 def written(where, script, seeds, name, barrier):
     """Write a plan of these seeds at the same time as others."""
-    tasks = make_tasks([load_script(script)], ["CartPole-v1"], seeds, {"": {}})
-    study = Study(open_storage(where), name, {task.id: task for task in tasks})
+    tasks = plan.make_tasks([plan.load_script(script)], ["CartPole-v1"], seeds, {"": {}})
+    study = Study(Folder(Path(where)), name, {task.id: task for task in tasks})
     barrier.wait()
     study.write()
 
 
-def test_plans_that_begin_at_the_same_time_are_all_kept(tmp_path):
-    planned(tmp_path / "other", tmp_path)
+def test_plans_that_begin_at_the_same_time_are_all_kept(place):
     context = multiprocessing.get_context("fork")
     for trial in range(8):
-        where, barrier = f"{tmp_path}/{trial}", context.Barrier(2)
+        where, barrier = str(place / str(trial)), context.Barrier(2)
         parts = [(range(1, 4), "one"), (range(3, 8), "two")]
-        args = [(where, str(tmp_path / "fake.py"), seeds, name, barrier) for seeds, name in parts]
+        args = [(where, "fake.py", seeds, name, barrier) for seeds, name in parts]
         processes = [context.Process(target=written, args=each) for each in args]
         [process.start() for process in processes]
         [process.join() for process in processes]
         assert sorted(task.seed for task in open_study(where).tasks.values()) == [*range(1, 8)]
+    before = [*(place / "0/plans").iterdir()]
+    open_study("0").write()  # nothing new, nothing written
+    assert [*(place / "0/plans").iterdir()] == before
 
 
-def test_a_plan_of_an_earlier_version_counts_with_later_ones(tmp_path):
-    study, _ = planned(tmp_path / "study", tmp_path, seeds=2)
-    [name] = study.storage.list("plans")
-    (tmp_path / "study" / name).rename(tmp_path / "study/plan.json")
-    assert len(open_study(str(tmp_path / "study")).tasks) == 2
-    _, tasks = planned(tmp_path / "study", tmp_path, seeds=5, limit=7)
-    found = open_study(str(tmp_path / "study"))
-    assert list(found.tasks) == [task.id for task in tasks] and found.limit == 7
-    before = study.storage.list("plans")
-    for _ in range(3):
-        planned(tmp_path / "study", tmp_path, seeds=5, limit=7)  # nothing new, nothing written
-    assert study.storage.list("plans") == before
+@pytest.mark.parametrize("text", ["{", "[]", "null", '{"format": 1}', "\xff", "[" * 100_000])
+def test_a_damaged_or_forged_plan_is_refused_and_not_written_over(place, solo, text):
+    planned(place / "work", place)
+    [path] = (place / "work/plans").iterdir()
+    forged = path.read_text().replace('"seed": 1', '"seed": 2')
+    for damaged in (text, forged):
+        path.write_text(damaged)
+        for words in (["work", "work"], ["bench", "status", "work"], command(seeds=1)):
+            refused(solo(*words), path.name, "is damaged")
+        assert path.read_text() == damaged
 
 
 @pytest.mark.parametrize(
-    ("keys", "value"),
-    [
-        (["name"], "../../OUT"),
-        (["name"], ".."),
-        (["name"], "x\x1b[31m"),
-        (["name"], "x" * 300),
-        (["name"], ["x"]),
-        (["format"], 2),
-        (["attempts"], 0),
-        (["attempts"], 10**9),
-        (["attempts"], True),
-        (["lease"], 0),
-        (["lease"], float("nan")),
-        (["lease"], float("inf")),
-        (["lease"], "60"),
-        (["solorl"], None),
-        (["solorl", "sha256"], "x"),
-        (["scripts"], []),
-        (["scripts", 0, "path"], "/tmp/.."),
-        (["scripts", 0, "path"], "x\n.py"),
-        (["scripts", 0, "ours"], 1),
-        (["scripts", 0, "args"], [1]),
-        (["tasks"], {}),
-        (["tasks", 0], None),
-        (["tasks", 0, "id"], "../x"),
-        (["tasks", 0, "script"], "0" * 64),
-        (["tasks", 0, "env_id"], 3),
-        (["tasks", 0, "env_id"], "x" * 2000),
-        (["tasks", 0, "seed"], -1),
-        (["tasks", 0, "seed"], "1"),
-        (["tasks", 0, "seed"], 2**31),
-        (["tasks", 0, "flags"], {"--runs-dir": ["/"]}),
-        (["tasks", 0, "flags"], {"x": []}),
-        (["tasks", 0, "flags"], {"--x": "y"}),
-        (["tasks", 0, "variant"], "a\x1b"),
-        (["tasks", 0, "python"], None),
-        (["tasks", 0, "resources"], {"cores": 1}),
-        (["tasks", 0, "resources", "cores"], 0),
-        (["tasks", 0, "resources", "time"], -1),
-        (["tasks", 0, "resources", "memory"], 1.5),
-    ],
-)
-def test_every_field_of_a_plan_is_checked(tmp_path, keys, value):
-    study, _ = planned(tmp_path / "study", tmp_path)
-    [name] = study.storage.list("plans")
-    table = part = json.loads(study.storage.read(name))
-    for key in keys[:-1]:
-        part = part[[*part][key] if isinstance(part, dict) and isinstance(key, int) else key]
-    part[keys[-1]] = value
-    study.storage.write(name, json.dumps(table).encode())
-    with pytest.raises(UsageError, match=r"plans/000001-\w+.json is damaged: ") as told:
-        open_study(str(tmp_path / "study"))
-    assert str(told.value).isprintable() and len(str(told.value)) < 400
+    ("words", "sentence"),
+    [(["work", "nowhere"], "there is no folder nowhere"), (["work", "empty"], "there is no study in empty"),
+     (["work", "nope://x"], "nope://x cannot be opened"), (["bench", "status", "x"], "there is no folder x"),
+     (["bench", "logs", "work"], "TASK"), (["bench", "logs", "work", "other"], "has no task other"),
+     (["bench", "logs", "work", "fake"], "has no task fake: 2 begin so")],
+)  # fmt: skip
+def test_a_study_or_task_that_is_not_there_is_one_sentence(place, solo, words, sentence):
+    planned(place / "work", place, seeds=2)
+    (place / "empty").mkdir()
+    refused(solo(*words), sentence)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "null", '"x"', "", DEEP, "\xff\xfe", '{"format": 1}'])
-@pytest.mark.parametrize("name", ["plan.json", "plans/000001-abc.json"])
-def test_a_damaged_plan_is_refused_and_not_written_over(tmp_path, name, text, solo):
-    (tmp_path / "study" / name).parent.mkdir(parents=True)
-    (tmp_path / "study" / name).write_text(text, encoding="latin-1")
-    refused(solo("bench", "status", tmp_path / "study"), f"{name} is damaged")
-    with pytest.raises(UsageError, match="is damaged"):
-        planned(tmp_path / "study", tmp_path)
-    assert (tmp_path / "study" / name).read_text(encoding="latin-1") == text
+# ---------------------------------------------------------------------- what people see
+def test_dry_run_prints_commands_that_work_and_writes_nothing(solo, place):
+    words = command("--total-timesteps", 3, seeds=2, words=["--dry-run"])
+    code, out, _ = solo(*words)
+    assert code == 0 and len(out.splitlines()) == 2 and sorted(place.iterdir()) == [place / "fake.py"]
+    assert subprocess.run(["bash", "-c", out.splitlines()[0]]).returncode == 0
+    code, out, err = solo(*words)
+    assert len(out.splitlines()) == 1 and "1 of 2 are finished" in err  # the pasted one counts
+    (place / "foreign.py").write_text("open('made_here', 'w')")
+    out = solo("bench", "foreign.py", "--env-ids", "A", "--dry-run")[1]
+    assert subprocess.run(["bash", "-c", out]).returncode == 0
+    assert next(place.glob("runs/bench/foreign/tasks/*/attempt-1/made_here")).exists()
 
 
-def test_results_are_collected_from_the_folder_of_their_task_only(tmp_path):
-    study, [task] = planned(tmp_path / "study", tmp_path)
-    for name in (f"tasks/{task.id}/../../../out", "/etc", "", 3, f"tasks/{task.id}/a\0b", "tasks/other/run"):
-        study.storage.write(f"results/{task.id}.json", json.dumps({"run_dir": name}).encode())
-        collector = Collector(study, tmp_path / "results", print)
-        assert not collector.keep(task) and not collector.tables and not collector.problems
+def test_without_workers_the_plan_is_written_for_others(solo, place):
+    code, out, _ = solo(*command(seeds=2, workers=0))
+    assert code == 0 and "look: solo bench status work" in out and len(open_study("work").tasks) == 2
+    assert not (place / "work/tasks").exists()
 
 
-# ---------------------------------------------------------------------- damaged files of what happens
-STRANGE = ["{", "null", "[]", '"x"', DEEP, '{"beat": "soon", "handle": [], "machine": null}', '{"beat": [[]]}', "{}"]
+def test_table_shows_what_runs_and_the_time_left(place):
+    study, tasks = planned(place / "work", place, "--total-timesteps", 200, seeds=5)
+    bench = Bench(study, tasks, Pool(study, tasks, 3, print), Lines(), place / "results")
+    run_dir = place / f"work/tasks/{tasks[0].id}/run"
+    (run_dir).mkdir(parents=True)
+    (run_dir / "config.json").write_text('{"args": {"seed": 1, "total_timesteps": 200}}')
+    (run_dir / "metrics.jsonl").write_text('{"global_step": 50, "eval/episodic_return": 12.34}\n{"cut')
+    for worker, each in zip(bench.pool.workers, tasks, strict=False):
+        worker.tasks, worker.began = [each], time.time() - 10
+    console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(table(bench))
+    text = console.export_text()
+    for word in ("fake CartPole-v1", "25 %", "12.3", "10 s", "0 of 5 finished, 3 running"):
+        assert word in text, text
+    kind = tasks[0].kind
+    known = [(kind, 10.0, 0.25), (kind, 10.0, None), (kind, 10.0, None)]
+    assert seconds_left(bench, known) == pytest.approx((30 + 2 * 30 + 2 * 40) / 3, rel=0.02)
 
 
-@pytest.mark.parametrize("text", [*STRANGE, '{"beat": true, "handle": "\\u00b2:1", "machine": "MINE"}'])
-def test_a_damaged_lease_is_taken_over(tmp_path, text, solo):
-    study, [task] = planned(tmp_path / "study", tmp_path)
-    lease = Lease(study, task.id)
-    study.storage.write(f"leases/{task.id}.json", text.replace("MINE", lease.owner["machine"]).encode())
-    assert solo("bench", "status", tmp_path / "study")[0] == 0
-    assert lease.take() and lease.is_mine()
+def other_python(path):
+    """A Python of another environment: the scripts see MARK."""
+    path.parent.mkdir(parents=True)
+    path.write_text(f'#!/bin/sh\nMARK=other exec "{sys.executable}" "$@"\n')
+    path.chmod(0o755)
 
 
-@pytest.mark.parametrize("text", [*STRANGE, '{"state": [], "reason": 3, "tail": 5, "forgiven": []}'])
-def test_a_damaged_attempt_is_one_that_was_made(tmp_path, text, solo):
-    study, [task] = planned(tmp_path / "study", tmp_path)
-    study.storage.write(f"attempts/{task.id}/1.json", text.encode())
-    code, out, err = solo("bench", "status", tmp_path / "study")
-    assert code == 0 and "after 1 of 3 attempts" in out and not err
-    assert solo("bench", "retry", tmp_path / "study")[0] == 0
+MARKED = "import os\nfrom pathlib import Path\nPath('mark').write_text(os.environ.get('MARK', 'own'))\n"
 
 
-@pytest.mark.parametrize("text", ["{", "null", '{"tasks": 3, "handles": {}, "options": 7}'])
-def test_a_damaged_submission_names_no_tasks(tmp_path, text, solo):
-    study, [task] = planned(tmp_path / "study", tmp_path)
-    study.storage.write("submissions/000001.json", text.encode())
-    assert solo("bench", "logs", tmp_path / "study", task.id)[0] == 0
-    assert solo("bench", "status", tmp_path / "study")[0] == 0
+def test_scripts_run_with_the_python_that_is_named(solo, place):
+    (place / "marked.py").write_text(MARKED)
+    other_python(place / "venv/bin/python")
+    words = ["bench", "marked.py", "--env-ids", "Only/There-v0", "--workers", 1]
+    assert solo(*words, "--python", "venv/bin/python", "--num-seeds", 1)[0] == 0
+    assert solo(*words, "--num-seeds", 2)[0] == 0  # the first is finished, whatever ran it
+    marks = {path.parent.parent.name.split("__")[2]: path.read_text() for path in place.glob("runs/**/mark")}
+    assert marks == {"1": "other", "2": "own"}
 
 
-def test_a_lease_from_the_future_does_not_count_and_is_said(tmp_path, solo):
-    study, [task] = planned(tmp_path / "study", tmp_path, lease=60)
-    lease = Lease(study, task.id)
-    for ahead, fresh in ((30, True), (120, False), (1e18, False)):
-        about = {"machine": "elsewhere:1", "handle": "1:1", "beat": time.time() + ahead}
-        study.storage.write(f"leases/{task.id}.json", json.dumps(about).encode())
-        assert lease.is_fresh(lease.holder()) == fresh and ("from the future" in lease.oddity) == (not fresh)
-    assert "its lease is from the future" in solo("bench", "status", tmp_path / "study")[1]
-    assert lease.take()
+def test_jobs_of_a_suite_run_with_the_python_that_they_name(solo, place):
+    other_python(place / "suites/venv/bin/python")
+    (place / "suites/marked.py").write_text(MARKED)
+    (place / "suites/s.toml").write_text("""
+        [[job]]
+        script = "marked.py"
+        env_ids = ["A", "A"]
+        seeds = [1, 1]
+        [[job]]
+        script = "marked.py"
+        python = "venv/bin/python"
+        env_ids = "B"
+        num_seeds = 1
+    """)
+    assert solo("bench", "suites/s.toml", "--workers", 1)[0] == 0
+    marks = {path.parent.parent.name.split("__")[1]: path.read_text() for path in place.glob("runs/**/mark")}
+    assert marks == {"A": "own", "B": "other"}
+    [task, _] = plan.load_suite(place / "suites/s.toml", {}, python="/bin/sh").tasks
+    assert task.argv()[0] == "/bin/sh"  # the command line has the last word
+    text = (place / "suites/s.toml").read_text().replace('"B"', '"A"')
+    (place / "suites/s.toml").write_text('python = "/bin/sh"\n' + text.replace('python = "venv/bin/python"', ""))
+    assert [task.python for task in plan.load_suite(place / "suites/s.toml", {}).tasks] == ["/bin/sh"]
+    (place / "suites/s.toml").write_text(text)
+    with pytest.raises(UsageError, match="would have the same result file"):
+        plan.load_suite(place / "suites/s.toml", {})
 
 
-def test_a_foreign_study_does_not_control_the_terminal(tmp_path, solo):
-    study, [task] = planned(tmp_path / "study", tmp_path, limit=1)
-    bad = "\x1b]0;owned\x07\x1b[2J\u202e"
-    about = {"state": "failed", "reason": bad, "tail": [bad, 3]}
-    study.storage.write(f"attempts/{task.id}/1.json", json.dumps(about).encode())
-    study.storage.write(f"tasks/{task.id}/output-1.txt", f"one\n{bad}\ntwo\n".encode())
-    for words in (["status", tmp_path / "study"], ["logs", tmp_path / "study", task.id]):
-        out = solo("bench", *words)[1]
-        assert "\\x1b]0;owned" in out and all(line.isprintable() for line in out.splitlines())
-    assert solo("bench", "logs", tmp_path / "study", task.id)[1].splitlines()[-1] == "two"
-
-
-# ---------------------------------------------------------------------- disks
-def test_a_full_disk_ends_the_command_with_a_sentence(tmp_path, monkeypatch):
-    study, [task] = planned(tmp_path / "study", tmp_path)
-
-    def full(self, name, data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
-
-    monkeypatch.setattr(Folder, "create", full)
-    with pytest.raises(UsageError, match="the disk is full"):
-        fleet.Fleet(study, [task], LocalCluster(), {}, Said(), tmp_path / "tables").run()
-
-
-def test_a_study_that_cannot_be_written_prints_its_tables_when_all_is_there(tmp_path, monkeypatch, solo):
-    monkeypatch.chdir(tmp_path)
-    planned(tmp_path / "other", tmp_path)
-    words = ["bench", "fake.py", "--env-ids", "CartPole-v1", "--storage", "study", "--variant", "", "--results"]
-    assert solo(*words, "results")[0] == 0
-
-    def refuse(self, name, *data):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), name)
-
-    for method in ("write", "create", "put"):
-        monkeypatch.setattr(Folder, method, refuse)
-    monkeypatch.setattr("solorl.lab.studies.study.ATTEMPTS", 2)
-    code, out, _ = solo(*words, "again", "--attempts", "2")
-    assert code == 0 and "1 of 1 finished" in out and len([*(tmp_path / "again").iterdir()]) == 1
-    refused(solo(*words, "again", "--num-seeds", "2"), "study cannot be written: Read-only file system")
-
-
-def test_what_killed_processes_have_left_goes_after_a_day(tmp_path):
-    study, _ = planned(tmp_path / "study", tmp_path)
-    root, old = tmp_path / "study", time.time() - 90_000
-    names = [".plan.json.0123456789ab", "leases/.x.json.0123456789ab", "attempts/x/.1.json.0123456789ab"]
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).touch()
-        os.utime(root / name, (old, old))
-    (root / ".plan.json.ba9876543210").touch()  # somebody writes it now
-    kept = copy.copy(study.storage.list(""))
-    study.write()
-    assert not any((root / name).exists() for name in names) and (root / ".plan.json.ba9876543210").exists()
-    assert study.storage.list("") == kept
-    for name, young in (("a/.pull-x", False), ("b/.pull-y", True)):
-        (tmp_path / "hub" / name / "deep").mkdir(parents=True)
-        (tmp_path / "hub" / name / "deep/file").touch()
-        for path in (tmp_path / "hub" / name, tmp_path / "hub" / name / "deep"):
-            os.utime(path, (old, old))
-        if not young:
-            os.utime(tmp_path / "hub" / name / "deep/file", (old, old))
-    remove_old(tmp_path / "hub", "*/.pull-*")
-    assert [path.name for path in (tmp_path / "hub").glob("*/.*")] == [".pull-y"]
+def test_a_script_of_ours_with_another_python_may_have_environments_that_this_one_has_not(place):
+    script = plan.load_script("fake.py")
+    assert script.ours and plan.make_tasks([script], ["Only/There-v0"], [1], {"": {}}, python="/bin/sh")
+    with pytest.raises(UsageError, match="there is no environment"):
+        plan.make_tasks([script], ["Only/There-v0"], [1], {"": {}})

@@ -1,9 +1,8 @@
-"""`solo work`: one task, killed, stopped, resumed elsewhere, refused; always at most one result, and nothing lost."""
+"""Workers: nothing finished is lost or counted twice, whatever is killed, stopped, cancelled or started twice."""
 
 import errno
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -11,346 +10,371 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from conftest import ROOT, environment, refused
-from study_tasks import attempts, planned, rows, steps, until, work, worker
+from conftest import environment, refused
+from study_tasks import (
+    FAKE,
+    children,
+    command,
+    kill_some,
+    once,
+    planned,
+    process,
+    steps,
+    tables,
+    until,
+)  # fmt: skip
 
-from solorl import signals
-from solorl.cli.work import chosen
-from solorl.files import sha256
-from solorl.lab.studies import child
-from solorl.lab.studies import worker as module
-from solorl.lab.studies.lease import Lease, machine
+from solorl.lab.studies.lease import Leases, holder, is_fresh, machine
 from solorl.lab.studies.resources import Resources
 from solorl.lab.studies.storage import Folder
-from solorl.lab.studies.study import installed
-from solorl.machine import own_handle
+from solorl.lab.studies.study import open_study
+from solorl.lab.studies.worker import AGAIN, Pool
+from solorl.machine import own_cores, own_handle, shares
 
-LONG = ("--total-timesteps", 40, "--pause", 0.04)
-
-
-@pytest.fixture(params=["folder", pytest.param("objects", marks=pytest.mark.slow)])
-def where(request, tmp_path):
-    """A study's place: a folder, or a store of objects with a scratch folder for each worker."""
-    place = tmp_path / "study"
-    return str(place) if request.param == "folder" else f"file://{place}"
+LONG = ("--total-timesteps", 40, "--pause", 0.05)
 
 
-def trained(tmp_path, count=1):
-    """Whether so many steps have been run."""
-    return lambda: sum(steps(tmp_path).values()) >= count
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder to be in, with a copy of the stand-in; its steps are noted in `journal`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FAKE_JOURNAL", str(tmp_path / "journal"))
+    shutil.copy(FAKE, tmp_path / "fake.py")
+    return tmp_path
 
 
-def uploaded(study, task, step=2):
-    """Whether a checkpoint of that step or a later one is in the storage, whole."""
-
-    def there():
-        names = study.storage.list(f"tasks/{task.id}")
-        found = [name for name in names if name.endswith("manifest.json") and "step_" in name]
-        return any(int(name.split("step_")[1].split("/")[0]) >= step for name in found)
-
-    return there
+def work(study, tasks=None, **more):
+    """One worker to its end, in this process; what it said."""
+    said = []
+    pool = Pool(study, tasks or [*study.tasks.values()], 1, said.append, stay=False, **more)
+    pool.run()
+    return pool, said
 
 
 # ---------------------------------------------------------------------- to the end
-def test_a_task_is_done_once(tmp_path, where):
-    study, [task] = planned(where, tmp_path)
-    code, out = work(where, task.id, folder=tmp_path)
-    assert code == 0 and "finished" in out
-    assert steps(tmp_path) == {(1, step): 1 for step in range(5)} and rows(study, task, tmp_path) == [1, 2, 3, 4, 5]
-    assert study.result(task.id)["status"]["status"] == "finished" and study.result(task.id)["attempt"] == 1
-    assert attempts(study, task) == ["finished"] and not study.storage.list("leases")
-    assert f"tasks/{task.id}/output-1.txt" in study.storage.list(f"tasks/{task.id}")
-    before = study.storage.read(f"results/{task.id}.json")
-    code, out = work(where, task.id, folder=tmp_path)
-    assert code == 0 and "has finished before" in out and sum(steps(tmp_path).values()) == 5
-    assert study.storage.read(f"results/{task.id}.json") == before and attempts(study, task) == ["finished"]
-
-
-def test_index_of_the_scheduler(tmp_path):
-    study, tasks = planned(tmp_path / "study", tmp_path, seeds=3)
-    name = study.open_submission(tasks, "local", {})
-    for index, key in enumerate(("SLURM_ARRAY_TASK_ID", "AWS_BATCH_JOB_ARRAY_INDEX", "JOB_COMPLETION_INDEX")):
-        assert chosen(study, name, None, {key: str(index)}) == tasks[index]
-    assert chosen(study, name, 1, {"SLURM_ARRAY_TASK_ID": "0"}) == tasks[1]
-
-
-def test_a_script_of_another_kind(tmp_path, where):
-    """It has no run folder of ours; what it leaves in its working folder comes up."""
-    study, [task] = planned(where, tmp_path)
-    (tmp_path / "fake.py").write_text(
-        "import os, pathlib\npathlib.Path('made').write_text(os.environ['SOLORL_RUN_DIR'])"
+def test_every_task_is_done_once_and_repeating_the_command_does_nothing(solo, place):
+    code, out, _ = solo(*command())
+    assert (
+        code == 0 and "4 of 4 finished in" in out and steps(place) == once(4, 5) and set(tables(place)) == {1, 2, 3, 4}
     )
-    script = replace(task.script, sha256=sha256(tmp_path / "fake.py"), ours=False)
-    task = replace(task, script=script)
-    study.tasks = {task.id: task}
-    study.write()
-    assert work(where, task.id)[0] == 0
-    assert study.storage.read(f"tasks/{task.id}/attempt-1/made").decode().endswith(f"{task.id}/attempt-1")
-    assert attempts(study, task) == ["finished"] and study.result(task.id)["run_dir"] == ""
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*.json*")}
+    code, out, _ = solo(*command())
+    assert code == 0 and "4 of 4 finished (4 of them before)" in out and "started" not in out
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*.json*")} == before
+    assert not list((place / "work/leases").iterdir())
+    assert solo("work", "work")[0] == 0 and steps(place) == once(4, 5)
 
 
-def test_threads_and_gpus_are_those_of_the_resources_unless_the_scheduler_says():
-    study_task = type("Task", (), {"resources": Resources(cores=3, gpus=2)})
-    found = child.environment(study_task, {"PATH": "/bin"})
-    assert found == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0,1",
-                     "PYTHONUNBUFFERED": "1", "PATH": "/bin", "SOLORL_WORKER": str(os.getpid())}  # fmt: skip
-    given = {"OMP_NUM_THREADS": "7", "CUDA_VISIBLE_DEVICES": "5"}
-    assert given.items() <= child.environment(study_task, given).items()
+def test_failures_are_limited_shown_and_forgotten_by_the_next_command(solo, place):
+    words = command("--fail-at", 2, seeds=1, words=["--attempts", 2])
+    code, out, _ = solo(*words)
+    assert code == 1 and out.count("exit code 1") == 3 and "    | RuntimeError: the simulator has crashed" in out
+    assert "again after step 2; to begin again, delete work/tasks/fake" in out and steps(place) == once(1, 2)
+    code, out, _ = solo("bench", "status", "work")
+    assert code == 1 and "failed     fake" in out and "    | some line" in out
+    shutil.rmtree(next((place / "work/tasks").glob("*/*/config.json")).parent)
+    assert solo(*words)[0] == 1 and steps(place)[1, 0] == 2
 
 
-# ---------------------------------------------------------------------- killed and stopped
-def test_a_killed_worker_is_followed_by_another_one(tmp_path, where):
-    study, [task] = planned(where, tmp_path, *LONG)
-    with worker(where, task.id, folder=tmp_path) as first:
-        until(uploaded(study, task))
-        first.kill()
+def test_what_has_diverged_is_begun_again_only_with_retry(solo, place):
+    words = command("--diverge-at", 3, seeds=1, words=["--attempts", 9])
+    assert [solo(*words)[1].count("started") for _ in range(2)] == [1, 0]
+    code, out, _ = solo(*words[:1], "--retry", *words[1:])
+    assert code == 1 and out.count("started") == 1 and "diverged: losses/value_loss is nan" in out
+    assert steps(place)[1, 0] == 2
+
+
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_killed_training_continues_as_often_as_it_may(solo, place, by):
+    words = command("--fail-after", 2, "--fail-by", int(by), "--total-timesteps", 9, seeds=1)
+    code, out, _ = solo(*words)
+    assert code == 0 and out.count("resumed    ") == 4 and steps(place) == once(1, 9)
+
+
+def test_seeds_of_one_process_are_shared_out_and_a_half_done_one_continues_alone(solo, place):
+    (place / "many.py").write_text(MANY)
+    one = ["bench", "many.py", "--env-ids", "CartPole-v1", "--results", "results", "--storage", "work"]
+    out = solo(*one, "--num-seeds", 1, "--start-seed", 2, "--dry-run")[1]
+    (half := place / out.split("--runs-dir ")[1].split()[0] / "seed2").mkdir(parents=True)
+    (half / "config.json").write_text(json.dumps({"script": "many.py", "args": {"seed": 2}}))
+    out = solo(*one, "--num-seeds", 5, "--dry-run")[1]
+    assert out.count("--resume") == 1 and "--seed 3 --num-seeds 3" in out
+    code, out, _ = solo(*one, "--num-seeds", 5, "--workers", 2)
+    assert (
+        code == 0 and set(tables(place)) == {1, 2, 3, 4, 5} and out.count("resumed    many CartPole-v1 seed 2\n") == 1
+    )
+    assert "many CartPole-v1 seed 3 to" in out or "many CartPole-v1 seed 4 to" in out
+    assert "(5 of them before)" in solo(*one, "--num-seeds", 5)[1]
+
+
+MANY = """
+import json, sys
+from pathlib import Path
+from solorl import RunArgs
+class Args(RunArgs):
+    num_seeds: int = 1
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+for seed in range(int(flags["--seed"]), int(flags["--seed"]) + int(flags.get("--num-seeds", 1))):
+    folder = Path(flags.get("--resume") or Path(flags["--runs-dir"]) / f"seed{seed}")
+    folder.mkdir(exist_ok=True)
+    args = {"env_id": flags["--env-id"], "seed": seed}
+    (folder / "config.json").write_text(json.dumps({"script": "many.py", "script_sha256": "", "args": args}))
+    (folder / "metrics.jsonl").write_text(json.dumps({"global_step": 1, "wall_time": 1.0}) + chr(10))
+    (folder / "status.json").write_text(json.dumps({"status": "finished", "global_step": 1}))
+"""
+FOREIGN = """
+import os, sys
+from pathlib import Path
+assert sys.argv[1::2] == ["--env-id", "--seed"], sys.argv
+assert Path.cwd() == Path(os.environ["SOLORL_RUN_DIR"])
+with open("made_here", "x") as file:
+    file.write(sys.argv[4])
+if sys.argv[4] == "2":
+    raise SystemExit("seed 2 is not liked")
+"""
+
+
+def test_a_foreign_script_runs_in_a_folder_of_its_own(solo, place):
+    (place / "foreign.py").write_text(FOREIGN)
+    words = ["bench", "foreign.py", "--env-ids", "Any/Thing", "--num-seeds", 2, "--workers", 1]
+    code, out, _ = solo(*words)
+    assert code == 1 and "1 of 2 finished" in out and "    | seed 2 is not liked" in out
+    assert (
+        "1 finished without a table; no run folder and no TensorBoard files were in:\n  foreign Any/Thing seed 1: "
+        in out
+    )
+    assert solo(*words)[0] == 1
+    made = sorted(path.parent.name for path in place.glob("runs/bench/foreign/tasks/*/attempt-*/made_here"))
+    assert made == ["attempt-1", "attempt-1", "attempt-2"]
+
+
+def test_workers_have_cores_and_gpus_of_their_own(place, monkeypatch):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    study, tasks = planned(place / "work", place, seeds=3)
+    cores = own_cores()
+    pool = Pool(study, tasks, 3, print, cores=cores, gpus=["4", "7"])
+    found = []
+    for worker in pool.workers:
+        worker.tasks = [tasks[0]]
+        found.append([worker._environment(Path())[name] for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")])
+    assert found == [[str(len(part)), gpu] for part, gpu in zip(shares(cores, 3), ["4", "7", "4"], strict=True)]
+    alone = Pool(study, tasks, 1, print, stay=False).workers[0]
+    alone.tasks = [replace(tasks[0], resources=Resources(cores=3, gpus=2))]
+    own = alone._environment(Path())
+    assert (own["OMP_NUM_THREADS"], own["CUDA_VISIBLE_DEVICES"]) == ("3", "0,1") and own["SOLORL_WORKER"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    assert alone._environment(Path())["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+def test_a_training_that_reaches_its_time_limit_is_told_to_end_and_has_failed(place):
+    study, [task] = planned(place / "work", place, "--pause", 0.05, "--total-timesteps", 20000, attempts=1,
+                            resources=Resources(time=2))  # fmt: skip
+    work(study)
+    assert "time limit of 2 seconds" in study.failures(task.id)[0]["reason"] and not children(place)
+
+
+# ---------------------------------------------------------------------- killed, stopped, cancelled
+def test_trainings_of_a_killed_command_save_and_the_same_command_continues(solo, place):
+    flags = ("--total-timesteps", 60, "--pause", 0.05)
+    with process(place, *command(*flags, seeds=3)) as first:
+        until(lambda: len(children(place)) == 2 and sum(steps(place).values()) > 10)
+        first.send_signal(signal.SIGKILL)
         first.wait()
-    done = max(step for _, step in steps(tmp_path))
-    code, out = work(where, task.id, folder=tmp_path)
-    assert code == 0, out
-    assert attempts(study, task) == ["running", "finished"] and rows(study, task, tmp_path) == [*range(1, 41)]
-    twice = [step for (_, step), count in steps(tmp_path).items() if count > 1]
-    assert 0 not in twice and len(twice) <= 20 and done < 39  # it went on from a checkpoint
-    assert len(study.storage.list("results")) == 1
+    code, out, _ = solo(*command(*flags, seeds=3))
+    assert code == 0 and out.count("resumed    ") == 2 and steps(place) == once(3, 60)  # nothing twice
+    assert all(len(result.eval["global_step"]) == 60 for result in tables(place).values())
 
 
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGUSR1, signal.SIGINT))],
-)
-def test_preempted_it_saves_and_another_machine_goes_on(tmp_path, where, number):
-    study, [task] = planned(where, tmp_path, *LONG)
-    with worker(where, task.id, folder=tmp_path) as first:
-        until(trained(tmp_path, 3))
-        first.send_signal(number)
-        out, _ = first.communicate()
-        assert first.returncode == 75 and "stopped" in out
-    done = sum(steps(tmp_path).values())
-    assert done < 40 and attempts(study, task) == ["stopped"] and not study.storage.list("leases")
-    (tmp_path / "elsewhere").mkdir()
-    code, out = work(where, task.id, folder=tmp_path, TMPDIR=str(tmp_path / "elsewhere"))
-    assert code == 0 and "--resume" in out and rows(study, task, tmp_path) == [*range(1, 41)]
-    assert steps(tmp_path) == {(1, step): 1 for step in range(40)}  # nothing was lost, nothing done twice
-    assert not list((tmp_path / "elsewhere").glob("solorl-*"))
-
-
-def test_a_warning_before_the_signal_is_no_second_signal(tmp_path):
-    study, [task] = planned(tmp_path / "study", tmp_path, "--total-timesteps", 60, "--pause", 0.2)
-    with worker(tmp_path / "study", task.id, folder=tmp_path) as first:
-        until(trained(tmp_path))
-        first.send_signal(signal.SIGUSR1)
+@pytest.mark.parametrize(("verb", "code"), [("bench", 128 + signal.SIGTERM), ("work", AGAIN)])
+def test_the_first_signal_saves(solo, place, verb, code):
+    planned(place / "work", place, *LONG, seeds=1)
+    words = command(*LONG, seeds=1) if verb == "bench" else ["work", "work"]
+    with process(place, *words) as first:
+        until(lambda: sum(steps(place).values()) > 2)
+        first.send_signal(signal.SIGUSR1)  # a scheduler's warning, which comes before its signal
         first.send_signal(signal.SIGTERM)
-        first.communicate()
-        assert first.returncode == 75
-    assert attempts(study, task) == ["stopped"]
+        out = first.communicate()[0]
+    assert first.returncode in (code, 128 + signal.SIGUSR1) and "stopped    " in out and not children(place)
+    assert not list((place / "work/leases").iterdir())
+    assert solo("work", "work")[0] == 0 and steps(place) == once(1, 40)
 
 
-def test_a_second_signal_ends_at_once(tmp_path):
-    study, [task] = planned(tmp_path / "study", tmp_path, "--total-timesteps", 5, "--pause", 30)
-    with worker(tmp_path / "study", task.id) as first:
-        until(lambda: list((tmp_path / "study").glob("tasks/*/*/status.json")))
-        first.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
-        assert first.poll() is None  # the step goes on
-        first.send_signal(signal.SIGTERM)
-        first.communicate(timeout=10)
-        assert first.returncode == 128 + signal.SIGTERM
-    assert attempts(study, task) == ["stopped"]
+def test_the_second_signal_kills(place):
+    (place / "fake.py").write_text(FAKE.read_text().replace("ending.append(1)", "None"))
+    with process(place, *command("--total-timesteps", 20000, "--pause", 0.02, seeds=1)) as first:
+        until(lambda: children(place))
+        first.send_signal(signal.SIGINT)
+        assert any("once more kills them" in line for line in first.stdout)
+        first.send_signal(signal.SIGINT)
+        first.wait(timeout=60)
+    assert first.returncode == 130 and not children(place)
 
 
-def test_time_limit(tmp_path):
-    study, [task] = planned(tmp_path / "study", tmp_path, "--total-timesteps", 2000, "--pause", 0.05,
-                            resources=Resources(time=1))  # fmt: skip
-    code, out = work(tmp_path / "study", task.id, folder=tmp_path)
-    assert code == 1 and "time limit of 1 seconds" in out and attempts(study, task) == ["failed"]
-    [status] = (tmp_path / "study").glob("tasks/*/*/status.json")
-    assert json.loads(status.read_text())["status"] == "stopped"  # it has saved
+def test_cancelled_is_a_file_that_workers_look_for(solo, place):
+    study, tasks = planned(place / "work", place, "--total-timesteps", 4000, "--pause", 0.02, seeds=2, lease=1.0)
+    with process(place, "work", "work") as one:
+        until(lambda: children(place))
+        assert solo("bench", "cancel", "work")[0] == 0
+        one.wait()
+    found = json.loads(solo("bench", "status", "work", "--json")[1])
+    assert found["counts"] == {"cancelled": 2} and not children(place) and set(found["tasks"]) == set(study.tasks)
+    assert (
+        solo("bench", "retry", "work")[1].startswith("2 tasks") and study.states(tasks)[tasks[0].id].name == "waiting"
+    )
+    assert solo("bench", "logs", "work", tasks[1].id)[1] == f"{tasks[1].id} has printed nothing yet\n"
 
 
-def test_attempts_are_limited(tmp_path, where):
-    study, [task] = planned(where, tmp_path, "--fail-at", 2, limit=2)
-    for _ in range(2):
-        code, out = work(where, task.id, folder=tmp_path)
-        assert code == 1 and "the simulator has crashed" in out
-    code, out = work(where, task.id, folder=tmp_path)
-    assert code == 1 and "has failed 2 times, as often as it may" in out
-    assert attempts(study, task) == ["failed", "failed"]
-    assert study.attempts(task.id)[1]["tail"][-1] == "RuntimeError: the simulator has crashed"
-    assert steps(tmp_path) == {(1, 0): 1, (1, 1): 1}  # the second attempt went on after the first one's steps
+# ---------------------------------------------------------------------- leases
+def test_a_lease_is_fresh_while_its_process_gives_signs_of_life(place):
+    study, [task] = planned(place / "work", place, lease=3600)
+    name = f"leases/{task.id}.json"
+    mine = {"machine": machine(), "handle": own_handle(), "beat": time.time()}
+    for about, fresh in (({}, True), ({"handle": "999999999:1"}, False), ({"machine": "other:1"}, True),
+                         ({"beat": time.time() - 4000}, False), ({"beat": time.time() + 4000}, False),
+                         ({"machine": "other:1", "handle": "999999999:1"}, True), ({"beat": "x"}, False)):  # fmt: skip
+        study.storage.write(name, json.dumps(mine | about).encode())
+        assert is_fresh(holder(study.storage, task.id), 3600) == fresh, about
+        assert (Leases(study.storage, 3600, print).take(task.id) is None) == fresh
 
 
-# ---------------------------------------------------------------------- two at once
-def test_of_two_workers_one_leaves(tmp_path, where):
-    study, [task] = planned(where, tmp_path, *LONG, lease=2)
-    with worker(where, task.id, folder=tmp_path) as first:
-        until(trained(tmp_path))
-        code, out = work(where, task.id, folder=tmp_path)
-        assert code == 0 and ("another worker does it" in out or "has finished before" in out)
-        first.communicate()
-        assert first.returncode == 0
-    assert attempts(study, task) == ["finished"] and steps(tmp_path) == {(1, step): 1 for step in range(40)}
-
-
-def test_a_lease_without_a_heartbeat_is_taken_over(tmp_path):
-    study, [task] = planned(tmp_path / "study", tmp_path, lease=1.0)
+def test_a_task_of_a_dead_worker_waits_for_its_lease_and_the_death_is_noted(place):
+    study, [task] = planned(place / "work", place, lease=1.0)
     dead = {"machine": "gone:1", "handle": "1:1", "beat": time.time()}
     study.storage.write(f"leases/{task.id}.json", json.dumps(dead).encode())
-    began = time.time()
-    code, out = work(tmp_path / "study", task.id, folder=tmp_path)
-    assert code == 0 and "waiting for process 1, which has it" in out and study.result(task.id)["ended"] - began >= 0.9
-    assert attempts(study, task) == ["finished"]
+    work(study)
+    assert study.states([task])[task.id].name == "finished" and study.result(task.id)["ended"] - dead["beat"] > 0.9
+    assert [one["reason"] for one in study.failures(task.id)] == ["its worker was killed"]
 
 
-def test_a_lease_of_a_dead_process_of_this_machine_is_taken_at_once(tmp_path):
-    study, [task] = planned(tmp_path / "study", tmp_path, lease=3600)
-    lease = Lease(study, task.id)
-    about = {"machine": machine(), "handle": "999999999:1", "beat": time.time()}
-    study.storage.write(f"leases/{task.id}.json", json.dumps(about).encode())
-    assert not lease.is_fresh(lease.holder()) and lease.take() and lease.is_mine()
-    mine = lease.holder()
-    assert lease.is_fresh(mine)
-    for other in ({"machine": "elsewhere:1"}, {"handle": f"{os.getppid()}:0"}):
-        study.storage.write(f"leases/{task.id}.json", json.dumps({**mine, **other}).encode())
-        assert lease.is_fresh(lease.holder()) == ("machine" in other) and not lease.is_mine()
+def test_a_worker_leaves_what_a_living_one_does(place):
+    study, [task] = planned(place / "work", place, lease=1.0)
+    leases = Leases(study.storage, 1.0, print)
+    leases._owner["machine"] = "other:1"
+    leases.take(task.id)
+    leases.start()
+    work(study)
+    leases.stop()
+    assert not steps(place)
 
 
-def test_a_worker_whose_task_was_taken_over_stops_and_leaves_the_lease(tmp_path, where):
-    study, [task] = planned(where, tmp_path, *LONG, lease=1.0)
-    with worker(where, task.id, folder=tmp_path) as first:
-        until(trained(tmp_path))
-        taker = {"machine": "elsewhere:1", "handle": own_handle(), "beat": time.time()}
+def test_a_worker_whose_task_was_taken_over_stops_and_leaves_the_lease(place):
+    study, [task] = planned(place / "work", place, "--total-timesteps", 4000, "--pause", 0.02, lease=1.0)
+    with process(place, "work", "work") as one:
+        until(lambda: children(place))
+        taker = {"machine": "other:1", "handle": own_handle(), "beat": time.time() + 0.9}
         study.storage.write(f"leases/{task.id}.json", json.dumps(taker).encode())
-        first.communicate()
-        assert first.returncode == 0
-    assert attempts(study, task) == ["stopped"] and not study.storage.list("results")
-    assert Lease(study, task.id).holder()["machine"] == "elsewhere:1" and sum(steps(tmp_path).values()) < 40
+        until(lambda: not children(place))
+        assert holder(study.storage, task.id)["machine"] == "other:1" and not study.ids()
+        study.accept(task.id)
+        one.wait()
 
 
-def test_a_cancelled_task_saves_and_is_not_begun_again(tmp_path, where):
-    study, [task] = planned(where, tmp_path, *LONG, lease=1.0)
-    with worker(where, task.id, folder=tmp_path) as first:
-        until(trained(tmp_path))
-        study.storage.write(f"cancelled/{task.id}.json", b"{}")
-        first.communicate()
-        assert first.returncode == 0 and attempts(study, task) == ["stopped"]
-    code, out = work(where, task.id, folder=tmp_path)
-    assert code == 0 and "is cancelled" in out and attempts(study, task) == ["stopped"]
-
-
-def test_only_one_result_is_accepted(tmp_path, where):
-    study, [task] = planned(where, tmp_path)
-    accepted = []
-    threads = [
-        threading.Thread(target=lambda i=i: accepted.append((i, study.accept(task.id, {"by": i})))) for i in range(8)
-    ]
+def test_of_several_results_and_of_several_leases_one_counts(place):
+    study, [task] = planned(place / "work", place)
+    won = []
+    threads = [threading.Thread(target=lambda i=i: study.accept(task.id, by=i) and won.append(i)) for i in range(8)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
-    [winner] = [i for i, won in accepted if won]
-    assert study.result(task.id)["by"] == winner
+    assert [study.result(task.id)["by"]] == won
 
 
-# ---------------------------------------------------------------------- what the storage and the machine refuse
-def test_a_full_disk_is_told_in_the_trainings_words_and_loses_nothing(tmp_path):
-    """No file may grow over 20 kB: a training with longer rows ends there, what it had saved stays."""
-    study, [task] = planned(tmp_path / "study", tmp_path, "--total-timesteps", 200, "--pause", 0.0)
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # noqa: E731
-    command = [sys.executable, "-m", "solorl.cli", "work", tmp_path / "study", task.id]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, preexec_fn=limit)
-    assert done.returncode == 1 and "File too large" in done.stdout and attempts(study, task) == ["failed"]
-    assert "File too large" in study.attempts(task.id)[0]["tail"][-1]
-    [saved] = (tmp_path / "study").glob("tasks/*/*/checkpoint/step_*")
-    assert int(saved.name[5:]) > 50
-    code, _ = work(tmp_path / "study", task.id, folder=tmp_path)
-    assert code == 0 and rows(study, task, tmp_path) == [*range(1, 201)]
-    assert min(step for _, step in steps(tmp_path)) >= int(saved.name[5:])
+# ---------------------------------------------------------------------- what the disk loses and refuses
+def test_damaged_missing_and_mistaken_tables_are_made_again(solo, place):
+    solo(*command())
+    files = sorted((place / "results").iterdir())
+    whole = [path.read_bytes() for path in files]
+    files[0].write_bytes(whole[0][:50])
+    files[1].unlink()
+    files[3].write_bytes(whole[2])  # whole, but of another run
+    code, out, _ = solo(*command())
+    assert code == 0 and out.count("again      ") == 3 and "started" not in out
+    assert [path.read_bytes() for path in files] == whole
+    shutil.rmtree(place / "work/tasks")
+    assert "started" not in solo(*command())[1]  # the tables are there
+    files[0].unlink()
+    code, out, _ = solo(*command())
+    assert code == 0 and out.count("lost       ") == 1 and len(tables(place)) == 4 and max(steps(place).values()) == 2
 
 
-def test_where_nothing_can_be_noted_it_is_noted_elsewhere(tmp_path, monkeypatch, capsys):
-    study, [task] = planned(tmp_path / "study", tmp_path, "--total-timesteps", 3)
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    write = Folder.write
+@pytest.mark.parametrize("name", ["leases", "results"])
+def test_a_full_disk_is_one_sentence_and_loses_nothing(solo, place, monkeypatch, name):
+    create = Folder.create
 
-    def full(self, name, data):
-        if name.startswith("attempts/"):
-            raise OSError(errno.ENOSPC, "No space left on device", name)
-        write(self, name, data)
+    def full(storage, file, data):
+        if file.startswith(name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
+        return create(storage, file, data)
 
-    monkeypatch.setattr(Folder, "write", full)
-    said = []
-    assert module.Worker(study, [task], said.append).run() == 0
-    [elsewhere] = (tmp_path / "tmp").glob("solorl-*.json")
-    assert json.loads(elsewhere.read_text())["state"] == "finished"
-    assert any("No space left on device" in line and str(elsewhere) in line for line in said)
-    assert study.done() == {task.id}
+    monkeypatch.setattr(Folder, "create", full)
+    code, _, err = solo(*command(seeds=2))
+    assert code == 2 and f"{name}/fake" in err and "the disk is full; make room and repeat the command" in err
+    monkeypatch.setattr(Folder, "create", create)
+    assert solo(*command(seeds=2))[0] == 0 and steps(place) == once(2, 5) and set(tables(place)) == {1, 2}
 
 
-def test_a_disk_without_room_for_the_lease_is_one_sentence(tmp_path):
-    study, [task] = planned(tmp_path / "study", tmp_path)
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # noqa: E731
-    command = [sys.executable, "-m", "solorl.cli", "work", tmp_path / "study", task.id]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, preexec_fn=limit)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "File too large" in done.stderr
-    assert sorted(study.storage.list("")) == [*study.storage.list("plans"), *study.storage.list("scripts")]
-    assert work(tmp_path / "study", task.id)[0] == 0
+def test_a_file_system_without_links_will_do(solo, place, monkeypatch):
+    monkeypatch.setattr(os, "link", lambda *names: (_ for _ in ()).throw(OSError(errno.EPERM, "not permitted")))
+    assert solo(*command(seeds=1))[0] == 0 and set(tables(place)) == {1}
 
 
-def test_the_package_and_the_script_must_be_those_of_the_plan(tmp_path, solo, where):
-    study, [task] = planned(where, tmp_path)
+def test_the_package_and_the_script_must_be_those_of_the_plan(solo, place):
+    study, [task] = planned(place / "work", place, attempts=1)
+    (place / "fake.py").write_text("something else")  # the copy in the study is run
     study.package = {"version": "0.0.9", "sha256": "0" * 64}
     study.write()
-    refused(solo("work", where, task.id), "is not the 0.0.9 (00000000) of the plan", "install the same one")
-    assert attempts(study, task) == ["failed"] and "0.0.9" in study.attempts(task.id)[0]["reason"]
-    study.package = installed()
-    study.write()
-    (tmp_path / "fake.py").write_text("something else")  # the copy in the study is run
-    assert solo("work", where, task.id)[0] == 0
-    [name] = study.storage.list("scripts")
-    study.storage.write(name, b"changed")
+    refused(solo("work", "work"), "is not the 0.0.9 (00000000) of the plan", "install the same one")
+    for path in (place / "work/plans").glob("000002*"):
+        path.unlink()
+    assert solo("work", "work")[0] == 0 and steps(place) == once(1, 5)
     study.storage.delete(f"results/{task.id}.json")
-    shutil.rmtree(tmp_path / "study/tasks")
-    refused(solo("work", where, task.id), name, "missing or damaged")
+    shutil.rmtree(place / "work/tasks")
+    study.storage.write(study.storage.list("scripts")[0], b"changed")
+    assert solo("work", "work")[0] == 1
+    assert "is missing or damaged" in study.failures(task.id)[0]["reason"]
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["nowhere", "x"], "there is no folder nowhere"),
-        (["empty", "x"], "there is no study in"),
-        (["study", "nothing"], "has no task nothing"),
-        (["study", "submissions/000009.json", "--index", "0"], "has no submission submissions/000009.json"),
-        (["study", "submissions/000001.json", "--index", "2"], "has 2 tasks; --index must be from 0 to 1, not 2"),
-        (["study", "submissions/000001.json"], "must be from 0 to 1, not nothing"),
-        (["study", "fake", "--index", "1"], "--index is for submissions/NNNNNN.json"),
-        (["damaged", "x"], "plan.json is damaged"),
-        (["forged", "x"], "is not what its id says"),
-        (["nope://x", "x"], "nope://x cannot be opened"),
-    ],
-)
-def test_bad_input_is_one_sentence(tmp_path, monkeypatch, solo, words, sentence):
-    monkeypatch.chdir(tmp_path)
-    study, tasks = planned(tmp_path / "study", tmp_path, seeds=2)
-    study.open_submission(tasks, "local", {})
-    for name in ("empty", "damaged", "forged"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "damaged/plan.json").write_text('{"format": 1}')
-    text = study.storage.read(study.storage.list("plans")[0]).decode()
-    (tmp_path / "forged/plan.json").write_text(text.replace('"seed": 2', '"seed": 3'))
-    refused(solo("work", *words), sentence)
+def test_it_starts_without_the_libraries(place):
+    code = "import sys, solorl.cli.work; print({'numpy', 'torch', 'gymnasium', 'fsspec'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=place)
+    assert done.stdout == "set()\n", done.stderr
 
 
-def test_it_starts_without_the_libraries(tmp_path):
-    code = (
-        "import sys, solorl.cli.work; print([m for m in ('numpy', 'torch', 'gymnasium', 'fsspec') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=ROOT)
-    assert done.stdout == "[]\n"
+# ---------------------------------------------------------------------- proofs
+@pytest.mark.slow
+def test_forty_tasks_under_ten_kills_have_one_result_each(place):
+    words = command("--total-timesteps", 20, "--pause", 0.05, seeds=40, words=["--attempts", 9])
+    out, code, killed = kill_some(place, lambda: process(place, *words), 10, 2.0)
+    study = open_study("work")
+    print(killed, len([*steps(place).elements()]), "steps of", 40 * 20)
+    assert code == 0 and sum(killed.values()) == 10, out
+    assert study.ids() == set(study.tasks) and len(tables(place)) == 40
+    assert all(one.eval["global_step"] == [*range(1, 21)] for one in tables(place).values())
+    assert set(steps(place)) == set(once(40, 20)) and sum(steps(place).values()) <= 40 * 20 + 2 * 10
 
 
-def test_signals_are_given_back(tmp_path, solo):
-    _, [task] = planned(tmp_path / "study", tmp_path)
-    before = [signal.getsignal(number) for number in signals.ENDING]
-    assert solo("work", tmp_path / "study", task.id)[0] == 0
-    assert [signal.getsignal(number) for number in signals.ENDING] == before
+@pytest.mark.slow
+def test_two_commands_with_different_plans_lose_nothing_in_twenty_starts(place):
+    for trial in range(20):
+        words = [*command("--total-timesteps", 2, seeds=3), "--pause", f"0.0{trial}"]
+        words[words.index("work")] = f"work{trial}"
+        other = [*words[:-1], f"0.1{trial}"]
+        with process(place, *words) as one, process(place, *other) as two:
+            outs = [one.communicate()[0], two.communicate()[0]]
+        assert (one.returncode, two.returncode) == (0, 0), outs
+        study = open_study(f"work{trial}")
+        assert len(study.tasks) == 6 and study.ids() == set(study.tasks)
+        assert len(study.storage.list("plans")) == 2 and not study.storage.list("failures")
+
+
+@pytest.mark.slow
+def test_two_commands_share_the_work_and_one_takes_over_from_the_other(place):
+    flags = ("--total-timesteps", 40, "--pause", 0.1)
+    with process(place, *command(*flags)) as one, process(place, *command(*flags)) as two:
+        until(lambda: len(children(place)) == 4)
+        one.send_signal(signal.SIGKILL)
+        out = two.communicate()[0]
+    assert two.returncode == 0 and "4 of 4 finished" in out and steps(place) == once(4, 40)

@@ -1,62 +1,52 @@
-"""Where trainings run: in this process (`workers.py`), or where a scheduler puts them (the contract: `cluster.py`)."""
+"""Where else workers run: an engine starts some of them by the client of its scheduler, and returns.
 
-import os
-import shlex
-from collections.abc import Mapping
+An engine is a module with `OPTIONS`, the options that `--engine-option KEY=VALUE` may give, and
+`start(job, options, dry)`, which starts `job.workers` workers and returns what to say; with `dry` it starts nothing and
+returns what it would submit. It knows no task: workers find theirs in the storage, which also says what runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
 
 from solorl.errors import UsageError, hint, missing_extra, reason
-from solorl.lab.studies.engines.cluster import AGAIN, Cluster, Submission, check_options
+from solorl.lab.studies.resources import Resources
 
-__all__ = [
-    "AGAIN", "ENGINES", "Cluster", "Submission", "check_options", "check_storage", "open_again", "open_engine",
-]  # fmt: skip
-# Name -> its module, which has `open(options) -> Cluster`.
-ENGINES = {
-    "local": "solorl.lab.studies.engines.workers",
-    "ray": "solorl.lab.studies.engines.ray",
-    "slurm": "solorl.lab.studies.engines.slurm",
-    "aws-batch": "solorl.lab.studies.engines.aws_batch",
-    "manual": "solorl.lab.studies.engines.manual",
-}
-# Engine -> its option that says where to connect, the variables that say it without, and where it is without these.
-ADDRESSES: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "ray": ("address", ("RAY_ADDRESS",), "auto"),
-    "aws-batch": ("endpoint_url", ("AWS_ENDPOINT_URL_BATCH", "AWS_ENDPOINT_URL"), ""),
-}
-STORAGES = {"aws-batch": "s3://"}  # engines whose workers see no folder of the submitting machine
+ENGINES = ("slurm", "ray", "aws")
 
 
-def check_storage(name: str, where: str | None) -> None:
-    """UsageError where the workers of an engine do not see a storage."""
-    needed = STORAGES.get(name, "")
-    if not (where or "").startswith(needed):
-        raise UsageError(f"the engine {name} needs --storage {needed}BUCKET/STUDY, not {where or 'a folder'}")
+@dataclass(frozen=True)
+class Job:
+    """Workers to be started."""
+
+    title: str  # the study's name, for people who look at the queue
+    words: tuple[str, ...]  # of each worker, after `solo`
+    where: str  # the storage
+    workers: int
+    resources: Resources  # of each
 
 
-def open_engine(name: str, options: Mapping[str, str]) -> Cluster:
-    """The engine of that name, able to submit. UsageError for an unknown name or option, and where the engine's
-    packages, its scheduler or the rights to it are missing."""
-    if name not in ENGINES:
-        raise UsageError(f"there is no engine {name}{hint(name, ENGINES, 'there are')}")
+def start(engine: str, job: Job, options: Mapping[str, str], dry: bool = False) -> str:
+    """Start workers on an engine; what to say. UsageError for an unknown name or option, and, in one sentence, where
+    the engine's packages or its scheduler are missing or refuse."""
+    if engine not in ENGINES:
+        raise UsageError(f"there is no engine {engine}{hint(engine, ('local', *ENGINES), 'there are')}")
     try:
-        module = import_module(ENGINES[name])
+        module = import_module(f"solorl.lab.studies.engines.{engine}")
     except ModuleNotFoundError as error:
-        raise UsageError(missing_extra(f"the engine {name}", error) or reason(error)) from None
-    cluster: Cluster = module.open(options)
-    return cluster
+        raise UsageError(missing_extra(f"the engine {engine}", error) or reason(error)) from None
+    for name in options:
+        if name not in module.OPTIONS:
+            raise UsageError(f"the engine {engine} has no option {name}{hint(name, module.OPTIONS, 'it has')}")
+    return str(module.start(job, options, dry))
 
 
-def open_again(about: Mapping[str, Any], address: str) -> Cluster:
-    """The engine of a submission, at the `address` that the user gives; else where a variable or its default says.
-    UsageError, also as `open_engine`, where the submission says another one: the study may come from elsewhere, and who
-    answers there is believed."""
-    name, options = str(about.get("engine")), dict(about.get("options", {}))
-    key, variables, default = ADDRESSES.get(name, ("", (), ""))
-    own = address or next(filter(None, map(os.environ.get, variables)), default)
-    there = str(options.pop(key, "") or own)
-    if there != own and not address:
-        where = f"this study was submitted to {name} at {there!r}, which you have not named here"
-        raise UsageError(f"{where}; to connect, if you trust that machine, add --address {shlex.quote(there)}")
-    return open_engine(name, {**options, key: own} if key and own else options)
+def read_options(given: Sequence[str], verb: str) -> dict[str, str]:
+    """What `--engine-option` says, each KEY=VALUE; UsageError for one that is none."""
+    options = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise UsageError(f"{verb}: --engine-option must be KEY=VALUE, such as partition=gpu, not {text}")
+        options[key] = value
+    return options

@@ -1,42 +1,50 @@
-"""Clients of AWS, and what it refuses in one sentence."""
+"""The engine `aws`: workers are containers of AWS Batch, parts of one array job. Batch itself starts one again that
+lost its machine, was killed or has saved (exit code 75), as the job definition says.
 
-import contextlib
-from collections.abc import Iterator, Sequence
+Containers see no folder of this machine: the study must be in S3, and the package comes with the image, whose entry
+point is `solo`. `cloud/aws` makes queue, definition and bucket.
+"""
+
+import json
+import re
+from collections.abc import Mapping
 from typing import Any
 
-from solorl.errors import UsageError, missing_extra
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
 
-HINTS = {
-    "NoRegionError": "no region is set; give --engine-option region=eu-central-1, or set AWS_DEFAULT_REGION",
-    "NoCredentialsError": "there are no credentials; run `aws configure`, or set AWS_ACCESS_KEY_ID and its secret",
-}
+from solorl.errors import UsageError
+from solorl.lab.studies.engines import Job
+
+OPTIONS = ("queue", "definition", "region", "endpoint_url")
+MEMORY = 4096  # MiB of a worker whose tasks name none: Batch needs a number
 
 
-def clients(names: Sequence[str], region: str | None, endpoint: str | None) -> list[Any]:
-    """Clients of these services. UsageError without boto3 or a region."""
+def start(job: Job, options: Mapping[str, str], dry: bool) -> str:
+    """See `solorl.lab.studies.engines`."""
+    if not job.where.startswith("s3://"):
+        raise UsageError(f"the engine aws needs --storage s3://BUCKET/STUDY, not {job.where}")
+    for name in ("queue", "definition"):
+        if not options.get(name):
+            raise UsageError(f"the engine aws needs the name of a job {name}: --engine-option {name}=NAME")
+    wanted = {"VCPU": job.resources.cores, "MEMORY": -(-job.resources.memory * 10**6 // 2**20) or MEMORY}
+    wanted |= {"GPU": job.resources.gpus} if job.resources.gpus else {}
+    amounts = [{"type": kind, "value": str(value)} for kind, value in wanted.items()]
+    request: dict[str, Any] = {
+        "jobName": re.sub(r"[^A-Za-z0-9]+", "-", f"solo-{job.title[:80]}"),
+        "jobQueue": options["queue"], "jobDefinition": options["definition"],
+        "containerOverrides": {"command": [*job.words], "resourceRequirements": amounts},
+        **({"arrayProperties": {"size": job.workers}} if job.workers > 1 else {}),  # there are no arrays of one
+    }  # fmt: skip
+    if dry:
+        return json.dumps(request, indent=1)
+    where = {"region_name": options.get("region"), "endpoint_url": options.get("endpoint_url")}
+    config = Config(retries={"mode": "standard", "total_max_attempts": 3}, connect_timeout=5, read_timeout=60)
     try:
-        import boto3
-        from botocore.config import Config
-    except ModuleNotFoundError as error:
-        raise UsageError(missing_extra("AWS", error)) from None
-    most = 2 if endpoint else 5  # a named server that does not answer is told within seconds
-    config = Config(retries={"mode": "standard", "total_max_attempts": most}, connect_timeout=5, read_timeout=60)
-    with told("it cannot be used"):
-        return [boto3.client(name, region_name=region, endpoint_url=endpoint, config=config) for name in names]
-
-
-@contextlib.contextmanager
-def told(what: str, silent: bool = False) -> Iterator[None]:
-    """What AWS refuses inside becomes a UsageError in one sentence; with `silent`, no answer an OSError."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    try:
-        yield
+        found = boto3.client("batch", **where, config=config).submit_job(**request)["jobId"]
     except (BotoCoreError, ClientError, ValueError) as error:
-        answer = getattr(error, "response", None) or {}  # None where a server has hung up
-        code, status = answer.get("Error", {}).get("Code", ""), answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        why = HINTS.get(type(error).__name__) or answer.get("Error", {}).get("Message") or str(error)
-        why = " ".join(f"{code} {why}".split())
-        if silent and (not code or "Throttling" in code or status in (429, 500, 502, 503, 504)):
-            raise OSError(0, why) from error
-        raise UsageError(f"AWS: {what}: {why}") from None
+        about = (getattr(error, "response", None) or {}).get("Error", {})  # None where a server has hung up
+        why = f"{about.get('Code', '')} {about.get('Message') or error}".strip()
+        raise UsageError(f"AWS Batch takes no workers: {why}") from None
+    return f"job {found} of AWS Batch"
