@@ -112,7 +112,6 @@ class Run:
     @in_one_sentence()
     def iterations(self, steps: int, minibatches: int | None = None, batch: int | None = None) -> int:
         """How many iterations of `steps` environment steps `--total-timesteps` gives.
-
         Ends with one sentence and exit code 2 where that is none; where the `minibatches` of `--num-minibatches` do not
         divide the steps into parts of two or more; and where the replay buffer never holds a `batch` of `--batch-size`.
         """
@@ -148,7 +147,6 @@ class Run:
     def resume(self, **parts: Any) -> int:
         """Name all that a checkpoint must hold; with `--resume` bring it into the saved state. In all ranks modules
         begin with the values they have in rank 0.
-
         `parts`: see `checkpoint.capture`; replay buffers (see `replay`) are saved with `--save-replay` only. Returns
         the iteration to start from, in the loop in which the run stopped. Opens the run folder: nothing has been
         written before.

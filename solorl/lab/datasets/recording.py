@@ -12,7 +12,6 @@ from solorl.checkpoints.checkpoint import load_checkpoint
 from solorl.checkpoints.replay import ReplayLog
 from solorl.data.dataset import ARRAYS, Writer, as_flags
 from solorl.errors import UsageError, told
-from solorl.files import is_plain_name
 from solorl.runfolder import CHECKPOINTS
 
 MOST_ROWS, MOST_BYTES = 10_000, 2**26  # of a piece: so much a killed process loses
@@ -73,7 +72,7 @@ def replayed(run_dir: Path, args: Mapping[str, Any]) -> dict[str, np.ndarray]:
             raise UsageError(f"{where} holds no replay buffer: files in torch that have one keep it with --save-replay")
         [(name, saved), *others] = tree["replay"].items()
         log, segments = ReplayLog(run_dir / "replay" / name), saved["segments"]
-        arrays = log.arrays(saved) if is_plain_name(name) and segments else {}
+        arrays = log.arrays(saved) if Path(name).name == name and segments else {}
         if others or arrays.keys() != {*ROWS} or "envs" not in tree["parts"]:
             what = f"the replay buffer of {run_dir}"
             raise UsageError(f"{what} does not hold single steps of its environments, as those of dqn and SAC do")

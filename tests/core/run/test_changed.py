@@ -125,22 +125,24 @@ def test_without_its_replay_a_run_learns_once_the_buffer_is_filled_as_at_the_sta
 def test_episodes_that_begin_anew_begin_with_nothing(train, monkeypatch):
     """Where the simulator cannot be replayed: discounted rewards so far, random actions that last."""
     fickle = "--env-id probes:Fickle-v0 --total-timesteps 128 --num-envs 2 --eval-episodes 1 --save-every 64".split()
-    for name, more in (("ppo_normalized", "--num-steps 32"), ("ez_greedy_dqn", "--start-e 1 --end-e 1")):
+    for name, what, more in (
+        ("ppo_normalized", "so_far", "--num-steps 32"),
+        ("ez_greedy_dqn", "left", "--start-e 1 --end-e 1"),
+    ):
         folder = train(name, *fickle, *more.split())["run"].dir
         shutil.rmtree(max((folder / "checkpoint").iterdir()))
         seen = {}
 
         class Watched(sys.modules["solorl"].Run):
-            def reset(self, envs, seen=seen):
-                parts = self.checkpoints.parts
-                seen["left"] = parts["so_far"] if "so_far" in parts else parts["exploring"][1]
-                assert self.restarted == [0, 1] and not seen["left"].any()
+            def reset(self, envs, seen=seen, what=what):
+                seen["now"] = self.checkpoints.parts["now"]
+                assert self.restarted == [0, 1] and not getattr(seen["now"], what).any()
                 return super().reset(envs)
 
         with monkeypatch.context() as patch:
             patch.setattr("solorl.Run", Watched)
             train(name, "--resume", folder)
-        assert "restart" in train.out and seen["left"].any()  # it is the part itself, in use again by now
+        assert "restart" in train.out and getattr(seen["now"], what).any()  # the part itself, in use again by now
 
 
 @pytest.mark.slow
