@@ -199,7 +199,8 @@ def script_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
     scripts = [plans.load_script(name) for name in args.what]
     if not args.env_ids:
         raise UsageError("solo bench needs --env-ids, such as --env-ids CartPole-v1 Acrobot-v1")
-    seeds = plans.seed_range(*(1 if each is None else each for each in (args.num_seeds, args.start_seed)), "solo bench")
+    count, first = (1 if each is None else each for each in (args.num_seeds, args.start_seed))
+    seeds = plans.seed_range(count, first, "solo bench")
     swept = [plans.merge(*parts) for parts in product(*map(sweep, args.sweep))]
     if any(len(part) < len(args.sweep) for part in swept):
         raise UsageError("solo bench: --sweep names a flag twice")

@@ -10,6 +10,7 @@ from solorl.lab.results import result as results
 from solorl.lab.results.read import collect
 from solorl.lab.results.tensorboard import read_tensorboard
 from solorl.lab.studies.runs import find
+from solorl.lab.studies.storage import Folder
 from solorl.lab.studies.study import Study
 from solorl.lab.studies.task import Task
 from solorl.runfolder import CONFIG, METRICS
@@ -63,7 +64,7 @@ class Collector:
     def _run_dir(self, task: Task) -> Iterator[Path | None]:
         """The run folder of a finished task, on this machine; None where there is none."""
         storage, name = self._study.storage, str(self._study.result(task.id).get("run_dir", ""))
-        if storage.folder:
+        if isinstance(storage, Folder):
             yield (
                 storage.folder / name if name and (storage.folder / name).is_dir() else find(self._study, task).run_dir
             )

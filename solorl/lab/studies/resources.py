@@ -9,7 +9,7 @@ from typing import Any
 from solorl.errors import UsageError, hint
 
 MOST = 1024  # cores, and GPUs, of one task
-# What each may be: the least, the most, and its units.
+# What each may be: the smallest and largest, and its units.
 AMOUNTS: dict[str, tuple[int, int, dict[str, int]]] = {
     "cores": (1, MOST, {"": 1}),
     "gpus": (0, MOST, {"": 1}),

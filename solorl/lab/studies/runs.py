@@ -82,7 +82,7 @@ def command(task: Task, work: Path, run_dir: Path | None, seeds: int = 1) -> tup
 
 
 def to_resume(task: Task, found: Found) -> Path | None:
-    """The run folder in which a task goes on: not that of one that has diverged."""
+    """The run folder in which a task continues: not that of one that has diverged."""
     return found.run_dir if task.script.ours and not found.status.startswith("diverged") else None
 
 

@@ -147,7 +147,7 @@ class Tuner(Pool):
         return [trial for trial in self.found.get_trials(deepcopy=False) if trial.state.name != "WAITING"]
 
     def serve(self, worker: Worker) -> None:
-        """Do one trial after the other: those that are left behind, then new ones."""
+        """Do one trial after the other: those whose worker is gone, then new ones."""
         while not self._over.is_set():
             if trial := self._next_trial():
                 try:
