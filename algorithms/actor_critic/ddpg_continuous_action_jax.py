@@ -285,7 +285,7 @@ if __name__ == "__main__":
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=max(1, 500 // args.num_envs))
 
-    for iterations in run.loop(start, num_iterations, args.num_envs):
+    for iterations in run.loop(start, num_iterations, args.num_envs):  # ranges of at most `chunk` iterations
         global_step = iterations.stop * args.num_envs
         training, (reward, done, (of_critic, of_actor)) = train(training, iterations)
         run.episodes(global_step, reward, done)
@@ -294,4 +294,4 @@ if __name__ == "__main__":
         run.log(global_step, {})
         run.evaluate(global_step, act, make_env)
         run.save(global_step, training)
-    run.close(act, make_env)
+    run.close(act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -265,7 +265,8 @@ def alpha_loss(temperature, entropy, target_entropy):
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 def grown(batch_size, inserted, capacity):
@@ -274,8 +275,8 @@ def grown(batch_size, inserted, capacity):
 
 
 def due_updates(args, global_step, enough):
-    """The numbers of the critic updates due in the iteration that ends at `global_step`: in total utd_ratio for each
-    environment step after learning_starts. None where the buffer does not hold `enough`; they are not made up for."""
+    """The critic updates of the iteration that ends at `global_step`, as a range: utd_ratio for each environment step
+    since learning_starts, counted from 0. It is empty until the buffer holds `enough`."""
     before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
     after = int(args.utd_ratio * max(0, global_step - args.learning_starts))
     return range(before, after if enough else before)
@@ -298,6 +299,7 @@ if __name__ == "__main__":
     reliability = Reliability(0.5 if args.reliable_lambda else 1.0).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.alpha_lr)
+    # agent_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns the loss's other results
     agent_step = run.gradient_step(inter_sac_loss, agent, optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
@@ -320,7 +322,7 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task
-        next_obs = infos["next_obs"]  # current_obs, except where an episode has ended
+        next_obs = infos["next_obs"]  # what the step led to: not current_obs where an episode ended
         replay.add(Batch(obs, action, reward, terminated, next_obs))
         obs = current_obs
 
@@ -355,4 +357,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_env)
+    run.close(agent.act, make_env)  # a last evaluation; `solo play` takes this policy

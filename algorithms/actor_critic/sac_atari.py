@@ -281,12 +281,13 @@ def alpha_loss(temperature, entropy, target_entropy):
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 def due_updates(args, global_step, enough):
-    """The numbers of the critic updates due in the iteration that ends at `global_step`: in total utd_ratio for each
-    environment step after learning_starts. None where the buffer does not hold `enough`; they are not made up for."""
+    """The critic updates of the iteration that ends at `global_step`, as a range: utd_ratio for each environment step
+    since learning_starts, counted from 0. It is empty until the buffer holds `enough`."""
     before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
     after = int(args.utd_ratio * max(0, global_step - args.learning_starts))
     return range(before, after if enough else before)
@@ -312,6 +313,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr, eps=1e-4)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr, eps=1e-4)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr, eps=1e-4)
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
     critic_step = run.gradient_step(discrete_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(discrete_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -324,7 +326,7 @@ if __name__ == "__main__":
     start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
-    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
+    now.lives[run.restarted] = 0  # games that a resume had to begin again: no life is lost yet
     if replay.inserted == 0:
         replay.begin(np.arange(args.num_envs), obs[:, 0])
         if start:  # resumed without --save-replay: the games are under way, and their stacks have 4 different images
@@ -349,7 +351,7 @@ if __name__ == "__main__":
         for i in np.flatnonzero(over):  # infos["lives"] has those of the next game
             lives[i] = infos["final_info"]["lives"][i]
         done = terminated | (lives < now.lives)
-        replay.add(infos["next_obs"][:, -1], action, np.sign(reward), done)
+        replay.add(infos["next_obs"][:, -1], action, np.sign(reward), done)  # what the step led to
         now.lives = infos["lives"]
         replay.begin(np.flatnonzero(over), obs[over, -1])
 
@@ -380,4 +382,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(actor.act, make_env)
+    run.close(actor.act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -196,12 +196,13 @@ def alpha_loss(temperature, entropy, target_entropy):
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 def due_updates(args, global_step, enough):
-    """The numbers of the critic updates due in the iteration that ends at `global_step`: in total utd_ratio for each
-    environment step after learning_starts. None where the buffer does not hold `enough`; they are not made up for."""
+    """The critic updates of the iteration that ends at `global_step`, as a range: utd_ratio for each environment step
+    since learning_starts, counted from 0. It is empty until the buffer holds `enough`."""
     before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
     after = int(args.utd_ratio * max(0, global_step - args.learning_starts))
     return range(before, after if enough else before)
@@ -223,6 +224,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
     critic_step = run.gradient_step(sac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -246,7 +248,7 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task
-        next_obs = infos["next_obs"]  # current_obs, except where an episode has ended
+        next_obs = infos["next_obs"]  # what the step led to: not current_obs where an episode ended
         replay.add(Batch(obs, action, reward, terminated, next_obs))
         obs = current_obs
 
@@ -279,4 +281,5 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
+    # a last evaluation; `solo play` takes these policies, greedy and drawn at random
     run.close(actor.act, make_env, sample=lambda obs: actor.act(obs, torch.randn(len(obs), action_dim)))

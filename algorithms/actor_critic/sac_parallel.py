@@ -269,7 +269,8 @@ def alpha_loss(temperature, entropy, target_entropy):
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 def updates_between(args, before, after, enough):
@@ -300,6 +301,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
     critic_step = run.gradient_step(sac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -391,4 +393,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(evaluated.act, make_env)
+    run.close(evaluated.act, make_env)  # a last evaluation; `solo play` takes this policy

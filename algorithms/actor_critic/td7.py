@@ -249,7 +249,7 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, 1)  # one, by whose whole episodes policies are assessed
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    num_iterations = run.iterations(1, batch=args.batch_size)
+    num_iterations = run.iterations(1, batch=args.batch_size)  # whole ones in total_timesteps; the buffer holds a batch
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
 
     encoder = Encoder(obs_dim, action_dim).to(run.device)
@@ -259,6 +259,7 @@ if __name__ == "__main__":
     encoder_optimizer = torch.optim.Adam(encoder.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(agent.critics.parameters(), lr=args.learning_rate)
     actor_optimizer = torch.optim.Adam(agent.actor.parameters(), lr=args.learning_rate)
+    # encoder_step(*inputs): an optimiser step on the loss of (encoder, *inputs); returns the loss's other results
     encoder_step = run.gradient_step(td7_encoder_loss, encoder, encoder_optimizer)
     critic_step = run.gradient_step(td7_critic_loss, agent, critic_optimizer)
     actor_step = run.gradient_step(td7_actor_loss, agent, actor_optimizer)
@@ -296,7 +297,7 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, terminated | truncated)
 
         # ---- 2. store: a time limit is not the end of the task
-        next_obs = infos["next_obs"]  # current_obs, except where an episode has ended
+        next_obs = infos["next_obs"]  # what the step led to: not current_obs where an episode ended
         replay.add(Batch(obs, action, reward, terminated, next_obs))
         obs = current_obs
 
@@ -343,4 +344,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(best_agent.act, make_env)
+    run.close(best_agent.act, make_env)  # a last evaluation; `solo play` takes this policy

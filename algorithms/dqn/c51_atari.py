@@ -239,7 +239,8 @@ def c51_loss(q_network, target_network, batch, gamma):
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 if __name__ == "__main__":
@@ -251,7 +252,7 @@ if __name__ == "__main__":
     # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
-    num_iterations = run.iterations(batch_steps)
+    num_iterations = run.iterations(batch_steps)  # whole ones in total_timesteps
     run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
     sentence = f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration"
     run.require(args.target_network_frequency >= batch_steps, sentence)
@@ -263,6 +264,7 @@ if __name__ == "__main__":
     q_network = QNetwork(num_actions, atoms).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate, eps=0.01 / args.batch_size)
+    # gradient_step(*inputs): an optimiser step on the loss of (q_network, *inputs); returns the loss's other results
     gradient_step = run.gradient_step(c51_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions), with the current weights
     replay = FrameReplay(args.buffer_size, args.num_envs)
@@ -277,7 +279,7 @@ if __name__ == "__main__":
     reward, over = np.zeros(shape, np.float32), np.zeros(shape, bool)
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
-    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
+    now.lives[run.restarted] = 0  # games that a resume had to begin again: no life is lost yet
     known = replay.inserted > 0  # resumed with --save-replay: the buffer has the images of games that go on
     begins = run.restarted if known else np.arange(args.num_envs)
     replay.begin(begins, obs[begins, 0])
@@ -302,7 +304,7 @@ if __name__ == "__main__":
             # where a game is over, obs and lives are the next game's, next_obs and next_lives its own
             done = terminated | (infos["next_lives"] < now.lives)
             now.lives = infos["lives"]
-            replay.add(infos["next_obs"][:, -1], action[step], np.sign(reward[step]), done)
+            replay.add(infos["next_obs"][:, -1], action[step], np.sign(reward[step]), done)  # what the step led to
             replay.begin(np.flatnonzero(over[step]), obs[over[step], 0])
         run.episodes(global_step, reward, over)
 
@@ -321,4 +323,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(q_network.act, make_env)
+    run.close(q_network.act, make_env)  # a last evaluation; `solo play` takes this policy

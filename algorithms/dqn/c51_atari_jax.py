@@ -311,7 +311,7 @@ if __name__ == "__main__":
     envs = run.open_envs(args.env_id, args.num_envs)  # EnvPool's, stepped inside of the compiled code
     run.require_spaces(envs, obs="image", action="discrete")
     batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
-    num_iterations = run.iterations(batch_steps)
+    num_iterations = run.iterations(batch_steps)  # whole ones in total_timesteps
     sentence = f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration"
     run.require(args.target_network_frequency >= batch_steps, sentence)
     run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
@@ -327,7 +327,7 @@ if __name__ == "__main__":
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=max(1, 64 // batch_steps))
 
-    for iterations in run.loop(start, num_iterations, batch_steps):
+    for iterations in run.loop(start, num_iterations, batch_steps):  # ranges of at most `chunk` iterations
         global_step = iterations.stop * batch_steps
         training, (reward, over, epsilon, sums, count) = train(training, iterations)
         run.episodes(global_step, reward, over)
@@ -335,4 +335,4 @@ if __name__ == "__main__":
         run.log(global_step, {"charts/epsilon": epsilon[:, -1]})
         run.evaluate(global_step, greedy, make_envs)
         run.save(global_step, training)
-    run.close(greedy, make_envs)
+    run.close(greedy, make_envs)  # a last evaluation; `solo play` takes this policy

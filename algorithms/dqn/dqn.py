@@ -120,7 +120,8 @@ def td_loss(q_network, target_network, batch, gamma):
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 if __name__ == "__main__":
@@ -132,7 +133,7 @@ if __name__ == "__main__":
     # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
-    num_iterations = run.iterations(batch_steps)
+    num_iterations = run.iterations(batch_steps)  # whole ones in total_timesteps
     sentence = f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration"
     run.require(args.target_network_frequency >= batch_steps, sentence)
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
@@ -141,6 +142,7 @@ if __name__ == "__main__":
     target_network = copy.deepcopy(q_network)
     # the paper: RMSProp, and errors clipped to [-1, 1]
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
+    # gradient_step(*inputs): an optimiser step on the loss of (q_network, *inputs); returns the loss's other results
     gradient_step = run.gradient_step(td_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
     replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)
@@ -189,4 +191,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(q_network.act, make_env)
+    run.close(q_network.act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -205,7 +205,7 @@ if __name__ == "__main__":
     envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
-    num_iterations = run.iterations(batch_steps)
+    num_iterations = run.iterations(batch_steps)  # whole ones in total_timesteps
     sentence = f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration"
     run.require(args.target_network_frequency >= batch_steps, sentence)
 
@@ -216,7 +216,7 @@ if __name__ == "__main__":
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=max(1, 1000 // batch_steps))
 
-    for iterations in run.loop(start, num_iterations, batch_steps):
+    for iterations in run.loop(start, num_iterations, batch_steps):  # ranges of at most `chunk` iterations
         global_step = iterations.stop * batch_steps
         training, (reward, done, epsilon, sums, count) = train(training, iterations)
         run.episodes(global_step, reward, done)
@@ -224,4 +224,4 @@ if __name__ == "__main__":
         run.log(global_step, {"charts/epsilon": epsilon[:, -1]})
         run.evaluate(global_step, act, make_env)
         run.save(global_step, training)
-    run.close(act, make_env)
+    run.close(act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -283,7 +283,8 @@ def count_returns(unfinished, returns, reward, over):
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 if __name__ == "__main__":
@@ -326,6 +327,7 @@ if __name__ == "__main__":
     q_network = QNetwork(num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
+    # gradient_step(*inputs): an optimiser step on the loss of (q_network, *inputs); returns the loss's other results
     gradient_step = run.gradient_step(qdagger_loss, q_network, optimizer)
     teacher_replay, replay = (FrameReplay(size, args.num_envs) for size in (args.teacher_steps, args.buffer_size))
     now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))  # after the last step of each game
@@ -337,8 +339,8 @@ if __name__ == "__main__":
     start = run.resume(**parts)
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
-    now.unfinished[run.restarted] = 0
-    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
+    now.unfinished[run.restarted] = 0  # episodes that a resume could not continue
+    now.lives[run.restarted] = 0  # games that a resume had to begin again: no life is lost yet
     for memory in (teacher_replay, replay):
         if memory.inserted:  # resumed with --save-replay
             memory.begin(run.restarted, obs[run.restarted, -1])
@@ -407,4 +409,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(q_network.act, make_env)
+    run.close(q_network.act, make_env)  # a last evaluation; `solo play` takes this policy

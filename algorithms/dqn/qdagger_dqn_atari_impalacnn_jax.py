@@ -446,7 +446,7 @@ if __name__ == "__main__":
     # ---- teach: the teacher plays and fills its replay buffer
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: teach(training, setup), chunk)
-    for iterations in run.loop(start, teach_iterations, batch_steps, last=False):
+    for iterations in run.loop(start, teach_iterations, batch_steps, last=False):  # ranges of at most `chunk` iterations
         global_step = iterations.stop * batch_steps  # environment steps after these iterations
         training, epsilon = train(training, iterations)  # (num_seeds, len(iterations))
         run.log(global_step, {"charts/epsilon": epsilon[:, -1]})
@@ -464,7 +464,7 @@ if __name__ == "__main__":
 
     # ---- online: the student plays new games and learns as DQN from its own replay buffer
     train = run.compile(lambda training: online(training, setup), chunk)
-    for iterations in run.loop(start, online_iterations, batch_steps):
+    for iterations in run.loop(start, online_iterations, batch_steps):  # ranges of at most `chunk` iterations
         global_step = (teach_iterations + offline_iterations + iterations.stop) * batch_steps
         training, (reward, over, epsilon, weight, sums, count) = train(training, iterations)
         run.episodes(global_step, reward, over)
@@ -472,4 +472,4 @@ if __name__ == "__main__":
         run.log(global_step, {"charts/epsilon": epsilon[:, -1], "charts/distill_coeff": weight[:, -1]})
         run.evaluate(global_step, act, make_envs)
         run.save(global_step, training)
-    run.close(act, make_envs)
+    run.close(act, make_envs)  # a last evaluation; `solo play` takes this policy

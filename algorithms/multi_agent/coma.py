@@ -259,7 +259,8 @@ def coma_actor_loss(actor, critic, batch, epsilon):
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 if __name__ == "__main__":
@@ -268,7 +269,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.multi_agent_env(make_env, args.env_id, args.num_envs)  # where a game ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="discrete")
-    num_iterations = run.iterations(args.num_envs)
+    num_iterations = run.iterations(args.num_envs)  # whole ones in total_timesteps
     envs.reset(seed=0)  # for the size of the state; run.reset below has seeds of its own
     num_agents, num_actions, state_dim = envs.num_agents, int(envs.agent_action_space.n), envs.state[0].size
     obs_dim = int(np.prod(envs.agent_observation_space.shape))
@@ -278,6 +279,7 @@ if __name__ == "__main__":
     target_critic = copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.actor_lr, eps=1e-5)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.critic_lr, eps=1e-5)
+    # actor_step(*inputs): an optimiser step on the loss of (actor, *inputs); returns the loss's other results
     actor_step = run.gradient_step(coma_actor_loss, actor, actor_optimizer, args.max_grad_norm)
     critic_step = run.gradient_step(coma_critic_loss, critic, critic_optimizer, args.max_grad_norm)
     sizes = (args.max_steps, num_agents, obs_dim, state_dim, num_actions)
@@ -312,7 +314,7 @@ if __name__ == "__main__":
         taken = {"action": action, "reward": reward.sum(-1), "alive": alive, "terminated": terminated}
         write(now.segments, now.length, seen | taken)
         now.length += 1
-        led_to = (infos["next_obs"], infos["next_state"], infos.get("next_action_mask"))
+        led_to = (infos["next_obs"], infos["next_state"], infos.get("next_action_mask"))  # what the step led to
         write(now.segments, now.length, observed(*led_to, num_actions))
         seen = observed(obs, envs.state, envs.action_mask, num_actions)
         full = np.flatnonzero(now.first | (now.length == args.max_steps))
@@ -339,4 +341,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(actor.act, make_env)
+    run.close(actor.act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -220,6 +220,7 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns the loss's other results
     gradient_step = run.gradient_step(ippo_loss, agent, optimizer, args.max_grad_norm)
     # NumPy (batch, obs_dim) -> NumPy logits (batch, num_actions); NumPy values (batch,)
     actor, critic = run.fast(agent.actor), run.fast(agent.critic)
@@ -249,7 +250,7 @@ if __name__ == "__main__":
             action[step], logprob[step], value[step] = (x.reshape(shape[1:]) for x in drawn)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, alive[step] & truncated & ~terminated
-            final_obs[step] = with_agent_id(torch.as_tensor(infos["next_obs"]).flatten(2))
+            final_obs[step] = with_agent_id(torch.as_tensor(infos["next_obs"]).flatten(2))  # what the step led to
         run.episodes(global_step, reward, done, per_agent=True)
 
         # ---- 2. credit: "compute advantage estimates"
@@ -281,4 +282,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_env)
+    run.close(agent.act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -227,6 +227,7 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, state_dim, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns the loss's other results
     gradient_step = run.gradient_step(mappo_loss, agent, optimizer, args.max_grad_norm)
     # NumPy (batch, obs_dim) -> NumPy logits (batch, num_actions); (batch, state_dim) -> values (batch,)
     actor, critic = run.fast(agent.actor), run.fast(agent.critic)
@@ -290,4 +291,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_env)
+    run.close(agent.act, make_env)  # a last evaluation; `solo play` takes this policy

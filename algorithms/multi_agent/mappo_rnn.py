@@ -260,7 +260,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
-    num_iterations = run.iterations(batch_size)
+    num_iterations = run.iterations(batch_size)  # whole ones in total_timesteps
     divides = args.num_envs % args.num_minibatches == 0 and minibatch_envs * args.num_steps > 1
     sentence = f"--num-minibatches {args.num_minibatches} must divide the {args.num_envs} environments of --num-envs"
     run.require(divides, f"{sentence}, whose rollouts stay whole, into parts of 2 or more steps")
@@ -271,6 +271,7 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, state_dim, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns the loss's other results
     gradient_step = run.gradient_step(mappo_rnn_loss, agent, optimizer, args.max_grad_norm)
     now = SimpleNamespace(
         memory=torch.zeros(2, args.num_envs, num_agents, 64, device=run.device),  # of actor and critic
@@ -278,7 +279,7 @@ if __name__ == "__main__":
     )
     parts = dict(agent=agent, optimizer=optimizer, envs=envs, now=now)  # what a checkpoint holds
     start = run.resume(**parts)
-    now.first[run.restarted] = True
+    now.first[run.restarted] = True  # episodes that a resume could not continue
 
     # ---- storage of one rollout: an agent, of any game, is to the algorithm what an environment is with one agent
     shape = (args.num_steps, args.num_envs, num_agents)
@@ -343,4 +344,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_env)
+    run.close(agent.act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -230,12 +230,13 @@ def matd3_actor_loss(actor, critic, batch, noise, output_penalty):
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 def due_updates(args, global_step, enough):
-    """The numbers of the critic updates due in the iteration that ends at `global_step`: in total utd_ratio for each
-    environment step after learning_starts. None where the buffer does not hold `enough`; they are not made up for."""
+    """The critic updates of the iteration that ends at `global_step`, as a range: utd_ratio for each environment step
+    since learning_starts, counted from 0. It is empty until the buffer holds `enough`."""
     before = int(args.utd_ratio * max(0, global_step - args.num_envs - args.learning_starts))
     after = int(args.utd_ratio * max(0, global_step - args.learning_starts))
     return range(before, after if enough else before)
@@ -259,6 +260,7 @@ if __name__ == "__main__":
     target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
     critic_step = run.gradient_step(matd3_critic_loss, critic, critic_optimizer, args.max_grad_norm)
     actor_step = run.gradient_step(matd3_actor_loss, actor, actor_optimizer, args.max_grad_norm)
     replay = GameReplay(args.buffer_size, num_agents, max(obs_dims), max(action_dims))
@@ -283,7 +285,7 @@ if __name__ == "__main__":
 
         # ---- 2. store: a time limit is not the end of the task; where a game ends, current_obs is the next one's
         vector = alive[..., None] * (np.eye(shape[2])[action] if discrete else action * own)
-        next_obs, next_mask = infos["next_obs"], infos.get("next_action_mask", own)
+        next_obs, next_mask = infos["next_obs"], infos.get("next_action_mask", own)  # what the step led to
         replay.add(Batch(obs, vector, reward, terminated, next_obs, alive, mask, next_mask))
         obs = current_obs
 
@@ -312,4 +314,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(actor.act, make_env)
+    run.close(actor.act, make_env)  # a last evaluation; `solo play` takes this policy

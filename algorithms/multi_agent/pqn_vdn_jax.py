@@ -258,7 +258,7 @@ if __name__ == "__main__":
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=16)
 
-    for iterations in run.loop(start, num_iterations, batch_size):
+    for iterations in run.loop(start, num_iterations, batch_size):  # ranges of at most `chunk` iterations
         global_step = iterations.stop * batch_size
         training, (reward, done, sums, count, charts) = train(training, iterations)
         run.episodes(global_step, reward, done, per_agent=True)
@@ -266,4 +266,4 @@ if __name__ == "__main__":
         run.log(global_step, {name: values[:, -1] for name, values in charts.items()})
         run.evaluate(global_step, act, make_env)
         run.save(global_step, training)
-    run.close(act, make_env)
+    run.close(act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -271,7 +271,8 @@ def qtran_loss(q_network, target_network, batch, args):
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 if __name__ == "__main__":
@@ -280,7 +281,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.multi_agent_env(make_env, args.env_id, args.num_envs)  # where a game ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="discrete")
-    num_iterations = run.iterations(args.num_envs)
+    num_iterations = run.iterations(args.num_envs)  # whole ones in total_timesteps
     envs.reset(seed=0)  # for the size of the state; run.reset below has seeds of its own
     num_agents, num_actions, state_dim = envs.num_agents, int(envs.agent_action_space.n), envs.state[0].size
     obs_dim = int(np.prod(envs.agent_observation_space.shape))
@@ -288,6 +289,7 @@ if __name__ == "__main__":
     q_network = QNetwork(num_agents, obs_dim, state_dim, num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on the loss of (q_network, *inputs); returns the loss's other results
     gradient_step = run.gradient_step(qtran_loss, q_network, optimizer, args.max_grad_norm)
     sizes = (args.max_steps, num_agents, obs_dim, state_dim, num_actions)
     replay = EpisodeReplay(args.buffer_size, *sizes)
@@ -325,7 +327,7 @@ if __name__ == "__main__":
         taken = {"action": action, "reward": reward.sum(-1), "alive": alive, "terminated": terminated}
         write(now.segments, now.length, seen | taken)
         now.length += 1
-        led_to = (infos["next_obs"], infos["next_state"], infos.get("next_action_mask"))
+        led_to = (infos["next_obs"], infos["next_state"], infos.get("next_action_mask"))  # what the step led to
         write(now.segments, now.length, observed(*led_to, num_actions))
         seen = observed(obs, envs.state, envs.action_mask, num_actions)
         full = np.flatnonzero(now.first | (now.length == args.max_steps))
@@ -348,4 +350,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(q_network.act, make_env)
+    run.close(q_network.act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -158,7 +158,7 @@ if __name__ == "__main__":
     discrete = isinstance(space, gym.spaces.Discrete)
     run.require_spaces(envs, obs="vector", action="discrete" if discrete else "bounded")
     obs_dim = int(np.prod(envs.single_observation_space.shape))
-    dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
+    dataset = run.dataset(args.dataset, envs)  # none for `solo play`, which needs only the policy
     envs.close()
 
     chosen = best_episodes(dataset, args.top)
@@ -166,6 +166,7 @@ if __name__ == "__main__":
     outputs = int(space.n) if discrete else space.shape[0]
     actor = Actor(Standardize(data.arrays.obs), outputs, discrete).to(run.device)
     optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
+    # actor_step(*inputs): an optimiser step on bc_loss(actor, *inputs); it returns what that returns after the loss
     actor_step = run.gradient_step(bc_loss, actor, optimizer)
     # what a checkpoint holds; start: the first iteration, 0 unless resumed
     start = run.resume(actor=actor, optimizer=optimizer)
@@ -181,4 +182,4 @@ if __name__ == "__main__":
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)
 
-    run.close(actor.act, make_env)
+    run.close(actor.act, make_env)  # a last evaluation; `solo play` takes this policy

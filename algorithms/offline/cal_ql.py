@@ -293,7 +293,8 @@ def alpha_loss(temperature, entropy, target_entropy):
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 if __name__ == "__main__":
@@ -306,7 +307,7 @@ if __name__ == "__main__":
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
     total = args.total_timesteps
     run.require(args.offline_steps < total, f"--offline-steps must be less than --total-timesteps {total}")
-    dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
+    dataset = run.dataset(args.dataset, envs)  # none for `solo play`, which needs only the policy
 
     data = Data(transitions_with_returns(dataset, obs_dim, args.gamma))
     replay = ReturnReplay(args.buffer_size, obs_dim, space)
@@ -318,6 +319,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.policy_lr)
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
     critic_step = run.gradient_step(cal_ql_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -342,7 +344,7 @@ if __name__ == "__main__":
             run.episodes(global_step, reward, done)
 
             # ---- 2. store: the whole episode when it has ended, because its returns are known only then
-            now.episode.append((obs, action, reward, terminated, infos["next_obs"]))
+            now.episode.append((obs, action, reward, terminated, infos["next_obs"]))  # what the step led to
             if done[0] or len(now.episode) == args.max_episode:
                 replay.add(with_returns(now.episode, args.gamma))
                 now.episode = []
@@ -374,4 +376,5 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
+    # a last evaluation; `solo play` takes these policies, greedy and drawn at random
     run.close(actor.act, make_env, sample=lambda obs: actor.act(obs, torch.randn(len(obs), action_dim)))

@@ -267,12 +267,13 @@ if __name__ == "__main__":
     equal = args.width % args.num_heads == 0
     run.require(equal, f"--width {args.width} must be a multiple of the {args.num_heads} of --num-heads")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
-    dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
+    dataset = run.dataset(args.dataset, envs)  # none for `solo play`, which needs only the policy
     envs.close()
 
     data = Windows(steps_of(dataset, obs_dim, args.return_scale), dataset.episode, args.context_length)
     actor = Actor(Standardize(dataset.obs.reshape(-1, obs_dim)), action_dim, args).to(run.device)
     optimizer = torch.optim.AdamW(actor.parameters(), lr=args.learning_rate, weight_decay=args.weight_decay)
+    # actor_step(*inputs): an optimiser step on the loss of (actor, *inputs); returns the loss's other results
     actor_step = run.gradient_step(decision_transformer_loss, actor, optimizer, args.max_grad_norm)
     # what a checkpoint holds; start: the first iteration, 0 unless resumed
     start = run.resume(actor=actor, optimizer=optimizer)
@@ -290,4 +291,4 @@ if __name__ == "__main__":
         run.evaluate(global_step, actor.act, make_eval_env)
         run.save(global_step)
 
-    run.close(actor.act, make_eval_env)
+    run.close(actor.act, make_eval_env)  # a last evaluation; `solo play` takes this policy

@@ -224,7 +224,8 @@ def alpha_loss(temperature, entropy, target_entropy):
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 if __name__ == "__main__":
@@ -236,7 +237,7 @@ if __name__ == "__main__":
     space = envs.single_action_space
     run.require(args.num_critics > 1, "--num-critics must be at least 2")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
-    dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
+    dataset = run.dataset(args.dataset, envs)  # none for `solo play`, which needs only the policy
     envs.close()
 
     data = Data(transitions(dataset, obs_dim))
@@ -247,6 +248,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
     critic_step = run.gradient_step(edac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(edac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -275,4 +277,5 @@ if __name__ == "__main__":
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)
 
+    # a last evaluation; `solo play` takes these policies, greedy and drawn at random
     run.close(actor.act, make_env, sample=lambda obs: actor.act(obs, torch.randn(len(obs), action_dim)))

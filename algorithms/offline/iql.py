@@ -215,7 +215,8 @@ def iql_actor_loss(actor, value, target_critic, batch, beta, max_weight):
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 if __name__ == "__main__":
@@ -226,7 +227,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
-    dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
+    dataset = run.dataset(args.dataset, envs)  # none for `solo play`, which needs only the policy
     envs.close()
 
     data = Data(transitions(dataset, obs_dim))
@@ -237,6 +238,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
     value_optimizer = torch.optim.Adam(value.parameters(), lr=args.learning_rate)
+    # value_step(*inputs): an optimiser step on the loss of (value, *inputs); returns the loss's other results
     value_step = run.gradient_step(iql_value_loss, value, value_optimizer)
     actor_step = run.gradient_step(iql_actor_loss, actor, actor_optimizer)
     critic_step = run.gradient_step(iql_critic_loss, critic, critic_optimizer)
@@ -262,4 +264,5 @@ if __name__ == "__main__":
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)
 
+    # a last evaluation; `solo play` takes these policies, greedy and drawn at random
     run.close(actor.act, make_env, sample=lambda obs: actor.act(obs, torch.randn(len(obs), action_dim)))

@@ -194,7 +194,8 @@ def iql_discrete_actor_loss(actor, value, target_critic, batch, beta, max_weight
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 if __name__ == "__main__":
@@ -204,7 +205,7 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces
     run.require_spaces(envs, obs="vector", action="discrete")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
-    dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
+    dataset = run.dataset(args.dataset, envs)  # none for `solo play`, which needs only the policy
     envs.close()
 
     data = Data(transitions(dataset, obs_dim))
@@ -215,6 +216,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
     value_optimizer = torch.optim.Adam(value.parameters(), lr=args.learning_rate)
+    # value_step(*inputs): an optimiser step on the loss of (value, *inputs); returns the loss's other results
     value_step = run.gradient_step(iql_value_loss, value, value_optimizer)
     actor_step = run.gradient_step(iql_discrete_actor_loss, actor, actor_optimizer)
     critic_step = run.gradient_step(iql_critic_loss, critic, critic_optimizer)
@@ -240,4 +242,4 @@ if __name__ == "__main__":
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)
 
-    run.close(actor.act, make_env, sample=actor.sample)
+    run.close(actor.act, make_env, sample=actor.sample)  # a last evaluation; `solo play` takes this policy

@@ -290,7 +290,7 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, 1)  # for its spaces
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
+    dataset = run.dataset(args.dataset, envs)  # none for `solo play`, which needs only the policy
     envs.close()
 
     data = transitions(dataset, int(np.prod(envs.single_observation_space.shape)))
@@ -300,11 +300,11 @@ if __name__ == "__main__":
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations)
     train = run.compile(lambda training, data: train_iteration(training, data, setup), 500, data)
 
-    for iterations in run.loop(start, args.total_timesteps, 1):
+    for iterations in run.loop(start, args.total_timesteps, 1):  # ranges of at most `chunk` iterations
         global_step = iterations.stop  # gradient steps of each network
         training, (metrics, learning_rate) = train(training, iterations)
         run.learned(metrics, np.ones_like(learning_rate))
         run.log(global_step, {"charts/learning_rate": learning_rate[:, -1]})
         run.evaluate(global_step, act, make_env)
         run.save(global_step, training)
-    run.close(act, make_env, sample=drawn)
+    run.close(act, make_env, sample=drawn)  # a last evaluation; `solo play` takes this policy

@@ -189,7 +189,8 @@ def rebrac_actor_loss(actor, critic, batch, bc_coef):
 def soft_update(target, online, tau):
     """Polyak averaging: target <- (1 - tau) * target + tau * online."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)  # of all in one kernel
+        for x, y in zip(target.parameters(), online.parameters(), strict=True):
+            x.lerp_(y, tau)
 
 
 if __name__ == "__main__":
@@ -200,7 +201,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
-    dataset = run.dataset(args.dataset, envs)  # empty if the run is only played
+    dataset = run.dataset(args.dataset, envs)  # none for `solo play`, which needs only the policy
     envs.close()
 
     data = Data(transitions_in_turn(dataset, obs_dim))
@@ -208,6 +209,7 @@ if __name__ == "__main__":
     target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
+    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
     critic_step = run.gradient_step(rebrac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(rebrac_actor_loss, actor, actor_optimizer)
     # what a checkpoint holds
@@ -235,4 +237,4 @@ if __name__ == "__main__":
         run.evaluate(global_step, actor.act, make_env)
         run.save(global_step)
 
-    run.close(actor.act, make_env)
+    run.close(actor.act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -130,13 +130,14 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
-    num_iterations = run.iterations(batch_size)
+    num_iterations = run.iterations(batch_size)  # whole ones in total_timesteps
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     agent = Agent(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.RMSprop(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on a2c_loss(agent, *inputs); it returns what that returns after the loss
     gradient_step = run.gradient_step(a2c_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # the agent in NumPy: (batch, obs_dim) -> logits (batch, num_actions), values (batch,)
+    policy = run.fast(agent)  # NumPy, current weights: (batch, obs_dim) -> logits (batch, num_actions), values (batch,)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one rollout
@@ -181,4 +182,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_env)
+    run.close(agent.act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -295,6 +295,7 @@ if __name__ == "__main__":
 
     agent = Agent(num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); it returns what that returns after the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     aux_optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # with moments of its own
     aux_step = run.gradient_step(aux_loss, agent, aux_optimizer, args.max_grad_norm)
@@ -305,7 +306,7 @@ if __name__ == "__main__":
     parts = dict(agent=agent, optimizer=optimizer, aux_optimizer=aux_optimizer)
     parts |= dict(return_normalizer=return_normalizer, buffer=buffer, now=now, envs=envs)
     start = run.resume(**parts)  # what a checkpoint holds
-    now.so_far[run.restarted] = 0
+    now.so_far[run.restarted] = 0  # episodes that a resume could not continue
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -327,7 +328,7 @@ if __name__ == "__main__":
             action[step], logprob[step] = sample_categorical(logits)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            final_obs[step] = infos["next_obs"]  # where the step led
+            final_obs[step] = infos["next_obs"]  # what the step led to, also where an episode ended
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: rewards in units of the standard deviation of the returns
@@ -372,4 +373,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, unseen_games, sample=agent.sample)
+    run.close(agent.act, unseen_games, sample=agent.sample)  # a last evaluation; `solo play` takes this policy

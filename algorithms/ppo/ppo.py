@@ -165,8 +165,9 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); it returns what that returns after the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # the agent in NumPy: (batch, obs_dim) -> logits (batch, num_actions), values (batch,)
+    policy = run.fast(agent)  # NumPy, current weights: (batch, obs_dim) -> logits (batch, num_actions), values (batch,)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one rollout
@@ -218,4 +219,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_env)
+    run.close(agent.act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -220,11 +220,12 @@ if __name__ == "__main__":
 
     agent = Agent(num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); it returns what that returns after the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # the agent in NumPy: (batch, 4, 84, 84) -> logits (batch, num_actions), values (batch,)
     now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs, now=now)  # what a checkpoint holds
-    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
+    now.lives[run.restarted] = 0  # games that a resume had to begin again: no life is lost yet
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -249,7 +250,7 @@ if __name__ == "__main__":
                 timeout[step] &= infos["final_info"]["lives"] >= now.lives
             done[step] = over[step] | (infos["lives"] < now.lives)  # a lost life ends the return, but not the game
             now.lives = infos["lives"]
-            final_obs[step] = infos["next_obs"]  # where the step led
+            final_obs[step] = infos["next_obs"]  # what the step led to, also where an episode ended
         run.episodes(global_step, reward, over)
 
         # ---- 2. credit: "compute advantage estimates"
@@ -279,4 +280,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_env)
+    run.close(agent.act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -298,7 +298,7 @@ if __name__ == "__main__":
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=1)
 
-    for iterations in run.loop(start, num_iterations, batch_size):
+    for iterations in run.loop(start, num_iterations, batch_size):  # ranges of at most `chunk` iterations
         global_step = iterations.stop * batch_size
         training, (reward, over, sums, count, charts) = train(training, iterations)
         run.episodes(global_step, reward, over)
@@ -306,4 +306,4 @@ if __name__ == "__main__":
         run.log(global_step, {name: values[:, -1] for name, values in charts.items()})  # of the last iteration
         run.evaluate(global_step, act, make_envs)
         run.save(global_step, training)
-    run.close(act, make_envs)
+    run.close(act, make_envs)  # a last evaluation; `solo play` takes this policy

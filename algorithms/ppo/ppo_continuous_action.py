@@ -217,12 +217,13 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, action_dim, args.std_init).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); it returns what that returns after the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # the agent in NumPy: (batch, obs_dim) -> means (batch, action_dim), values (batch,)
+    policy = run.fast(agent)  # NumPy, current weights: (batch, obs_dim) -> means (batch, action_dim), values (batch,)
     normalize = agent.obs_normalizer  # NumPy (batch, obs_dim) -> NumPy (batch, obs_dim)
     now = SimpleNamespace(so_far=np.zeros(args.num_envs, np.float32))  # discounted rewards of the running episodes
     start = run.resume(agent=agent, optimizer=optimizer, now=now, envs=envs)  # what a checkpoint holds
-    now.so_far[run.restarted] = 0
+    now.so_far[run.restarted] = 0  # episodes that a resume could not continue
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -284,4 +285,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_env)
+    run.close(agent.act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -229,12 +229,13 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, action_dim, args.std_init).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); it returns what that returns after the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     normalize = agent.obs_normalizer
     # so_far: discounted rewards of the running episodes
     now = SimpleNamespace(so_far=torch.zeros(args.num_envs, device=run.device))
     start = run.resume(agent=agent, optimizer=optimizer, now=now, envs=envs)  # what a checkpoint holds
-    now.so_far[run.restarted] = 0
+    now.so_far[run.restarted] = 0  # episodes that a resume could not continue
     make_eval_envs = partial(make_numpy_envs, device=run.device)
 
     # ---- storage of one rollout
@@ -257,7 +258,7 @@ if __name__ == "__main__":
             action[step], logprob[step], value[step] = agent.sample(obs[step])
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            final_obs[step] = infos["next_obs"].flatten(1)  # where the step led
+            final_obs[step] = infos["next_obs"].flatten(1)  # what the step led to, also where an episode ended
         run.episodes(global_step, reward.cpu().numpy(), done.cpu().numpy())  # the only copies to the CPU
 
         # ---- 2. credit: rewards in units of the standard deviation of the returns
@@ -295,4 +296,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_eval_envs)
+    run.close(agent.act, make_eval_envs)  # a last evaluation; `solo play` takes this policy

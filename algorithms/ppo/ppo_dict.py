@@ -229,6 +229,7 @@ if __name__ == "__main__":
 
     agent = Agent(spaces, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); it returns what that returns after the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
@@ -256,7 +257,7 @@ if __name__ == "__main__":
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
             for name in spaces:
-                final_obs[name][step] = infos["next_obs"][name]  # where the step led
+                final_obs[name][step] = infos["next_obs"][name]  # what the step led to, also where an episode ended
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: "compute advantage estimates"
@@ -287,4 +288,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_env)
+    run.close(agent.act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -195,6 +195,7 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, sizes).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns the loss's other results
     gradient_step = run.gradient_step(ppo_masked_loss, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # the agent in NumPy: (batch, obs_dim) -> logits (batch, sum of sizes), values (batch,)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
@@ -253,4 +254,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_env)
+    run.close(agent.act, make_env)  # a last evaluation; `solo play` takes this policy

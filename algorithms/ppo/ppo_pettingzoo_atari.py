@@ -262,6 +262,7 @@ if __name__ == "__main__":
 
     agent = Agent(obs_shape[0], int(envs.agent_action_space.n)).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); it returns what that returns after the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # the agent in NumPy: (batch, *obs_shape) -> logits (batch, num_actions), values (batch,)
     # an earlier copy of the network, an opponent: the weights after a quarter to a half of the steps, and a later copy
@@ -292,7 +293,7 @@ if __name__ == "__main__":
             action[step], logprob[step], value[step] = (x.reshape(shape[1:]) for x in (actions, logprobs, values))
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, alive[step] & truncated & ~terminated
-            final_obs[step] = infos["next_obs"]  # where the step led
+            final_obs[step] = infos["next_obs"]  # what the step led to, also where an episode ended
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: "compute advantage estimates"
@@ -325,4 +326,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_env)
+    run.close(agent.act, make_env)  # a last evaluation; `solo play` takes this policy

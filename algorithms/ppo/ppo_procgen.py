@@ -248,13 +248,14 @@ if __name__ == "__main__":
 
     agent = Agent(num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); it returns what that returns after the loss
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # the agent in NumPy: (batch, 3, 64, 64) -> logits (batch, num_actions), values (batch,)
     return_normalizer = RunningMeanStd()
     now = SimpleNamespace(so_far=np.zeros(args.num_envs, np.float32))  # discounted rewards of the running episodes
     parts = dict(agent=agent, optimizer=optimizer, return_normalizer=return_normalizer, now=now, envs=envs)
     start = run.resume(**parts)  # what a checkpoint holds
-    now.so_far[run.restarted] = 0
+    now.so_far[run.restarted] = 0  # episodes that a resume could not continue
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -275,7 +276,7 @@ if __name__ == "__main__":
             action[step], logprob[step] = sample_categorical(logits)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            final_obs[step] = infos["next_obs"]  # where the step led
+            final_obs[step] = infos["next_obs"]  # what the step led to, also where an episode ended
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: rewards in units of the standard deviation of the returns
@@ -310,4 +311,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, unseen_games, sample=agent.sample)
+    run.close(agent.act, unseen_games, sample=agent.sample)  # a last evaluation; `solo play` takes this policy

@@ -221,6 +221,7 @@ if __name__ == "__main__":
     obs_normalizer, return_normalizer = RunningMeanStd(obs_dim), RunningMeanStd()
     modules = nn.ModuleDict({"agent": agent, "predictor": predictor})
     optimizer = torch.optim.Adam(modules.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on the loss of (modules, *inputs); returns the loss's other results
     gradient_step = run.gradient_step(rnd_loss, modules, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # the agent in NumPy: (batch, obs_dim) -> logits (batch, num_actions), values (batch, 2)
     # so_far: discounted intrinsic rewards until now, over all episodes
@@ -245,7 +246,7 @@ if __name__ == "__main__":
             action[step] = np.random.randint(num_actions, size=args.num_envs)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step] = terminated | truncated
-            reached[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)
+            reached[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)  # what the step led to
         obs_normalizer.update(reached.reshape(batch_size, obs_dim))
         run.episodes(global_step, reward, done)
         run.log(global_step, {})
@@ -264,7 +265,7 @@ if __name__ == "__main__":
             action[step], logprob[step] = sample_categorical(logits)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
-            reached[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)
+            reached[step] = infos["next_obs"].reshape(args.num_envs, obs_dim)  # what the step led to
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: the intrinsic reward is the predictor's error on the next observation, divided by the standard
@@ -310,4 +311,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_env)
+    run.close(agent.act, make_env)  # a last evaluation; `solo play` takes this policy

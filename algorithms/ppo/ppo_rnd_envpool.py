@@ -243,6 +243,7 @@ if __name__ == "__main__":
     predictor = frame_cnn(obs_normalizer, 3).to(run.device)
     modules = nn.ModuleDict({"agent": agent, "predictor": predictor})
     optimizer = torch.optim.Adam(modules.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on the loss of (modules, *inputs); returns the loss's other results
     gradient_step = run.gradient_step(rnd_loss, modules, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # the agent in NumPy: (batch, 4, 84, 84) -> logits (batch, num_actions), values (batch, 2)
     # so_far: discounted intrinsic rewards until now, over all games
@@ -267,7 +268,7 @@ if __name__ == "__main__":
         for step in range(args.num_steps):
             action[step] = np.random.randint(num_actions, size=args.num_envs)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
-            done[step], reached[step] = terminated | truncated, infos["next_obs"][:, -1:]
+            done[step], reached[step] = terminated | truncated, infos["next_obs"][:, -1:]  # what the step led to
         for chunk in torch.as_tensor(reached, device=run.device).flatten(0, 1).split(minibatch_size):
             obs_normalizer.update(chunk.float())
         run.episodes(global_step, reward, done)
@@ -334,4 +335,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, sticky_envs)
+    run.close(agent.act, sticky_envs)  # a last evaluation; `solo play` takes this policy

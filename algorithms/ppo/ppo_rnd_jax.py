@@ -367,7 +367,7 @@ if __name__ == "__main__":
 
     # ---- training
     train = run.compile(lambda training: train_iteration(training, setup), chunk=16)
-    for iterations in run.loop(start, num_iterations, batch_size):
+    for iterations in run.loop(start, num_iterations, batch_size):  # ranges of at most `chunk` iterations
         global_step = (args.warmup_rollouts + iterations.stop) * batch_size
         training, (reward, done, sums, count, charts) = train(training, iterations)
         run.episodes(global_step, reward, done)
@@ -375,4 +375,4 @@ if __name__ == "__main__":
         run.log(global_step, {name: values[:, -1] for name, values in charts.items()})  # of the last iteration
         run.evaluate(global_step, act, make_env)
         run.save(global_step, training)
-    run.close(act, make_env)
+    run.close(act, make_env)  # a last evaluation; `solo play` takes this policy

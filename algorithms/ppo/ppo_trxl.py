@@ -264,11 +264,12 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, num_actions, args).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    # gradient_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns the loss's other results
     gradient_step = run.gradient_step(ppo_trxl_loss, agent, optimizer, args.max_grad_norm)
     state = agent.empty_memory(args.num_envs)
     now = SimpleNamespace(state=state, first=np.ones(args.num_envs, bool))  # first: an episode begins with next_obs
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs, now=now)  # what a checkpoint holds
-    now.first[run.restarted] = True
+    now.first[run.restarted] = True  # episodes that a resume could not continue
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -295,7 +296,7 @@ if __name__ == "__main__":
                 # A time limit does not end the task: bootstrap from the value of the final observation, computed with
                 # the memory of the episode that was cut.
                 cut = np.flatnonzero(timeout[step])
-                final_obs, memory = infos["next_obs"][cut], now.state[:, cut]
+                final_obs, memory = infos["next_obs"][cut], now.state[:, cut]  # what the step led to
                 _, final_value[step, cut], _ = agent.step(final_obs, memory, np.zeros(len(cut), bool))
         run.episodes(global_step, reward, done)
 
@@ -323,4 +324,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_env)
+    run.close(agent.act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -124,6 +124,7 @@ if __name__ == "__main__":
 
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
+    # gradient_step(*inputs): an optimiser step on the loss of (q_network, *inputs); returns the loss's other results
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
     q_values = run.fast(q_network)  # the network in NumPy: (batch, obs_dim) -> (batch, num_actions)
     start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs)  # what a checkpoint holds
@@ -175,4 +176,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(q_network.act, make_env)
+    run.close(q_network.act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -147,11 +147,12 @@ if __name__ == "__main__":
 
     q_network = QNetwork(num_actions).to(run.device)
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
+    # gradient_step(*inputs): an optimiser step on the loss of (q_network, *inputs); returns the loss's other results
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
     q_values = run.fast(q_network)  # the network in NumPy: (batch, 4, 84, 84) -> (batch, num_actions)
     now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))
     start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs, now=now)  # what a checkpoint holds
-    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
+    now.lives[run.restarted] = 0  # games that a resume had to begin again: no life is lost yet
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -181,7 +182,7 @@ if __name__ == "__main__":
                 timeout[step] &= infos["final_info"]["lives"] >= now.lives
             done[step] = over[step] | (infos["lives"] < now.lives)  # a lost life ends the return, but not the game
             now.lives = infos["lives"]
-            final_obs[step] = infos["next_obs"]  # where the step led
+            final_obs[step] = infos["next_obs"]  # what the step led to, also where an episode ended
         run.episodes(global_step, reward, over)
 
         # ---- 2. credit: the returns of Q(lambda), by the network that acted
@@ -204,4 +205,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(q_network.act, make_envs)
+    run.close(q_network.act, make_envs)  # a last evaluation; `solo play` takes this policy

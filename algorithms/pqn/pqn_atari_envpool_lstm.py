@@ -175,13 +175,14 @@ if __name__ == "__main__":
 
     q_network = QNetwork(num_actions).to(run.device)
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
+    # gradient_step(*inputs): an optimiser step on the loss of (q_network, *inputs); returns the loss's other results
     gradient_step = run.gradient_step(q_lambda_lstm_loss, q_network, optimizer, args.max_grad_norm)
     state = torch.zeros(2, args.num_envs, 128, device=run.device)  # hidden and cell state of each environment
     # first: whether a game begins with next_obs
     now = SimpleNamespace(state=state, first=np.ones(args.num_envs, bool), lives=np.zeros(args.num_envs, np.int64))
     start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs, now=now)  # what a checkpoint holds
-    now.lives[run.restarted] = 0  # in the first step of a new game no life counts as lost
-    now.first[run.restarted] = True
+    now.lives[run.restarted] = 0  # games that a resume had to begin again: no life is lost yet
+    now.first[run.restarted] = True  # episodes that a resume could not continue
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -216,7 +217,7 @@ if __name__ == "__main__":
                 # A time limit does not end the task: bootstrap from the value of the final observation, computed with
                 # the memory of the episode that was cut.
                 cut = np.flatnonzero(timeout[step])
-                final_obs, memory = infos["next_obs"][cut], now.state[:, cut]
+                final_obs, memory = infos["next_obs"][cut], now.state[:, cut]  # what the step led to
                 final_value[step, cut] = q_network.step(final_obs, memory, np.zeros(len(cut), bool))[0].max(1)
         run.episodes(global_step, reward, over)
 
@@ -238,4 +239,4 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    run.close(q_network.act, make_envs)
+    run.close(q_network.act, make_envs)  # a last evaluation; `solo play` takes this policy
