@@ -446,7 +446,7 @@ if __name__ == "__main__":
     # ---- teach: the teacher plays and fills its replay buffer
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: teach(training, setup), chunk)
-    for iterations in run.loop(start, teach_iterations, batch_steps, last=False):  # ranges of at most `chunk` iterations
+    for iterations in run.loop(start, teach_iterations, batch_steps, last=False):
         global_step = iterations.stop * batch_steps  # environment steps after these iterations
         training, epsilon = train(training, iterations)  # (num_seeds, len(iterations))
         run.log(global_step, {"charts/epsilon": epsilon[:, -1]})
