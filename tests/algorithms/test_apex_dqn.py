@@ -458,7 +458,7 @@ def test_a_cluster_that_is_not_there_is_one_sentence(train, monkeypatch, tmp_pat
 class FakeRay:
     """A cluster of 3 cores; what is placed there does nothing."""
 
-    exceptions = SimpleNamespace(ActorUnavailableError=KeyError, ObjectLostError=IndexError)
+    exceptions = SimpleNamespace(ActorUnavailableError=KeyError, ObjectLostError=IndexError, RayTaskError=TimeoutError)
     cloudpickle = SimpleNamespace(dumps=lambda inputs: inputs)
 
     def cluster_resources(self):

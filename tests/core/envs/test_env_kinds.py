@@ -16,7 +16,7 @@ from solorl.catalog.header import parse_source
 from solorl.envs import ids
 from solorl.errors import UsageError
 from solorl.lab.studies.plan import env_kind, load_script
-from solorl.run.verbs import Run
+from solorl.run.environments import check_spaces
 from solorl.scripts import script_paths
 
 FILES = {each.path.name: each for each in header.scripts()}
@@ -79,13 +79,11 @@ def advice(name, env_id):
     except UsageError as error:
         return str(error)
     envs = SimpleNamespace(single_observation_space=OBS[obs], single_action_space=ACTIONS[action])
-    run = object.__new__(Run)
-    run.args, run.script = SimpleNamespace(env_id=env_id), path
     wanted = re.search(r"run\.require_spaces\(envs, obs=\"(\w+)\", action=\"(\w+)\"", path.read_text())
     try:
-        run.require_spaces(envs, *wanted.groups())
-    except SystemExit as end:
-        return end.__notes__[0]
+        check_spaces(path, env_id, envs, *wanted.groups())
+    except UsageError as error:
+        return str(error)
     return ""
 
 
