@@ -1,7 +1,6 @@
 """ippo.py, and what mappo.py has in common with it: credit, masks, agents that leave, values in units of returns."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +12,7 @@ from raid import LIMIT
 from solorl.compute.speed import GradientStep
 from solorl.envs.ids import check_env_id
 from solorl.envs.pettingzoo import PettingZooEnvs
-from solorl.run.verbs import Run
+from solorl.run.environments import Opened
 
 IPPO = definitions("ippo")
 RAID = "team_probes:TeamRaid-v0"  # 4 agents with masks, some leave early, one by a limit of its own
@@ -302,9 +301,7 @@ def test_opening_games_moves_no_random_number_of_the_training():
     np.random.seed(1), torch.manual_seed(1)
     for env_id in ("team/two_step", "mpe/simple_spread_v3"):
         check_env_id(env_id)
-        run = object.__new__(Run)  # no run folder
-        run.play, run.args, run.script = False, SimpleNamespace(async_envs=False), Path(__file__)
-        run.multi_agent_env(make_env, env_id, 2)
+        Opened(Path(__file__), apart=False).multi_agent_env(make_env, env_id, 2)
     assert (np.random.random(), torch.rand(1)) == want
 
 
