@@ -244,7 +244,7 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
 
     actor = Actor(obs_dim, action_dim).to(run.device)
@@ -253,7 +253,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr, betas=(0.5, 0.999))
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr, betas=(0.5, 0.999))
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
+    # critic_step(*inputs): an optimiser step on crossq_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(crossq_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(crossq_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)

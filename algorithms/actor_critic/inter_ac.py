@@ -242,7 +242,7 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
     run.require(args.width % 4 == 0, f"--width {args.width} must be a multiple of 4")
 
@@ -250,7 +250,7 @@ if __name__ == "__main__":
     target_agent = copy.deepcopy(agent)
     reliability = Reliability(0.5).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
-    # agent_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns the loss's other results
+    # agent_step(*inputs): an optimiser step on inter_ac_loss(agent, *inputs); returns its metrics
     agent_step = run.gradient_step(inter_ac_loss, agent, optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
     # what a checkpoint holds; the replay only with --save-replay

@@ -289,7 +289,7 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
     run.require(args.width % 4 == 0, f"--width {args.width} must be a multiple of 4")
 
@@ -299,7 +299,7 @@ if __name__ == "__main__":
     reliability = Reliability(0.5 if args.reliable_lambda else 1.0).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.alpha_lr)
-    # agent_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns the loss's other results
+    # agent_step(*inputs): an optimiser step on inter_sac_loss(agent, *inputs); returns its metrics and extra values
     agent_step = run.gradient_step(inter_sac_loss, agent, optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)

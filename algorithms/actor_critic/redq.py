@@ -227,7 +227,7 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
     most = args.num_critics
     run.require(args.subset_size <= most, f"--subset-size {args.subset_size} must be at most --num-critics {most}")
@@ -239,7 +239,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
+    # critic_step(*inputs): an optimiser step on redq_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(redq_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(redq_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)

@@ -48,7 +48,7 @@ class Args(RunArgs):
     q_lr: float = 3e-4  # learning rate of the critics' Adam and of the temperature
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 1.0  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 1  # critic updates between rounds of as many actor updates
+    policy_frequency: int = 1  # after every so many critic updates, as many actor updates
     target_network_frequency: int = 2_000  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature (else alpha): the entropy approaches the target entropy
@@ -299,7 +299,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
     run.require(
         args.buffer_size >= 10 * args.num_envs,
         f"--buffer-size must be at least {10 * args.num_envs}, the images of a transition in every environment",
@@ -313,7 +313,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr, eps=1e-4)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr, eps=1e-4)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr, eps=1e-4)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
+    # critic_step(*inputs): an optimiser step on discrete_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(discrete_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(discrete_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -333,7 +333,7 @@ if __name__ == "__main__":
             for image in obs[:, 1:].swapaxes(0, 1):
                 replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
     else:  # resumed with --save-replay
-        replay.begin(run.restarted, obs[run.restarted, -1])
+        replay.begin(run.restarted, obs[run.restarted, -1])  # episodes that a resume could not continue
     for iteration in run.loop(start, num_iterations):
         global_step = (iteration + 1) * args.num_envs  # at the end of this iteration
 

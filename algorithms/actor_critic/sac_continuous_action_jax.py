@@ -42,7 +42,7 @@ class Args(RunArgs):
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # critic updates between rounds of as many actor updates (the paper: 1)
+    policy_frequency: int = 2  # after every so many critic updates, as many actor updates (the paper: 1)
     target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
@@ -331,7 +331,7 @@ if __name__ == "__main__":
     envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
 
     setup = Setup(args, envs, optax.adam(args.policy_lr), optax.adam(args.q_lr), optax.adam(args.q_lr))
     training, start = run.resume(lambda key: begin(key, setup), model="learner.actor", envs=("env_state", "obs"))

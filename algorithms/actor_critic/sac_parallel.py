@@ -47,7 +47,7 @@ class Args(RunArgs):
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 2  # critic updates between rounds of as many actor updates (the paper: 1)
+    policy_frequency: int = 2  # after every so many critic updates, as many actor updates (the paper: 1)
     target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
@@ -301,7 +301,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
+    # critic_step(*inputs): an optimiser step on sac_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(sac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -322,6 +322,7 @@ if __name__ == "__main__":
     start = run.resume(**parts)
     if args.synchronous:
         explorers[0].obs = run.reset(envs)
+        # run.restarted: episodes that a resume could not continue
         explorers[0].so_far.returns[run.restarted] = explorers[0].so_far.lengths[run.restarted] = 0
 
     promises = {}  # of each explorer and evaluator that is at work

@@ -259,7 +259,7 @@ if __name__ == "__main__":
     encoder_optimizer = torch.optim.Adam(encoder.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(agent.critics.parameters(), lr=args.learning_rate)
     actor_optimizer = torch.optim.Adam(agent.actor.parameters(), lr=args.learning_rate)
-    # encoder_step(*inputs): an optimiser step on the loss of (encoder, *inputs); returns the loss's other results
+    # encoder_step(*inputs): an optimiser step on td7_encoder_loss(encoder, *inputs); returns its metrics
     encoder_step = run.gradient_step(td7_encoder_loss, encoder, encoder_optimizer)
     critic_step = run.gradient_step(td7_critic_loss, agent, critic_optimizer)
     actor_step = run.gradient_step(td7_actor_loss, agent, actor_optimizer)
@@ -283,7 +283,7 @@ if __name__ == "__main__":
     start = run.resume(**parts)
 
     obs = run.reset(envs)  # (1, *obs_shape)
-    if run.restarted:
+    if run.restarted:  # episodes that a resume could not continue
         assessment.episode_return = 0.0  # the episode is gone
     for iteration in run.loop(start, num_iterations):
         global_step = iteration + 1  # at the end of this iteration

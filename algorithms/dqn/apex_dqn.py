@@ -304,7 +304,7 @@ if __name__ == "__main__":
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
     target_network, actor_network = copy.deepcopy(q_network), copy.deepcopy(q_network).cpu()  # the actors' copy
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)  # the paper: centred RMSProp
-    # gradient_step(*inputs): an optimiser step on the loss of (q_network, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on apex_loss(q_network, *inputs); returns its metrics and extra values
     gradient_step = run.gradient_step(apex_loss, q_network, optimizer, args.max_grad_norm)
     # what a checkpoint holds; the replay only with --save-replay
     parts = dict(q_network=q_network, target_network=target_network, actor_network=actor_network, optimizer=optimizer)

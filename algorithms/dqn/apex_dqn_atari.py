@@ -385,7 +385,7 @@ if __name__ == "__main__":
     q_network = QNetwork(int(envs.single_action_space.n)).to(run.device)
     target_network, actor_network = copy.deepcopy(q_network), copy.deepcopy(q_network).cpu()  # the actors' copy
     optimizer = torch.optim.RMSprop(q_network.parameters(), args.learning_rate, 0.95, 1.5e-7, centered=True)
-    # gradient_step(*inputs): an optimiser step on the loss of (q_network, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on apex_loss(q_network, *inputs); returns its metrics and extra values
     gradient_step = run.gradient_step(apex_loss, q_network, optimizer, args.max_grad_norm)
     # what a checkpoint holds; the replay only with --save-replay
     parts = dict(q_network=q_network, target_network=target_network, actor_network=actor_network, optimizer=optimizer)

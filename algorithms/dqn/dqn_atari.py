@@ -237,7 +237,7 @@ if __name__ == "__main__":
     q_network = QNetwork(num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): an optimiser step on the loss of (q_network, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on td_loss(q_network, *inputs); returns its metrics
     gradient_step = run.gradient_step(td_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, 4, 84, 84) -> NumPy (batch, num_actions), with the current weights
     replay = FrameReplay(args.buffer_size, args.num_envs)
@@ -254,7 +254,7 @@ if __name__ == "__main__":
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
     now.lives[run.restarted] = 0  # games that a resume had to begin again: no life is lost yet
     known = replay.inserted > 0  # resumed with --save-replay: the buffer has the images of games that go on
-    begins = run.restarted if known else np.arange(args.num_envs)
+    begins = run.restarted if known else np.arange(args.num_envs)  # episodes that a resume could not continue
     replay.begin(begins, obs[begins, 0])
     if start and not known:  # resumed without --save-replay: the later 3 images of games that are under way
         for image in obs[:, 1:].swapaxes(0, 1):

@@ -247,7 +247,7 @@ if __name__ == "__main__":
     q_network = QNetwork(obs_shape, num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): an optimiser step on the loss of (q_network, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on td_loss(q_network, *inputs); returns its metrics
     gradient_step = run.gradient_step(td_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, *obs_shape) -> NumPy (batch, num_actions), with the current weights
     channels = obs_shape[0] // args.num_frames  # of one image
@@ -262,7 +262,7 @@ if __name__ == "__main__":
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
     known = replay.inserted > 0  # resumed with --save-replay: the buffer has the images of episodes that go on
-    begins = run.restarted if known else np.arange(args.num_envs)
+    begins = run.restarted if known else np.arange(args.num_envs)  # episodes that a resume could not continue
     replay.begin(begins, obs[begins, :channels])
     if start and not known:  # resumed without --save-replay: the later images of episodes that are under way
         for image in np.split(obs, args.num_frames, axis=1)[1:]:

@@ -146,7 +146,7 @@ if __name__ == "__main__":
     q_network = QNetwork(obs_dim, num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): an optimiser step on the loss of (q_network, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on td_loss(q_network, *inputs); returns its metrics
     gradient_step = run.gradient_step(td_loss, q_network, optimizer)
     q_values = run.fast(q_network)  # NumPy (batch, obs_dim) -> NumPy (batch, num_actions), with the current weights
     replay = Replay(args.buffer_size, obs_dim, envs.single_action_space)

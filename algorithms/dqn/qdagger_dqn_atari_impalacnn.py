@@ -327,7 +327,7 @@ if __name__ == "__main__":
     q_network = QNetwork(num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): an optimiser step on the loss of (q_network, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on qdagger_loss(q_network, *inputs); returns its metrics
     gradient_step = run.gradient_step(qdagger_loss, q_network, optimizer)
     teacher_replay, replay = (FrameReplay(size, args.num_envs) for size in (args.teacher_steps, args.buffer_size))
     now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))  # after the last step of each game
@@ -343,7 +343,7 @@ if __name__ == "__main__":
     now.lives[run.restarted] = 0  # games that a resume had to begin again: no life is lost yet
     for memory in (teacher_replay, replay):
         if memory.inserted:  # resumed with --save-replay
-            memory.begin(run.restarted, obs[run.restarted, -1])
+            memory.begin(run.restarted, obs[run.restarted, -1])  # episodes that a resume could not continue
 
     # ---- teach: the teacher plays and fills its replay buffer
     for iteration in run.loop(start, teach_iterations, last=False):

@@ -279,7 +279,7 @@ if __name__ == "__main__":
     target_critic = copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.actor_lr, eps=1e-5)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.critic_lr, eps=1e-5)
-    # actor_step(*inputs): an optimiser step on the loss of (actor, *inputs); returns the loss's other results
+    # actor_step(*inputs): an optimiser step on coma_actor_loss(actor, *inputs); returns its metrics
     actor_step = run.gradient_step(coma_actor_loss, actor, actor_optimizer, args.max_grad_norm)
     critic_step = run.gradient_step(coma_critic_loss, critic, critic_optimizer, args.max_grad_norm)
     sizes = (args.max_steps, num_agents, obs_dim, state_dim, num_actions)
@@ -294,6 +294,7 @@ if __name__ == "__main__":
     parts = dict(actor=actor, critic=critic, target_critic=target_critic)  # what a checkpoint holds
     parts |= dict(actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, envs=envs, now=now)
     start = run.resume(**parts)
+    # run.restarted: episodes that a resume could not continue
     now.first[run.restarted], now.length[run.restarted], now.segments["alive"][run.restarted] = True, 0, 0.0
 
     obs = run.reset(envs)  # (num_envs, num_agents, *obs_shape)

@@ -214,13 +214,13 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
     num_agents, num_actions = envs.num_agents, int(envs.agent_action_space.n)
     obs_dim = int(np.prod(envs.agent_observation_space.shape)) + num_agents  # with who the agent is
 
     agent = Agent(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on ippo_loss(agent, *inputs); returns its metrics
     gradient_step = run.gradient_step(ippo_loss, agent, optimizer, args.max_grad_norm)
     # NumPy (batch, obs_dim) -> NumPy logits (batch, num_actions); NumPy values (batch,)
     actor, critic = run.fast(agent.actor), run.fast(agent.critic)

@@ -271,7 +271,7 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, state_dim, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on mappo_rnn_loss(agent, *inputs); returns its metrics
     gradient_step = run.gradient_step(mappo_rnn_loss, agent, optimizer, args.max_grad_norm)
     now = SimpleNamespace(
         memory=torch.zeros(2, args.num_envs, num_agents, 64, device=run.device),  # of actor and critic

@@ -250,7 +250,7 @@ if __name__ == "__main__":
     space = envs.agent_action_space
     discrete = isinstance(space, gym.spaces.Discrete)
     run.require_spaces(envs, obs="vector", action="discrete" if discrete else "bounded")
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
     obs_dims, action_dims, num_agents = envs.agent_obs_dims, envs.agent_action_dims, envs.num_agents
     shape = (args.num_envs, num_agents, max(action_dims))
     own = np.array([np.arange(shape[2]) < np.array(action_dims)[:, None]] * args.num_envs)  # not padding
@@ -260,7 +260,7 @@ if __name__ == "__main__":
     target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
+    # critic_step(*inputs): an optimiser step on matd3_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(matd3_critic_loss, critic, critic_optimizer, args.max_grad_norm)
     actor_step = run.gradient_step(matd3_actor_loss, actor, actor_optimizer, args.max_grad_norm)
     replay = GameReplay(args.buffer_size, num_agents, max(obs_dims), max(action_dims))

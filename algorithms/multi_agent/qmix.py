@@ -245,7 +245,7 @@ if __name__ == "__main__":
     q_network = QNetwork(num_agents, obs_dim, state_dim, num_actions).to(run.device)
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): an optimiser step on the loss of (q_network, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on team_td_loss(q_network, *inputs); returns its metrics
     gradient_step = run.gradient_step(team_td_loss, q_network, optimizer, args.max_grad_norm)
     sizes = (args.max_steps, num_agents, obs_dim, state_dim, num_actions)
     replay = EpisodeReplay(args.buffer_size, *sizes)
@@ -260,6 +260,7 @@ if __name__ == "__main__":
     parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
     parts |= dict(replay=replay, envs=envs, now=now)
     start = run.resume(**parts)
+    # run.restarted: episodes that a resume could not continue
     now.first[run.restarted], now.length[run.restarted], now.segments["alive"][run.restarted] = True, 0, 0.0
 
     obs = run.reset(envs)  # (num_envs, num_agents, *obs_shape)

@@ -219,7 +219,7 @@ if __name__ == "__main__":
     target_critic = copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
+    # critic_step(*inputs): an optimiser step on awac_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(awac_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(awac_actor_loss, actor, actor_optimizer)
     # what a checkpoint holds

@@ -166,7 +166,7 @@ if __name__ == "__main__":
     outputs = int(space.n) if discrete else space.shape[0]
     actor = Actor(Standardize(data.arrays.obs), outputs, discrete).to(run.device)
     optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
-    # actor_step(*inputs): an optimiser step on bc_loss(actor, *inputs); it returns what that returns after the loss
+    # actor_step(*inputs): an optimiser step on bc_loss(actor, *inputs); returns its metrics
     actor_step = run.gradient_step(bc_loss, actor, optimizer)
     # what a checkpoint holds; start: the first iteration, 0 unless resumed
     start = run.resume(actor=actor, optimizer=optimizer)

@@ -319,7 +319,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.policy_lr)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
+    # critic_step(*inputs): an optimiser step on cal_ql_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(cal_ql_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
@@ -330,7 +330,7 @@ if __name__ == "__main__":
     start = run.resume(**parts)
 
     obs = run.reset(envs)  # (1, *obs_shape)
-    if run.restarted:
+    if run.restarted:  # episodes that a resume could not continue
         now.episode = []
     for iteration in run.loop(start, args.total_timesteps):
         global_step = iteration + 1  # gradient steps on the data set, then environment steps

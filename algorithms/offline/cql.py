@@ -4,7 +4,7 @@
 # ///
 """Conservative Q-learning, CQL(H): from recorded transitions only, continuous actions, vector observations.
 
-Nothing is played but evaluations: `global_step` counts gradient steps, of all networks together.
+Nothing is played but evaluations: `global_step` counts gradient steps; in each all networks learn.
 
 Paper     Kumar et al. 2020, https://arxiv.org/abs/2006.04779 ("CQL's Eq. n" below); SAC:
           https://arxiv.org/abs/1812.05905 ("Eq. n")
@@ -249,7 +249,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.q_lr)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.policy_lr)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
+    # critic_step(*inputs): an optimiser step on cql_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(cql_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)

@@ -273,7 +273,7 @@ if __name__ == "__main__":
     data = Windows(steps_of(dataset, obs_dim, args.return_scale), dataset.episode, args.context_length)
     actor = Actor(Standardize(dataset.obs.reshape(-1, obs_dim)), action_dim, args).to(run.device)
     optimizer = torch.optim.AdamW(actor.parameters(), lr=args.learning_rate, weight_decay=args.weight_decay)
-    # actor_step(*inputs): an optimiser step on the loss of (actor, *inputs); returns the loss's other results
+    # actor_step(*inputs): an optimiser step on decision_transformer_loss(actor, *inputs); returns its metrics
     actor_step = run.gradient_step(decision_transformer_loss, actor, optimizer, args.max_grad_norm)
     # what a checkpoint holds; start: the first iteration, 0 unless resumed
     start = run.resume(actor=actor, optimizer=optimizer)

@@ -4,7 +4,7 @@
 # ///
 """Implicit Q-learning (IQL): from recorded transitions only, discrete actions, vector observations.
 
-Nothing is played but evaluations: `global_step` counts gradient steps, of all networks together.
+Nothing is played but evaluations: `global_step` counts gradient steps; in each all networks learn.
 
 Paper     Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169 ("Eq. n" below)
 Run       solo train iql_discrete --dataset data/cartpole --env-id CartPole-v1
@@ -38,7 +38,7 @@ class Args(RunArgs):
     learning_rate: float = 3e-4  # learning rate of Adam; the actor's is annealed by a cosine
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target critics (1: hard copy), from 0 to 1
-    expectile: float = 0.7  # of the values of actions, the value of a state (0.5: their mean), from 0 to 1
+    expectile: float = 0.7  # the value of a state among those of its actions (0.5: their mean), from 0 to 1
     beta: float = 3.0  # inverse temperature: how much the policy prefers better actions
     max_weight: float = 100.0  # largest weight of an action in the policy's loss; inf: do not clip
 
@@ -216,7 +216,7 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
     value_optimizer = torch.optim.Adam(value.parameters(), lr=args.learning_rate)
-    # value_step(*inputs): an optimiser step on the loss of (value, *inputs); returns the loss's other results
+    # value_step(*inputs): an optimiser step on iql_value_loss(value, *inputs); returns its metrics
     value_step = run.gradient_step(iql_value_loss, value, value_optimizer)
     actor_step = run.gradient_step(iql_discrete_actor_loss, actor, actor_optimizer)
     critic_step = run.gradient_step(iql_critic_loss, critic, critic_optimizer)
@@ -226,7 +226,7 @@ if __name__ == "__main__":
     start = run.resume(**parts)
 
     for iteration in run.loop(start, args.total_timesteps):
-        global_step = iteration + 1  # gradient steps of each network
+        global_step = iteration + 1  # a gradient step of each network
 
         # ---- 1. learn, all with one batch: the value of states, the policy, the value of actions (Algorithm 1)
         batch = data.sample(args.batch_size, run.device)

@@ -4,7 +4,7 @@
 # ///
 """Implicit Q-learning (IQL): from recorded transitions only, continuous actions, vector observations; in JAX.
 
-Nothing is played but evaluations: `global_step` counts gradient steps, of all networks together. All seeds learn from
+Nothing is played but evaluations: `global_step` counts gradient steps; in each all networks learn. All seeds learn from
 one data set, which the device holds once.
 
 Paper     Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169 ("Eq. n" below)
@@ -42,7 +42,7 @@ class Args(RunArgs):
     learning_rate: float = 3e-4  # learning rate of Adam; the actor's is annealed by a cosine
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target critics (1: hard copy), from 0 to 1
-    expectile: float = 0.7  # of the values of actions, the value of a state (0.5: their mean), from 0 to 1
+    expectile: float = 0.7  # the value of a state among those of its actions (0.5: their mean), from 0 to 1
     beta: float = 3.0  # inverse temperature: how much the policy prefers better actions
     max_weight: float = 100.0  # largest weight of an action in the policy's loss; inf: do not clip
 

@@ -213,7 +213,7 @@ if __name__ == "__main__":
     target_actor, target_critic = copy.deepcopy(actor), copy.deepcopy(critic)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)
-    # critic_step(*inputs): an optimiser step on the loss of (critic, *inputs); returns the loss's other results
+    # critic_step(*inputs): an optimiser step on td3_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(td3_critic_loss, critic, critic_optimizer)
     actor_step = run.gradient_step(td3_bc_actor_loss, actor, actor_optimizer)
     # what a checkpoint holds

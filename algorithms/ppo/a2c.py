@@ -135,7 +135,7 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.RMSprop(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): an optimiser step on a2c_loss(agent, *inputs); it returns what that returns after the loss
+    # gradient_step(*inputs): an optimiser step on a2c_loss(agent, *inputs); returns its metrics
     gradient_step = run.gradient_step(a2c_loss, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # NumPy, current weights: (batch, obs_dim) -> logits (batch, num_actions), values (batch,)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds

@@ -286,7 +286,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
     aux_minibatch_size = batch_size // args.aux_minibatches
     run.require(aux_minibatch_size, f"--aux-minibatches must be at most the {batch_size} steps of a rollout")
     one_phase = num_iterations >= args.policy_iterations or not args.aux_epochs
@@ -295,7 +295,7 @@ if __name__ == "__main__":
 
     agent = Agent(num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); it returns what that returns after the loss
+    # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); returns its metrics
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     aux_optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # with moments of its own
     aux_step = run.gradient_step(aux_loss, agent, aux_optimizer, args.max_grad_norm)

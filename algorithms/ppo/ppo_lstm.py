@@ -185,12 +185,12 @@ if __name__ == "__main__":
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
     run.require(args.num_envs % args.num_minibatches == 0, "--num-minibatches must divide --num-envs (whole rollouts)")
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     agent = Agent(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on ppo_lstm_loss(agent, *inputs); returns its metrics
     gradient_step = run.gradient_step(ppo_lstm_loss, agent, optimizer, args.max_grad_norm)
     state = torch.zeros(2, args.num_envs, 64, device=run.device)  # hidden and cell state of each environment
     now = SimpleNamespace(state=state, first=np.ones(args.num_envs, bool))  # first: an episode begins with next_obs

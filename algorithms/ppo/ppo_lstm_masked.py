@@ -193,14 +193,14 @@ if __name__ == "__main__":
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
     run.require(args.num_envs % args.num_minibatches == 0, "--num-minibatches must divide --num-envs (whole rollouts)")
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
     envs.reset(seed=0)  # for the masks; run.reset below has seeds of its own
     run.require(envs.action_mask is not None, f"{args.env_id} gives no action_mask; use ppo_lstm.py")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     agent = Agent(obs_dim, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on ppo_lstm_masked_loss(agent, *inputs); returns its metrics
     gradient_step = run.gradient_step(ppo_lstm_masked_loss, agent, optimizer, args.max_grad_norm)
     state = torch.zeros(2, args.num_envs, 64, device=run.device)  # hidden and cell state of each environment
     now = SimpleNamespace(state=state, first=np.ones(args.num_envs, bool))  # first: an episode begins with next_obs

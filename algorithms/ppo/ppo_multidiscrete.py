@@ -187,7 +187,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="multidiscrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
     obs_dim = int(np.prod(envs.single_observation_space.shape))
     nvec = envs.single_action_space.nvec
     run.require(nvec.ndim == 1, f"{args.env_id} has actions of shape {nvec.shape}; make them one row of numbers")
@@ -195,7 +195,7 @@ if __name__ == "__main__":
 
     agent = Agent(obs_dim, sizes).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on ppo_masked_loss(agent, *inputs); returns its metrics
     gradient_step = run.gradient_step(ppo_masked_loss, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # the agent in NumPy: (batch, obs_dim) -> logits (batch, sum of sizes), values (batch,)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds

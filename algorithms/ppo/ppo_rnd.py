@@ -210,7 +210,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_rollouts = run.iterations(batch_size, minibatches=args.num_minibatches)
+    num_rollouts = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
     num_iterations = num_rollouts - args.warmup_rollouts
     run.require(num_iterations > 0, "--total-timesteps leaves no rollout to learn from after --warmup-rollouts")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
@@ -221,7 +221,7 @@ if __name__ == "__main__":
     obs_normalizer, return_normalizer = RunningMeanStd(obs_dim), RunningMeanStd()
     modules = nn.ModuleDict({"agent": agent, "predictor": predictor})
     optimizer = torch.optim.Adam(modules.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): an optimiser step on the loss of (modules, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on rnd_loss(modules, *inputs); returns its metrics
     gradient_step = run.gradient_step(rnd_loss, modules, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # the agent in NumPy: (batch, obs_dim) -> logits (batch, num_actions), values (batch, 2)
     # so_far: discounted intrinsic rewards until now, over all episodes

@@ -232,7 +232,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_rollouts = run.iterations(batch_size, minibatches=args.num_minibatches)
+    num_rollouts = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
     num_iterations = num_rollouts - args.warmup_rollouts
     run.require(num_iterations > 0, "--total-timesteps leaves no rollout to learn from after --warmup-rollouts")
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
@@ -243,7 +243,7 @@ if __name__ == "__main__":
     predictor = frame_cnn(obs_normalizer, 3).to(run.device)
     modules = nn.ModuleDict({"agent": agent, "predictor": predictor})
     optimizer = torch.optim.Adam(modules.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): an optimiser step on the loss of (modules, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on rnd_loss(modules, *inputs); returns its metrics
     gradient_step = run.gradient_step(rnd_loss, modules, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # the agent in NumPy: (batch, 4, 84, 84) -> logits (batch, num_actions), values (batch, 2)
     # so_far: discounted intrinsic rewards until now, over all games

@@ -257,14 +257,14 @@ if __name__ == "__main__":
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
     run.require(args.num_envs % args.num_minibatches == 0, "--num-minibatches must divide --num-envs (whole rollouts)")
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
     fits = args.width % 2 == 0 and args.width % args.num_heads == 0
     run.require(fits, f"--width {args.width} must be even and a multiple of the {args.num_heads} of --num-heads")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 
     agent = Agent(obs_dim, num_actions, args).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    # gradient_step(*inputs): an optimiser step on the loss of (agent, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on ppo_trxl_loss(agent, *inputs); returns its metrics
     gradient_step = run.gradient_step(ppo_trxl_loss, agent, optimizer, args.max_grad_norm)
     state = agent.empty_memory(args.num_envs)
     now = SimpleNamespace(state=state, first=np.ones(args.num_envs, bool))  # first: an episode begins with next_obs

@@ -142,12 +142,12 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
 
     q_network = QNetwork(num_actions).to(run.device)
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
-    # gradient_step(*inputs): an optimiser step on the loss of (q_network, *inputs); returns the loss's other results
+    # gradient_step(*inputs): an optimiser step on q_lambda_loss(q_network, *inputs); returns its metrics
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
     q_values = run.fast(q_network)  # the network in NumPy: (batch, 4, 84, 84) -> (batch, num_actions)
     now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))
