@@ -43,7 +43,7 @@ class Args(RunArgs):
     weight_decay: float = 1e-2  # decay of all parameters of actor and critics by AdamW; 0: none
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
-    policy_frequency: int = 1  # after every so many critic updates, as many actor updates
+    policy_frequency: int = 1  # number of critic updates after which as many actor updates are made
     target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.01  # temperature, the coefficient of the entropy, at the start; for good with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim / 2 (actions in [-1, 1])

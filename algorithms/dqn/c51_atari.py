@@ -280,7 +280,7 @@ if __name__ == "__main__":
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
     now.lives[run.restarted] = 0  # games that a resume had to begin again: no life is lost yet
-    known = replay.inserted > 0  # resumed with --save-replay: the buffer has the images of games that go on
+    known = replay.inserted > 0  # resumed with --save-replay: the buffer has the images of games that continue
     begins = run.restarted if known else np.arange(args.num_envs)  # episodes that a resume could not continue
     replay.begin(begins, obs[begins, 0])
     if start and not known:  # resumed without --save-replay: the later 3 images of games that are under way

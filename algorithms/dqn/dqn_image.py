@@ -261,7 +261,7 @@ if __name__ == "__main__":
     reward, over = np.zeros(shape, np.float32), np.zeros(shape, bool)
 
     obs = run.reset(envs)  # (num_envs, *obs_shape)
-    known = replay.inserted > 0  # resumed with --save-replay: the buffer has the images of episodes that go on
+    known = replay.inserted > 0  # resumed with --save-replay: the buffer has the images of episodes that continue
     begins = run.restarted if known else np.arange(args.num_envs)  # episodes that a resume could not continue
     replay.begin(begins, obs[begins, :channels])
     if start and not known:  # resumed without --save-replay: the later images of episodes that are under way

@@ -220,7 +220,7 @@ class PrioritizedReplay(FrameReplay):
         self.n_step, self.tree = n_step, SumTree(capacity)
         # how many rows after each one the next image of its game lies, as `back` before it; 0: there is none (yet)
         self.ahead = np.zeros(capacity, np.int32)
-        # what a checkpoint holds besides `age`; largest: priority so far
+        # what a checkpoint holds next to `age`; largest: priority so far
         vars(self.state).update(ahead=self.ahead, sum=self.tree.sum, least=self.tree.least, largest=1.0)
 
     def begin(self, env_index, image):
@@ -429,7 +429,7 @@ if __name__ == "__main__":
 
     obs = run.reset(envs)  # (num_envs, 4, 84, 84)
     now.lives[run.restarted] = 0  # games that a resume had to begin again: no life is lost yet
-    known = replay.inserted > 0  # resumed with --save-replay: the buffer has the images of games that go on
+    known = replay.inserted > 0  # resumed with --save-replay: the buffer has the images of games that continue
     begins = run.restarted if known else np.arange(args.num_envs)  # episodes that a resume could not continue
     replay.begin(begins, obs[begins, 0])
     if start and not known:  # resumed without --save-replay: the later 3 images of games that are under way

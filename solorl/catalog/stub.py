@@ -95,7 +95,7 @@ class Run:
         self.require(fits, f"the observations must be of the kind {obs} and the actions {action}")
 
     def iterations(self, steps, minibatches=None, batch=None):
-        """How many iterations of so many environment steps there are; ends with a sentence where nothing is learned."""
+        """How many iterations of `steps` environment steps there are; ends with a sentence where nothing is learned."""
         total = self.args.total_timesteps
         self.require(total >= steps, f"--total-timesteps {total} is less than one iteration of {steps} steps")
         parts = not minibatches or (steps % minibatches == 0 and steps > minibatches)

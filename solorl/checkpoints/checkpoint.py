@@ -92,7 +92,7 @@ def decode(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
 # ---------------------------------------------------------------------- the parts a script hands over
 def capture(part: Any) -> Any:
     """The state of one part as a tree: a module, optimiser, array, tensor, generator, vector environment, or a
-    `SimpleNamespace` of numbers, arrays, tensors and what `encode` knows besides.
+    `SimpleNamespace` of numbers, arrays, tensors and what else `encode` takes.
 
     Raises TypeError, with the kinds allowed, for anything else.
     """

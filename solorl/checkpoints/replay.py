@@ -29,7 +29,7 @@ def _row_bytes(replay: Any) -> int:
 
 
 def _state(replay: Any) -> dict[str, Any]:
-    """What a buffer must remember besides its rows, by name; a change of it changes the buffer."""
+    """What a buffer must remember in addition to its rows, by name; a change of it changes the buffer."""
     state = getattr(replay, "state", {})
     return state if isinstance(state, dict) else vars(state)
 

@@ -154,7 +154,7 @@ def test_evaluation_and_play_see_what_training_sees(train):
     flags = [*SHORT, "--total-timesteps", "24", "--size", "20", "--grey", "--num-frames", "3"]
     v = train("dqn_image", "--env-id", "pictures:ColoursFirst-v0", *flags)
     space = v["envs"].single_observation_space
-    assert space.shape == (3, 20, 20) and v["run"].evaluator._envs[0].observation_space == space
+    assert space.shape == (3, 20, 20) and v["run"].evaluator._envs[""][0].observation_space == space
     assert v["replay"].arrays["image"].shape == (60, 1, 20, 20)
     policy = solorl.load(v["run"].dir)
     obs, _ = policy.make_env().reset(seed=1)

@@ -128,7 +128,7 @@ def test_evaluation_and_play_see_what_training_sees(train):
     flags = [*SHORT, "--total-timesteps", "16", "--size", "20", "--grey", "--num-frames", "3"]
     v = train("ppo_image", "--env-id", "pictures:ColoursFirst-v0", *flags)
     space = v["envs"].single_observation_space
-    assert space.shape == (3, 20, 20) and v["run"].evaluator._envs[0].observation_space == space
+    assert space.shape == (3, 20, 20) and v["run"].evaluator._envs[""][0].observation_space == space
     policy = solorl.load(v["run"].dir)
     env = policy.make_env()
     obs, _ = env.reset(seed=1)

@@ -92,7 +92,7 @@ BREAKS = {
     "broken script metadata": ("dependencies = [", "dependencies = ", "PEP 723: the block is not TOML"),
     "no version of Python": ("requires-python", "requires-pyton", "PEP 723: the block has no requires-python"),
     "missing dependency": ('"numpy>=1.26,<3", ', "", "PEP 723: imports numpy, but the dependencies do not name numpy"),
-    "missing library": ('"solorl[box2d]>=0.1", ', "", "PEP 723: imports solorl, but"),
+    "missing library": ('"solorl>=0.1", ', "", "PEP 723: imports solorl, but"),
     "module of another name": ("import torch\n", "import yaml\nimport torch\n", "the dependencies do not name pyyaml"),
     "dead flag": ("    num_envs: int", "    idle: int = 3\n    num_envs: int", "flags: args.idle is never used"),
     "flag of the library": (MAIN, f"{MAIN}    if args.track:\n        pass\n", "R5: reads args.track"),

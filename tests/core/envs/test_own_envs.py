@@ -183,7 +183,7 @@ def test_a_standalone_copy_refuses_them_too(tmp_path, monkeypatch, capsys):
         (
             "ddpg_continuous_action",
             "probes_offpolicy:WholeBox-v0",
-            "the observations must be of the kind vector and the actions continuous",
+            "the observations must be of the kind vector and the actions bounded",
         ),
     ):
         (tmp_path / "mine.py").write_text(standalone(script(name), "mine.py"))

@@ -80,7 +80,7 @@ def test_a_time_limit_is_told_from_the_end_of_the_task(train, solo):
 def test_a_killed_training_has_each_step_to_its_last_checkpoint(train, solo, tmp_path):
     words = [*DQN, "--num-envs", 2, "--total-timesteps", 3000, "--runs-dir", "runs", "--log-every", 100]
     command = [sys.executable, "-m", "solorl.cli", "train", *map(str, words)]
-    env = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    env = os.environ | {"PYTHONPATH": str(ROOT / "tests/doubles")}
     process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)
     while not (found := list(tmp_path.glob("runs/*/checkpoint/step_*500"))) and process.poll() is None:
         time.sleep(0.02)
