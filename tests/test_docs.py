@@ -125,7 +125,7 @@ def test_make_says_which_python_it_needs(tmp_path, version, fits):
         shutil.copy(ROOT / name, tmp_path)
     say = f"import sys; sys.version_info = ({version}, 0, 'final', 0); exec(sys.argv[1])"
     python = tmp_path / "other"
-    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] || exit 7\nexec {sys.executable} -c "{say}" "$2"\n')
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] || exit 7\nexec "{sys.executable}" -c "{say}" "$2"\n')
     python.chmod(0o755)
     plain = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}
     command = ["make", ".venv/.run", "PYTHON=./other"]  # as typed in a shell, also where `make test` runs this test
