@@ -4,7 +4,7 @@ import ast
 from fnmatch import fnmatch
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, costly
 
 from solorl.catalog.header import code_lines
 
@@ -137,6 +137,13 @@ def test_no_import_goes_in_a_circle():
 
 def test_shelves_keep_their_budgets():
     assert {name: count for name, count in lines(ROOT).items() if count > BUDGETS[name]} == {}
+
+
+def test_what_leaves_the_fast_tier_is_there():
+    """A test that was renamed or removed leaves no line in the table."""
+    for test in costly():
+        path, name = test.split("[")[0].split("::")[:2]
+        assert f"def {name}(" in (ROOT / "tests" / path).read_text(), test
 
 
 def test_no_module_is_long():

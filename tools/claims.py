@@ -119,7 +119,9 @@ def check_flags(source: Source) -> Iterator[Problem]:
     used = {name for name, _ in uses_of_args(source.tree)}
     if any(isinstance(node, ast.alias) and node.name == "Runs" for node in ast.walk(source.tree)):
         used.add("num_seeds")  # Runs reads it
-    if any(isinstance(node, ast.Attribute) and ast.unparse(node) == "run.iterations" for node in ast.walk(source.tree)):
+    if any(
+        getattr(x, "attr", "") == "iterations" and ast.unparse(x) == "run.iterations" for x in ast.walk(source.tree)
+    ):
         used.add("total_timesteps")  # which `run.iterations` reads
     for name, node in fields_of(source.tree).items():
         if name not in used and name not in plumbing_flags():

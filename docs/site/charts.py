@@ -15,10 +15,10 @@ from solorl.catalog.header import fields_of, parse_source
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
 from solorl.lab.results import text
+from solorl.lab.results.page import numbers
 from solorl.lab.results.read import read_all
 
 MOST_SEEDS = 10  # whose own curves a page has
-DIGITS = 5  # significant digits of the numbers in the charts
 
 
 def all_of(scripts):
@@ -107,12 +107,6 @@ def defaults_of(path):
         except ValueError:
             found[name] = ast.unparse(field.value)
     return found
-
-
-def numbers(values):
-    """Numbers for JSON, short."""
-    short = (float(f"{value:.{DIGITS}g}") for value in values)
-    return [int(value) if value.is_integer() else value for value in short]
 
 
 def figure(chart, picture, made_by, words):

@@ -55,18 +55,19 @@ def _lines(comparison: cmp.Comparison, curves: Mapping[str, cv.Curve]) -> list[d
     return [
         {
             "m": comparison.methods.index(method),
-            "x": _numbers(curve.x),
-            "y": _numbers(curve.y),
-            "lo": _numbers(curve.band[:, 0]),
-            "hi": _numbers(curve.band[:, 1]),
+            "x": numbers(curve.x),
+            "y": numbers(curve.y),
+            "lo": numbers(curve.band[:, 0]),
+            "hi": numbers(curve.band[:, 1]),
             "band": curve.kind,
-            "runs": {seed: _numbers(values) for seed, values in curve.seeds.items()},
+            "runs": {seed: numbers(values) for seed, values in curve.seeds.items()},
         }
         for method, curve in curves.items()
     ]
 
 
-def _numbers(values: Iterable[float]) -> list[float]:
+def numbers(values: Iterable[float]) -> list[float]:
+    """Numbers for JSON, with DIGITS significant digits."""
     short = (float(f"{value:.{DIGITS}g}") for value in values)
     return [int(value) if value.is_integer() else value for value in short]
 
