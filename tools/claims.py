@@ -117,12 +117,10 @@ def provided_names(dependencies: Sequence[str]) -> set[str]:
 def check_flags(source: Source) -> Iterator[Problem]:
     """No dead flags: each field of Args is read outside the class."""
     used = {name for name, _ in uses_of_args(source.tree)}
-    if any(isinstance(node, ast.alias) and node.name == "Runs" for node in ast.walk(source.tree)):
-        used.add("num_seeds")  # Runs reads it
-    if any(
-        getattr(x, "attr", "") == "iterations" and ast.unparse(x) == "run.iterations" for x in ast.walk(source.tree)
-    ):
-        used.add("total_timesteps")  # which `run.iterations` reads
+    runs = any(isinstance(node, ast.alias) and node.name == "Runs" for node in ast.walk(source.tree))
+    used |= {"num_seeds"} if runs else set()  # Runs reads it
+    named = (node for node in ast.walk(source.tree) if getattr(node, "attr", "") == "iterations")
+    used |= {"total_timesteps"} if "run.iterations" in map(ast.unparse, named) else set()  # which it reads
     for name, node in fields_of(source.tree).items():
         if name not in used and name not in plumbing_flags():
             yield source.problem(node.lineno, "flags", f"args.{name} is never used; a flag that does nothing misleads")
