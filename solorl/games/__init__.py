@@ -1,4 +1,4 @@
-"""Small games that need memory, exploration, masks, or more than one kind of observation or action.
+"""Small games that need memory, exploration, masks, goals, or more than one kind of observation or action.
 
     import gymnasium as gym
     import solorl.games  # registers games/Cue-v0 and its like
@@ -28,13 +28,22 @@ GAMES: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "TwoNumbers-v0": ("two_numbers:TwoNumbers", 10, {}),
     "TwoNumbersMasked-v0": ("two_numbers:TwoNumbers", 10, {"masked": True}),
     "TwoSenses-v0": ("two_senses:TwoSenses", 10, {}),
+    "TwoSensesContinuous-v0": ("two_senses:TwoSenses", 10, {"continuous": True}),
     "MovingDot-v0": ("moving_dot:MovingDot", 20, {}),
     "MovingDotGrey-v0": ("moving_dot:MovingDot", 20, {"height": 40, "width": 56, "grey": True}),
+    "BitFlip15-v0": ("goals:BitFlip", None, {"bits": 15}),
+    "PointReach-v0": ("goals:PointReach", None, {}),
 }
+# Tasks of EnvPool with goals: the distance that counts as reached; the reward elsewhere, which is 1 less than there.
+# The reward of parking is minus the distance.
+GOALS = {"FetchReach-v4": (0.05, -1.0), "PointMaze_UMaze-v3": (0.45, 0.0), "parking-v0": (0.0, 0.0)}
 
 gym.register("games/TensorPendulum-v0", vector_entry_point="solorl.envs.batched:Pendulum")
 for _name, (_entry, _steps, _kwargs) in GAMES.items():
     gym.register(f"games/{_name}", f"solorl.games.{_entry}", max_episode_steps=_steps, kwargs=_kwargs)
+for _name, (_near, _offset) in GOALS.items():
+    _kwargs = {"env_id": _name, "near": _near, "offset": _offset}
+    gym.register(f"games/{_name}", "solorl.games.goals_envpool:EnvPoolGoals", kwargs=_kwargs)
 
 
 def _compiled(env_id: str, num_envs: int) -> Any:

@@ -11,12 +11,12 @@ class TwoSenses(gym.Env[Any, Any]):
     left meets up or right meets down, action 0 else. The reward is 1 divided by the number of steps of an episode (10)
     for the right action, else 0: with one of the two entries no policy gets more than 0.5 in the mean, at best 1.
 
-    Observations: Dict of `image` (8, 8, 1) bytes and `vector` (2,). Actions: Discrete(2). `hide` names an entry that is
-    always 0.
+    Observations: Dict of `image` (8, 8, 1) bytes and `vector` (2,). Actions: Discrete(2); with `continuous`
+    Box(1), whose sign is the answer. `hide` names an entry that is always 0.
     """
 
-    def __init__(self, hide: str | None = None):
-        self.hide = hide
+    def __init__(self, hide: str | None = None, continuous: bool = False):
+        self.hide, self.continuous = hide, continuous
         entries: dict[str, gym.Space] = {
             "image": gym.spaces.Box(0, 255, (8, 8, 1), np.uint8),
             "vector": gym.spaces.Box(-1.0, 1.0, (2,), np.float32),
@@ -24,7 +24,9 @@ class TwoSenses(gym.Env[Any, Any]):
         if hide is not None and hide not in entries:
             raise ValueError(f"hide must be one of {', '.join(entries)}, not {hide!r}")
         self.observation_space = gym.spaces.Dict(entries)
-        self.action_space = gym.spaces.Discrete(2)
+        self.action_space: gym.Space = gym.spaces.Discrete(2)
+        if continuous:
+            self.action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
         """See `gymnasium.Env.reset`."""
@@ -33,12 +35,14 @@ class TwoSenses(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[dict, float, bool, bool, dict[str, Any]]:
         """See `gymnasium.Env.step`."""
-        reward = float(int(action) == self.best_action()) / 10
+        answer = int(action[0] > 0) if self.continuous else int(action)
+        reward = float(answer == (self.left == self.up)) / 10
         return self._next(), reward, False, False, {}
 
-    def best_action(self) -> int:
+    def best_action(self) -> Any:
         """1 where both entries agree."""
-        return int(self.left == self.up)
+        answer = int(self.left == self.up)
+        return np.array([2.0 * answer - 1.0], np.float32) if self.continuous else answer
 
     def _next(self) -> dict[str, np.ndarray]:
         self.left, self.up = (bool(x) for x in self.np_random.integers(2, size=2))
