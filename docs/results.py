@@ -27,8 +27,8 @@ from tools import budget
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmark"), str(ROOT / "docs")]
 RESULTS, SPEED, ALGORITHMS, PROOF = "docs/results.md", "docs/speed.md", "algorithms/README.md", "docs/proof.md"
-FAMILIES = ("ppo", "dqn", "actor_critic", "pqn", "multi_agent", "offline")
-PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE = LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
+FAMILIES = ("ppo", "dqn", "actor_critic", "pqn", "multi_agent", "offline", "goals")
+PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE, GOALS = LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
 CLASSIC, JAX = "benchmark/results/classic", "benchmark/results/jax"
 CONTINUOUS, OFF_POLICY_RUNS = "benchmark/results/ppo_continuous", "benchmark/results/actor_critic"
 PENDULUM = "--env-ids Pendulum-v1 --methods"
@@ -120,6 +120,7 @@ RUNS = {
     PQN: ["pqn", "minatar", "atari"],
     MULTI_AGENT: ["team_games", "teams", "foraging"],
     OFFLINE: ["offline"],
+    GOALS: ["games"],
 }
 
 # Folders with the runs of files that have none in those of their family, finished or not.
@@ -195,7 +196,7 @@ def runs_of(log):
 def measured(log):
     """When and where the runs of a family were made, a row for each folder."""
     lines = ["| data | runs | started | machine | software |", "|---|---:|---|---|---|"]
-    for folder, runs in runs_of(log).items():
+    for folder, runs in (each for each in runs_of(log).items() if each[1]):
         days = sorted({run.started[:10] for run in runs})
         machines = sorted({f"{run.machine['cpu']}, {run.machine['cores']} cores" for run in runs})
         packages = ("stable-baselines3", "gymnasium", "torch", "jax")
@@ -255,6 +256,8 @@ def families():
     found = {}
     for log in RUNS:
         runs = [with_data(run) if log == OFFLINE else run for each in runs_of(log).values() for run in each]
+        if not runs:
+            continue
         groups = cmp.grouped(runs)
         least = max(min(5, len(group)) for group in groups.values())  # seeds: five, where the family has them
         groups = {key: group for key, group in groups.items() if len(group) >= least}

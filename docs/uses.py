@@ -14,7 +14,7 @@ ACTIONS = {
 }  # fmt: skip
 # What the header's Spaces says after a comma -> what the row of observations says.
 SEEN = {
-    "one frame": ", one frame", "vectors and images": " of vectors and images",
+    "one frame": ", one frame", "vectors and images": " of vectors and images", "with goals": " with goals",
     "batches of tensors": " in batches of tensors",
 }  # fmt: skip
 EXPORT = {"torch": "ONNX", "jax": "StableHLO"}

@@ -352,6 +352,7 @@ CAN_USE = {
     "ppo_lstm_jax": ("yes", "no", "by default 32", EITHER, "no: memory in JAX"),
     "ppo_atari_envpool": ("no", "no", "by default 8", "episodes begin again", "yes: ONNX"),
     "sac_continuous_action": ("no", "no", "by default 1", SAVED, "yes: ONNX"),
+    "sac_her": ("no", "no", "by default 1", SAVED, "no: several spaces"),
     "dqn_atari": ("no", "no", "by default 1", SAVED, "yes: ONNX"),
     "apex_dqn": ("no", "no", "`--num-actors`", "`--synchronous --save-replay`", "yes: ONNX"),
     "mappo": ("no", "yes, if", "by default 128", "yes; exact", "no: masks"),
@@ -361,6 +362,8 @@ CAN_USE = {
 SEEN_AND_DONE = {
     "ppo": ("vectors", "`Discrete`"),
     "ppo_dict": ("`Dict` of vectors and images", "`Discrete`"),
+    "sac_dict": ("`Dict` of vectors and images", "`Box`"),
+    "dqn_her": ("`Dict` with goals", "`Discrete`"),
     "ppo_hybrid": ("vectors", "`Tuple`, of Discrete and Box"),
     "ppo_multidiscrete": ("vectors", "`MultiDiscrete`"),
     "ppo_masked": ("vectors", "`Discrete`"),

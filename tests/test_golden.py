@@ -84,6 +84,9 @@ FLAGS = {
     "basic_ac": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
     "inter_ac": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300",
     "td7": "--env-id Pendulum-v1 --total-timesteps 420 --learning-starts 380",
+    "sac_dict": "--total-timesteps 320 --learning-starts 300 --batch-size 32",
+    "dqn_her": "--total-timesteps 1500 --learning-starts 500",
+    "sac_her": "--total-timesteps 500 --learning-starts 300",
     "sac_lstm": "--total-timesteps 800 --learning-starts 400",
     "sac_parallel": "--env-id Pendulum-v1 --synchronous --total-timesteps 500 --learning-starts 200",
     "ippo": "--env-id team/simple_speaker_listener_v4 --num-envs 8 --total-timesteps 1024",
@@ -182,7 +185,8 @@ SLOW = (
     "simba_sac", "flash_sac", "sac_nstep", "ppg_procgen", "qdagger_dqn_atari_impalacnn", "apex_dqn_atari", "mod_sac",
     "basic_ac", "ppo_atari_multigpu", "sac_atari", "twin_d3qn", "ppo_lstm_jax", "ppo_rnd_jax", "crossq_jax", "tqc_jax",
     "pqn_vdn_jax", "mappo_jax", "iql_jax", "crossq", "tqc", "ppo_pettingzoo_atari", "iql_discrete", "rebrac", "edac",
-    "awac", "cal_ql", "td3_bc", "decision_transformer", "sac_lstm", "ppo_procgen", "ppo_trxl", "matd3",
+    "awac", "cal_ql", "td3_bc", "decision_transformer", "sac_lstm", "ppo_procgen", "ppo_trxl", "matd3", "sac_dict",
+    "sac_her",
 )  # fmt: skip
 
 

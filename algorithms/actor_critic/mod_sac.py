@@ -10,7 +10,7 @@ Run       solo train mod_sac --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from sac_continuous_action.py: a moving average of the critics' loss sets how often the actor learns; a target
           actor; two critics on one trunk; DenseNet; the batch grows with the buffer
-Not for   discrete actions: sac_discrete.py
+Not for   discrete actions: sac_discrete.py; dict observations: sac_dict.py; goals to reach: sac_her.py
 Details   docs/algorithms/mod_sac.md
 """
 

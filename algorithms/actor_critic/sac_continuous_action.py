@@ -9,7 +9,7 @@ Run       solo train sac_continuous_action --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from td3_continuous_action.py: a stochastic policy, its entropy rewarded with a learned weight, the
           temperature; no target network of the actor
-Not for   discrete actions: sac_discrete.py
+Not for   discrete actions: sac_discrete.py; dict observations: sac_dict.py; goals to reach: sac_her.py
 Details   docs/algorithms/sac_continuous_action.md
 """
 

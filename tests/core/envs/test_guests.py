@@ -264,7 +264,7 @@ FLAT = "FlattenObservation makes a vector"
         ("ppo", BOX, FORCE, "; use ppo_continuous_action.py\n", FLAT),
         ("ppo", IMAGE, FORCE, "no file takes image observations with continuous actions, the nearest are ppo_image.py (image -> discrete) and ppo_continuous_action.py (vector -> continuous)\n", FLAT),  # noqa: E501
         ("ppo_continuous_action", IMAGE, FORCE, "no file takes image observations with continuous actions", FLAT),
-        ("ppo_dict", gym.spaces.Dict({"a": BOX}), FORCE, "the nearest are ppo_dict.py (dict -> discrete, vectors and images) and ppo_continuous_action.py", "; use"),  # noqa: E501
+        ("ppo_dict", gym.spaces.Dict({"a": BOX}), FORCE, "; use sac_dict.py\n", FLAT),
         ("ppo_dict", BOX, FORCE, "; use ppo_continuous_action.py\n", FLAT),
         ("dqn", IMAGE, FORCE, "no file takes image observations with continuous actions", FLAT),
         ("sac_continuous_action", BOX, gym.spaces.MultiDiscrete([2, 2]), "; use ppo_multidiscrete.py\n", FLAT),
