@@ -15,6 +15,7 @@ DQN, SAC = definitions("dqn_her"), definitions("sac_her")
 ENVS = {"dqn_her": "goal_probes:Walks-v0", "sac_her": "goal_probes:WalksContinuous-v0"}
 SMALL = "--total-timesteps 120 --learning-starts 40 --batch-size 8 --buffer-size 80 --num-envs 4".split()
 SMALL += "--eval-every 0 --eval-episodes 1".split()
+SMALL = {"dqn_her": SMALL, "sac_her": [*SMALL, "--utd-ratio", "0.25"]}
 EITHER = pytest.mark.parametrize("name", ENVS)
 ALWAYS = 10**12  # original transitions per replaced one
 
@@ -141,7 +142,7 @@ def test_the_rewards_are_those_of_the_task_with_the_other_goal():
 def test_the_buffer_holds_what_the_simulator_did(name, train):
     """Every step of an episode is one row, its goal is that of the episode, the rewards follow from the goals; a time
     limit is not the end of the task; episodes begin where `first` says."""
-    v = train(name, "--env-id", ENVS[name], *SMALL)
+    v = train(name, "--env-id", ENVS[name], *SMALL[name])
     replay = v["replay"]
     a = {key: array[np.arange(replay.inserted - 80, replay.inserted) % 80] for key, array in replay.arrays.items()}
     (episode, step), (_, after) = a["obs"].T, a["next_obs"].T
@@ -165,7 +166,7 @@ def test_the_losses_see_goals_of_the_same_episode(name, k, train, monkeypatch):
         return step(self, *inputs)
 
     monkeypatch.setattr(GradientStep, "__call__", note)
-    train(name, "--env-id", ENVS[name], *SMALL, "--n-sampled-goal", k)
+    train(name, "--env-id", ENVS[name], *SMALL[name], "--n-sampled-goal", k)
     whole = [torch.cat([each.next_obs for each in batch]), torch.cat([each.obs for each in batch])]
     episode, step, goal = whole[0].T
     assert (whole[1][:, 2] == goal).all() and (whole[1][:, 1] == step - 1).all() and whole[0].shape[1] == 3
@@ -179,7 +180,7 @@ def test_the_losses_see_goals_of_the_same_episode(name, k, train, monkeypatch):
 @EITHER
 def test_the_policy_sees_observation_and_goal(name, train):
     """It takes a dict of arrays in any order; what was achieved does not matter."""
-    v = train(name, "--env-id", ENVS[name], *SMALL)
+    v = train(name, "--env-id", ENVS[name], *SMALL[name])
     policy, draw = v["q_network" if name == "dqn_her" else "actor"], np.random.default_rng(0).normal
     obs = {"observation": draw(size=(30, 2)), "achieved_goal": draw(size=(30, 1)), "desired_goal": draw(size=(30, 1))}
     action, x = policy.act(obs), torch.as_tensor(np.concatenate([obs["observation"], obs["desired_goal"]], 1)).float()
@@ -193,15 +194,15 @@ def test_the_policy_sees_observation_and_goal(name, train):
 @EITHER
 def test_rewards_that_do_not_follow_from_the_goals_end_the_run(name, train):
     env_id = ENVS[name].replace("Walks", "Wrong")
-    train(name, "--env-id", env_id, *SMALL, code=2)
+    train(name, "--env-id", env_id, *SMALL[name], code=2)
     assert train.out.count("\n") <= 3 and "compute_reward of" in train.out and "Traceback" not in train.out
 
 
 @pytest.mark.parametrize("kind", ["NoGoals", "WithoutRewards"])
 def test_what_has_no_goals_is_refused(kind, train):
-    train("dqn_her", "--env-id", f"goal_probes:{kind}-v0", *SMALL, code=2)
+    train("dqn_her", "--env-id", f"goal_probes:{kind}-v0", *SMALL["dqn_her"], code=2)
     assert train.out.endswith("must have compute_reward and vectors observation, achieved_goal and desired_goal\n")
-    train("dqn_her", "--env-id", "games/TwoSenses-v0", *SMALL, code=2)
+    train("dqn_her", "--env-id", "games/TwoSenses-v0", *SMALL["dqn_her"], code=2)
     assert train.out.count("\n") == 1 and "achieved_goal" in train.out
 
 
@@ -210,7 +211,7 @@ def test_what_has_no_goals_is_refused(kind, train):
     ("dqn_her", "CartPole-v1", "use dqn.py"), ("sac_her", "Pendulum-v1", "use sac_continuous_action.py"),
 ])  # fmt: skip
 def test_other_spaces_are_refused_with_the_file_to_use(name, env_id, said, train):
-    train(name, "--env-id", env_id, *SMALL, code=2)
+    train(name, "--env-id", env_id, *SMALL[name], code=2)
     assert said in train.out
 
 
@@ -219,7 +220,9 @@ def test_resumed_with_its_replay_equals_uninterrupted(name, train):
     """The last checkpoint thrown away, the run continues from the one before, in the middle of episodes."""
     env_id = "games/BitFlip15-v0" if name == "dqn_her" else "games/PointReach-v0"
     flags = "--total-timesteps 320 --num-envs 2 --learning-starts 40 --buffer-size 200 --batch-size 4 --save-replay"
-    flags += " --save-every 110 --log-every 60 --eval-every 160 --eval-episodes 1"
+    flags += " --save-every 110 --log-every 60 --eval-every 160 --eval-episodes 1" + " --utd-ratio 0.25" * (
+        name == "sac_her"
+    )
     whole = train(name, "--env-id", env_id, *flags.split())
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
     drop_last_checkpoint(run_dir)
@@ -234,7 +237,7 @@ def test_resumed_with_its_replay_equals_uninterrupted(name, train):
 @EITHER
 def test_an_episode_that_a_resume_could_not_continue_ends_there(name, train):
     """Walks cannot be replayed: those that run at the checkpoint have no later rows, and all others begin again."""
-    run_dir = train(name, "--env-id", ENVS[name], *SMALL, "--save-replay", "--save-every", 60)["run"].dir
+    run_dir = train(name, "--env-id", ENVS[name], *SMALL[name], "--save-replay", "--save-every", 60)["run"].dir
     drop_last_checkpoint(run_dir)
     v = train(name, "--resume", run_dir)
     saved, replay = v["start"] * 4, v["replay"]
@@ -247,7 +250,7 @@ def test_an_episode_that_a_resume_could_not_continue_ends_there(name, train):
 @EITHER
 def test_the_same_seed_gives_the_same_weights_and_logs_what_the_page_says(name, train):
     part = "q_network" if name == "dqn_her" else "actor"
-    runs = [train(name, "--env-id", ENVS[name], *SMALL, "--seed", seed) for seed in (1, 1, 2)]
+    runs = [train(name, "--env-id", ENVS[name], *SMALL[name], "--seed", seed) for seed in (1, 1, 2)]
     one, same, other = (run[part].state_dict() for run in runs)
     assert all(torch.equal(one[key], same[key]) for key in one)
     assert any((one[key] != other[key]).any() for key in one)
