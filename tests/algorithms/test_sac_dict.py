@@ -173,7 +173,8 @@ def test_resumed_equals_uninterrupted(saved, train):
 
 def test_an_episode_that_a_resume_could_not_continue_begins_again(train):
     """Walks cannot be replayed: no transition leads from what was seen before to what comes after."""
-    run_dir = train("sac_dict", "--env-id", WALKS, *SMALL, "--save-replay", "--save-every", 60)["run"].dir
+    flags = ["--buffer-size", 300, "--save-replay", "--save-every", 60]
+    run_dir = train("sac_dict", "--env-id", WALKS, *SMALL, *flags)["run"].dir
     drop_last_checkpoint(run_dir)
     v = train("sac_dict", "--resume", run_dir)
     assert v["run"].restarted == [0, 1, 2, 3]
