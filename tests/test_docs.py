@@ -348,6 +348,9 @@ CAN_USE = {
     "ppo_masked": ("no", "required", "by default 4", "yes; exact", "no: masks"),
     "ppo_multidiscrete": ("no", "yes, if", "by default 4", "yes; exact", "no: masks"),
     "ppo_dict": ("no", "no", "by default 4", "yes; exact", "no: several spaces"),
+    "ppo_image_continuous_action": ("no", "no", "by default 8", "yes; exact", "yes: ONNX"),
+    "ppo_lstm_continuous_action": ("yes", "no", "by default 32", "yes; exact", "yes: ONNX"),
+    "ppo_dict_continuous_action": ("no", "no", "by default 8", "yes; exact", "no: several spaces"),
     "ppo_jax": ("no", "no", "by default 4", EITHER, "yes: StableHLO"),
     "ppo_lstm_jax": ("yes", "no", "by default 32", EITHER, "no: memory in JAX"),
     "ppo_atari_envpool": ("no", "no", "by default 8", "episodes begin again", "yes: ONNX"),
@@ -361,6 +364,8 @@ CAN_USE = {
 SEEN_AND_DONE = {
     "ppo": ("vectors", "`Discrete`"),
     "ppo_dict": ("`Dict` of vectors and images", "`Discrete`"),
+    "ppo_dict_continuous_action": ("`Dict` of vectors and images", "`Box`"),
+    "ppo_image_continuous_action": ("images", "`Box`"),
     "ppo_hybrid": ("vectors", "`Tuple`, of Discrete and Box"),
     "ppo_multidiscrete": ("vectors", "`MultiDiscrete`"),
     "ppo_masked": ("vectors", "`Discrete`"),

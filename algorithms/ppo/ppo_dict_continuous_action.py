@@ -34,11 +34,11 @@ from solorl import Run, RunArgs, parse
 @dataclass
 class Args(RunArgs):
     env_id: str = "games/PoleDict-v0"  # Gymnasium id of the environment
-    total_timesteps: int = 50_000  # environment steps, summed over environments
-    num_envs: int = 4  # environments stepped in parallel
+    total_timesteps: int = 75_000  # environment steps, summed over environments
+    num_envs: int = 8  # environments stepped in parallel
     num_steps: int = 128  # length of a rollout in each environment
-    num_minibatches: int = 4  # minibatches per epoch
-    update_epochs: int = 4  # epochs per rollout
+    num_minibatches: int = 8  # minibatches per epoch
+    update_epochs: int = 6  # epochs per rollout
     learning_rate: float = 1e-3  # learning rate of Adam
     anneal_lr: bool = True  # anneal the learning rate linearly towards 0
     max_grad_norm: float = 0.5  # clip the global norm of the gradient; inf: do not clip

@@ -38,7 +38,7 @@ class Args(RunArgs):
     size: int = 0  # height and width of the images after resizing; 0: leave them as they are
     grey: bool = False  # make the images grey
     num_frames: int = 4  # last images in one observation
-    total_timesteps: int = 100_000  # environment steps, summed over environments
+    total_timesteps: int = 80_000  # environment steps, summed over environments
     num_envs: int = 8  # environments stepped in parallel
     num_steps: int = 256  # length of a rollout in each environment
     num_minibatches: int = 16  # minibatches per epoch

@@ -158,7 +158,8 @@ def test_last_is_the_model_of_the_end(trained, solo, tmp_path):
 
 
 # Files whose observations or actions have parts, and what is said of them.
-PARTS = {"ppo_dict": "observations that are not arrays of numbers", "ppo_hybrid": "must each be one array"}
+ENTRIES = "observations that are not arrays of numbers"
+PARTS = {"ppo_dict": ENTRIES, "ppo_dict_continuous_action": ENTRIES, "ppo_hybrid": "must each be one array"}
 
 
 @pytest.mark.parametrize("name", PARTS)
