@@ -10,8 +10,8 @@ Spaces    dict -> continuous, vectors and images
 Differs   from ppo_dict.py: the policy is a Gaussian, the environment clips its actions; entries that are not images are
           normalised, and rewards divided by the standard deviation of the returns, as in ppo_continuous_action.py.
           The standard deviation is in the units of the actions: where their bounds are far from 1, set --std-init
-Not for   discrete actions: ppo_dict.py; vector observations: ppo_continuous_action.py;
-          image observations: ppo_image_continuous_action.py
+Not for   discrete actions: ppo_dict.py; vector observations: ppo_continuous_action.py; vectors and discrete
+          actions: ppo.py; image observations: ppo_image_continuous_action.py
 Details   docs/algorithms/ppo_dict_continuous_action.md
 """
 
@@ -324,8 +324,7 @@ if __name__ == "__main__":
             final_value[timeout] = agent.step({name: x[timeout] for name, x in final_obs.items()})[1]
         advantage = gae(scaled_reward, value, done, final_value, next_value, args.gamma, args.gae_lambda)
         rollout = (action, logprob, value, advantage, advantage + value)
-        inputs = agent.normalize(obs)  # by the same statistics as in acting
-        entries = {name: torch.as_tensor(x, device=run.device).flatten(0, 1) for name, x in inputs.items()}
+        entries = {name: torch.as_tensor(x, device=run.device).flatten(0, 1) for name, x in agent.normalize(obs).items()}
         rollout = Batch(entries, *(torch.as_tensor(x, device=run.device).flatten(0, 1) for x in rollout))
 
         # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"

@@ -11,8 +11,8 @@ Spaces    image -> continuous
 Differs   from ppo_image.py: the policy is a Gaussian, the environment clips its actions; rewards are divided by the
           standard deviation of the returns, as in ppo_continuous_action.py; settings for small images.
           The standard deviation is in the units of the actions: where their bounds are far from 1, set --std-init
-Not for   discrete actions: ppo_image.py; vector observations: ppo_continuous_action.py;
-          dict observations: ppo_dict_continuous_action.py
+Not for   discrete actions: ppo_image.py; vector observations: ppo_continuous_action.py; vectors and discrete
+          actions: ppo.py; dict observations: ppo_dict_continuous_action.py
 Details   docs/algorithms/ppo_image_continuous_action.md
 """
 

@@ -154,7 +154,7 @@ class Agent(nn.Module):
     def act(self, obs, state, first):  # NumPy (envs, *obs_shape) -> the mean actions, and the state after them
         if state is None:
             state = torch.zeros(2, len(obs), 64, device=self.actor.weight.device)
-        mean, _, state = self.step(self.obs_normalizer(obs.reshape(len(obs), -1)), state, first)
+        mean, _, state = self.step(self.obs_normalizer(obs.reshape(obs.shape[0], -1)), state, first)
         return mean, state
 
 

@@ -197,7 +197,7 @@ def test_every_algorithm_is_exported(name, trained, solo, tmp_path):
     kinds = {}
     for line in out.splitlines()[1:3]:
         kinds |= dict(re.findall(r"(\w+) (\w+ \([^)]*\))", line))
-    images = any(word in policy.env_id for word in ("Catch", "atari/", "MovingDot"))
+    images = any(word in policy.env_id for word in ("Catch", "atari/", "MovingDot", "PoleImage"))
     assert kinds["obs"].startswith("uint8 (batch, " if images else "float32 (batch, ")
     remembers = "lstm" in name or name.endswith(("trxl", "decision_transformer"))
     wanted = {"obs", "action"} | ({"state", "first", "next_state"} if remembers else set())
