@@ -324,7 +324,7 @@ if __name__ == "__main__":
             final_value[timeout] = agent.step({name: x[timeout] for name, x in final_obs.items()})[1]
         advantage = gae(scaled_reward, value, done, final_value, next_value, args.gamma, args.gae_lambda)
         rollout = (action, logprob, value, advantage, advantage + value)
-        entries = {name: torch.as_tensor(x, device=run.device).flatten(0, 1) for name, x in agent.normalize(obs).items()}
+        entries = {key: torch.as_tensor(x, device=run.device).flatten(0, 1) for key, x in agent.normalize(obs).items()}
         rollout = Batch(entries, *(torch.as_tensor(x, device=run.device).flatten(0, 1) for x in rollout))
 
         # ---- 3. learn: "optimize surrogate L wrt theta, with K epochs and minibatch size M <= NT"
