@@ -284,11 +284,11 @@ def test_the_first_deviation_must_be_positive(name, train):
     assert "--std-init 0.0 must be above 0" in train.out
 
 
-FAST = "--num-envs 8 --num-steps 64 --num-minibatches 4 --update-epochs 8 --learning-rate 0.003 --std-init 0.5".split()
+FAST = "--num-envs 32 --num-steps 16 --num-minibatches 4 --update-epochs 8 --learning-rate 0.003 --std-init 0.5".split()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "steps"), [(IMAGE, 12_288), (DICT, 24_576), (LSTM, 49_152)])
+@pytest.mark.parametrize(("name", "steps"), [(IMAGE, 12_288), (DICT, 16_384), (LSTM, 24_576)])
 def test_learns_to_aim_at_what_it_sees_or_saw(name, steps, train):
     """The best return is 0; without the number it is that of 6 steps with a variance of 1/12 each, -0.5."""
     more = ["--gamma", "0.5", "--eval-every", "0", "--eval-episodes", "20", "--log-every", "10000"]
