@@ -9,7 +9,8 @@ Run       solo train dqn_image --env-id games/MovingDot-v0
 Spaces    image -> discrete
 Differs   from dqn_atari.py: environments of any kind whose images are grey or in colour, of any size and number; no
           wrappers of Atari games, no lives, and rewards as they are
-Not for   Atari games: dqn_atari.py; vector observations: dqn.py; continuous actions: ddpg_continuous_action.py
+Not for   Atari games: dqn_atari.py; vector observations: dqn.py; continuous actions:
+          ppo_image_continuous_action.py
 Details   docs/algorithms/dqn_image.md
 """
 

@@ -9,7 +9,9 @@ Run       solo train ppo_continuous_action --env-id HalfCheetah-v5
 Spaces    vector -> continuous
 Differs   from ppo_normalized.py: the policy is a Gaussian, the environment clips its actions; settings for MuJoCo.
           The standard deviation is in the units of the actions: where their bounds are far from 1, set --std-init
-Not for   discrete actions: ppo.py; batches of tensors: ppo_continuous_action_batched.py; image observations
+Not for   discrete actions: ppo.py; batches of tensors: ppo_continuous_action_batched.py; image observations:
+          ppo_image_continuous_action.py; dict observations: ppo_dict_continuous_action.py; observations that need
+          memory: ppo_lstm_continuous_action.py
 Details   docs/algorithms/ppo_continuous_action.md
 """
 

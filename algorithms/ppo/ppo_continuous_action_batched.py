@@ -9,7 +9,8 @@ Run       solo train ppo_continuous_action_batched --env-id games/TensorPendulum
 Spaces    vector -> continuous, batches of tensors
 Differs   from ppo_continuous_action.py: rollouts are tensors that stay on the device of the simulator, and so does what
           is computed from them; settings for many environments. solorl/envs/batched.py says what a simulator needs
-Not for   other environments: ppo_continuous_action.py; discrete actions: ppo.py; image observations
+Not for   other environments: ppo_continuous_action.py; discrete actions: ppo.py; image observations:
+          ppo_image_continuous_action.py
 Details   docs/algorithms/ppo_continuous_action_batched.md
 """
 

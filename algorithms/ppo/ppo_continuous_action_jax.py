@@ -11,7 +11,7 @@ Differs   from ppo_jax.py: the policy is a Gaussian; observations and rewards ar
           that was seen before; settings for MuJoCo. The standard deviation of the policy is in the units of the
           actions, which the environment clips to its bounds: where those are far from 1, set --std-init
 Twin      ppo_continuous_action.py
-Not for   discrete actions: ppo_jax.py; image observations
+Not for   discrete actions: ppo_jax.py; image observations: ppo_image_continuous_action.py
 Details   docs/algorithms/ppo_continuous_action_jax.md
 """
 

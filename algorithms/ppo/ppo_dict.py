@@ -9,7 +9,8 @@ Run       solo train ppo_dict --env-id games/TwoSenses-v0
 Spaces    dict -> discrete, vectors and images
 Differs   from ppo.py: an encoder for each entry of the observation, whose features are concatenated; policy and value
           share the encoders
-Not for   vector observations: ppo.py; continuous actions: sac_dict.py; Atari games: ppo_atari.py
+Not for   vector observations: ppo.py; continuous actions: ppo_dict_continuous_action.py; Atari games:
+          ppo_atari.py
 Details   docs/algorithms/ppo_dict.md
 """
 

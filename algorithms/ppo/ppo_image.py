@@ -10,7 +10,8 @@ Run       solo train ppo_image --env-id games/MovingDot-v0
 Spaces    image -> discrete
 Differs   from ppo.py: observations are the last images, grey or in colour, resized; one convolutional network for actor
           and critic
-Not for   Atari games: ppo_atari.py; vector observations: ppo.py; continuous actions: ppo_continuous_action.py
+Not for   Atari games: ppo_atari.py; vector observations: ppo.py; continuous actions:
+          ppo_image_continuous_action.py
 Details   docs/algorithms/ppo_image.md
 """
 

@@ -11,7 +11,7 @@ Run       solo train ppo_lstm --env-id games/Cue-v0
 Spaces    vector -> discrete
 Differs   from ppo.py: the policy remembers what it saw in an episode with an LSTM, which policy and value have in
           common; minibatches are rollouts of some environments, in their order; ppo_atari_lstm.py does so for images
-Not for   Atari games: ppo_atari_lstm.py; other images; continuous actions: ppo_continuous_action.py
+Not for   Atari games: ppo_atari_lstm.py; other images; continuous actions: ppo_lstm_continuous_action.py
 Details   docs/algorithms/ppo_lstm.md
 """
 

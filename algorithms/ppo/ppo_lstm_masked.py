@@ -12,7 +12,7 @@ Run       solo train ppo_lstm_masked --env-id games/CueMasked-v0
 Spaces    vector -> discrete, with info["action_mask"]
 Differs   from ppo_lstm.py: actions that the mask of a step does not allow have probability 0 in acting, learning and
           evaluation; the entropy is that of the allowed ones
-Not for   environments without masks: ppo_lstm.py; images; continuous actions: ppo_continuous_action.py
+Not for   environments without masks: ppo_lstm.py; images; continuous actions: ppo_lstm_continuous_action.py
 Details   docs/algorithms/ppo_lstm_masked.md
 """
 

@@ -10,7 +10,7 @@ Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below)
 Run       solo train ppo_trxl --env-id games/Cue60-v0
 Spaces    vector -> discrete
 Differs   from ppo_lstm.py: the memory is a window of the last steps of the episode, to which each step attends
-Not for   Atari games: ppo_atari_lstm.py; other images; continuous actions: ppo_continuous_action.py
+Not for   Atari games: ppo_atari_lstm.py; other images; continuous actions: ppo_lstm_continuous_action.py
 Details   docs/algorithms/ppo_trxl.md
 """
 

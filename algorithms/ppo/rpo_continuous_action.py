@@ -9,7 +9,7 @@ Run       solo train rpo_continuous_action --env-id HalfCheetah-v5
 Spaces    vector -> continuous
 Differs   from ppo_continuous_action.py: while it learns, the mean of the Gaussian is moved by uniform noise.
           The standard deviation is in the units of the actions: where their bounds are far from 1, set --std-init
-Not for   discrete actions: ppo.py; image observations
+Not for   discrete actions: ppo.py; image observations: ppo_image_continuous_action.py
 Details   docs/algorithms/rpo_continuous_action.md
 """
 

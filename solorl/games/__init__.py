@@ -33,6 +33,10 @@ GAMES: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "MovingDotGrey-v0": ("moving_dot:MovingDot", 20, {"height": 40, "width": 56, "grey": True}),
     "BitFlip15-v0": ("goals:BitFlip", None, {"bits": 15}),
     "PointReach-v0": ("goals:PointReach", None, {}),
+    "Pole-v0": ("pole:Pole", 150, {}),
+    "PoleImage-v0": ("pole:Pole", 150, {"sees": "image"}),
+    "PoleDict-v0": ("pole:Pole", 150, {"sees": "dict"}),
+    "PoleHidden-v0": ("pole:Pole", 150, {"sees": "positions"}),
 }
 # Tasks of EnvPool with goals: the distance that counts as reached; the reward elsewhere, which is 1 less than there.
 # The reward of parking is minus the distance.

@@ -30,13 +30,14 @@ def test_there_are_both_kinds():
 
 @pytest.mark.parametrize("name", PIXELS)
 def test_pixel_files_refuse_vectors(name, train, tmp_path):
-    """They name a file of their family that takes vectors and discrete actions."""
+    """They name a file of their family that takes vectors and the same actions."""
     if "envpool" in name:
         pytest.importorskip("envpool")
-    sentence, use = refused(train, tmp_path, name, "CartPole-v1"), FILES[name].not_for["vector observations"]
-    assert "CartPole-v1" in sentence and f" {use}" in sentence
+    env_id = {"discrete": "CartPole-v1", "continuous": "Pendulum-v1"}[FILES[name].actions]
+    sentence, use = refused(train, tmp_path, name, env_id), FILES[name].not_for["vector observations"]
+    assert env_id in sentence and f" {use}" in sentence
     other = FILES[use.removesuffix(".py")]
-    assert other.spaces == "vector -> discrete" and other.family == FILES[name].family
+    assert other.spaces == f"vector -> {FILES[name].actions}" and other.family == FILES[name].family
 
 
 # The sentence is the library's: one file of each kind is enough in the first tier.

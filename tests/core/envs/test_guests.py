@@ -262,11 +262,14 @@ FLAT = "FlattenObservation makes a vector"
     ("name", "obs", "action", "said", "not_said"),
     [
         ("ppo", BOX, FORCE, "; use ppo_continuous_action.py\n", FLAT),
-        ("ppo", IMAGE, FORCE, "no file takes image observations with continuous actions, the nearest are ppo_image.py (image -> discrete) and ppo_continuous_action.py (vector -> continuous)\n", FLAT),  # noqa: E501
-        ("ppo_continuous_action", IMAGE, FORCE, "no file takes image observations with continuous actions", FLAT),
-        ("ppo_dict", gym.spaces.Dict({"a": BOX}), FORCE, "; use sac_dict.py\n", FLAT),
+        ("ppo", IMAGE, FORCE, "; use ppo_image_continuous_action.py\n", FLAT),
+        ("ppo_continuous_action", IMAGE, FORCE, "; use ppo_image_continuous_action.py\n", FLAT),
+        ("ppo_dict", gym.spaces.Dict({"a": BOX}), FORCE, "; use ppo_dict_continuous_action.py\n", FLAT),
+        ("ppo_lstm", BOX, FORCE, "; use ppo_lstm_continuous_action.py\n", FLAT),
+        ("ppo_dict", IMAGE, gym.spaces.MultiDiscrete([2, 2]), "no file takes image observations with multidiscrete actions, the nearest are ppo_image.py (image -> discrete) and ppo_multidiscrete.py (vector -> multidiscrete)\n", FLAT),  # noqa: E501
+        ("dqn", IMAGE, gym.spaces.MultiDiscrete([2, 2]), "no file takes image observations with multidiscrete", FLAT),
         ("ppo_dict", BOX, FORCE, "; use ppo_continuous_action.py\n", FLAT),
-        ("dqn", IMAGE, FORCE, "no file takes image observations with continuous actions", FLAT),
+        ("dqn", IMAGE, FORCE, "; use ppo_image_continuous_action.py\n", FLAT),
         ("sac_continuous_action", BOX, gym.spaces.MultiDiscrete([2, 2]), "; use ppo_multidiscrete.py\n", FLAT),
         ("ppo", gym.spaces.Sequence(BOX), None, "has sequence observations, but ppo.py takes vector observations\n", FLAT),  # noqa: E501
         ("ppo", gym.spaces.Graph(BOX, None), None, "has graph observations, but ppo.py takes vector observations\n", FLAT),  # noqa: E501

@@ -158,7 +158,8 @@ def test_last_is_the_model_of_the_end(trained, solo, tmp_path):
 
 
 # Files whose observations or actions have parts, and what is said of them.
-PARTS = {"ppo_dict": "observations that are not arrays of numbers", "ppo_hybrid": "must each be one array"}
+ENTRIES = "observations that are not arrays of numbers"
+PARTS = {"ppo_dict": ENTRIES, "ppo_dict_continuous_action": ENTRIES, "ppo_hybrid": "must each be one array"}
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -196,7 +197,7 @@ def test_every_algorithm_is_exported(name, trained, solo, tmp_path):
     kinds = {}
     for line in out.splitlines()[1:3]:
         kinds |= dict(re.findall(r"(\w+) (\w+ \([^)]*\))", line))
-    images = any(word in policy.env_id for word in ("Catch", "atari/", "MovingDot"))
+    images = any(word in policy.env_id for word in ("Catch", "atari/", "MovingDot", "PoleImage"))
     assert kinds["obs"].startswith("uint8 (batch, " if images else "float32 (batch, ")
     remembers = "lstm" in name or name.endswith(("trxl", "decision_transformer"))
     wanted = {"obs", "action"} | ({"state", "first", "next_state"} if remembers else set())
