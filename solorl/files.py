@@ -42,10 +42,8 @@ def write(path: Path, data: bytes) -> None:
 
 
 def shown(path: Path) -> str:
-    """A path as people want to read it: relative to the current folder where it lies below it."""
-    path = path.resolve()
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    """`near` of a path whose links are followed."""
+    return near(path.resolve())
 
 
 def missing(what: str, path: Path, pattern: str = "*") -> UsageError:

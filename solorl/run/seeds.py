@@ -30,10 +30,9 @@ from solorl.envs.open import open_envs
 from solorl.errors import in_one_sentence, quit_with
 from solorl.files import near
 from solorl.machine import own_cores
-from solorl.run.ending import Voice
+from solorl.run.ending import UNSAVED, Voice
 from solorl.run.evaluation import Also, MakeEnv
 from solorl.run.group import TOGETHER, arguments_of, choose_checkpoints, note_group
-from solorl.run.output import UNSAVED
 from solorl.run.summary import how_to_go_on
 from solorl.run.trainings import Part, PolicyOfSeed, Trainings
 from solorl.run.verbs import Run

@@ -55,7 +55,7 @@ def assert_equal_weights(a, b):
     ],
 )
 def test_plumbing_is_inert(train, flags, monkeypatch):
-    monkeypatch.setattr("solorl.run.output.solo", lambda *words: (True, ""))  # drawing takes a second
+    monkeypatch.setattr("solorl.run.ending.solo", lambda *words: (True, ""))  # drawing takes a second
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     plain = train("ppo", *TINY, "--eval-every", "0", "--save-every", "0")
@@ -385,7 +385,7 @@ def test_plot_draws_the_picture_again_with_every_evaluation(train, solo, monkeyp
             assert solo(*words)[0] == 0
         return True, ""
 
-    monkeypatch.setattr("solorl.run.output.solo", draw)
+    monkeypatch.setattr("solorl.run.ending.solo", draw)
     run_dir = train("ppo", *TINY, "--plot", "--eval-every", "256")["run"].dir
     assert [(path, kinds) for _, path, kinds in drawn] == [(run_dir / "curve.png", ("png",))] * 3
     evaluations = [line for figure, *_ in drawn for line in figure.axes[0].lines[-1:]]
