@@ -278,9 +278,9 @@ class Ending:
 
     def _draw(self) -> None:
         """Draw the learning curve; a warning where it cannot be written."""
-        title = f"{self.script.stem} on {self.env_id}, seed {self.args.seed}"
+        title, folder = f"{self.script.stem} on {self.env_id}, seed {self.args.seed}", self.folder.path
         try:
-            draw_learning_curve(self.folder.path / METRICS, self.folder.path / PICTURE, title)
+            draw_learning_curve(folder / METRICS, folder / PICTURE, title, self.args.eval_episodes)
         except OSError as error:
             warn(f"no learning curve: {error.strerror}")
 

@@ -183,7 +183,7 @@ def test_rows_of_metrics_that_cannot_be_drawn_are_left_out(tmp_path):
     bad = [3, [], "global_step", None, {}, {"charts/episodic_return": 1}, good | {"global_step": "x"},
            {"global_step": 10**400}, {"global_step": 7, "eval/episodic_return": 2}]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [good, *bad, good]))
-    pictures.draw_learning_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png", "title")
+    pictures.draw_learning_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png", "title", 20)
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
