@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from solorl.args.command_line import check_ranges, given_arguments
-from solorl.checkpoints.safety import refuse_links
 from solorl.envs.ids import check_env_id_of, reward_threshold
 from solorl.errors import UsageError, quit_with, shown
 from solorl.files import missing
 from solorl.machine import without_screen
 from solorl.runfolder import CONFIG, refuse_old
 from solorl.terminal import warn
-from solorl.trust import HOW, was_started
+from solorl.trust import HOW, refuse_links, was_started
 
 ONCE = ("resume", "resume_changed", "trust_script")  # what is said holds for this command, whatever a run folder says
 # What writes elsewhere, publishes, connects or multiplies: a run folder that was not started here cannot set it.

@@ -25,10 +25,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from solorl import memory
-from solorl.checkpoints.safety import is_count, refuse_links
+from solorl import machine
 from solorl.errors import UsageError, fitting, reason, told
 from solorl.files import is_plain_name, read_json, read_regular, write_atomically
+from solorl.trust import refuse_links
 
 FORMAT = 1
 ABOUT = "dataset.json"
@@ -63,6 +63,11 @@ def space_of(text: Mapping[str, Any]) -> gym.Space:
         return gym.spaces.Box(0, 255, shape, np.uint8)
     low, high = (np.array(text[key], dtype).reshape(shape) for key in ("low", "high"))
     return gym.spaces.Box(low, high, dtype=dtype.type)
+
+
+def is_count(value: Any) -> bool:
+    """Whether `value` is an integer that is not negative and fits into 64 bits."""
+    return type(value) is int and 0 <= value < 2**63
 
 
 @dataclass(frozen=True)
@@ -190,8 +195,8 @@ def read(folder: Path) -> Dataset:
         size, action_size = (math.prod(space.shape) * space.dtype.itemsize for space in spaces)  # type: ignore
     # per transition: two observations (one in final_obs), an action, a reward and three flags; and `after`
     most = [each["transitions"] * (2 * size + action_size + 32) + about["num_envs"] * size for each in about["pieces"]]
-    if sum(most) > memory.limit():
-        gigabytes = sum(most) / 2**30, memory.limit() / 2**30
+    if sum(most) > machine.memory():
+        gigabytes = sum(most) / 2**30, machine.memory() / 2**30
         raise UsageError("{} needs {:,.1f} GiB of memory, but there are {:,.1f}".format(folder, *gigabytes))
     pieces = [
         _read_piece(folder, *each, about["num_envs"], *spaces) for each in zip(about["pieces"], most, strict=True)

@@ -3,6 +3,8 @@
 import atexit
 import math
 import os
+import shlex
+import shutil
 import signal
 import sys
 import time
@@ -26,10 +28,10 @@ from solorl.run.folder import RunFolder
 from solorl.run.meter import Diverged, Meter, check_finite
 from solorl.run.pictures import draw_learning_curve, film_to
 from solorl.run.saving import Checkpoints
-from solorl.run.summary import how_to_go_on, summary
 from solorl.run.upload import solo, upload
 from solorl.runfolder import CHECKPOINTS, LAST_MODEL, METRICS, MODEL, PICTURE, STOP
-from solorl.terminal import paint, say, scores, warn, wiped
+from solorl.scripts import as_typed
+from solorl.terminal import duration, paint, say, scores, warn, wiped
 
 # Exit codes: of a run that met a NaN or an infinite number, and of one that has come to its end, but could not write
 # all of it.
@@ -295,3 +297,34 @@ class Ending:
             what = f"the final files could not be written: {where} has been moved or removed"
         self.say(f"error: the training has come to step {self.meter.step:,}, but {what}", sys.stderr)
         raise SystemExit(UNSAVED)
+
+
+# ---------------------------------------------------------------------- what is said in the end
+def how_to_go_on(script: Path, run_dir: Path, world_size: int = 1) -> str:
+    """The command that resumes a run with this number of ranks, as it can be typed here."""
+    ranks = f" --nproc {world_size}" if world_size > 1 else ""
+    return f"continue with: {_solo()} train {as_typed(script)} --resume {shlex.quote(near(run_dir))}{ranks}"
+
+
+def summary(run_dir: Path, step: int, seconds: float, evaluation: str, save_model: bool) -> list[str]:
+    """Lines that say how the training went and where its curve, video and model are."""
+    videos = sorted((run_dir / "videos").glob("*.mp4"), key=lambda path: path.stat().st_mtime)
+    curve, model = run_dir / PICTURE, run_dir / MODEL
+    facts = {
+        "trained": f"{step:,} steps in {duration(seconds)}",
+        "evaluation": evaluation,
+        "curve": near(curve) if curve.exists() else "none",
+        "video": near(videos[-1]) if videos else "none (--capture-video)",
+        "model": near(model) if model.exists() else "none" if save_model else "none (--save-model)",
+    }
+    if model.exists():
+        facts["play it"] = f"{_solo()} play {shlex.quote(near(run_dir))}"
+    return ["", *(f"{paint(f'{name:<11}', 'bold')} {value}" for name, value in facts.items())]
+
+
+def _solo() -> str:
+    """The command `solo` as it can be typed here, be it on the PATH or only next to the running Python."""
+    own = Path(sys.executable).parent / "solo"
+    if shutil.which("solo") or not own.exists():
+        return "solo"
+    return shlex.quote(near(own))

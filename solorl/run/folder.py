@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from solorl.args.arguments import ONCE, RunArgs
-from solorl.checkpoints.safety import refuse_hard_link
 from solorl.compute.device import device_name
 from solorl.errors import UsageError
 from solorl.files import near, remove_leftovers, sha256
@@ -27,7 +26,7 @@ from solorl.runfolder import CHECKPOINTS, CONFIG, FORMAT, METRICS, STATUS, STOP,
 from solorl.runfolder import config_of as saved_config
 from solorl.scripts import PACKAGE, in_checkout, script_paths
 from solorl.terminal import warn
-from solorl.trust import note_start
+from solorl.trust import note_start, refuse_hard_link
 
 PACKAGES = ("solorl", "gymnasium", "numpy", "torch", "jax", "mujoco", "ale-py", "envpool", "Box2D")
 

