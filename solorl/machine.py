@@ -146,21 +146,6 @@ def without_screen() -> None:
             os.environ.setdefault("MUJOCO_GL", "egl")
 
 
-def git_state(folder: Path, *paths: str) -> dict[str, Any] | None:
-    """Commit of the repository around `folder` and whether its files (of some `paths`) differ from it; None outside a
-    repository."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-
-    try:
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--", *paths))}
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
 def cpu_model() -> str:
     """The name of the processor with its numbers: a virtual machine may show the same name for different ones."""
     try:

@@ -10,10 +10,12 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn as nn
+from torch.utils._pytree import tree_map_only
 
 from solorl.terminal import warn
 
@@ -102,26 +104,21 @@ class Entry:
         return [[(name, x) for name, x in vars(part).items() if isinstance(x, kinds)] for part in self.modules]
 
 
+@dataclass
 class Recorded:
     """A function of tensors, modules and numbers that is recorded after a few calls. Its output is a tree of tensors,
-    which are new at each call. `state()` is what else a recording takes for granted, `kept()` the tensors that the
-    function changes, weights and buffers of modules apart."""
+    which are new at each call."""
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        backend: Any,
-        modules: list[nn.Module],
-        state: Any = None,
-        kept: Any = None,
-        from_host: bool = False,
-    ):
-        self.function, self.name, self.backend = function, name, backend
-        self.modules, self.state, self.kept = modules, state, kept
-        self.entries: dict[Any, Entry] = {}  # the latest is the last
-        self.from_host = from_host  # inputs may be anywhere, since the function brings them to the device
-        self.recordings, self.why = 0, ""  # why it is not recorded
+    function: Callable[..., Any]
+    name: str
+    backend: Any
+    modules: list[nn.Module]
+    state: Callable[[], Any] = tuple  # what else a recording takes for granted
+    kept: Callable[[], Any] = tuple  # the tensors that the function changes, weights and buffers of modules apart
+    from_host: bool = False  # inputs may be anywhere, since the function brings them to the device
+    entries: dict[Any, Entry] = field(default_factory=dict)  # the latest is the last
+    recordings = 0
+    why = ""  # why it is not recorded
 
     def __call__(self, *inputs: Any) -> Any:
         """The output of the function."""
@@ -135,7 +132,7 @@ class Recorded:
             self.entries[key] = entry
             if len(self.entries) > MOST:
                 self._forget()
-            state = (entry.now(), self.state and self.state())
+            state = (entry.now(), self.state())
             if entry.state != state:
                 self._count(entry)
                 entry.calls, entry.state, entry.again = 0, state, None
@@ -173,7 +170,7 @@ class Recorded:
 
     def _warm_up(self, entry: Entry, inputs: tuple[Any, ...]) -> Any:
         strict = entry.calls == WARM_UP
-        changed = [*entry.tensors(), *(self.kept() if self.kept else ())] if strict else []
+        changed = [*entry.tensors(), *self.kept()] if strict else []
         before = [(x, x.detach().clone()) for x in changed]
         random, numbers = self.backend.random_state() if strict else None, entry.numbers() if strict else []
         try:
@@ -233,11 +230,4 @@ def signature(tree: Any, tensors: list[torch.Tensor], modules: list[nn.Module]) 
 
 def replace(tree: Any, tensors: Iterator[torch.Tensor]) -> Any:
     """The tree with other tensors in place of its own, in the order in which `signature` collects them."""
-    if isinstance(tree, torch.Tensor):
-        return next(tensors)
-    if isinstance(tree, (tuple, list)):
-        parts = [replace(x, tensors) for x in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    if isinstance(tree, dict):
-        return {name: replace(x, tensors) for name, x in tree.items()}
-    return tree
+    return tree_map_only(torch.Tensor, lambda _: next(tensors), tree)

@@ -32,11 +32,6 @@ def from_environment() -> tuple[int, int]:
     return int(rank), int(world_size)
 
 
-def local_rank() -> int:
-    """The number of this process among those on its machine: that of its CUDA device."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
 class Ranks:
     """All ranks, seen from one of them; alone, before `open`, it hands back what it is given."""
 

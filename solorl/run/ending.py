@@ -176,10 +176,11 @@ class Ending:
         now = time.perf_counter()
         if now - self.looked < 0.5 and not self.meter.is_last:  # a look at the disk is too dear for every step
             return False
-        self.looked = now
-        if self.ranks.rank > 0 or not self.folder.stop_asked():
+        self.looked, file = now, self.folder.path / STOP
+        if self.ranks.rank > 0 or not file.exists():
             return False
-        self.say(f"the file {near(self.folder.path / STOP)} asks to end here")
+        file.unlink(missing_ok=True)
+        self.say(f"the file {near(file)} asks to end here")
         return True
 
     @contextmanager

@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from solorl.args.arguments import ONCE, RunArgs
 from solorl.compute.device import device_name
 from solorl.errors import UsageError
-from solorl.files import near, remove_leftovers, sha256
-from solorl.machine import cpu_model, git_state
+from solorl.files import git_state, near, remove_leftovers, sha256
+from solorl.machine import cpu_model
 from solorl.run.kept import Kept
 from solorl.run.trackers import MetricsFile, Safe, trackers_of
 from solorl.runfolder import CHECKPOINTS, CONFIG, FORMAT, METRICS, STATUS, STOP, lock, write_config, write_status
@@ -98,7 +99,7 @@ class RunFolder:
 
     def make(self) -> None:
         """Make the folder, with a counter after its name where that exists already, and lock it. UsageError."""
-        for i in range(1, 10_000):
+        for i in count(1):
             path = self.path if i == 1 else self.path.with_name(f"{self.path.name}-{i}")
             try:
                 path.mkdir(parents=True)
@@ -108,7 +109,6 @@ class RunFolder:
                 raise UsageError(f"the run folder {near(self.path)} cannot be written: {error.strerror}") from None
             self.path = path
             return self.lock()
-        raise UsageError(f"{near(self.path)} and 10,000 like it exist")
 
     def open(self, args: RunArgs, script: Path, device: Any, saved: dict[str, Any]) -> None:
         """Write the script and its circumstances, unless they are there, and cut the rows back to those of the
@@ -177,14 +177,6 @@ class RunFolder:
             self.problems[METRICS] = str(self.metrics.problem.strerror) if self.metrics.problem else ""
         for tracker in self.trackers if tracked else ():
             tracker.write(step, tracked or {})
-
-    def stop_asked(self) -> bool:
-        """Whether somebody has made a file named `stop` here, which is deleted."""
-        stop = self.path / STOP
-        if not stop.exists():
-            return False
-        stop.unlink(missing_ok=True)
-        return True
 
     def missing(self) -> dict[str, str]:
         """What the run had to leave here and is not here -> why."""

@@ -12,6 +12,7 @@ import numpy as np
 from solorl.checkpoints import checkpoint, env_state
 from solorl.checkpoints.replay import ReplayLog, is_replay
 from solorl.compute.ranks import Ranks
+from solorl.envs.spaces import not_finite
 from solorl.envs.surroundings import random_states, set_random_states
 from solorl.errors import UsageError, fitting
 from solorl.files import near, write_atomically
@@ -165,7 +166,7 @@ class Checkpoints:
             own = getattr(part, "must_be_finite", None)
             trees = own() if own else {name: checkpoint.capture(part)}
             for each, tree in trees.items():
-                if found := checkpoint.not_finite(tree, each):
+                if found := not_finite(tree, each):
                     raise Diverged(*found)
 
     def of_rank(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ No verb changes what is learned. The rest is done by parts that work without a r
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from solorl.args.arguments import RunArgs, script_path
 from solorl.checkpoints import env_state
 from solorl.compute.device import EVALUATE, choose_device, device_words, seed_all
 from solorl.compute.processes import Processes
-from solorl.compute.ranks import Ranks, from_environment, local_rank
+from solorl.compute.ranks import Ranks, from_environment
 from solorl.data.dataset import Dataset, open_datasets
 from solorl.envs.async_envs import AsyncEnvs
 from solorl.envs.guest import refuse_statistics
@@ -58,7 +59,8 @@ class Run:
             if self.world_size > 1 and not parallel:
                 what = f"{self.script.name} trains in one process, but WORLD_SIZE is {self.world_size}"
                 raise UsageError(f"{what}; start it without torchrun and without --nproc")
-            index = local_rank() if self.world_size > 1 else None
+            # the number of this process among those on its machine is that of its CUDA device
+            index = int(os.environ.get("LOCAL_RANK", "0")) if self.world_size > 1 else None
             self.device = choose_device(args, index) if device is None else device
             if not self.play:
                 check_wandb(args)

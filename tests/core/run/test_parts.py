@@ -70,13 +70,6 @@ def test_what_could_not_be_written_is_missing_until_it_is(tmp_path, capsys):
     assert folder.missing() == {"status.json": "it is gone"}
 
 
-def test_a_file_named_stop_is_seen_once(tmp_path):
-    folder = new_folder(tmp_path / "a")
-    assert not folder.stop_asked()
-    (folder.path / "stop").touch()
-    assert folder.stop_asked() and not folder.stop_asked()
-
-
 def test_two_runs_of_the_same_second_have_their_own_replay(tmp_path):
     """The second learns its name when it makes its folder."""
     both = []
