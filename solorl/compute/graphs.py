@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from torch.utils._pytree import tree_map_only
 
 from solorl.terminal import warn
 
@@ -230,4 +229,11 @@ def signature(tree: Any, tensors: list[torch.Tensor], modules: list[nn.Module]) 
 
 def replace(tree: Any, tensors: Iterator[torch.Tensor]) -> Any:
     """The tree with other tensors in place of its own, in the order in which `signature` collects them."""
-    return tree_map_only(torch.Tensor, lambda _: next(tensors), tree)
+    if isinstance(tree, torch.Tensor):
+        return next(tensors)
+    if isinstance(tree, (tuple, list)):
+        parts = [replace(x, tensors) for x in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    if isinstance(tree, dict):
+        return {name: replace(x, tensors) for name, x in tree.items()}
+    return tree

@@ -110,9 +110,7 @@ def _register(env_id: str, typed: bool) -> None:
                 continue
             if package in INSTALL:
                 raise UsageError(f"{env_id} needs a package: pip install {INSTALL[package]}")
-            of_family = registers == "solorl.envs.pettingzoo"  # all of which one extra brings
-            extra = "pettingzoo" if of_family else BRINGS[package]
-            raise UsageError(needs_extra(env_id, extra))
+            raise UsageError(needs_extra(env_id, BRINGS[package]))
         if all(map(_is_there, packages)):
             importlib.import_module(registers)
 
@@ -132,19 +130,17 @@ def _import_module_of(env_id: str, module: str, typed: bool) -> None:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:  # whatever the code of the module raises
-        fails = " ".join(f"fails with {type(error).__name__}: {error}".split())
-        sentence = f"{env_id} cannot be used: importing the module {module} "
+        cannot = f"{env_id} cannot be used: importing the module {module}"
+        sentence = " ".join(f"{cannot} fails with {type(error).__name__}: {error}".split())
         if isinstance(error, SystemExit):
-            fails = f"ends the program by sys.exit({error.code!r}); put `if __name__ == '__main__':` around that"
+            around = "put `if __name__ == '__main__':` around that"
+            sentence = f"{cannot} ends the program by sys.exit({error.code!r}); {around}"
         elif isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             hint = did_you_mean(module, [path.stem for path in Path().glob("*.py")])
-            sentence, fails = (
-                f"there is no environment {env_id}: no module {module} is installed or in this folder",
-                hint,
-            )
-        elif isinstance(error, ImportError) and (missing := missing_extra(env_id, error)):
-            sentence, fails = missing, ""
-        raise UsageError(sentence + fails) from error
+            sentence = f"there is no environment {env_id}: no module {module} is installed or in this folder{hint}"
+        elif isinstance(error, ImportError):
+            sentence = missing_extra(env_id, error) or sentence
+        raise UsageError(sentence) from error
 
 
 def check_env_id(env_id: str, typed: bool = True) -> None:
@@ -160,7 +156,7 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
             _register(name, typed)
         spec = gym.spec(name)
     except (gym.error.Error, ImportError) as error:
-        if isinstance(error, ImportError) and (sentence := missing_extra(env_id, error)):
+        if sentence := missing_extra(env_id, error):
             raise UsageError(sentence) from error
         of_envpool = name.startswith("envpool/")  # whose ids repeat those of other families
         for registers, *packages in _families().values():

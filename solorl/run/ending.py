@@ -29,7 +29,7 @@ from solorl.run.meter import Diverged, Meter, check_finite
 from solorl.run.pictures import draw_learning_curve, film_to
 from solorl.run.saving import Checkpoints
 from solorl.run.upload import solo, upload
-from solorl.runfolder import CHECKPOINTS, LAST_MODEL, METRICS, MODEL, PICTURE, STOP
+from solorl.runfolder import CHECKPOINTS, LAST_MODEL, METRICS, MODEL, PICTURE, STOP, checkpoints
 from solorl.scripts import as_typed
 from solorl.terminal import duration, paint, say, scores, warn, wiped
 
@@ -236,7 +236,7 @@ class Ending:
         """Write a checkpoint, unless something is not finite; `others`: what the other ranks have."""
         self.check_finite()
         step = self.meter.step
-        with self.folder.writing(CHECKPOINTS, f"the checkpoint of step {step:,}", self.checkpoints.are_there()):
+        with self.folder.writing(CHECKPOINTS, f"the checkpoint of step {step:,}", bool(checkpoints(self.folder.path))):
             self.folder.require()
             counters = self.meter.counters() | self.evaluator.counters()
             counters["metrics_bytes"] = self.folder.metrics.sync() if self.folder.metrics else 0

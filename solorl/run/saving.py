@@ -17,7 +17,7 @@ from solorl.envs.surroundings import random_states, set_random_states
 from solorl.errors import UsageError, fitting
 from solorl.files import near, write_atomically
 from solorl.run.meter import Diverged
-from solorl.runfolder import CHECKPOINTS, MODEL, checkpoints, status_of
+from solorl.runfolder import CHECKPOINTS, MODEL, status_of
 from solorl.terminal import warn
 
 
@@ -44,10 +44,6 @@ class Checkpoints:
     def folder(self) -> Path:
         """Where the checkpoints are."""
         return self.run_dir / CHECKPOINTS
-
-    def are_there(self) -> bool:
-        """Whether there is a checkpoint on the disk, whole or damaged."""
-        return bool(checkpoints(self.run_dir))
 
     def name(self, parts: Mapping[str, Any], models: Mapping[str, Any] | None = None) -> None:
         """Say what a checkpoint must hold; environments begin to note how they came about."""
