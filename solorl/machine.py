@@ -115,14 +115,6 @@ def process_start(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-def command_line(pid: int) -> str:
-    """The words of a process's command line; empty where there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
-    except OSError:
-        return "" if Path("/proc/self/stat").exists() else _ps(pid, "command=")
-
-
 def _ps(pid: int, columns: str) -> str:
     """What `ps` says about a process, on systems without /proc."""
     try:

@@ -98,10 +98,8 @@ class ReplayLog:
         gone = oldest if oldest > max(0, saved["inserted"] - capacity) else 0
         for segment in saved["segments"]:
             path, count = self.folder / segment["name"], segment["stop"] - segment["start"]
-            if not path.is_file():
-                raise CheckpointError(f"the replay segment {path.name} is missing")
-            if sha256(path) != segment["sha256"]:
-                raise CheckpointError(f"the replay segment {path.name} is damaged")
+            if not path.is_file() or sha256(path) != segment["sha256"]:
+                raise CheckpointError(f"the replay segment {path.name} is missing or damaged")
             arrays = load_file(path)
             fits = {key: (count, *array.shape[1:]) for key, array in replay.arrays.items()}
             if {key: rows.shape for key, rows in arrays.items()} != fits:

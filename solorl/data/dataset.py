@@ -198,9 +198,8 @@ def read(folder: Path) -> Dataset:
     if sum(most) > machine.memory():
         gigabytes = sum(most) / 2**30, machine.memory() / 2**30
         raise UsageError("{} needs {:,.1f} GiB of memory, but there are {:,.1f}".format(folder, *gigabytes))
-    pieces = [
-        _read_piece(folder, *each, about["num_envs"], *spaces) for each in zip(about["pieces"], most, strict=True)
-    ]
+    sizes = zip(about["pieces"], most, strict=True)
+    pieces = [_read_piece(folder, *each, about["num_envs"], *spaces) for each in sizes]
     with told(f"the pieces of {folder} do not fit"):
         data = _joined(pieces)
     _check_numbers(data, folder, spaces[1])
@@ -296,12 +295,10 @@ def _fitted(path: Path, env_id: str, envs: Any) -> Dataset:
     theirs = str(about.get("env_id"))
     if theirs.rpartition(":")[2] != env_id.rpartition(":")[2]:  # of `module:Name` a data set may know the name only
         raise UsageError(f"{path} is of {theirs}: --env-id {theirs}")
-    bare = getattr(getattr(envs, "envs", [None])[0], "unwrapped", envs).action_space
-    scaled = (
-        isinstance(bare, gym.spaces.Box) and bare.shape == ours.shape and about.get("action_space") != described(ours)
-    )
+    bare, actions = getattr(getattr(envs, "envs", [None])[0], "unwrapped", envs).action_space, about.get("action_space")
+    scaled = isinstance(bare, gym.spaces.Box) and bare.shape == ours.shape and actions != described(ours)
     bounds = [getattr(space, name).astype(np.float64) for space in (bare, ours) for name in ("low", "high") if scaled]
-    scaled = scaled and about.get("action_space") == described(bare) and bool(np.isfinite(bounds).all())
+    scaled = scaled and actions == described(bare) and bool(np.isfinite(bounds).all())
     for name, space in (("observation", obs), ("action", bare if scaled else ours)):
         if (found := about.get(f"{name}_space")) != described(space):
             note = "; its actions must be in these bounds, or in those of the environment itself" * (name == "action")

@@ -218,12 +218,11 @@ class Checkpoints:
     def load_model(self, name: str) -> None:
         """Bring the models into the state of such a file. UsageError where it cannot be read or does not fit."""
         from safetensors import SafetensorError, safe_open
-        from safetensors.numpy import load_file
 
         path = self.run_dir / name
         try:
-            arrays = load_file(path)
             with safe_open(path, "numpy") as file:
+                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 it is no dict
                 without = (file.metadata() or {}).get("without", "").split()  # parts that do not act, as in zoo/
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:  # the last: types NumPy has not
             when = "with its first evaluation" if name == MODEL else "at its end"
