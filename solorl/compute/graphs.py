@@ -212,10 +212,8 @@ def signature(tree: Any, tensors: list[torch.Tensor], modules: list[nn.Module]) 
         return type(tree), *[signature(x, tensors, modules) for x in tree]
     if isinstance(tree, dict):
         return dict, *[(name, signature(x, tensors, modules)) for name, x in tree.items()]
-    if isinstance(tree, nn.Module):
-        modules.append(tree)
-        return id(tree)
     if callable(tree):
+        modules += [tree] if isinstance(tree, nn.Module) else []
         return id(tree)
     if tree is None or isinstance(tree, (int, float, str)):
         return type(tree), tree

@@ -78,34 +78,32 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, episodes: int)
 
     rows = []
     for row in read_rows(metrics)[0] if metrics.exists() else ():
-        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
-            rows.append({name: float(row[name]) for name in DRAWN if name in row or name == "global_step"})
-    train = [(row["global_step"], row["charts/episodic_return"]) for row in rows if "charts/episodic_return" in row]
-    test = [
-        (row["global_step"], row[SCORE], row.get("eval/episodic_return_std", 0.0), row.get(EPISODES, episodes))
-        for row in rows
-        if SCORE in row
-    ]
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            rows.append([float(row.get(name, "nan")) for name in DRAWN])
+    step, episode, score, std, count = np.array(rows, float).reshape(-1, len(DRAWN)).T
+    train, test = np.isfinite(step + episode), np.isfinite(step + score)
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
     axes = figure.subplots()
-    if train:
-        step, value = np.array(train, float).T
-        window = max(1, min(100, len(value) // 10))
-        mean = np.convolve(value, np.ones(window) / window, "valid")
-        axes.plot(step, value, ".", color="#b8b8b8", markersize=2, label="training episodes")
-        axes.plot(step[window - 1 :], mean, color="#7a7a7a", label=f"mean of {window} episodes")
-    if test:
-        step, value, spread, count = np.array(test, float).T
-        error = spread / np.maximum(1, count - 1) ** 0.5  # the band lies within the episodes' returns
-        width = 0 if len(step) > 1 else 8  # a single evaluation has a bar
-        axes.fill_between(step, value - error, value + error, color="#1f6feb", alpha=0.15, linewidth=width)
-        axes.plot(step, value, "o-", color="#1f6feb", markersize=3, label="greedy evaluation, standard error")
+    if train.any():
+        window = max(1, min(100, train.sum() // 10))
+        mean = np.convolve(episode[train], np.ones(window) / window, "valid")
+        axes.plot(step[train], episode[train], ".", color="#b8b8b8", markersize=2, label="training episodes")
+        axes.plot(step[train][window - 1 :], mean, color="#7a7a7a", label=f"mean of {window} episodes")
+    if test.any():
+        number = np.where(np.isfinite(count), count, episodes)[test]
+        error = (
+            np.nan_to_num(std[test]) / np.maximum(1, number - 1) ** 0.5
+        )  # the band lies within the episodes' returns
+        low, high, width = score[test] - error, score[test] + error, 8 * (test.sum() == 1)  # a single one has a bar
+        axes.fill_between(step[test], low, high, color="#1f6feb", alpha=0.15, linewidth=width)
+        label = "greedy evaluation, standard error"
+        axes.plot(step[test], score[test], "o-", color="#1f6feb", markersize=3, label=label)
     axes.set(title=title, xlabel="environment steps", ylabel="episodic return")
-    axes.set_xlim(0, 1.05 * max([1, *(row[0] for row in train + test)]))  # also around a single point
+    axes.set_xlim(0, 1.05 * max([1, *step[train | test]]))  # also around a single point
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    if train or test:
+    if (train | test).any():
         axes.legend(frameon=False)
     legible(figure)
     data = BytesIO()
