@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from solorl.checkpoints.checkpoint import CheckpointError, save_arrays
-from solorl.files import sha256, sync_file
+from solorl.checkpoints.checkpoint import CheckpointError, safetensors_pieces
+from solorl.files import remove_leftovers, sha256, sync_file, write_atomically
 
 MOST_BYTES = 2**26  # of the rows of a segment
 
@@ -62,12 +62,9 @@ class ReplayLog:
     def _write(self, replay: Any, start: int, stop: int) -> dict[str, Any]:
         """One segment, whole on the disk."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        name = _name(start, stop)
-        temporary, rows = self.folder / f".{name}", np.arange(start, stop)
-        temporary.unlink(missing_ok=True)  # it may be a link
-        save_arrays({key: array[rows % len(array)] for key, array in replay.arrays.items()}, temporary)
-        sync_file(temporary)
-        temporary.replace(self.folder / name)
+        name, rows = _name(start, stop), np.arange(start, stop)
+        arrays = {key: array[rows % len(array)] for key, array in replay.arrays.items()}
+        write_atomically(self.folder / name, b"".join(safetensors_pieces(arrays)))
         sync_file(self.folder)
         return {"name": name, "start": start, "stop": stop, "sha256": sha256(self.folder / name)}
 
@@ -82,6 +79,7 @@ class ReplayLog:
     def forget(self) -> None:
         """The checkpoint with what `append` returned is whole: delete the segments that only older ones need."""
         names = {segment["name"] for segment in self._segments}
+        remove_leftovers(self.folder)
         for path in self.folder.glob("*.safetensors"):
             if path.name not in names | self._needed:
                 path.unlink(missing_ok=True)

@@ -25,11 +25,11 @@ from solorl.errors import in_one_sentence
 from solorl.files import near
 from solorl.run.evaluation import SCORE, Also, Evaluator, MakeEnv, Policy
 from solorl.run.folder import RunFolder
+from solorl.run.hub import solo, upload
 from solorl.run.meter import Diverged, Meter, check_finite
 from solorl.run.pictures import draw_learning_curve, film_to
 from solorl.run.saving import Checkpoints
-from solorl.run.upload import solo, upload
-from solorl.runfolder import CHECKPOINTS, LAST_MODEL, METRICS, MODEL, PICTURE, STOP, checkpoints
+from solorl.runfolder import CHECKPOINTS, LAST_MODEL, METRICS, MODEL, PICTURE, STATUS, STOP, checkpoints, write_status
 from solorl.scripts import as_typed
 from solorl.terminal import duration, paint, say, scores, warn, wiped
 
@@ -76,7 +76,9 @@ class Ending:
         score = self.evaluator.score
         facts: dict[str, Any] = {"pid": os.getpid(), "global_step": self.meter.step}
         facts |= {"wall_time": self.meter.wall_time(), "checkpoint": self.checkpoints.newest}
-        self.folder.write_status(status, facts | ({} if score is None else {SCORE: score}))
+        self.folder.status = status
+        with self.folder.writing(STATUS):
+            write_status(self.folder.path, status, facts | ({} if score is None else {SCORE: score}))
 
     def begin(self) -> None:
         """The run folder is open: from now on it is left in order, however this process ends."""

@@ -21,9 +21,9 @@ from solorl.compute.device import device_name
 from solorl.errors import UsageError
 from solorl.files import git_state, near, remove_leftovers, sha256
 from solorl.machine import cpu_model
-from solorl.run.kept import Kept
+from solorl.run.hub import Kept
 from solorl.run.trackers import MetricsFile, Safe, trackers_of
-from solorl.runfolder import CHECKPOINTS, CONFIG, FORMAT, METRICS, STATUS, STOP, lock, write_config, write_status
+from solorl.runfolder import CHECKPOINTS, CONFIG, FORMAT, METRICS, STOP, lock, write_config
 from solorl.runfolder import config_of as saved_config
 from solorl.scripts import PACKAGE, in_checkout, script_paths
 from solorl.terminal import warn
@@ -163,12 +163,6 @@ class RunFolder:
             self.problems[name] = str(error.strerror)
             note = "; the one before it is kept" if kept else ""
             warn(f"{what or name} could not be written ({error.strerror}){note}")
-
-    def write_status(self, status: str, facts: dict[str, Any]) -> None:
-        """Write status.json."""
-        self.status = status
-        with self.writing(STATUS):
-            write_status(self.path, status, facts)
 
     def write_rows(self, rows: list[dict[str, float]], step: int = 0, tracked: dict[str, float] | None = None) -> None:
         """Append to metrics.jsonl, and give the trackers the row of `step` that is `tracked`, if there is one."""

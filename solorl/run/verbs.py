@@ -34,11 +34,11 @@ from solorl.run.ending import Ending, Voice
 from solorl.run.environments import Opened, check_spaces, count_iterations, first_observations
 from solorl.run.evaluation import Also, Evaluator, MakeEnv, Policy
 from solorl.run.folder import RunFolder, new_path
+from solorl.run.hub import check_upload
 from solorl.run.load import play_wanted
 from solorl.run.meter import Meter
 from solorl.run.saving import Checkpoints
 from solorl.run.trackers import check_wandb
-from solorl.run.upload import check_upload
 from solorl.runfolder import MODEL
 from solorl.terminal import Progress, warn
 

@@ -399,7 +399,7 @@ def test_plot_draws_the_picture_again_with_every_evaluation(train, solo, monkeyp
 def test_plot_leaves_a_picture_and_a_failure_one_warning(train, monkeypatch):
     run_dir = train("ppo", *TINY, "--plot", "--eval-every", "0")["run"].dir
     assert (run_dir / "curve.png").read_bytes().startswith(b"\x89PNG") and "warning" not in train.out
-    monkeypatch.setattr("solorl.run.upload.command_of", lambda *words: ["/bin/false"])
+    monkeypatch.setattr("solorl.run.hub.command_of", lambda *words: ["/bin/false"])
     run_dir = train("ppo", *TINY, "--plot", "--eval-every", "0")["run"].dir
     assert "warning: no curve.png: exit code 1" in train.out and not (run_dir / "curve.png").exists()
 
