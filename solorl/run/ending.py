@@ -195,7 +195,7 @@ class Ending:
                 self.ranks.wait_for_the_end()  # rank 0 has found the same and writes a snapshot
             step, iteration = self.meter.step, self.meter.iteration
             try:
-                self.folder.require()
+                self.folder.path.stat()  # OSError where it was moved or removed: no part of it must be made again
                 note = f"a snapshot is in {self.checkpoints.save_crash(step)}"
             except OSError as problem:
                 note = f"no snapshot ({problem.strerror})"
@@ -239,7 +239,7 @@ class Ending:
         self.check_finite()
         step = self.meter.step
         with self.folder.writing(CHECKPOINTS, f"the checkpoint of step {step:,}", bool(checkpoints(self.folder.path))):
-            self.folder.require()
+            self.folder.path.stat()  # as above
             counters = self.meter.counters() | self.evaluator.counters()
             counters["metrics_bytes"] = self.folder.metrics.sync() if self.folder.metrics else 0
             self.checkpoints.save(step, counters, self.args.save_replay, others)

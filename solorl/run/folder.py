@@ -1,6 +1,5 @@
 """The run folder: who may write there, its script, config.json, status.json and rows, and what could not be written."""
 
-import errno
 import hashlib
 import importlib.metadata
 import os
@@ -146,11 +145,6 @@ class RunFolder:
             config.setdefault("changes", []).append({"step": step, "args": changed})
             config["args"] |= {name: value for name, (_, value) in changed.items()}
             write_config(self.path, config)
-
-    def require(self) -> None:
-        """OSError where the folder has been moved or removed: no part of it must be made again."""
-        if not self.path.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "the run folder is gone")
 
     @contextmanager
     def writing(self, name: str, what: str = "", kept: bool = False) -> Iterator[None]:

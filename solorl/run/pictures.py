@@ -1,7 +1,6 @@
 """What is to be seen of a run: films of episodes, and the learning curve."""
 
 import contextlib
-import errno
 import os
 import traceback
 from pathlib import Path
@@ -50,8 +49,7 @@ def film_to(run_dir: Path, name: str, seed: int, policy: Policy, make_env: Any, 
     if no_display():
         os.environ.setdefault("MUJOCO_GL", "egl")  # also where it is missing, so that the error names it
     try:
-        if not run_dir.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "the run folder is gone")
+        run_dir.stat()  # FileNotFoundError where it was moved or removed: it must not be made again
         env = open_game(make_env, env_id, "rgb_array")
         try:
             film(env, policy, seed, path)
