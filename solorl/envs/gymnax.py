@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from solorl.envs import register
 from solorl.envs.interface import Step
 from solorl.errors import needs_extra, quit_with
 
@@ -51,5 +52,6 @@ class GymnaxEnvs:
         return obs.reshape(self.num_envs, -1).astype(jnp.float32)
 
 
+register("*-MinAtar", compiled=GymnaxEnvs)
 for _game in GAMES:
     gym.register(_game, "solorl.envs.open:FunctionalEnv", kwargs={"env_id": _game}, disable_env_checker=True)

@@ -25,12 +25,6 @@ EXTRAS = {
     "gymnasium.envs.tabular": ("jax", "jax"),
     "ale_py": ("cv2", "atari"),  # of the wrapper that makes images smaller
 }
-# Environments that exist in JAX only: pattern of their ids -> (class that steps many of them, in a module that
-# registers them; the package that they need).
-REGISTER = {
-    "*-MinAtar": ("solorl.envs.gymnax:GymnaxEnvs", "gymnax"),
-    "mjx/*": ("solorl.envs.mjx:MjxEnvs", "mujoco.mjx"),
-}
 # Games of several agents: pattern of their ids -> the module that registers them, and packages that they need.
 GAMES = {
     "mpe/*": ("solorl.envs.pettingzoo", "pettingzoo", "mpe2"),
@@ -44,6 +38,8 @@ GAMES = {
 # Other families, likewise; those of a package register themselves.
 OTHERS = {
     "games/*": ("solorl.games",),
+    "*-MinAtar": ("solorl.envs.gymnax", "gymnax"),
+    "mjx/*": ("solorl.envs.mjx", "mujoco.mjx"),
     "envpool/*": ("solorl.envs.envpool_env", "envpool"),
     **dict.fromkeys(("ALE/*", "*NoFrameskip-v*"), ("ale_py",) * 2),
     **dict.fromkeys(
@@ -53,6 +49,7 @@ OTHERS = {
     "MinAtar/*": ("minatar",) * 2,
     "dm_control/*": ("shimmy",) * 2,
 }
+FAMILIES: dict[str, tuple[str, ...]] = GAMES | OTHERS
 # What pip installs where it is not one of our extras.
 INSTALL = {
     "minatar": "minatar",
@@ -65,12 +62,6 @@ INSTALL = {
 # in JAX (`solorl.games.teams`); environments written in JAX, and those that EnvPool and Gymnasium have under the same
 # id; simulators that step batches of tensors (`solorl.envs.batched`).
 KINDS = ("gymnasium envpool atari envpool-atari pettingzoo-atari envpool-procgen agents agents-jax jax batched").split()
-
-
-def _families() -> dict[str, tuple[str, ...]]:
-    """All families: pattern of ids -> the module that registers them, and the packages that they need."""
-    in_jax = {pattern: (where.partition(":")[0], package) for pattern, (where, package) in REGISTER.items()}
-    return in_jax | GAMES | OTHERS
 
 
 def _like(env_id: str, ids: Iterable[str]) -> list[str]:
@@ -86,11 +77,6 @@ def _like(env_id: str, ids: Iterable[str]) -> list[str]:
     return newest(env_id) or [*dict.fromkeys(near)]
 
 
-def family_of(env_id: str) -> tuple[str, str] | None:
-    """What `REGISTER` says of an environment that exists in JAX only; None of any other."""
-    return next((family for pattern, family in REGISTER.items() if fnmatch(env_id, pattern)), None)
-
-
 def _is_there(package: str) -> bool:
     """Whether a package is installed, or a part of one, whose parent may be missing."""
     with contextlib.suppress(ModuleNotFoundError):
@@ -103,7 +89,7 @@ def _register(env_id: str, typed: bool) -> None:
     is not installed."""
     import gymnasium as gym
 
-    for registers, *packages in (row for pattern, row in _families().items() if fnmatch(env_id, pattern)):
+    for registers, *packages in (row for pattern, row in FAMILIES.items() if fnmatch(env_id, pattern)):
         for package in packages:
             check_module(env_id, package, typed)
             if _is_there(package) or (package in INSTALL and env_id in gym.registry):
@@ -159,7 +145,7 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
         if sentence := missing_extra(env_id, error):
             raise UsageError(sentence) from error
         of_envpool = name.startswith("envpool/")  # whose ids repeat those of other families
-        for registers, *packages in _families().values():
+        for registers, *packages in FAMILIES.values():
             ours = registers.startswith(("solorl.", "ale_py")) and not registers.endswith("envpool_env")
             if ours and all(map(_is_there, packages)):
                 with contextlib.suppress(ImportError):  # without jax
@@ -176,8 +162,7 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
         if entry.startswith(prefix) and importlib.util.find_spec(module) is None:
             raise UsageError(needs_extra(env_id, extra))
     same = [one for one in gym.registry.values() if (one.namespace, one.name) == (spec.namespace, spec.name)]
-    newest = max(same, key=lambda one: one.version or 0)
-    if spec.version is not None and spec.version < (newest.version or 0):  # some ids have lost their simulators
+    if spec is not (newest := max(same, key=lambda one: one.version or 0)):  # some ids have lost their simulators
         try:
             gym.make(env_id).close()
         except ImportError as error:
@@ -275,7 +260,7 @@ def is_atari(env_id: str) -> bool:
     name = env_id.rpartition(":")[2]
     if name in gym.registry:
         return "game" in gym.registry[name].kwargs
-    return family_of(name) is None and is_envpool_game(env_id)
+    return not any(fnmatch(name, pattern) for pattern in FAMILIES) and is_envpool_game(env_id)
 
 
 def has_agents(env_id: str) -> bool:
