@@ -20,7 +20,7 @@ from solorl.terminal import warn
 
 WARM_UP = 3  # calls before a function is recorded: memory of libraries and optimisers, compiling
 MOST = 4  # recordings of one function that are kept, for shapes that take turns
-LIMIT = 32  # recordings that fit no more after which it is not recorded again
+LIMIT = 32  # changes after which a function is not recorded again: each costs as many calls, and a recording
 
 
 def wanted(device: Any, fast: bool) -> bool:
@@ -116,7 +116,7 @@ class Recorded:
     kept: Callable[[], Any] = tuple  # the tensors that the function changes, weights and buffers of modules apart
     from_host: bool = False  # inputs may be anywhere, since the function brings them to the device
     entries: dict[Any, Entry] = field(default_factory=dict)  # the latest is the last
-    recordings = 0
+    changes = 0
     why = ""  # why it is not recorded
 
     def __call__(self, *inputs: Any) -> Any:
@@ -130,10 +130,12 @@ class Recorded:
             entry = self.entries.pop(key, None) or Entry(modules)
             self.entries[key] = entry
             if len(self.entries) > MOST:
-                self._forget()
+                del self.entries[next(iter(self.entries))]  # it has not come for the longest time
             state = (entry.now(), self.state())
-            if entry.state != state:
-                self._count(entry)
+            if entry.state != state:  # a new entry, or what its recording takes for granted has changed
+                self.changes += 1
+                if self.changes > LIMIT:
+                    raise Unfit(f"its inputs or settings have changed {self.changes} times")
                 entry.calls, entry.state, entry.again = 0, state, None
             if entry.again is not None:
                 self._copy(entry.inputs, tensors)
@@ -154,18 +156,6 @@ class Recorded:
         for kind in {x.dtype for x in there}:
             those = [i for i, here in enumerate(there) if here.dtype == kind]
             torch._foreach_copy_([there[i] for i in those], [tensors[i] for i in those])
-
-    def _forget(self) -> None:
-        """Drop what has not come for the longest time; Unfit where that happens again and again."""
-        self._count(self.entries.pop(next(iter(self.entries))))
-        if not any(entry.calls > 1 for entry in self.entries.values()):
-            raise Unfit("its inputs have other shapes or numbers at each call")
-
-    def _count(self, entry: Entry) -> None:
-        """Count a recording that fits no more; Unfit where there were too many."""
-        self.recordings += entry.again is not None
-        if self.recordings > LIMIT:
-            raise Unfit(f"it had to be recorded {self.recordings} times")
 
     def _warm_up(self, entry: Entry, inputs: tuple[Any, ...]) -> Any:
         strict = entry.calls == WARM_UP
