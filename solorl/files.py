@@ -126,7 +126,7 @@ def git(place: Path, *words: str, given: str = "") -> bytes:
     """What git prints in a folder, given a text to read; UsageError with its last line where it fails."""
     try:
         command = ["git", "-C", str(place), *words]
-        return subprocess.run(command, input=given.encode(), capture_output=True, check=True, timeout=60).stdout
+        return subprocess.run(command, input=given.encode(), capture_output=True, check=True, timeout=20).stdout
     except FileNotFoundError:
         raise UsageError("this needs git, which is not installed") from None
     except subprocess.SubprocessError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from solorl.checkpoints.checkpoint import CheckpointError, safetensors_pieces
 from solorl.files import remove_leftovers, sha256, sync_file, write_atomically
@@ -71,8 +72,6 @@ class ReplayLog:
     def arrays(self, saved: dict[str, Any]) -> dict[str, np.ndarray]:
         """Empty arrays for all rows of a buffer that was saved, by its first segment. Raises what the library of the
         files raises."""
-        from safetensors.numpy import load_file
-
         first = load_file(self.folder / saved["segments"][0]["name"])
         return {name: np.empty((saved["inserted"], *rows.shape[1:]), rows.dtype) for name, rows in first.items()}
 
@@ -88,8 +87,6 @@ class ReplayLog:
     def load(self, replay: Any, saved: dict[str, Any]) -> None:
         """Fill the buffer from its segments; it may have another capacity than the saved one. Raises CheckpointError
         where a segment is missing or damaged, or does not fit."""
-        from safetensors.numpy import load_file
-
         capacity = len(next(iter(replay.arrays.values())))
         oldest = saved["segments"][0]["start"] if saved["segments"] else saved["inserted"]
         # a larger buffer would hold rows that are gone: count from the oldest one that is left
