@@ -137,14 +137,15 @@ class Recorded:
                 if self.changes > LIMIT:
                     raise Unfit(f"its inputs or settings have changed {self.changes} times")
                 entry.calls, entry.state, entry.again = 0, state, None
-            if entry.again is not None:
-                self._copy(entry.inputs, tensors)
-                entry.again()
-                return replace(entry.output, map(torch.clone, entry.outputs))
             entry.calls += 1
             if entry.calls <= WARM_UP:
                 return self._warm_up(entry, inputs)
-            return self._record(entry, inputs, tensors)
+            if entry.again is None:
+                self._record(entry, inputs, tensors)
+            else:
+                self._copy(entry.inputs, tensors)
+                entry.again()
+            return replace(entry.output, map(torch.clone, entry.outputs))
         except Unfit as error:
             self.why = str(error)
         self.entries.clear()
@@ -177,7 +178,7 @@ class Recorded:
             warn(f"{self.name} runs without a CUDA graph: {self.why}")
         return output
 
-    def _record(self, entry: Entry, inputs: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
+    def _record(self, entry: Entry, inputs: tuple[Any, ...], tensors: list[torch.Tensor]) -> None:
         if not self.from_host and any(x.device.type != self.backend.device.type for x in tensors):
             raise Unfit(f"one of its inputs is a tensor that is not on {self.backend.device}")
         entry.inputs, entry.outputs = [x.to(self.backend.device, copy=True) for x in tensors], []
@@ -187,7 +188,6 @@ class Recorded:
         except Exception as error:  # whatever CUDA or a library says that cannot be recorded
             raise Unfit((str(error).strip() or type(error).__name__).splitlines()[0]) from None
         signature(entry.output, entry.outputs, [])
-        return replace(entry.output, map(torch.clone, entry.outputs))
 
 
 def signature(tree: Any, tensors: list[torch.Tensor], modules: list[nn.Module]) -> Any:

@@ -144,14 +144,12 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
     except (gym.error.Error, ImportError) as error:
         if sentence := missing_extra(env_id, error):
             raise UsageError(sentence) from error
-        of_envpool = name.startswith("envpool/")  # whose ids repeat those of other families
         for registers, *packages in FAMILIES.values():
-            ours = registers.startswith(("solorl.", "ale_py")) and not registers.endswith("envpool_env")
+            ours = registers.startswith(("solorl.", "ale_py")) and "envpool" not in packages  # which repeats ids
             if ours and all(map(_is_there, packages)):
                 with contextlib.suppress(ImportError):  # without jax
                     importlib.import_module(registers)
-        known = [one for one in gym.registry if of_envpool or not one.startswith("envpool/")]
-        near = [f"{module}{colon}{one}" for one in _like(name, known)]
+        near = [f"{module}{colon}{one}" for one in _like(name, gym.registry)]
         hint = f"; did you mean {' or '.join(near)}?" if near else "; one of another package is `package:Name-v0`"
         if colon:
             where = getattr(sys.modules[module], "__file__", None) or "a folder without code"
