@@ -415,8 +415,8 @@ def test_rows_are_not_written_through_a_hard_link(train, solo, copy, tmp_path):
 def test_files_that_are_replaced_are_not_written_through_a_hard_link(tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("x")
-    names = [f".status.json.{os.getpid()}", ".000000000000_000000000003.safetensors", ".play.mp4"]
-    for name in names:
+    segment = "000000000000_000000000003.safetensors"
+    for name in (f".status.json.{os.getpid()}", f".{segment}.{os.getpid()}", ".play.mp4"):
         os.link(precious, tmp_path / name)
     write_atomically(tmp_path / "status.json", b"new")
     replay = type("Replay", (), {"arrays": {"obs": np.zeros((5, 2))}, "inserted": 3})()
@@ -424,7 +424,7 @@ def test_files_that_are_replaced_are_not_written_through_a_hard_link(tmp_path):
     env = gym.make("CartPole-v1", render_mode="rgb_array", max_episode_steps=3)
     pictures.film(env, lambda obs: np.zeros(len(obs), int), 1, tmp_path / "play.mp4")
     assert precious.read_text() == "x" and precious.stat().st_nlink == 1
-    assert all((tmp_path / name).stat().st_size > 1 for name in ("status.json", names[1][1:], "play.mp4"))
+    assert all((tmp_path / name).stat().st_size > 1 for name in ("status.json", segment, "play.mp4"))
 
 
 # ---------------------------------------------------------------------- models, memory
