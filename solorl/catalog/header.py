@@ -31,6 +31,11 @@ class Script:
     fields: dict[str, str] = field(default_factory=dict)
 
     @property
+    def paper(self) -> str:
+        """Authors, year and address."""
+        return self.fields.get("Paper", "")
+
+    @property
     def run(self) -> str:
         """A command that works."""
         return self.fields.get("Run", "")
