@@ -29,6 +29,7 @@ class Script:
     framework: str  # torch | jax
     title: str
     fields: dict[str, str] = field(default_factory=dict)
+    lines: int = 0
 
     @property
     def paper(self) -> str:
@@ -168,6 +169,7 @@ def parse_header(path: Path) -> Script:
         framework="jax" if "jax" in top_modules(tree) else "torch",
         title=docstring.splitlines()[0].strip(),
         fields=header_fields(docstring),
+        lines=len(read_source(path).splitlines()),
     )
 
 
