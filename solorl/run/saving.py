@@ -222,7 +222,7 @@ class Checkpoints:
         path = self.run_dir / name
         try:
             with safe_open(path, "numpy") as file:
-                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 it is no dict
+                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 it is not a dict
                 without = (file.metadata() or {}).get("without", "").split()  # parts that do not act, as in zoo/
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:  # the last: types NumPy has not
             when = "with its first evaluation" if name == MODEL else "at its end"
