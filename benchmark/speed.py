@@ -172,7 +172,8 @@ def where(rounds, about):
 
 def write(path, **numbers):
     """Write the numbers with the circumstances in which they were measured."""
-    from solorl.machine import cpu_model, git_state
+    from solorl.files import git_state
+    from solorl.machine import cpu_model
 
     about = numbers | {"cpu": cpu_model(), "python": platform.python_version(), "cores": os.cpu_count()}
     about |= {"date": time.strftime("%Y-%m-%d"), "git": git_state(ROOT)}

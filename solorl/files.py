@@ -42,10 +42,8 @@ def write(path: Path, data: bytes) -> None:
 
 
 def shown(path: Path) -> str:
-    """A path as people want to read it: relative to the current folder where it lies below it."""
-    path = path.resolve()
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    """`near` of a path whose links are followed."""
+    return near(path.resolve())
 
 
 def missing(what: str, path: Path, pattern: str = "*") -> UsageError:
@@ -128,12 +126,21 @@ def git(place: Path, *words: str, given: str = "") -> bytes:
     """What git prints in a folder, given a text to read; UsageError with its last line where it fails."""
     try:
         command = ["git", "-C", str(place), *words]
-        return subprocess.run(command, input=given.encode(), capture_output=True, check=True).stdout
+        return subprocess.run(command, input=given.encode(), capture_output=True, check=True, timeout=20).stdout
     except FileNotFoundError:
         raise UsageError("this needs git, which is not installed") from None
-    except subprocess.CalledProcessError as error:
-        reason = error.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
+    except subprocess.SubprocessError as error:
+        reason = (getattr(error, "stderr", None) or b"git failed").decode(errors="replace").strip().splitlines()
         raise UsageError(f"{place}: {reason[-1]}") from None
+
+
+def git_state(folder: Path, *paths: str) -> dict[str, Any] | None:
+    """Commit of the repository around `folder` and whether its files (of some `paths`) differ from it; None outside a
+    repository."""
+    with contextlib.suppress(UsageError):
+        commit = git(folder, "rev-parse", "HEAD").decode().strip()
+        return {"commit": commit, "dirty": bool(git(folder, "status", "--porcelain", "--", *paths))}
+    return None
 
 
 def is_plain_name(name: Any) -> TypeGuard[str]:

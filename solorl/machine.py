@@ -1,18 +1,24 @@
-"""This machine: cores, GPUs, processes."""
+"""This machine: cores, GPUs, processes, memory."""
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
+import math
 import os
 import platform
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from solorl.errors import quit_with
+
+CONTAINER = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # what it may use
+STEPS = {"total_timesteps", "learning_starts", "eval_every", "save_every"}  # arguments that are not sizes
 PR_SET_PDEATHSIG = 1  # of Linux: a signal for a process when the one that started it dies
 
 
@@ -109,14 +115,6 @@ def process_start(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-def command_line(pid: int) -> str:
-    """The words of a process's command line; empty where there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
-    except OSError:
-        return "" if Path("/proc/self/stat").exists() else _ps(pid, "command=")
-
-
 def _ps(pid: int, columns: str) -> str:
     """What `ps` says about a process, on systems without /proc."""
     try:
@@ -140,21 +138,6 @@ def without_screen() -> None:
             os.environ.setdefault("MUJOCO_GL", "egl")
 
 
-def git_state(folder: Path, *paths: str) -> dict[str, Any] | None:
-    """Commit of the repository around `folder` and whether its files (of some `paths`) differ from it; None outside a
-    repository."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-
-    try:
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--", *paths))}
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
 def cpu_model() -> str:
     """The name of the processor with its numbers: a virtual machine may show the same name for different ones."""
     try:
@@ -163,3 +146,40 @@ def cpu_model() -> str:
         return f"{about['model name']}, family {about['cpu family']}, model {about['model']}"
     except (OSError, KeyError):
         return platform.processor()
+
+
+# ---------------------------------------------------------------------- memory
+def memory() -> int:
+    """Bytes of memory of this machine, or of the container that this process runs in."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in map(Path, CONTAINER):
+        with contextlib.suppress(OSError, ValueError):  # no such file; no limit ("max")
+            found.append(int(path.read_text()))
+    return min(found)
+
+
+def check_memory(args: Any, rows: int, row: int, count: int) -> None:
+    """One sentence and exit code 2 unless `count` of the rows, of `row` bytes each, fit into memory. The sentence names
+    the argument that is as large as `rows`."""
+    if row * count <= memory():
+        return
+    sizes = [field.name for field in dataclasses.fields(args) if field.name not in STEPS]
+    name = next((f"--{name.replace('_', '-')}" for name in sizes if getattr(args, name) == rows), "an array of length")
+    quit_with(
+        f"{name} {rows} needs {rows * row / 2**30:,.1f} GiB of memory, but there are {memory() / 2**30:,.1f} GiB; "
+        f"it must be less than {memory() // row}"
+    )
+
+
+def check_array(args: Any, shape: tuple[int, ...], itemsize: int) -> None:
+    """`check_memory` for a whole array, whose rows are counted along the longest axis."""
+    rows = max(1, *shape, 1)
+    check_memory(args, rows, itemsize * math.prod(shape) // rows, rows)
+
+
+def check_replay(args: Any, arrays: Iterable[Any]) -> None:
+    """`check_memory` for a replay buffer, of which a training fills no more rows than it does steps."""
+    arrays = list(arrays)
+    capacity = len(arrays[0])
+    row = sum(array.nbytes for array in arrays) // max(1, capacity)
+    check_memory(args, capacity, row, min(capacity, getattr(args, "total_timesteps", capacity)))

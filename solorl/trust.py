@@ -2,7 +2,8 @@
 
 A folder may come from elsewhere and say anything. Executed is what is installed, and what the user has started here: a
 script, or the module of an environment whose id was typed, in the same place with the same contents. By the same list
-a run folder is known that was started here: of any other, `--resume` takes no argument that reaches out of it.
+a run folder is known that was started here: of any other, `--resume` takes no argument that reaches out of it. Nothing
+in a folder may write elsewhere, or stop us by surprise, either.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import importlib.util
 import os
 import shlex
 import site
+import stat
 import sys
 import sysconfig
 from contextvars import ContextVar
@@ -21,6 +23,7 @@ from solorl.files import read_json, sha256
 from solorl.runfolder import CONFIG
 from solorl.scripts import PACKAGE, in_checkout, script_paths
 
+WANDB = ("wandb", ".wandb")  # Weights & Biases links to its newest files there
 FLAG = "--trust-script (in Python: trust_script=True)"
 # How the user may allow what is refused; empty: all is allowed; None: by a flag on the command line of the training.
 HOW: ContextVar[str | None] = ContextVar("how", default=None)
@@ -75,6 +78,38 @@ def _is_installed(file: Path) -> bool:
     places = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()]
     folder = file.parent.resolve()
     return any(folder.is_relative_to(Path(place).resolve()) for place in [*places, *site.getsitepackages()])
+
+
+# ---------------------------------------------------------------------- links in a folder
+def refuse_links(folder: Path) -> None:
+    """UsageError where a run folder holds a link, a pipe, a socket or a device: who writes there writes elsewhere, who
+    reads there may wait for ever. The folder itself may be reached through a link."""
+
+    def unreadable(error: OSError) -> None:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}")
+
+    for where, folders, files in os.walk(folder, onerror=unreadable):
+        for path in (Path(where, name) for name in sorted(folders + files)):
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:  # another process trains here: `locked` refuses that
+                continue
+            if stat.S_ISREG(mode) or stat.S_ISDIR(mode) or _is_of_wandb(path, folder):
+                continue
+            kind = "a symbolic link" if stat.S_ISLNK(mode) else "a pipe, a socket or a device"
+            raise UsageError(f"{path} is {kind}; such a folder may hold plain files and folders only")
+
+
+def refuse_hard_link(path: Path) -> None:
+    """UsageError where a file that is about to be written in place is a file elsewhere, too."""
+    if path.exists() and path.stat().st_nlink > 1:
+        raise UsageError(f"{path} is a hard link: writing there would change another file; resume a copy of the folder")
+
+
+def _is_of_wandb(path: Path, folder: Path) -> bool:
+    """Whether the path is a link from a folder of Weights & Biases to a place in the same folder."""
+    top = folder / path.relative_to(folder).parts[0]
+    return top.name in WANDB and path.is_symlink() and path.resolve().is_relative_to(top.resolve())
 
 
 # ---------------------------------------------------------------------- what was started here

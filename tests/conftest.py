@@ -159,7 +159,7 @@ def quick(request, monkeypatch):
     """No test draws a learning curve or waits for the disk, except those marked `disk`: of hundreds of trainings each
     would do both."""
     if not request.node.get_closest_marker("disk"):
-        monkeypatch.setattr("solorl.run.output.draw_learning_curve", lambda rows, path, title: path.touch())
+        monkeypatch.setattr("solorl.run.ending.draw_learning_curve", lambda rows, path, *about: path.touch())
         monkeypatch.setattr("os.fsync", lambda handle: None)
 
 

@@ -8,7 +8,7 @@ from conftest import ROOT, costly
 
 from solorl.catalog.header import code_lines
 
-GROUND = ("errors", "files", "glyphs", "machine", "memory", "runfolder", "scripts", "signals", "terminal", "trust")
+GROUND = ("errors", "files", "glyphs", "machine", "runfolder", "scripts", "signals", "terminal", "trust")
 # A room may import those before it.
 FLOORS = (
     "ground",
@@ -41,7 +41,7 @@ LAB_MAY_IMPORT = (
 # Lines that a shelf may have: code of Python as rule R1 counts it, non-blank lines of pages, styles and scripts. They
 # only fall. Of the written allowances, the boundary to environments, MJX and CUDA graphs have taken 510, tasks with
 # goals and a pole 138.
-BUDGETS = {"core": 6923, "games": 853, "lab": 4343, "cli and tools": 2369}
+BUDGETS = {"core": 6714, "games": 852, "lab": 4343, "cli and tools": 2369}
 LONGEST = 420  # lines of a module
 PAGES = (".html", ".js", ".css", ".sh")
 

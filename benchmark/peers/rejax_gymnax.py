@@ -26,8 +26,8 @@ import jax.numpy as jnp
 
 import solorl.envs.gymnax  # noqa: F401  registers the games of evaluation
 from solorl.compute.device import EVALUATE, env_seed
-from solorl.files import sha256, write_atomically
-from solorl.machine import cpu_model, git_state
+from solorl.files import git_state, sha256, write_atomically
+from solorl.machine import cpu_model
 from solorl.run.evaluation import play_episodes
 from solorl.run.trackers import MetricsFile
 

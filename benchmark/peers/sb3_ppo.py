@@ -20,8 +20,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
 from solorl.compute.device import EVALUATE, env_seed
-from solorl.files import sha256, write_atomically
-from solorl.machine import cpu_model, git_state
+from solorl.files import git_state, sha256, write_atomically
+from solorl.machine import cpu_model
 from solorl.run.evaluation import play_episodes
 from solorl.run.trackers import MetricsFile
 

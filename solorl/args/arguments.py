@@ -1,7 +1,6 @@
 """The arguments every script shares, from the command line or from a run folder."""
 
 import dataclasses
-import json
 import sys
 import types
 import typing
@@ -12,14 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from solorl.args.command_line import check_ranges, given_arguments
-from solorl.checkpoints.safety import refuse_links
 from solorl.envs.ids import check_env_id_of, reward_threshold
 from solorl.errors import UsageError, quit_with, shown
 from solorl.files import missing
 from solorl.machine import without_screen
-from solorl.runfolder import CONFIG, refuse_old
+from solorl.runfolder import CONFIG, config_of, refuse_old
 from solorl.terminal import warn
-from solorl.trust import HOW, was_started
+from solorl.trust import HOW, refuse_links, was_started
 
 ONCE = ("resume", "resume_changed", "trust_script")  # what is said holds for this command, whatever a run folder says
 # What writes elsewhere, publishes, connects or multiplies: a run folder that was not started here cannot set it.
@@ -108,11 +106,9 @@ def saved_arguments(folder: Path, args_type: type[A]) -> A:
     if not folder.is_dir():
         raise missing("run folder", folder)
     refuse_links(folder)
-    try:
-        config = json.loads(file.read_text())
-        script, saved, changes = config["script"], config["args"], config.get("changes", [])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{folder} is not a run folder: its {CONFIG} cannot be read") from error
+    if not {"script", "args"} <= (config := config_of(folder)).keys():
+        raise UsageError(f"{folder} is not a run folder: its {CONFIG} cannot be read")
+    script, saved, changes = config["script"], config["args"], config.get("changes", [])
     if not isinstance(saved, dict) or not isinstance(changes, list):
         raise UsageError(f"{file} is malformed: args must be an object and changes a list")
     if script != script_path().name:

@@ -9,22 +9,13 @@ from difflib import SequenceMatcher
 from io import StringIO
 from pathlib import Path
 
+import solorl
 from solorl.errors import UsageError, did_you_mean
 from solorl.scripts import KEYS, VALUE_COLUMN, header_fields, in_catalogue, not_for, script_paths
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 METADATA = re.compile(r"# /// script\n((?:#(?: .*)?\n)+?)# ///\n")  # PEP 723, at the top of the file
-ENTRANCES = (
-    "EnvPoolVectorEnv",
-    "PettingZooEnvs",
-    "Run",
-    "Runs",
-    "RunArgs",
-    "conv2d",
-    "load",
-    "parse",
-    "vector_env",
-)  # what a script may use of the library in addition to the verbs of `run`
+ENTRANCES = solorl.MODULES  # what a script may use of the library in addition to the verbs of `run`
 FREE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 

@@ -37,15 +37,12 @@ class CheckpointError(Exception):
 def encode(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
     """Turn `tree` into JSON; its arrays and tensors go into `arrays`, keyed by their place in the tree.
 
-    Raises TypeError for a value that is not a number, string, None, list, tuple, dict, bytes, array or torch tensor.
+    Raises TypeError for a value that is not a number, string, None, list, tuple, dict, array or torch tensor.
     """
     if tree is None or isinstance(tree, (bool, int, float, str)):
         return tree
     if isinstance(tree, np.generic):
         return tree.item()
-    if isinstance(tree, (bytes, bytearray)):
-        arrays[path] = np.frombuffer(bytes(tree), np.uint8).copy()
-        return {"$bytes": path}
     if isinstance(tree, np.ndarray):
         arrays[path] = np.array(tree, order="C")
         return {"$array": path}
@@ -75,8 +72,6 @@ def decode(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
         return tree
     if "$array" in tree:
         return arrays[tree["$array"]].copy()
-    if "$bytes" in tree:
-        return arrays[tree["$bytes"]].tobytes()
     if "$tensor" in tree:
         import torch
 
@@ -154,23 +149,6 @@ def _restore_namespace(part: SimpleNamespace, tree: Any) -> None:
             if hasattr(mine, "shape") and hasattr(saved, "shape"):
                 _check_shape(mine, saved)
         setattr(part, name, value.to(own.device) if type(own).__name__ == "Tensor" else value)
-
-
-def not_finite(tree: Any, name: str) -> tuple[str, float] | None:
-    """Name and value of the first NaN or infinite number in the arrays and tensors of a tree, None without any."""
-    torch = sys.modules.get("torch")
-    if isinstance(tree, Mapping):
-        found = (not_finite(value, f"{name}.{key}") for key, value in tree.items())
-        return next(filter(None, found), None)
-    if isinstance(tree, (list, tuple)):
-        return next(filter(None, (not_finite(value, f"{name}.{i}") for i, value in enumerate(tree))), None)
-    if torch is not None and isinstance(tree, torch.Tensor) and tree.is_floating_point():
-        bad = ~torch.isfinite(tree)
-    elif isinstance(tree, np.ndarray) and tree.dtype.kind == "f":
-        bad = ~np.isfinite(tree)
-    else:
-        return None
-    return (name, float(tree[bad][0])) if bad.any() else None
 
 
 def _check_shape(part: Any, saved: Any) -> None:

@@ -142,12 +142,12 @@ def _last_action(game: Any, state: Any) -> int:
     return found[0]
 
 
-def _wrappers(env: gym.Env) -> list[gym.Wrapper]:
-    """The wrappers around an environment that have a state, the outermost first."""
+def _wrappers(env: gym.Env) -> list[tuple[gym.Wrapper, dict[str, Any]]]:
+    """The wrappers around an environment that have a state, with it, the outermost first."""
     found = []
     while isinstance(env, gym.Wrapper):
-        if any(map(_is_plain, vars(env).values())):
-            found.append(env)
+        if own := {name: value for name, value in vars(env).items() if _is_plain(value)}:
+            found.append((env, own))
         env = env.env
     return found
 
@@ -161,15 +161,12 @@ def _is_plain(value: Any) -> bool:
 def _emulator_state(env: gym.Env) -> dict[str, Any]:
     """The state of an Atari game and of the wrappers around it."""
     state = env.unwrapped.clone_state(include_rng=True)  # type: ignore[attr-defined]
-    wrappers = [
-        {name: list(x) if isinstance(x, deque) else x for name, x in vars(wrapper).items() if _is_plain(x)}
-        for wrapper in _wrappers(env)
-    ]
+    wrappers = [own for _, own in _wrappers(env)]
     return {
         "emulator": np.frombuffer(state.serialize(), np.uint8),
         "last_action": _last_action(env.unwrapped, state),
         "generator": env.unwrapped.np_random.bit_generator.state,
-        "wrappers": wrappers,
+        "wrappers": [{name: list(x) if isinstance(x, deque) else x for name, x in own.items()} for own in wrappers],
         **_own(env),
     }
 
@@ -181,13 +178,12 @@ def _restore_emulator(env: gym.Env, tree: dict[str, Any]) -> None:
     last = tree["last_action"]
     env.reset(seed=0)
     wrappers = _wrappers(env)
-    fits = [{name for name, x in vars(wrapper).items() if _is_plain(x)} for wrapper in wrappers]
     states = [saved for saved in tree["wrappers"] if saved]
-    if [set(saved) for saved in states] != fits:
+    if [saved.keys() for saved in states] != [own.keys() for _, own in wrappers]:
         raise ValueError("it is of a game with other wrappers")
-    for wrapper, saved in zip(wrappers, states, strict=True):
+    for (wrapper, own), saved in zip(wrappers, states, strict=True):
         for name, value in saved.items():
-            if isinstance(now := getattr(wrapper, name), deque):
+            if isinstance(now := own[name], deque):
                 now.extend(value)
             elif isinstance(now, np.ndarray):
                 now[...] = value

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file
 
-from solorl.checkpoints.checkpoint import CheckpointError, save_arrays
-from solorl.files import sha256, sync_file
+from solorl.checkpoints.checkpoint import CheckpointError, safetensors_pieces
+from solorl.files import remove_leftovers, sha256, sync_file, write_atomically
 
 MOST_BYTES = 2**26  # of the rows of a segment
 
@@ -62,26 +63,22 @@ class ReplayLog:
     def _write(self, replay: Any, start: int, stop: int) -> dict[str, Any]:
         """One segment, whole on the disk."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        name = _name(start, stop)
-        temporary, rows = self.folder / f".{name}", np.arange(start, stop)
-        temporary.unlink(missing_ok=True)  # it may be a link
-        save_arrays({key: array[rows % len(array)] for key, array in replay.arrays.items()}, temporary)
-        sync_file(temporary)
-        temporary.replace(self.folder / name)
+        name, rows = _name(start, stop), np.arange(start, stop)
+        arrays = {key: array[rows % len(array)] for key, array in replay.arrays.items()}
+        write_atomically(self.folder / name, b"".join(safetensors_pieces(arrays)))
         sync_file(self.folder)
         return {"name": name, "start": start, "stop": stop, "sha256": sha256(self.folder / name)}
 
     def arrays(self, saved: dict[str, Any]) -> dict[str, np.ndarray]:
         """Empty arrays for all rows of a buffer that was saved, by its first segment. Raises what the library of the
         files raises."""
-        from safetensors.numpy import load_file
-
         first = load_file(self.folder / saved["segments"][0]["name"])
         return {name: np.empty((saved["inserted"], *rows.shape[1:]), rows.dtype) for name, rows in first.items()}
 
     def forget(self) -> None:
         """The checkpoint with what `append` returned is whole: delete the segments that only older ones need."""
         names = {segment["name"] for segment in self._segments}
+        remove_leftovers(self.folder)
         for path in self.folder.glob("*.safetensors"):
             if path.name not in names | self._needed:
                 path.unlink(missing_ok=True)
@@ -90,18 +87,14 @@ class ReplayLog:
     def load(self, replay: Any, saved: dict[str, Any]) -> None:
         """Fill the buffer from its segments; it may have another capacity than the saved one. Raises CheckpointError
         where a segment is missing or damaged, or does not fit."""
-        from safetensors.numpy import load_file
-
         capacity = len(next(iter(replay.arrays.values())))
         oldest = saved["segments"][0]["start"] if saved["segments"] else saved["inserted"]
         # a larger buffer would hold rows that are gone: count from the oldest one that is left
         gone = oldest if oldest > max(0, saved["inserted"] - capacity) else 0
         for segment in saved["segments"]:
             path, count = self.folder / segment["name"], segment["stop"] - segment["start"]
-            if not path.is_file():
-                raise CheckpointError(f"the replay segment {path.name} is missing")
-            if sha256(path) != segment["sha256"]:
-                raise CheckpointError(f"the replay segment {path.name} is damaged")
+            if not path.is_file() or sha256(path) != segment["sha256"]:
+                raise CheckpointError(f"the replay segment {path.name} is missing or damaged")
             arrays = load_file(path)
             fits = {key: (count, *array.shape[1:]) for key, array in replay.arrays.items()}
             if {key: rows.shape for key, rows in arrays.items()} != fits:

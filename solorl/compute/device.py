@@ -4,6 +4,7 @@ import ctypes
 import os
 import random
 import sys
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -55,21 +56,16 @@ def choose_device(args: RunArgs, index: int | None = None) -> Any:
     torch, name = sys.modules.get("torch"), args.device
     if torch is None:
         return name
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
+    with suppress(RuntimeError):  # of a name that torch does not know
         device = torch.device(f"cuda:{index}" if name == "cuda" and index is not None else name)
-    except RuntimeError:
-        raise UsageError(f"--device {name} is unknown; allowed are auto, cpu, cuda, cuda:N and mps") from None
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise UsageError(f"--device {name} is not supported; allowed are auto, cpu, cuda, cuda:N and mps")
-    is_there = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}.get(device.type)
-    wanted = f"--device {name} was asked for, but"
-    if is_there and not is_there():
-        raise UsageError(f"{wanted} torch sees no {device.type.upper()} device; --device cpu runs everywhere")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"{wanted} there are {torch.cuda.device_count()} CUDA devices")
-    return device
+        if (device.index or 0) < there.get(device.type, 0):
+            return device
+    seen = f"torch sees {there['cuda']} CUDA and {there['mps']} MPS devices"
+    known = "allowed are auto, cpu, cuda, cuda:N and mps"
+    raise UsageError(f"--device {name} was asked for, but {seen}; --device cpu runs everywhere ({known})")
 
 
 def device_name(device: Any) -> str:

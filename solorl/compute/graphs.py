@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from solorl.terminal import warn
 
 WARM_UP = 3  # calls before a function is recorded: memory of libraries and optimisers, compiling
 MOST = 4  # recordings of one function that are kept, for shapes that take turns
-LIMIT = 32  # recordings that fit no more after which it is not recorded again
+LIMIT = 32  # changes after which a function is not recorded again: each costs as many calls, and a recording
 
 
 def wanted(device: Any, fast: bool) -> bool:
@@ -102,26 +103,21 @@ class Entry:
         return [[(name, x) for name, x in vars(part).items() if isinstance(x, kinds)] for part in self.modules]
 
 
+@dataclass
 class Recorded:
     """A function of tensors, modules and numbers that is recorded after a few calls. Its output is a tree of tensors,
-    which are new at each call. `state()` is what else a recording takes for granted, `kept()` the tensors that the
-    function changes, weights and buffers of modules apart."""
+    which are new at each call."""
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        backend: Any,
-        modules: list[nn.Module],
-        state: Any = None,
-        kept: Any = None,
-        from_host: bool = False,
-    ):
-        self.function, self.name, self.backend = function, name, backend
-        self.modules, self.state, self.kept = modules, state, kept
-        self.entries: dict[Any, Entry] = {}  # the latest is the last
-        self.from_host = from_host  # inputs may be anywhere, since the function brings them to the device
-        self.recordings, self.why = 0, ""  # why it is not recorded
+    function: Callable[..., Any]
+    name: str
+    backend: Any
+    modules: list[nn.Module]
+    state: Callable[[], Any] = tuple  # what else a recording takes for granted
+    kept: Callable[[], Any] = tuple  # the tensors that the function changes, weights and buffers of modules apart
+    from_host: bool = False  # inputs may be anywhere, since the function brings them to the device
+    entries: dict[Any, Entry] = field(default_factory=dict)  # the latest is the last
+    changes = 0
+    why = ""  # why it is not recorded
 
     def __call__(self, *inputs: Any) -> Any:
         """The output of the function."""
@@ -134,19 +130,22 @@ class Recorded:
             entry = self.entries.pop(key, None) or Entry(modules)
             self.entries[key] = entry
             if len(self.entries) > MOST:
-                self._forget()
-            state = (entry.now(), self.state and self.state())
-            if entry.state != state:
-                self._count(entry)
+                del self.entries[next(iter(self.entries))]  # it has not come for the longest time
+            state = (entry.now(), self.state())
+            if entry.state != state:  # a new entry, or what its recording takes for granted has changed
+                self.changes += 1
+                if self.changes > LIMIT:
+                    raise Unfit(f"its inputs or settings have changed {self.changes} times")
                 entry.calls, entry.state, entry.again = 0, state, None
-            if entry.again is not None:
-                self._copy(entry.inputs, tensors)
-                entry.again()
-                return replace(entry.output, map(torch.clone, entry.outputs))
             entry.calls += 1
             if entry.calls <= WARM_UP:
                 return self._warm_up(entry, inputs)
-            return self._record(entry, inputs, tensors)
+            if entry.again is None:
+                self._record(entry, inputs, tensors)
+            else:
+                self._copy(entry.inputs, tensors)
+                entry.again()
+            return replace(entry.output, map(torch.clone, entry.outputs))
         except Unfit as error:
             self.why = str(error)
         self.entries.clear()
@@ -159,21 +158,9 @@ class Recorded:
             those = [i for i, here in enumerate(there) if here.dtype == kind]
             torch._foreach_copy_([there[i] for i in those], [tensors[i] for i in those])
 
-    def _forget(self) -> None:
-        """Drop what has not come for the longest time; Unfit where that happens again and again."""
-        self._count(self.entries.pop(next(iter(self.entries))))
-        if not any(entry.calls > 1 for entry in self.entries.values()):
-            raise Unfit("its inputs have other shapes or numbers at each call")
-
-    def _count(self, entry: Entry) -> None:
-        """Count a recording that fits no more; Unfit where there were too many."""
-        self.recordings += entry.again is not None
-        if self.recordings > LIMIT:
-            raise Unfit(f"it had to be recorded {self.recordings} times")
-
     def _warm_up(self, entry: Entry, inputs: tuple[Any, ...]) -> Any:
         strict = entry.calls == WARM_UP
-        changed = [*entry.tensors(), *(self.kept() if self.kept else ())] if strict else []
+        changed = [*entry.tensors(), *self.kept()] if strict else []
         before = [(x, x.detach().clone()) for x in changed]
         random, numbers = self.backend.random_state() if strict else None, entry.numbers() if strict else []
         try:
@@ -191,7 +178,7 @@ class Recorded:
             warn(f"{self.name} runs without a CUDA graph: {self.why}")
         return output
 
-    def _record(self, entry: Entry, inputs: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
+    def _record(self, entry: Entry, inputs: tuple[Any, ...], tensors: list[torch.Tensor]) -> None:
         if not self.from_host and any(x.device.type != self.backend.device.type for x in tensors):
             raise Unfit(f"one of its inputs is a tensor that is not on {self.backend.device}")
         entry.inputs, entry.outputs = [x.to(self.backend.device, copy=True) for x in tensors], []
@@ -201,7 +188,6 @@ class Recorded:
         except Exception as error:  # whatever CUDA or a library says that cannot be recorded
             raise Unfit((str(error).strip() or type(error).__name__).splitlines()[0]) from None
         signature(entry.output, entry.outputs, [])
-        return replace(entry.output, map(torch.clone, entry.outputs))
 
 
 def signature(tree: Any, tensors: list[torch.Tensor], modules: list[nn.Module]) -> Any:
@@ -216,10 +202,8 @@ def signature(tree: Any, tensors: list[torch.Tensor], modules: list[nn.Module]) 
         return type(tree), *[signature(x, tensors, modules) for x in tree]
     if isinstance(tree, dict):
         return dict, *[(name, signature(x, tensors, modules)) for name, x in tree.items()]
-    if isinstance(tree, nn.Module):
-        modules.append(tree)
-        return id(tree)
     if callable(tree):
+        modules += [tree] if isinstance(tree, nn.Module) else []
         return id(tree)
     if tree is None or isinstance(tree, (int, float, str)):
         return type(tree), tree

@@ -12,8 +12,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -30,11 +30,6 @@ def from_environment() -> tuple[int, int]:
     if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
         raise UsageError(f"RANK and WORLD_SIZE must be numbers, RANK the smaller one, not {rank!r} and {world_size!r}")
     return int(rank), int(world_size)
-
-
-def local_rank() -> int:
-    """The number of this process among those on its machine: that of its CUDA device."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 class Ranks:
@@ -70,11 +65,8 @@ class Ranks:
         """The `value` of each rank."""
         if self.world_size == 1:
             return [value]
-        import torch.distributed as dist
-
         values: list[Any] = [None] * self.world_size
-        with self._together():
-            dist.all_gather_object(values, value, group=self._group)
+        self._exchange("all_gather_object", values, value)
         return values
 
     def gather(self, tensors: Sequence[Any], dim: int) -> list[Any]:
@@ -82,40 +74,35 @@ class Ranks:
         if self.world_size == 1:
             return list(tensors)
         import torch
-        import torch.distributed as dist
 
         found = []
         for tensor in tensors:
             parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.world_size)]
-            with self._together():
-                dist.all_gather(parts, tensor.contiguous(), group=self._group)
+            self._exchange("all_gather", parts, tensor.contiguous())
             found.append(torch.cat(parts, dim))
         return found
 
     def average(self, tensors: Sequence[Any]) -> list[Any]:
         """The means of tensors over the ranks, by one exchange; equal in all ranks to the last bit."""
         import torch
-        import torch.distributed as dist
 
         flat = torch.cat([tensor.flatten() for tensor in tensors])
-        with self._together():
-            dist.all_reduce(flat, group=self._group)
+        self._exchange("all_reduce", flat)
         parts = (flat / self.world_size).split([tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
     def copy_from_first(self, module: Any) -> None:
         """Give a module the parameters and buffers that it has in rank 0."""
+        for tensor in module.state_dict().values():
+            self._exchange("broadcast", tensor, src=0)
+
+    def _exchange(self, name: str, *inputs: Any, **named: Any) -> None:
+        """A function of torch.distributed. Where it fails, another rank has ended, and the thread that watches it will
+        end this process."""
         import torch.distributed as dist
 
-        for tensor in module.state_dict().values():
-            with self._together():
-                dist.broadcast(tensor, src=0, group=self._group)
-
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        """Where an exchange fails, another rank has ended, and the thread that watches it will end this process."""
         try:
-            yield
+            getattr(dist, name)(*inputs, group=self._group, **named)
         except RuntimeError:
             time.sleep(5)
             raise

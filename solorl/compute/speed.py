@@ -11,6 +11,7 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,7 @@ class Metrics(dict[str, Any]):
         self.vector = vector
 
 
+@dataclass
 class GradientStep:
     """`metrics = step(*inputs)`: one step of the optimiser down the gradient of `loss_of(module, *inputs)`, as plain
     PyTorch takes it; `metrics, extra = step(*inputs)` where the loss gives (loss, metrics, extra).
@@ -263,22 +265,20 @@ class GradientStep:
     are over all ranks. With `graphs` (see `Recorded`) the whole step is recorded.
     """
 
-    def __init__(
-        self,
-        loss_of: Any,
-        module: nn.Module,
-        optimizer: Any,
-        max_grad_norm: float,
-        compiled: Any,
-        fast: bool,
-        average: Callable[[list[Any]], list[Any]] | None = None,
-        graphs: Any = None,
-    ):
-        self.average = average
-        self.loss_of, self.module, self.optimizer, self.max_grad_norm = loss_of, module, optimizer, max_grad_norm
-        self.gradients = compiled(gradients_of)
+    loss_of: Callable[..., Any]
+    module: nn.Module
+    optimizer: Any
+    max_grad_norm: float
+    compiled: Callable[..., Any]
+    fast: bool
+    average: Callable[[list[Any]], list[Any]] | None = None
+    graphs: Any = None
+
+    def __post_init__(self) -> None:
+        loss_of, optimizer, graphs = self.loss_of, self.optimizer, self.graphs
+        self.gradients = self.compiled(gradients_of)
         self._check()
-        if fast:
+        if self.fast:
             flatten(optimizer)
         self.step: Any = None
         name = f"the gradient step of {getattr(loss_of, '__name__', type(loss_of).__name__)}"
@@ -289,7 +289,7 @@ class GradientStep:
                 group["capturable"] = True
             self.rates = [torch.tensor(0.0, device=graphs.device) for _ in optimizer.param_groups]
             self.written = [0.0 for _ in optimizer.param_groups]  # the numbers in `rates`
-            self.step = Recorded(self._vectors, name, graphs, [module], self._settings, self._state)
+            self.step = Recorded(self._vectors, name, graphs, [self.module], self._settings, self._state)
 
     def __call__(self, *inputs: Any) -> Any:
         """Take the step; returns the metrics of the loss, or (metrics, extra)."""

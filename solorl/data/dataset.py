@@ -16,7 +16,6 @@ import hashlib
 import io
 import json
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,10 +24,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from solorl import memory
-from solorl.checkpoints.safety import is_count, refuse_links
+from solorl import machine
 from solorl.errors import UsageError, fitting, reason, told
 from solorl.files import is_plain_name, read_json, read_regular, write_atomically
+from solorl.trust import refuse_links
 
 FORMAT = 1
 ABOUT = "dataset.json"
@@ -63,6 +62,11 @@ def space_of(text: Mapping[str, Any]) -> gym.Space:
         return gym.spaces.Box(0, 255, shape, np.uint8)
     low, high = (np.array(text[key], dtype).reshape(shape) for key in ("low", "high"))
     return gym.spaces.Box(low, high, dtype=dtype.type)
+
+
+def is_count(value: Any) -> bool:
+    """Whether `value` is an integer that is not negative and fits into 64 bits."""
+    return type(value) is int and 0 <= value < 2**63
 
 
 @dataclass(frozen=True)
@@ -156,20 +160,18 @@ def digest(about: Mapping[str, Any]) -> str:
 
 
 def unpacked(data: bytes, most: int, kinds: str = NUMBERS) -> dict[str, np.ndarray]:
-    """The arrays of a file of NumPy (`.npz`), which may be anybody's. ValueError, or what zipfile raises, unless they
-    have at most `most` bytes together and types of `kinds`: headers are read before the data."""
-    arrays = {}
-    with zipfile.ZipFile(io.BytesIO(data)) as file:
-        if sum(member.file_size for member in file.infolist()) > most + HEADERS:
+    """The arrays of a file of NumPy (`.npz`), which may be anybody's. ValueError, or what zipfile and NumPy raise,
+    unless they have at most `most` bytes together and types of `kinds`."""
+    with np.load(io.BytesIO(data)) as file:  # it executes nothing, and reads what the list of the file says, no more
+        if sum(member.file_size for member in file.zip.infolist()) > most + HEADERS:
             raise ValueError(f"it unpacks to more than {most:,} bytes")
-        for member in file.infolist():
-            with file.open(member) as stream:
-                version, _ = np.lib.format.read_magic(stream)
-                shape, fortran, dtype = getattr(np.lib.format, f"read_array_header_{version}_0")(stream)
-                name, size = member.filename.removesuffix(".npy"), member.file_size - stream.tell()
-                if dtype.kind not in kinds or math.prod(shape) * dtype.itemsize != size:
-                    raise ValueError(f"{name} of type {dtype} and shape {shape!s:.80} in {size:,} bytes is not allowed")
-                arrays[name] = np.frombuffer(stream.read(), dtype).reshape(shape, order="F" if fortran else "C")
+        try:
+            arrays = dict(file)
+        except MemoryError as error:  # a header lies
+            raise ValueError(str(error)) from None
+    for name, array in arrays.items():
+        if array.dtype.kind not in kinds:
+            raise ValueError(f"{name} of type {array.dtype} and shape {array.shape!s:.80} is not allowed")
     return arrays
 
 
@@ -190,12 +192,11 @@ def read(folder: Path) -> Dataset:
         size, action_size = (math.prod(space.shape) * space.dtype.itemsize for space in spaces)  # type: ignore
     # per transition: two observations (one in final_obs), an action, a reward and three flags; and `after`
     most = [each["transitions"] * (2 * size + action_size + 32) + about["num_envs"] * size for each in about["pieces"]]
-    if sum(most) > memory.limit():
-        gigabytes = sum(most) / 2**30, memory.limit() / 2**30
+    if sum(most) > machine.memory():
+        gigabytes = sum(most) / 2**30, machine.memory() / 2**30
         raise UsageError("{} needs {:,.1f} GiB of memory, but there are {:,.1f}".format(folder, *gigabytes))
-    pieces = [
-        _read_piece(folder, *each, about["num_envs"], *spaces) for each in zip(about["pieces"], most, strict=True)
-    ]
+    sizes = zip(about["pieces"], most, strict=True)
+    pieces = [_read_piece(folder, *each, about["num_envs"], *spaces) for each in sizes]
     with told(f"the pieces of {folder} do not fit"):
         data = _joined(pieces)
     _check_numbers(data, folder, spaces[1])
@@ -291,12 +292,10 @@ def _fitted(path: Path, env_id: str, envs: Any) -> Dataset:
     theirs = str(about.get("env_id"))
     if theirs.rpartition(":")[2] != env_id.rpartition(":")[2]:  # of `module:Name` a data set may know the name only
         raise UsageError(f"{path} is of {theirs}: --env-id {theirs}")
-    bare = getattr(getattr(envs, "envs", [None])[0], "unwrapped", envs).action_space
-    scaled = (
-        isinstance(bare, gym.spaces.Box) and bare.shape == ours.shape and about.get("action_space") != described(ours)
-    )
+    bare, actions = getattr(getattr(envs, "envs", [None])[0], "unwrapped", envs).action_space, about.get("action_space")
+    scaled = isinstance(bare, gym.spaces.Box) and bare.shape == ours.shape and actions != described(ours)
     bounds = [getattr(space, name).astype(np.float64) for space in (bare, ours) for name in ("low", "high") if scaled]
-    scaled = scaled and about.get("action_space") == described(bare) and bool(np.isfinite(bounds).all())
+    scaled = scaled and actions == described(bare) and bool(np.isfinite(bounds).all())
     for name, space in (("observation", obs), ("action", bare if scaled else ours)):
         if (found := about.get(f"{name}_space")) != described(space):
             note = "; its actions must be in these bounds, or in those of the environment itself" * (name == "action")

@@ -13,7 +13,6 @@ class Openers(NamedTuple):
     stepped: Callable[..., Any] | None  # (make_env, env_id, num_envs), for files in torch; may return None
 
 
-OWN = {"games/*": "solorl.games", "team/*": "solorl.games.teams"}  # what registers itself where it is imported
 _openers: dict[str, Openers] = {}
 
 
@@ -24,7 +23,9 @@ def register(pattern: str, compiled: Any = None, stepped: Any = None) -> None:
 
 def openers(env_id: str) -> Openers:
     """What is registered for an id, the last registration first."""
-    for pattern, module in OWN.items():
-        if fnmatch(env_id, pattern):
-            import_module(module)
+    from solorl.envs.ids import FAMILIES  # here: it imports other modules of this room
+
+    for pattern, (module, *_) in FAMILIES.items():
+        if fnmatch(env_id, pattern) and module.startswith("solorl."):
+            import_module(module)  # which registers itself
     return next((both for pattern, both in reversed(_openers.items()) if fnmatch(env_id, pattern)), Openers(None, None))

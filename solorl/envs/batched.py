@@ -35,9 +35,8 @@ class Batched(gym.vector.VectorEnv):
     def __init__(self, num_envs: int, device: str, observation_space: gym.Space, action_space: gym.Space):
         self.num_envs, self.device = num_envs, torch.device(device)
         self.single_observation_space, self.single_action_space = observation_space, action_space
-        self.observation_space, self.action_space = (
-            batch_space(each, num_envs) for each in (observation_space, action_space)
-        )
+        self.observation_space = batch_space(observation_space, num_envs)
+        self.action_space = batch_space(action_space, num_envs)
 
 
 class Pendulum(Batched):

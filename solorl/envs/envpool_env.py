@@ -25,10 +25,6 @@ class EnvPoolEnv(First):
         return super().reset(seed=int(self.np_random.integers(2**31)))
 
 
+_entry = "solorl.envs.envpool_env:EnvPoolEnv"
 for _id in import_envpool().list_all_envs():
-    gym.register(
-        f"envpool/{_id.replace('/', '.')}",
-        "solorl.envs.envpool_env:EnvPoolEnv",
-        kwargs={"env_id": _id},
-        disable_env_checker=True,
-    )
+    gym.register(f"envpool/{_id.replace('/', '.')}", _entry, kwargs={"env_id": _id}, disable_env_checker=True)

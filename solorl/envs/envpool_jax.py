@@ -25,11 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from solorl.envs.classic import DYNAMICS
 from solorl.envs.envpool import FIRE, EnvPoolVectorEnv
+from solorl.envs.ids import check_envpool_id
 from solorl.envs.interface import Step, where_ended
-from solorl.envs.load_envpool import import_envpool
-from solorl.errors import did_you_mean, in_one_sentence, quit_with
+from solorl.errors import in_one_sentence, quit_with
 
 
 class State(NamedTuple):
@@ -54,11 +53,8 @@ class EnvPoolEnvs:
     _lives: Any = None  # shape and type
 
     def __init__(self, env_id: str, num_envs: int, num_threads: int = 1):
-        self.envpool = _import_envpool(env_id)
-        known = [name for name in self.envpool.list_all_envs() if name in gym.registry]
-        if env_id not in known:
-            hint = did_you_mean(env_id, [*DYNAMICS, *known]) or f"; in JAX there are {', '.join(DYNAMICS)}"
-            quit_with(f"{env_id} is neither written in JAX nor known to both EnvPool and Gymnasium{hint}")
+        with in_one_sentence():
+            self.envpool = check_envpool_id(env_id)
         _require_cpu(env_id)
         env = gym.make(env_id)
         self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
@@ -178,13 +174,3 @@ def _require_cpu(env_id: str) -> None:
     if any(device.platform != "cpu" for device in jnp.zeros(()).devices()):
         quit_with(f"{env_id} runs in EnvPool, on the CPU; --device cpu trains there")
     jax.config.update("jax_enable_compilation_cache", False)
-
-
-def _import_envpool(env_id: str) -> Any:
-    try:
-        return import_envpool()
-    except ImportError:
-        quit_with(
-            f"{env_id} is none of the environments written in JAX ({', '.join(DYNAMICS)}); EnvPool, which has others, "
-            "is not installed: pip install 'solorl[envpool]' (Linux)"
-        )

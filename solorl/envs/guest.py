@@ -22,6 +22,7 @@ import gymnasium as gym
 import numpy as np
 
 from solorl.envs.returns import teams_of
+from solorl.envs.spaces import not_finite
 from solorl.envs.surroundings import LIGHT, OWN, RANDOM, at_home, bring_back, now, plain, seeded, undisturbed
 from solorl.envs.vector import Masked, VectorEnvs
 from solorl.errors import UsageError, quit_with
@@ -96,8 +97,8 @@ class Guest(Masked):
     def look(self) -> str:
         """`wrong`, after a look at the current observation."""
         obs, length = self.now
-        if not self.wrong and (value := not_finite(obs)) is not None:
-            self.wrong = f"the observation {f'after {length} steps' if length else 'of a reset'} is {value}"
+        if not self.wrong and (found := not_finite(obs)):
+            self.wrong = f"the observation {f'after {length} steps' if length else 'of a reset'} is {found[1]}"
         return self.wrong
 
     def fault(self, what: str) -> NoReturn:
@@ -219,16 +220,6 @@ def wrong(envs: Any) -> str:
     return next((f"in environment {i} {what}" for i, what in enumerate(looks(envs.unwrapped)) if what), "")
 
 
-def not_finite(obs: Any) -> float | None:
-    """The first number of an observation that is NaN or infinite; None where all are finite."""
-    if isinstance(obs, (Mapping, tuple)):
-        found = map(not_finite, obs.values() if isinstance(obs, Mapping) else obs)
-        return next((value for value in found if value is not None), None)
-    array = np.asarray(obs)
-    wrong = array[~np.isfinite(array)].tolist() if array.dtype.kind == "f" else []
-    return wrong[0] if wrong else None
-
-
 def random_action(space: Any, info: Mapping[str, Any]) -> Any:
     """A random action, one that the mask of a `Discrete` space allows, or that of a `MultiDiscrete` one: all parts in a
     row, or a row for each part (of each agent)."""
@@ -308,5 +299,5 @@ def _check_obs(what: str, space: gym.Space, obs: Any) -> None:
             raise UsageError(f"{what} has shape {array.shape}, but its space has {space.shape}")
         if not np.can_cast(array.dtype, space.dtype, "same_kind"):
             raise UsageError(f"{what} is of type {array.dtype}, but its space of {space.dtype}")
-        if (value := not_finite(array)) is not None:
-            raise UsageError(f"{what} is {value}: all its numbers must be finite")
+        if found := not_finite(array):
+            raise UsageError(f"{what} is {found[1]}: all its numbers must be finite")

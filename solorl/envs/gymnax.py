@@ -14,23 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from solorl.envs import register
 from solorl.envs.interface import Step
 from solorl.errors import needs_extra, quit_with
 
 GAMES = tuple(f"{name}-MinAtar" for name in ("Asterix", "Breakout", "Freeway", "SpaceInvaders"))
-
-
-def _make(env_id: str) -> tuple[Any, Any]:
-    try:
-        import gymnax
-    except ImportError:
-        quit_with(needs_extra(env_id, "gymnax"))
-    return gymnax.make(env_id)
-
-
-def _spaces(game: Any, params: Any) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
-    size = int(np.prod(game.observation_space(params).shape))
-    return gym.spaces.Box(0.0, 1.0, (size,), np.float32), gym.spaces.Discrete(game.num_actions)
 
 
 class GymnaxEnvs:
@@ -39,9 +27,14 @@ class GymnaxEnvs:
     saved = True  # their state is part of the training, and so of a checkpoint
 
     def __init__(self, env_id: str, num_envs: int):
-        self.game, self.params = _make(env_id)
-        self.num_envs = num_envs
-        self.single_observation_space, self.single_action_space = _spaces(self.game, self.params)
+        try:
+            import gymnax
+        except ImportError:
+            quit_with(needs_extra(env_id, "gymnax"))
+        (self.game, self.params), self.num_envs = gymnax.make(env_id), num_envs
+        size = int(np.prod(self.game.observation_space(self.params).shape))
+        self.single_observation_space = gym.spaces.Box(0.0, 1.0, (size,), np.float32)
+        self.single_action_space = gym.spaces.Discrete(self.game.num_actions)
 
     def reset(self, key: Any) -> tuple[Any, Any]:
         """New episodes everywhere: state, obs (num_envs, obs_dim)."""
@@ -50,10 +43,8 @@ class GymnaxEnvs:
 
     def step(self, key: Any, state: Any, action: Any) -> tuple[Any, Step]:
         """One step everywhere: state, Step. The games are random; `key` decides."""
-        step = jax.vmap(self.game.step, (0, 0, 0, None))
-        obs, state, reward, terminated, truncated, info = step(
-            jax.random.split(key, self.num_envs), state, action, self.params
-        )
+        keys, step = jax.random.split(key, self.num_envs), jax.vmap(self.game.step, (0, 0, 0, None))
+        obs, state, reward, terminated, truncated, info = step(keys, state, action, self.params)
         final_obs = self._vector(info["final_observation"])
         return state, Step(self._vector(obs), reward, terminated, truncated & ~terminated, final_obs)
 
@@ -61,5 +52,6 @@ class GymnaxEnvs:
         return obs.reshape(self.num_envs, -1).astype(jnp.float32)
 
 
+register("*-MinAtar", compiled=GymnaxEnvs)
 for _game in GAMES:
     gym.register(_game, "solorl.envs.open:FunctionalEnv", kwargs={"env_id": _game}, disable_env_checker=True)

@@ -25,12 +25,6 @@ EXTRAS = {
     "gymnasium.envs.tabular": ("jax", "jax"),
     "ale_py": ("cv2", "atari"),  # of the wrapper that makes images smaller
 }
-# Environments that exist in JAX only: pattern of their ids -> (class that steps many of them, in a module that
-# registers them; the package that they need).
-REGISTER = {
-    "*-MinAtar": ("solorl.envs.gymnax:GymnaxEnvs", "gymnax"),
-    "mjx/*": ("solorl.envs.mjx:MjxEnvs", "mujoco.mjx"),
-}
 # Games of several agents: pattern of their ids -> the module that registers them, and packages that they need.
 GAMES = {
     "mpe/*": ("solorl.envs.pettingzoo", "pettingzoo", "mpe2"),
@@ -44,6 +38,8 @@ GAMES = {
 # Other families, likewise; those of a package register themselves.
 OTHERS = {
     "games/*": ("solorl.games",),
+    "*-MinAtar": ("solorl.envs.gymnax", "gymnax"),
+    "mjx/*": ("solorl.envs.mjx", "mujoco.mjx"),
     "envpool/*": ("solorl.envs.envpool_env", "envpool"),
     **dict.fromkeys(("ALE/*", "*NoFrameskip-v*"), ("ale_py",) * 2),
     **dict.fromkeys(
@@ -53,6 +49,7 @@ OTHERS = {
     "MinAtar/*": ("minatar",) * 2,
     "dm_control/*": ("shimmy",) * 2,
 }
+FAMILIES: dict[str, tuple[str, ...]] = GAMES | OTHERS
 # What pip installs where it is not one of our extras.
 INSTALL = {
     "minatar": "minatar",
@@ -65,12 +62,6 @@ INSTALL = {
 # in JAX (`solorl.games.teams`); environments written in JAX, and those that EnvPool and Gymnasium have under the same
 # id; simulators that step batches of tensors (`solorl.envs.batched`).
 KINDS = ("gymnasium envpool atari envpool-atari pettingzoo-atari envpool-procgen agents agents-jax jax batched").split()
-
-
-def _families() -> dict[str, tuple[str, ...]]:
-    """All families: pattern of ids -> the module that registers them, and the packages that they need."""
-    in_jax = {pattern: (where.partition(":")[0], package) for pattern, (where, package) in REGISTER.items()}
-    return in_jax | GAMES | OTHERS
 
 
 def _like(env_id: str, ids: Iterable[str]) -> list[str]:
@@ -86,11 +77,6 @@ def _like(env_id: str, ids: Iterable[str]) -> list[str]:
     return newest(env_id) or [*dict.fromkeys(near)]
 
 
-def family_of(env_id: str) -> tuple[str, str] | None:
-    """What `REGISTER` says of an environment that exists in JAX only; None of any other."""
-    return next((family for pattern, family in REGISTER.items() if fnmatch(env_id, pattern)), None)
-
-
 def _is_there(package: str) -> bool:
     """Whether a package is installed, or a part of one, whose parent may be missing."""
     with contextlib.suppress(ModuleNotFoundError):
@@ -103,16 +89,14 @@ def _register(env_id: str, typed: bool) -> None:
     is not installed."""
     import gymnasium as gym
 
-    for registers, *packages in (row for pattern, row in _families().items() if fnmatch(env_id, pattern)):
+    for registers, *packages in (row for pattern, row in FAMILIES.items() if fnmatch(env_id, pattern)):
         for package in packages:
             check_module(env_id, package, typed)
             if _is_there(package) or (package in INSTALL and env_id in gym.registry):
                 continue
             if package in INSTALL:
                 raise UsageError(f"{env_id} needs a package: pip install {INSTALL[package]}")
-            of_family = registers == "solorl.envs.pettingzoo"  # all of which one extra brings
-            extra = "pettingzoo" if of_family else BRINGS[package]
-            raise UsageError(needs_extra(env_id, extra))
+            raise UsageError(needs_extra(env_id, BRINGS[package]))
         if all(map(_is_there, packages)):
             importlib.import_module(registers)
 
@@ -132,19 +116,17 @@ def _import_module_of(env_id: str, module: str, typed: bool) -> None:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:  # whatever the code of the module raises
-        fails = " ".join(f"fails with {type(error).__name__}: {error}".split())
-        sentence = f"{env_id} cannot be used: importing the module {module} "
+        cannot = f"{env_id} cannot be used: importing the module {module}"
+        sentence = " ".join(f"{cannot} fails with {type(error).__name__}: {error}".split())
         if isinstance(error, SystemExit):
-            fails = f"ends the program by sys.exit({error.code!r}); put `if __name__ == '__main__':` around that"
+            around = "put `if __name__ == '__main__':` around that"
+            sentence = f"{cannot} ends the program by sys.exit({error.code!r}); {around}"
         elif isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             hint = did_you_mean(module, [path.stem for path in Path().glob("*.py")])
-            sentence, fails = (
-                f"there is no environment {env_id}: no module {module} is installed or in this folder",
-                hint,
-            )
-        elif isinstance(error, ImportError) and (missing := missing_extra(env_id, error)):
-            sentence, fails = missing, ""
-        raise UsageError(sentence + fails) from error
+            sentence = f"there is no environment {env_id}: no module {module} is installed or in this folder{hint}"
+        elif isinstance(error, ImportError):
+            sentence = missing_extra(env_id, error) or sentence
+        raise UsageError(sentence) from error
 
 
 def check_env_id(env_id: str, typed: bool = True) -> None:
@@ -160,16 +142,14 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
             _register(name, typed)
         spec = gym.spec(name)
     except (gym.error.Error, ImportError) as error:
-        if isinstance(error, ImportError) and (sentence := missing_extra(env_id, error)):
+        if sentence := missing_extra(env_id, error):
             raise UsageError(sentence) from error
-        of_envpool = name.startswith("envpool/")  # whose ids repeat those of other families
-        for registers, *packages in _families().values():
-            ours = registers.startswith(("solorl.", "ale_py")) and not registers.endswith("envpool_env")
+        for registers, *packages in FAMILIES.values():
+            ours = registers.startswith(("solorl.", "ale_py")) and "envpool" not in packages  # which repeats ids
             if ours and all(map(_is_there, packages)):
                 with contextlib.suppress(ImportError):  # without jax
                     importlib.import_module(registers)
-        known = [one for one in gym.registry if of_envpool or not one.startswith("envpool/")]
-        near = [f"{module}{colon}{one}" for one in _like(name, known)]
+        near = [f"{module}{colon}{one}" for one in _like(name, gym.registry)]
         hint = f"; did you mean {' or '.join(near)}?" if near else "; one of another package is `package:Name-v0`"
         if colon:
             where = getattr(sys.modules[module], "__file__", None) or "a folder without code"
@@ -180,8 +160,7 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
         if entry.startswith(prefix) and importlib.util.find_spec(module) is None:
             raise UsageError(needs_extra(env_id, extra))
     same = [one for one in gym.registry.values() if (one.namespace, one.name) == (spec.namespace, spec.name)]
-    newest = max(same, key=lambda one: one.version or 0)
-    if spec.version is not None and spec.version < (newest.version or 0):  # some ids have lost their simulators
+    if spec is not (newest := max(same, key=lambda one: one.version or 0)):  # some ids have lost their simulators
         try:
             gym.make(env_id).close()
         except ImportError as error:
@@ -279,7 +258,7 @@ def is_atari(env_id: str) -> bool:
     name = env_id.rpartition(":")[2]
     if name in gym.registry:
         return "game" in gym.registry[name].kwargs
-    return family_of(name) is None and is_envpool_game(env_id)
+    return not any(fnmatch(name, pattern) for pattern in FAMILIES) and is_envpool_game(env_id)
 
 
 def has_agents(env_id: str) -> bool:

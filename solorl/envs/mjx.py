@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from solorl.envs import register
 from solorl.envs.classic import Dynamics, JaxEnvs
 
 # Task -> what only the methods of its class say: the largest velocity that is observed, the distribution of velocities
@@ -98,6 +99,7 @@ class MjxEnvs(JaxEnvs):
         self.single_observation_space = gym.spaces.Box(-inf, inf, self.single_observation_space.shape, np.float32)
 
 
+register("mjx/*", compiled=MjxEnvs)
 _REST: dict[str, Any] = {"disable_env_checker": True, "vector_entry_point": "solorl.envs.dlpack:JaxTensors"}
 for _name in TASKS:
     _id = f"mjx/{_name}"

@@ -1,7 +1,6 @@
 """Opening environments by their id."""
 
 from functools import cache
-from pkgutil import resolve_name
 from typing import Any
 
 import gymnasium as gym
@@ -10,7 +9,7 @@ import numpy as np
 
 from solorl.envs import openers
 from solorl.envs.classic import DYNAMICS, JaxEnvs
-from solorl.envs.ids import family_of, is_envpool_game
+from solorl.envs.ids import is_envpool_game
 from solorl.envs.interface import advancing
 
 
@@ -22,15 +21,13 @@ def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
         return JaxEnvs(env_id, num_envs)
     if compiled := openers(env_id).compiled:
         return compiled(env_id, num_envs)
-    if family := family_of(env_id):
-        return resolve_name(family[0])(env_id, num_envs)
     from solorl.envs.envpool_jax import EnvPoolEnvs, EnvPoolGames
 
     return (EnvPoolGames if is_envpool_game(env_id) else EnvPoolEnvs)(env_id, num_envs, num_threads)
 
 
 class FunctionalEnv(gym.Env[np.ndarray, Any]):
-    """One environment that exists in JAX only (see `arguments.REGISTER`) with Gymnasium's interface, compiled step by
+    """One environment that exists in JAX only (see `ids.FAMILIES`) with Gymnasium's interface, compiled step by
     step, for evaluation and for the files in torch. The `seed` of `reset` decides all that is random."""
 
     def __init__(self, env_id: str):

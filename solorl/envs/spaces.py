@@ -1,5 +1,6 @@
 """Kinds of spaces in the words of the headers, and batches of what is in them."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,21 @@ def as_arrays(batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return {name: as_arrays(part) for name, part in batch.items()}
     return tuple(map(as_arrays, batch)) if isinstance(batch, tuple) else np.asarray(batch)
+
+
+def not_finite(tree: Any, name: str = "") -> tuple[str, float] | None:
+    """Name and value of the first NaN or infinite number in the arrays and tensors of a tree, None without any."""
+    if isinstance(tree, (Mapping, list, tuple)):
+        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+        return next(filter(None, (not_finite(value, f"{name}.{key}") for key, value in items)), None)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tree, torch.Tensor):
+        bad = ~torch.isfinite(tree)
+    elif hasattr(tree, "shape") and (tree := np.asarray(tree)).dtype.kind == "f":
+        bad = ~np.isfinite(tree)
+    else:
+        return None
+    return (name, float(tree[bad][0])) if bad.any() else None
 
 
 def batch_of_one(space: gym.Space, value: Any) -> Any:

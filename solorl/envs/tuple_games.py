@@ -55,10 +55,6 @@ class TupleGame:
             masks[k, [action.value for action in self.env._valid_actions[player]]] = True
         return self._each({"action_mask": mask} for mask in masks)
 
-    def state(self) -> np.ndarray:
-        """There is none: `Game` takes all observations in a row."""
-        raise NotImplementedError
-
     def render(self) -> Any:
         """See `gymnasium.Env.render`."""
         return self.env.render(mode=self.render_mode)
@@ -71,7 +67,7 @@ class TupleGame:
 def open_game(env_id: str, teams: Any = None, pad: bool = False, **kwargs: Any) -> Game:
     """The game `lbf/ID`; `kwargs` are those of the environment."""
     env = gym.make(env_id.partition("/")[2], disable_env_checker=True, **kwargs)
-    return Game(TupleGame(env.unwrapped), teams, pad=pad)
+    return Game(TupleGame(env.unwrapped), teams, own_state=False, pad=pad)
 
 
 for _id in [f"lbf/{name}" for name in gym.registry if name.startswith("Foraging-")]:

@@ -1,28 +1,41 @@
-"""How a run ends: signals, a file named `stop`, a reached target, and numbers that are not finite."""
+"""What a run leaves, and how it ends: signals, a file named `stop`, a reached target, numbers that are not finite."""
 
 import atexit
 import math
 import os
+import shlex
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from solorl import signals
+from solorl.args.arguments import RunArgs
 from solorl.checkpoints import env_state
+from solorl.compute.device import EVALUATE, env_seed
 from solorl.compute.ranks import Ranks
 from solorl.envs.guest import wrong
+from solorl.envs.surroundings import undisturbed
+from solorl.errors import in_one_sentence
 from solorl.files import near
-from solorl.run.evaluation import SCORE, Evaluator
+from solorl.run.evaluation import SCORE, Also, Evaluator, MakeEnv, Policy
 from solorl.run.folder import RunFolder
+from solorl.run.hub import solo, upload
 from solorl.run.meter import Diverged, Meter, check_finite
+from solorl.run.pictures import draw_learning_curve, film_to
 from solorl.run.saving import Checkpoints
-from solorl.runfolder import STOP
-from solorl.terminal import paint, say, wiped
+from solorl.runfolder import CHECKPOINTS, LAST_MODEL, METRICS, MODEL, PICTURE, STATUS, STOP, checkpoints, write_status
+from solorl.scripts import as_typed
+from solorl.terminal import duration, paint, say, scores, warn, wiped
 
-DIVERGED = 3  # exit code of a run that met a NaN or an infinite number
+# Exit codes: of a run that met a NaN or an infinite number, and of one that has come to its end, but could not write
+# all of it.
+DIVERGED, UNSAVED = 3, 4
 
 
 class Voice:
@@ -38,24 +51,24 @@ class Voice:
             say(wiped(text, file), file)
 
 
+@dataclass(eq=False)
 class Ending:
-    """Why and how a run ends. It knows the other parts of the run: what they count, and where that is written."""
+    """What a run leaves, and why and how it ends; the verbs of a run say when. It knows the other parts of the run:
+    what they count, and where that is written."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        meter: Meter,
-        evaluator: Evaluator,
-        checkpoints: Checkpoints,
-        ranks: Ranks,
-        voice: Voice,
-    ):
-        self.folder, self.meter, self.evaluator, self.checkpoints = folder, meter, evaluator, checkpoints
-        self.ranks, self.say = ranks, voice
-        self.why = ""  # "signal", "stop" or "target"; empty: the run continues
-        self.signal = 0  # the signal that has come
-        self.looked = -math.inf  # when it has looked for a file named `stop`, in seconds
-        self._before: dict[int, Any] = {}  # where signals went before the first loop
+    args: RunArgs
+    script: Path
+    env_id: str
+    folder: RunFolder
+    meter: Meter
+    evaluator: Evaluator
+    checkpoints: Checkpoints
+    ranks: Ranks
+    say: Voice
+    why = ""  # "signal", "stop" or "target"; empty: the run continues
+    signal = 0  # the signal that has come
+    looked = -math.inf  # when it has looked for a file named `stop`, in seconds
+    _before: dict[int, Any] = field(default_factory=dict)  # where signals went before the first loop
 
     # ------------------------------------------------------------------ status and rows
     def set_status(self, status: str) -> None:
@@ -63,7 +76,9 @@ class Ending:
         score = self.evaluator.score
         facts: dict[str, Any] = {"pid": os.getpid(), "global_step": self.meter.step}
         facts |= {"wall_time": self.meter.wall_time(), "checkpoint": self.checkpoints.newest}
-        self.folder.write_status(status, facts | ({} if score is None else {SCORE: score}))
+        self.folder.status = status
+        with self.folder.writing(STATUS):
+            write_status(self.folder.path, status, facts | ({} if score is None else {SCORE: score}))
 
     def begin(self) -> None:
         """The run folder is open: from now on it is left in order, however this process ends."""
@@ -163,10 +178,11 @@ class Ending:
         now = time.perf_counter()
         if now - self.looked < 0.5 and not self.meter.is_last:  # a look at the disk is too dear for every step
             return False
-        self.looked = now
-        if self.ranks.rank > 0 or not self.folder.stop_asked():
+        self.looked, file = now, self.folder.path / STOP
+        if self.ranks.rank > 0 or not file.exists():
             return False
-        self.say(f"the file {near(self.folder.path / STOP)} asks to end here")
+        file.unlink(missing_ok=True)
+        self.say(f"the file {near(file)} asks to end here")
         return True
 
     @contextmanager
@@ -179,7 +195,7 @@ class Ending:
                 self.ranks.wait_for_the_end()  # rank 0 has found the same and writes a snapshot
             step, iteration = self.meter.step, self.meter.iteration
             try:
-                self.folder.require()
+                self.folder.path.stat()  # OSError where it was moved or removed: no part of it must be made again
                 note = f"a snapshot is in {self.checkpoints.save_crash(step)}"
             except OSError as problem:
                 note = f"no snapshot ({problem.strerror})"
@@ -190,3 +206,128 @@ class Ending:
             self.say(f"{what}; {note}", sys.stderr)
             self.ranks.leave(DIVERGED)
             raise SystemExit(DIVERGED) from None
+
+    # ------------------------------------------------------------------ what a run leaves
+    def evaluate(self, policy: Policy, make_env: MakeEnv, also: Also = None, played: Any = None) -> None:
+        """See `Run.evaluate`."""
+        evaluator, step, run_dir = self.evaluator, self.meter.step, self.folder.path
+        with self.meter.paused(), self.where_diverged(), in_one_sentence(), undisturbed():
+            self.check_finite()
+            row = evaluator.evaluate(step, policy, make_env, also, played)
+            self.meter.add_row(step, row)
+            self.write_rows(row)
+            score = " ± ".join(scores(*evaluator.last[1:]))
+            self.say(paint(f"step {step:>10,}  evaluation {score} over {evaluator.episodes} episodes", "cyan"))
+            if evaluator.improved and self.args.save_model:
+                self.save_model(MODEL)
+            if (again := evaluator.confirm(policy, make_env)) is not None:
+                reached = evaluator.reaches(again)
+                self.why = "target" if reached else self.why
+                line = f"target {self.args.target_return:g} reached; on fresh seeds {scores(again)[0]}: "
+                done, colour = ("done", "green") if reached else ("continuing", "cyan")
+                self.say(paint(line + done, colour))
+            if self.args.capture_video:
+                seed = env_seed(self.args.seed, EVALUATE, 0)
+                film_to(run_dir, f"step_{step}.mp4", seed, policy, make_env, self.env_id)
+            if self.args.plot:
+                drawn, why = solo("plot", str(run_dir), "--out", str(run_dir / "curve.png"))
+                if not drawn:
+                    warn(f"no curve.png: {why}")
+
+    def checkpoint(self, others: Sequence[Any]) -> None:
+        """Write a checkpoint, unless something is not finite; `others`: what the other ranks have."""
+        self.check_finite()
+        step = self.meter.step
+        with self.folder.writing(CHECKPOINTS, f"the checkpoint of step {step:,}", bool(checkpoints(self.folder.path))):
+            self.folder.path.stat()  # as above
+            counters = self.meter.counters() | self.evaluator.counters()
+            counters["metrics_bytes"] = self.folder.metrics.sync() if self.folder.metrics else 0
+            self.checkpoints.save(step, counters, self.args.save_replay, others)
+            self.set_status(self.folder.status)
+
+    def save_model(self, name: str) -> None:
+        """Write the models into one file; a warning where that fails."""
+        about = {"step": str(self.meter.step), SCORE: repr(self.evaluator.last[1]), "script": self.script.name}
+        with self.folder.writing(name, kept=(self.folder.path / name).exists()):
+            self.checkpoints.save_model(name, about)
+
+    # ------------------------------------------------------------------ the end
+    def end(self, policy: Policy, make_env: MakeEnv) -> None:
+        """The end of a training that was not interrupted."""
+        if self.evaluator.last[0] != self.meter.step:
+            self.evaluate(policy, make_env)
+        if self.args.save_model:
+            self.save_model(LAST_MODEL)
+        self.finish("stopped" if self.why == "stop" else "finished")
+        self._draw()
+        mean, std, best = scores(*self.evaluator.last[1:], self.evaluator.best)
+        score = f"{mean} ± {std} over {self.evaluator.episodes} episodes, best {best}"
+        for line in summary(self.folder.path, self.meter.step, self.meter.wall_time(), score, self.args.save_model):
+            self.say(line)
+        self._require_saved()
+        if self.args.upload_model:
+            upload(self.folder.path, self.args, self.say)
+
+    def stop(self) -> None:
+        """The end after a signal: how to continue. Ctrl+C then leaves with exit code 130."""
+        self.finish("stopped")
+        self._require_saved()
+        number = self.signal
+        is_lost = self.checkpoints.replays and not self.args.save_replay
+        lost = " (without its replay buffer: --save-replay)" if is_lost else ""
+        how = how_to_go_on(self.script, self.folder.path, self.ranks.world_size)
+        self.say(f"{signal.Signals(number).name}: saved at step {self.meter.step:,}{lost}; {how}")
+        self._draw()
+        if number == signal.SIGINT:
+            raise SystemExit(130)
+
+    def _draw(self) -> None:
+        """Draw the learning curve; a warning where it cannot be written."""
+        title, folder = f"{self.script.stem} on {self.env_id}, seed {self.args.seed}", self.folder.path
+        try:
+            draw_learning_curve(folder / METRICS, folder / PICTURE, title, self.args.eval_episodes)
+        except OSError as error:
+            warn(f"no learning curve: {error.strerror}")
+
+    def _require_saved(self) -> None:
+        """One sentence and exit code 4 where something that this run had to leave in its folder is not there."""
+        if not (missing := self.folder.missing()):
+            return
+        where = near(self.folder.path)
+        what = ", ".join(f"{name} ({why})" for name, why in missing.items())
+        what = f"the final files could not be written to {where}: {what}"
+        if not self.folder.path.is_dir():
+            what = f"the final files could not be written: {where} has been moved or removed"
+        self.say(f"error: the training has come to step {self.meter.step:,}, but {what}", sys.stderr)
+        raise SystemExit(UNSAVED)
+
+
+# ---------------------------------------------------------------------- what is said in the end
+def how_to_go_on(script: Path, run_dir: Path, world_size: int = 1) -> str:
+    """The command that resumes a run with this number of ranks, as it can be typed here."""
+    ranks = f" --nproc {world_size}" if world_size > 1 else ""
+    return f"continue with: {_solo()} train {as_typed(script)} --resume {shlex.quote(near(run_dir))}{ranks}"
+
+
+def summary(run_dir: Path, step: int, seconds: float, evaluation: str, save_model: bool) -> list[str]:
+    """Lines that say how the training went and where its curve, video and model are."""
+    videos = sorted((run_dir / "videos").glob("*.mp4"), key=lambda path: path.stat().st_mtime)
+    curve, model = run_dir / PICTURE, run_dir / MODEL
+    facts = {
+        "trained": f"{step:,} steps in {duration(seconds)}",
+        "evaluation": evaluation,
+        "curve": near(curve) if curve.exists() else "none",
+        "video": near(videos[-1]) if videos else "none (--capture-video)",
+        "model": near(model) if model.exists() else "none" if save_model else "none (--save-model)",
+    }
+    if model.exists():
+        facts["play it"] = f"{_solo()} play {shlex.quote(near(run_dir))}"
+    return ["", *(f"{paint(f'{name:<11}', 'bold')} {value}" for name, value in facts.items())]
+
+
+def _solo() -> str:
+    """The command `solo` as it can be typed here, be it on the PATH or only next to the running Python."""
+    own = Path(sys.executable).parent / "solo"
+    if shutil.which("solo") or not own.exists():
+        return "solo"
+    return shlex.quote(near(own))

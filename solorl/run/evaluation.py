@@ -67,18 +67,22 @@ def open_game(make_env: MakeEnv, env_id: str, render_mode: str) -> Any:
     return hosted(make_env, env_id, render_mode=render_mode)()
 
 
-def play_episodes(envs: Sequence[Any], policy: Policy, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def play_episodes(
+    envs: Sequence[Any], policy: Policy, seeds: Sequence[int], seen: Callable[[], Any] = lambda: None
+) -> tuple[np.ndarray, np.ndarray]:
     """One episode in each environment, side by side: returns (n,) of raw rewards and lengths (n,) in agent steps.
 
     Every environment plays exactly one episode, so that short episodes do not count twice. `envs` are environments, or
     a list with one vector environment that resets in the same step. With several agents the returns are those of the
-    first team.
+    first team. `seen` is called after the reset and each step.
     """
-    returns, lengths = play_games(envs, policy, seeds)
+    returns, lengths = play_games(envs, policy, seeds, seen)
     return of_game(returns, teams_of(envs[0])), lengths
 
 
-def play_games(envs: Sequence[Any], policy: Policy, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def play_games(
+    envs: Sequence[Any], policy: Policy, seeds: Sequence[int], seen: Callable[[], Any] = lambda: None
+) -> tuple[np.ndarray, np.ndarray]:
     """`play_episodes` with the returns (n, num_agents) of all agents, where there are several."""
     if isinstance(envs[0], gym.vector.VectorEnv):
         return _play_together(envs[0], policy, seeds)
@@ -90,6 +94,7 @@ def play_games(envs: Sequence[Any], policy: Policy, seeds: Sequence[int]) -> tup
     lengths = np.zeros(len(envs), int)
     running, act = set(range(len(envs))), stepwise(policy, len(envs))
     batch: Any = create_empty_array(space, len(envs))
+    seen()
     while running:
         batch = concatenate(space, obs, batch)
         actions = list(iterate(action_space, act(batch, infos)))
@@ -101,6 +106,7 @@ def play_games(envs: Sequence[Any], policy: Policy, seeds: Sequence[int]) -> tup
                 tell_long(envs[i])
             if terminated or truncated or lengths[i] == MAX_STEPS:
                 running.discard(i)
+        seen()
     return returns, lengths
 
 

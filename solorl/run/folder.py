@@ -1,6 +1,5 @@
 """The run folder: who may write there, its script, config.json, status.json and rows, and what could not be written."""
 
-import errno
 import hashlib
 import importlib.metadata
 import os
@@ -12,22 +11,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from solorl.args.arguments import ONCE, RunArgs
-from solorl.checkpoints.safety import refuse_hard_link
 from solorl.compute.device import device_name
 from solorl.errors import UsageError
-from solorl.files import near, remove_leftovers, sha256
-from solorl.machine import cpu_model, git_state
-from solorl.run.kept import Kept
+from solorl.files import git_state, near, remove_leftovers, sha256
+from solorl.machine import cpu_model
+from solorl.run.hub import Kept
 from solorl.run.trackers import MetricsFile, Safe, trackers_of
-from solorl.runfolder import CHECKPOINTS, CONFIG, FORMAT, METRICS, STATUS, STOP, lock, write_config, write_status
+from solorl.runfolder import CHECKPOINTS, CONFIG, FORMAT, METRICS, STOP, lock, write_config
 from solorl.runfolder import config_of as saved_config
 from solorl.scripts import PACKAGE, in_checkout, script_paths
 from solorl.terminal import warn
-from solorl.trust import note_start
+from solorl.trust import note_start, refuse_hard_link
 
 PACKAGES = ("solorl", "gymnasium", "numpy", "torch", "jax", "mujoco", "ale-py", "envpool", "Box2D")
 
@@ -99,7 +98,7 @@ class RunFolder:
 
     def make(self) -> None:
         """Make the folder, with a counter after its name where that exists already, and lock it. UsageError."""
-        for i in range(1, 10_000):
+        for i in count(1):
             path = self.path if i == 1 else self.path.with_name(f"{self.path.name}-{i}")
             try:
                 path.mkdir(parents=True)
@@ -109,7 +108,6 @@ class RunFolder:
                 raise UsageError(f"the run folder {near(self.path)} cannot be written: {error.strerror}") from None
             self.path = path
             return self.lock()
-        raise UsageError(f"{near(self.path)} and 10,000 like it exist")
 
     def open(self, args: RunArgs, script: Path, device: Any, saved: dict[str, Any]) -> None:
         """Write the script and its circumstances, unless they are there, and cut the rows back to those of the
@@ -148,11 +146,6 @@ class RunFolder:
             config["args"] |= {name: value for name, (_, value) in changed.items()}
             write_config(self.path, config)
 
-    def require(self) -> None:
-        """OSError where the folder has been moved or removed: no part of it must be made again."""
-        if not self.path.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "the run folder is gone")
-
     @contextmanager
     def writing(self, name: str, what: str = "", kept: bool = False) -> Iterator[None]:
         """What is written inside is `name`, which the run has to leave here. Where that fails, a warning calls it
@@ -165,12 +158,6 @@ class RunFolder:
             note = "; the one before it is kept" if kept else ""
             warn(f"{what or name} could not be written ({error.strerror}){note}")
 
-    def write_status(self, status: str, facts: dict[str, Any]) -> None:
-        """Write status.json."""
-        self.status = status
-        with self.writing(STATUS):
-            write_status(self.path, status, facts)
-
     def write_rows(self, rows: list[dict[str, float]], step: int = 0, tracked: dict[str, float] | None = None) -> None:
         """Append to metrics.jsonl, and give the trackers the row of `step` that is `tracked`, if there is one."""
         if self.metrics is not None:
@@ -178,14 +165,6 @@ class RunFolder:
             self.problems[METRICS] = str(self.metrics.problem.strerror) if self.metrics.problem else ""
         for tracker in self.trackers if tracked else ():
             tracker.write(step, tracked or {})
-
-    def stop_asked(self) -> bool:
-        """Whether somebody has made a file named `stop` here, which is deleted."""
-        stop = self.path / STOP
-        if not stop.exists():
-            return False
-        stop.unlink(missing_ok=True)
-        return True
 
     def missing(self) -> dict[str, str]:
         """What the run had to leave here and is not here -> why."""

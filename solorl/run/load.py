@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from solorl.checkpoints.safety import refuse_links
 from solorl.compute.device import CONFIRM, env_seed
 from solorl.envs.spaces import as_arrays
 from solorl.envs.surroundings import undisturbed
@@ -31,62 +30,10 @@ from solorl.run.evaluation import MakeEnv, Policy, open_game, open_games, play_e
 from solorl.run.pictures import film_to
 from solorl.runfolder import CONFIG, LAST_MODEL, MODEL, config_of
 from solorl.terminal import plain, scores
-from solorl.trust import FLAG, HOW, not_trusted, trusted
+from solorl.trust import FLAG, HOW, not_trusted, refuse_links, trusted
 
 CACHE_SETTINGS = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "enable_compilation_cache")
 JAX_SETTINGS = [f"jax_{name}" for name in ("default_device", *CACHE_SETTINGS)]  # that a script in JAX changes
-
-
-@dataclass
-class Play:
-    """What `solo play` and `solorl.load` need of a run: no training, only the policy of a saved model."""
-
-    episodes: int = 10
-    video: bool = False
-    render: bool = False
-    seed: int | None = None
-    stochastic: bool = False  # play the policy that draws its actions at random
-    model: str = MODEL  # empty: none, the networks stay as the script makes them
-    # Gets args, policy, make_env, models and sample (see LoadedPolicy); plays nothing.
-    take: Callable[..., None] | None = None
-
-    def __call__(
-        self, args: Any, run_dir: Path, policy: Policy, make_env: MakeEnv, models: Any, sample: Policy | None = None
-    ) -> None:
-        """Hand over the loaded policies and their models, or evaluate one; film or show it on request."""
-        if self.take is not None:
-            self.take(args, policy, make_env, models, sample)
-            return
-        policy = _required(sample) if self.stochastic else policy
-        seed = args.seed if self.seed is None else self.seed
-        seeds = [env_seed(seed, CONFIRM, 2**19 + i) for i in range(self.episodes)]
-        with undisturbed():
-            if self.render:
-                env = open_game(make_env, args.env_id, "human")
-                returns = np.concatenate([play_episodes([env], policy, [each])[0] for each in seeds])
-                env.close()
-            else:
-                returns, _ = play_episodes(open_games(make_env, args.env_id, len(seeds)), policy, seeds)
-            mean, std, low, high = scores(returns.mean(), returns.std(), returns.min(), returns.max())
-            who = f"{len(seeds)} {'stochastic' if self.stochastic else 'greedy'} episodes"
-            print(f"{plain(args.env_id)}: {mean} ± {std} over {who}, from {low} to {high}")
-            if self.video and (path := film_to(run_dir, "play.mp4", seeds[0], policy, make_env, args.env_id)):
-                print(f"video {plain(str(path))}")
-
-
-def _required(sample: Policy | None) -> Policy:
-    """The stochastic policy of a script; UsageError where it has none."""
-    if sample is None:
-        raise UsageError("this script has no stochastic policy: it would hand it over by run.close(..., sample=...)")
-    return sample
-
-
-_PLAY: ContextVar[Play | None] = ContextVar("play", default=None)
-
-
-def play_wanted() -> Play | None:
-    """What the runs that are made now are for, while `play_script` runs their script; None: they train."""
-    return _PLAY.get()
 
 
 @dataclass(frozen=True)
@@ -117,7 +64,10 @@ class LoadedPolicy:
 
     def required_sampler(self) -> Policy:
         """The stochastic policy as the script hands it over; UsageError where it hands over none."""
-        return _required(self.sampler)
+        if self.sampler is None:
+            what = "this script has no stochastic policy: it would hand it over by run.close(..., sample=...)"
+            raise UsageError(what)
+        return self.sampler
 
     def make_env(self, **kwargs: Any) -> Any:
         """An environment as the training had it; `kwargs` go to `gymnasium.make`, e.g. `render_mode="human"`."""
@@ -131,6 +81,50 @@ def _actions(policy: Policy, obs: Any, *memory: Any, **given: Any) -> Any:
         raise ValueError("policy(obs) takes a batch (n, *obs_shape); for one observation: policy(obs[None])[0]")
     result = policy(obs, *memory, **given)
     return (as_arrays(result[0]), result[1]) if memory else as_arrays(result)
+
+
+@dataclass
+class Play:
+    """What `solo play` and `solorl.load` need of a run: no training, only the policy of a saved model."""
+
+    episodes: int = 10
+    video: bool = False
+    render: bool = False
+    seed: int | None = None
+    stochastic: bool = False  # play the policy that draws its actions at random
+    model: str = MODEL  # empty: none, the networks stay as the script makes them
+    take: Callable[[LoadedPolicy], None] | None = None  # gets it; then nothing is played
+
+    def __call__(
+        self, args: Any, run_dir: Path, policy: Policy, make_env: MakeEnv, models: Any, sample: Policy | None = None
+    ) -> None:
+        """Hand over the loaded policies and their models, or evaluate one; film or show it on request."""
+        loaded = LoadedPolicy(args.env_id, replace(args), policy, make_env, models, None, sample)
+        if self.take is not None:
+            return self.take(loaded)
+        policy = loaded.required_sampler() if self.stochastic else policy
+        seed = args.seed if self.seed is None else self.seed
+        seeds = [env_seed(seed, CONFIRM, 2**19 + i) for i in range(self.episodes)]
+        with undisturbed():
+            if self.render:
+                env = open_game(make_env, args.env_id, "human")
+                returns = np.concatenate([play_episodes([env], policy, [each])[0] for each in seeds])
+                env.close()
+            else:
+                returns, _ = play_episodes(open_games(make_env, args.env_id, len(seeds)), policy, seeds)
+            mean, std, low, high = scores(returns.mean(), returns.std(), returns.min(), returns.max())
+            who = f"{len(seeds)} {'stochastic' if self.stochastic else 'greedy'} episodes"
+            print(f"{plain(args.env_id)}: {mean} ± {std} over {who}, from {low} to {high}")
+            if self.video and (path := film_to(run_dir, "play.mp4", seeds[0], policy, make_env, args.env_id)):
+                print(f"video {plain(str(path))}")
+
+
+_PLAY: ContextVar[Play | None] = ContextVar("play", default=None)
+
+
+def play_wanted() -> Play | None:
+    """What the runs that are made now are for, while `play_script` runs their script; None: they train."""
+    return _PLAY.get()
 
 
 def load(
@@ -157,12 +151,7 @@ def _load(run_dir: str | os.PathLike[str], model: str, trust_script: bool, devic
     if original is None and not trust_script:
         raise UsageError(not_trusted(copy))
     found: list[LoadedPolicy] = []
-
-    def take(args: Any, act: Policy, make_env: MakeEnv, models: Any, sample: Policy | None) -> None:
-        score = score_of(Path(run_dir) / model) if model else None
-        found.append(LoadedPolicy(args.env_id, replace(args), act, make_env, models, score, sample))
-
-    play = Play(model=model, take=take)
+    play = Play(model=model, take=found.append)
     imports = set(re.findall(r"^\s*(?:import|from) (jax|torch)\b", copy.read_text(encoding="utf-8"), flags=re.M))
     with _unchanged(imports), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
@@ -174,7 +163,7 @@ def _load(run_dir: str | os.PathLike[str], model: str, trust_script: bool, devic
             raise UsageError(said) from end
     if not found:
         raise UsageError(f"{copy} came to its end without run.close, which hands over the policy")
-    return found[-1]
+    return replace(found[-1], score=score_of(Path(run_dir) / model) if model else None)
 
 
 def score_of(model: Path) -> float | None:
@@ -251,8 +240,7 @@ def _unchanged(imports: set[str]) -> Iterator[None]:
     jax: Any = sys.modules.get("jax")
     if torch is not None:
         threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        deterministic = torch.get_deterministic_debug_mode()
         fill = torch.utils.deterministic.fill_uninitialized_memory
     settings = {name: getattr(jax.config, name) for name in JAX_SETTINGS} if jax is not None else {}
     try:
@@ -260,12 +248,11 @@ def _unchanged(imports: set[str]) -> Iterator[None]:
             yield
     finally:
         sys.excepthook = hook
-        for name in set(os.environ) - set(variables):
-            del os.environ[name]
+        os.environ.clear()
         os.environ.update(variables)
         if torch is not None:
             torch.set_num_threads(threads)
-            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+            torch.set_deterministic_debug_mode(deterministic)
             torch.utils.deterministic.fill_uninitialized_memory = fill
             torch.backends.cudnn.benchmark = benchmark
         for name, value in settings.items():

@@ -1,8 +1,6 @@
 """What is to be seen of a run: films of episodes, and the learning curve."""
 
 import contextlib
-import errno
-import math
 import os
 import traceback
 from pathlib import Path
@@ -10,14 +8,11 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import batch_space, iterate
 
-from solorl.envs.returns import of_game, teams_of
-from solorl.envs.spaces import batch_of_one
 from solorl.files import write_atomically
 from solorl.machine import no_display
-from solorl.run.evaluation import EPISODES, MAX_STEPS, SCORE, Policy, open_game, stepwise
-from solorl.runfolder import args_of, read_rows
+from solorl.run.evaluation import EPISODES, SCORE, Policy, open_game, play_episodes
+from solorl.runfolder import read_rows
 from solorl.terminal import warn
 
 NO_EGL = "MuJoCo draws without a display by EGL, which fails (on Debian: apt-get install libegl1 libgl1): "
@@ -41,20 +36,11 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     temporary = path.with_name(f".{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary.unlink(missing_ok=True)  # it may be a link
-    total, over, steps, act = 0.0, False, 0, stepwise(policy, 1)
-    space, action_space = env.observation_space, batch_space(env.action_space, 1)
-    obs, info = env.reset(seed=seed)
     fps = env.metadata.get("render_fps") or 30
     with imageio.get_writer(temporary, format="FFMPEG", fps=fps, macro_block_size=2) as video:
-        video.append_data(enlarged(env.render()))
-        while not over and steps < MAX_STEPS:
-            [action] = iterate(action_space, act(batch_of_one(space, obs), [info]))
-            obs, reward, terminated, truncated, info = env.step(action)
-            video.append_data(enlarged(env.render()))
-            total += float(of_game(np.asarray(reward), teams_of(env)))
-            over, steps = terminated or truncated, steps + 1
+        returns, _ = play_episodes([env], policy, [seed], lambda: video.append_data(enlarged(env.render())))
     temporary.replace(path)
-    return total
+    return float(returns[0])
 
 
 def film_to(run_dir: Path, name: str, seed: int, policy: Policy, make_env: Any, env_id: str) -> Path | None:
@@ -63,8 +49,7 @@ def film_to(run_dir: Path, name: str, seed: int, policy: Policy, make_env: Any, 
     if no_display():
         os.environ.setdefault("MUJOCO_GL", "egl")  # also where it is missing, so that the error names it
     try:
-        if not run_dir.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "the run folder is gone")
+        run_dir.stat()  # FileNotFoundError where it was moved or removed: it must not be made again
         env = open_game(make_env, env_id, "rgb_array")
         try:
             film(env, policy, seed, path)
@@ -78,9 +63,9 @@ def film_to(run_dir: Path, name: str, seed: int, policy: Policy, make_env: Any, 
     return path
 
 
-def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
-    """Draw training returns (grey, and their running mean) and evaluations (mean and standard error) from
-    `metrics.jsonl` into a PNG; lines that cannot be read are left out."""
+def draw_learning_curve(metrics: Path, picture: Path, title: str, episodes: int) -> None:
+    """Draw training returns (grey, and their running mean) and evaluations (mean and standard error, of `episodes`
+    where a row does not say how many) from `metrics.jsonl` into a PNG; lines that cannot be read are left out."""
     from io import BytesIO
 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -91,43 +76,34 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
 
     rows = []
     for row in read_rows(metrics)[0] if metrics.exists() else ():
-        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
-            rows.append({name: float(row[name]) for name in DRAWN if name in row or name == "global_step"})
-    train = [(row["global_step"], row["charts/episodic_return"]) for row in rows if "charts/episodic_return" in row]
-    test = [
-        (row["global_step"], row[SCORE], row.get("eval/episodic_return_std", 0.0), row.get(EPISODES, 0.0))
-        for row in rows
-        if SCORE in row
-    ]
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            rows.append([float(row.get(name, "nan")) for name in DRAWN])
+    step, episode, score, std, count = np.array(rows, float).reshape(-1, len(DRAWN)).T
+    train, test = np.isfinite(step + episode), np.isfinite(step + score)
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
     axes = figure.subplots()
-    if train:
-        step, value = np.array(train, float).T
-        window = max(1, min(100, len(value) // 10))
-        mean = np.convolve(value, np.ones(window) / window, "valid")
-        axes.plot(step, value, ".", color="#b8b8b8", markersize=2, label="training episodes")
-        axes.plot(step[window - 1 :], mean, color="#7a7a7a", label=f"mean of {window} episodes")
-    if test:
-        step, value, spread, episodes = np.array(test, float).T
-        degrees = np.where(episodes > 1, episodes - 1, _degrees(metrics.parent))
-        error = spread / degrees**0.5  # the band lies within the episodes' returns
-        width = 0 if len(step) > 1 else 8  # a single evaluation has a bar
-        axes.fill_between(step, value - error, value + error, color="#1f6feb", alpha=0.15, linewidth=width)
-        axes.plot(step, value, "o-", color="#1f6feb", markersize=3, label="greedy evaluation, standard error")
+    if train.any():
+        window = max(1, min(100, train.sum() // 10))
+        mean = np.convolve(episode[train], np.ones(window) / window, "valid")
+        axes.plot(step[train], episode[train], ".", color="#b8b8b8", markersize=2, label="training episodes")
+        axes.plot(step[train][window - 1 :], mean, color="#7a7a7a", label=f"mean of {window} episodes")
+    if test.any():
+        number = np.where(np.isfinite(count), count, episodes)[test]
+        error = (
+            np.nan_to_num(std[test]) / np.maximum(1, number - 1) ** 0.5
+        )  # the band lies within the episodes' returns
+        low, high, width = score[test] - error, score[test] + error, 8 * (test.sum() == 1)  # a single one has a bar
+        axes.fill_between(step[test], low, high, color="#1f6feb", alpha=0.15, linewidth=width)
+        label = "greedy evaluation, standard error"
+        axes.plot(step[test], score[test], "o-", color="#1f6feb", markersize=3, label=label)
     axes.set(title=title, xlabel="environment steps", ylabel="episodic return")
-    axes.set_xlim(0, 1.05 * max([1, *(row[0] for row in train + test)]))  # also around a single point
+    axes.set_xlim(0, 1.05 * max([1, *step[train | test]]))  # also around a single point
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    if train or test:
+    if (train | test).any():
         axes.legend(frameon=False)
     legible(figure)
     data = BytesIO()
     FigureCanvasAgg(figure).print_png(data)
     write_atomically(picture, data.getvalue())
-
-
-def _degrees(run_dir: Path) -> float:
-    """The episodes of one evaluation, as config.json says, less one; infinite where it does not say so."""
-    count = args_of(run_dir).get("eval_episodes")
-    return count - 1 if isinstance(count, int) and count > 1 else math.inf

@@ -11,13 +11,13 @@ import numpy as np
 
 from solorl.checkpoints import checkpoint, env_state
 from solorl.checkpoints.replay import ReplayLog, is_replay
-from solorl.checkpoints.safety import check_running_episodes
 from solorl.compute.ranks import Ranks
+from solorl.envs.spaces import not_finite
 from solorl.envs.surroundings import random_states, set_random_states
 from solorl.errors import UsageError, fitting
 from solorl.files import near, write_atomically
 from solorl.run.meter import Diverged
-from solorl.runfolder import CHECKPOINTS, MODEL, checkpoints, status_of
+from solorl.runfolder import CHECKPOINTS, MODEL, status_of
 from solorl.terminal import warn
 
 
@@ -44,10 +44,6 @@ class Checkpoints:
     def folder(self) -> Path:
         """Where the checkpoints are."""
         return self.run_dir / CHECKPOINTS
-
-    def are_there(self) -> bool:
-        """Whether there is a checkpoint on the disk, whole or damaged."""
-        return bool(checkpoints(self.run_dir))
 
     def name(self, parts: Mapping[str, Any], models: Mapping[str, Any] | None = None) -> None:
         """Say what a checkpoint must hold; environments begin to note how they came about."""
@@ -166,7 +162,7 @@ class Checkpoints:
             own = getattr(part, "must_be_finite", None)
             trees = own() if own else {name: checkpoint.capture(part)}
             for each, tree in trees.items():
-                if found := checkpoint.not_finite(tree, each):
+                if found := not_finite(tree, each):
                     raise Diverged(*found)
 
     def of_rank(self) -> dict[str, Any]:
@@ -222,12 +218,11 @@ class Checkpoints:
     def load_model(self, name: str) -> None:
         """Bring the models into the state of such a file. UsageError where it cannot be read or does not fit."""
         from safetensors import SafetensorError, safe_open
-        from safetensors.numpy import load_file
 
         path = self.run_dir / name
         try:
-            arrays = load_file(path)
             with safe_open(path, "numpy") as file:
+                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 it is not a dict
                 without = (file.metadata() or {}).get("without", "").split()  # parts that do not act, as in zoo/
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:  # the last: types NumPy has not
             when = "with its first evaluation" if name == MODEL else "at its end"
@@ -242,3 +237,13 @@ class Checkpoints:
                 mine = {k: torch.from_numpy(v) for k, v in mine.items()}
             with fitting(f"the model {path}"):
                 model.load_state_dict(mine)
+
+
+def check_running_episodes(run: dict[str, Any], num_envs: int | None, num_agents: int = 0) -> None:
+    """ValueError unless a checkpoint's returns and lengths of running episodes, if it has them, are those of as many
+    environments (None: the number is unknown) and agents (0: no axis of agents) as there are."""
+    found = [None if run[name] is None else len(run[name]) for name in ("returns", "lengths")]
+    if found[0] != found[1] or found[0] not in (None, num_envs or found[0]):
+        raise ValueError(f"it has returns of {found[0]} running episodes and lengths of {found[1]}, not of {num_envs}")
+    if run["returns"] is not None and run["returns"].shape[1:] != ((num_agents,) if num_agents else ()):
+        raise ValueError(f"its returns of running episodes are {run['returns'].shape}, not of {num_agents or 1} agents")

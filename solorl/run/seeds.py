@@ -21,21 +21,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from solorl import memory, signals
+from solorl import signals
 from solorl.args.arguments import RunArgs
-from solorl.checkpoints.replay_jax import replays_of, with_own_buffers, without_replay
 from solorl.compute import xla
 from solorl.compute.device import device_words
 from solorl.envs.open import open_envs
 from solorl.errors import in_one_sentence, quit_with
 from solorl.files import near
-from solorl.machine import own_cores
-from solorl.run.ending import Voice
+from solorl.machine import check_array, own_cores
+from solorl.run.ending import UNSAVED, Voice, how_to_go_on
 from solorl.run.evaluation import Also, MakeEnv
 from solorl.run.group import TOGETHER, arguments_of, choose_checkpoints, note_group
-from solorl.run.output import UNSAVED
-from solorl.run.summary import how_to_go_on
-from solorl.run.trainings import Part, PolicyOfSeed, Trainings
+from solorl.run.trainings import JaxReplay, Part, PolicyOfSeed, Trainings, replays_of, with_own_buffers, without_replay
 from solorl.run.verbs import Run
 from solorl.terminal import Progress, paint, scores, warn
 
@@ -112,7 +109,7 @@ class Runs:
     def resume(self, begin: Callable[[Any], Any], model: str, envs: Sequence[str] = ()) -> tuple[Any, int]:
         """Begin the training of each seed: `begin` maps the key of a seed to a NamedTuple of all that will change; a
         checkpoint holds it. `model` is the field of it that `act` needs (`params`, `learner.actor`): it becomes
-        model.safetensors. A replay buffer that counts its rows (see `replay_jax`) is saved with `--save-replay` only.
+        model.safetensors. A replay buffer that counts its rows (see `JaxReplay`) is saved with `--save-replay` only.
 
         With `--resume` the trainings are as saved, except the fields `envs` where no checkpoint can hold the
         environments: then their episodes start again, and the run says so. Several seeds continue from the newest step
@@ -129,7 +126,7 @@ class Runs:
         start = jax.jit(begin)
         keys = [jax.random.PRNGKey(run.args.seed) for run in self.runs]
         for leaf in jax.tree.leaves(jax.eval_shape(begin, keys[0])) if xla.is_cpu(self.runs[0].device) else ():
-            memory.check_array(self.args, leaf.shape, leaf.dtype.itemsize * self.num_seeds)
+            check_array(self.args, leaf.shape, leaf.dtype.itemsize * self.num_seeds)
         self.trainings.each = [with_own_buffers(start(key)) for key in keys]
         self.trainings.apart = replays_of(self.trainings.each[0])
         again = jax.jit(lambda key: {field: getattr(begin(key), field) for field in lost})
@@ -143,7 +140,7 @@ class Runs:
         for i in self._active:
             run = self.runs[i]
             models = {model.rpartition(".")[2]: Part(self.trainings, i, run.checkpoints, model)}
-            parts = {field: self.trainings.replay(i, field) for field in self.trainings.apart}
+            parts = {field: JaxReplay(self.trainings, i, field) for field in self.trainings.apart}
             starts.append(run.fit({"training": Part(self.trainings, i, run.checkpoints), **parts}, models))
             if lost and starts[-1]:
                 for field, fresh in again(jax.random.fold_in(keys[i], starts[-1])).items():
@@ -229,11 +226,9 @@ class Runs:
     def _start(self) -> None:
         """What the first loop begins with."""
         for name, reason in WITHOUT_EFFECT.items():
-            if getattr(self.args, name) != getattr(RunArgs, name) and not (
-                name == "save_replay" and self.trainings.apart
-            ):
-                flag = name.replace("_", "-")
-                warn(f"--{'no-' if getattr(RunArgs, name) else ''}{flag} changes nothing here: {reason}")
+            default, has_effect = getattr(RunArgs, name), name == "save_replay" and self.trainings.apart
+            if getattr(self.args, name) != default and not has_effect:
+                warn(f"--{'no-' * default}{name.replace('_', '-')} changes nothing here: {reason}")
         self._before = signals.listen(self._on_signal)  # XLA must not be interrupted
 
     def episodes(self, global_step: int, reward: Any, done: Any, per_agent: bool = False) -> None:
@@ -349,18 +344,14 @@ class Runs:
 
     def _say_where(self) -> None:
         """For several seeds: how to continue where a signal has ended them, else where everything is."""
-        first, folders = self.runs[0], [run.dir for run in self.runs]
-        stopped = [run for run in self.runs if run.ending.why == "signal"]
-        if self.num_seeds > 1 and len(stopped) == self.num_seeds:
-            self.say(
-                f"saved at step {first.step:,}; {how_to_go_on(first.script, first.dir)} --num-seeds {self.num_seeds}"
-            )
-        elif self.num_seeds > 1 and stopped:  # the others have ended before
-            for run in stopped:
-                self.say(f"saved at step {run.step:,}; {how_to_go_on(run.script, run.dir)}")
-        elif self.num_seeds > 1:
+        folders, stopped = [run.dir for run in self.runs], [run for run in self.runs if run.ending.why == "signal"]
+        if self.num_seeds > 1 and not stopped:
             play = f"solo play {shlex.quote(str(folders[0]))}"
             self.say(f"curves and models in {folders[0]} to {folders[-1].name}; play one: {play}")
+        together = len(stopped) == self.num_seeds  # else the others have ended before
+        for run in () if self.num_seeds == 1 else stopped[:1] if together else stopped:
+            how = how_to_go_on(run.script, run.dir) + f" --num-seeds {self.num_seeds}" * together
+            self.say(f"saved at step {run.step:,}; {how}")
 
     def _say_evaluations(self, when: str, step: int | None = None) -> None:
         """One line for the evaluations of several seeds: those at `step`, or the last ones."""

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from solorl.args.arguments import RunArgs
 from solorl.errors import UsageError, needs_extra
+from solorl.files import sync_file
 from solorl.terminal import warn
 
 
@@ -63,8 +64,7 @@ class MetricsFile:
         if self.problem is not None:
             raise self.problem
         if self.path.exists():
-            with open(self.path, "rb") as file:
-                os.fsync(file.fileno())
+            sync_file(self.path)
         return self._size
 
     def truncate(self, size: int) -> None:

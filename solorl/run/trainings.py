@@ -1,9 +1,10 @@
-"""What JAX trains: a pytree for each seed, its parts in a checkpoint, its policy in an evaluation."""
+"""What JAX trains: a pytree for each seed, its buffers and parts in a checkpoint, its policy in an evaluation."""
 
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -11,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from solorl.checkpoints.replay_jax import JaxReplay
 from solorl.compute.xla import compiled
 from solorl.envs.spaces import as_arrays
 from solorl.errors import UsageError
@@ -35,6 +35,76 @@ def _replaced(tree: Any, field: str, new: Any) -> Any:
     return tree._replace(**{first: _replaced(getattr(tree, first), rest, new)})
 
 
+# ---------------------------------------------------------------------- replay buffers
+# as `checkpoints.replay.ReplayLog` takes them: rows are read and written piece by piece, so that a buffer of gigabytes
+# never is in memory twice. A buffer is a field of the training, a NamedTuple of arrays (capacity, ...) with `inserted`,
+# the number of rows ever inserted; row i lies at index i % capacity. A field `replay` without `inserted` is saved like
+# all other fields.
+def replays_of(training: Any) -> tuple[str, ...]:
+    """The fields of a training that are buffers in the sense above."""
+    return tuple(field for field in training._fields if hasattr(getattr(training, field), "inserted"))
+
+
+def without_replay(begin: Callable[[Any], Any], key: Any) -> Any:
+    """The training that `begin` makes, without its buffers: for those who only play."""
+    training = begin(key)
+    return training._replace(**dict.fromkeys(replays_of(training)))
+
+
+def with_own_buffers(training: Any) -> Any:
+    """A new training whose leaves have memory of their own, for the compiled code writes over them. Replay buffers,
+    which are not copied, have it: no other leaf is as large."""
+    replays = {field: getattr(training, field) for field in replays_of(training)}
+    rest = training._replace(**dict.fromkeys(replays))
+    return jax.tree.map(lambda x: jnp.array(x, copy=True), rest)._replace(**replays)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _written(array: Any, index: Any, rows: Any) -> Any:
+    return array.at[index].set(rows, mode="drop")
+
+
+class Rows:
+    """An array of a buffer, of which only some rows at once are NumPy's: a field (`replay.obs`) of one of `trainings`
+    (see `Trainings`)."""
+
+    def __init__(self, trainings: Any, index: int, field: str):
+        self._get, self._put = partial(trainings.of, index, field), partial(trainings.put, index, field)
+        array = self._get()
+        self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return np.asarray(self._get(rows=index))
+
+    def __setitem__(self, index: np.ndarray, rows: np.ndarray) -> None:
+        """Write rows (n, ...) to an index (n,), in place: compiled for n rounded up to a power of two."""
+        more = (1 << (len(index) - 1).bit_length()) - len(index)
+        index = np.pad(np.asarray(index, np.int32), (0, more), constant_values=len(self))  # after the end: not written
+        self._put(_written(self._get(), index, np.pad(rows, [(0, more), *[(0, 0)] * (rows.ndim - 1)])))
+
+
+class JaxReplay:
+    """A buffer as a part of a checkpoint: a field (`replay`) of one of `trainings`."""
+
+    def __init__(self, trainings: Any, index: int, field: str):
+        count, arrays = f"{field}.inserted", [x for x in trainings.of(index, field)._fields if x != "inserted"]
+        self._get, self._put = partial(trainings.of, index, count), partial(trainings.put, index, count)
+        self.arrays = {name: Rows(trainings, index, f"{field}.{name}") for name in arrays}
+
+    @property
+    def inserted(self) -> int:
+        """The number of rows ever inserted."""
+        return int(self._get())
+
+    @inserted.setter
+    def inserted(self, count: int) -> None:
+        self._put(jnp.int32(count))
+
+
+# ---------------------------------------------------------------------- trainings
 class Trainings:
     """The training of each seed as it is now: a pytree each, or, where one call trains all (vmap), a single one whose
     leaves have a first axis of seeds. `apart` are the fields that are a part of their own in a checkpoint."""
@@ -73,17 +143,6 @@ class Trainings:
             self._stack = training
         else:
             self.each = [training] if len(self.each) == 1 else list(training)
-
-    def replay(self, index: int, field: str) -> JaxReplay:
-        """The replay buffer of a seed as a part of a checkpoint."""
-
-        def get(name: str, rows: Any = ...) -> Any:
-            return self.of(index, f"{field}.{name}", rows)
-
-        def put(name: str, array: Any) -> None:
-            self.put(index, f"{field}.{name}", array)
-
-        return JaxReplay(getattr(self.each[index], field)._fields, get, put)
 
     def train(self, iteration: Callable[..., Any], chunk: int, *shared: Any) -> Callable[[range, Sequence[int]], Any]:
         """Compile `train(iterations, active)`: all active seeds, on the CPU as many at once as there are cores; what

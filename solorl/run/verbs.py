@@ -6,22 +6,22 @@
     place, share, first, answers, evaluation_seeds: objects in other processes, for scripts that play and learn at once
 
 No verb changes what is learned. The rest is done by parts that work without a run: `folder`, `meter`, `checkpoints`,
-`evaluator`, `ending`, `output`. They raise UsageError; the verbs make one sentence of it, with exit code 2.
+`evaluator`, `ending`. They raise UsageError; the verbs make one sentence of it, with exit code 2.
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from solorl import memory
 from solorl.args.arguments import RunArgs, script_path
 from solorl.checkpoints import env_state
 from solorl.compute.device import EVALUATE, choose_device, device_words, seed_all
 from solorl.compute.processes import Processes
-from solorl.compute.ranks import Ranks, from_environment, local_rank
+from solorl.compute.ranks import Ranks, from_environment
 from solorl.data.dataset import Dataset, open_datasets
 from solorl.envs.async_envs import AsyncEnvs
 from solorl.envs.guest import refuse_statistics
@@ -29,16 +29,16 @@ from solorl.envs.returns import teams_of
 from solorl.envs.vector import VectorEnvs
 from solorl.errors import UsageError, fitting, in_one_sentence, missing_extra, quit_with
 from solorl.files import near
+from solorl.machine import check_replay
 from solorl.run.ending import Ending, Voice
 from solorl.run.environments import Opened, check_spaces, count_iterations, first_observations
 from solorl.run.evaluation import Also, Evaluator, MakeEnv, Policy
 from solorl.run.folder import RunFolder, new_path
+from solorl.run.hub import check_upload
 from solorl.run.load import play_wanted
 from solorl.run.meter import Meter
-from solorl.run.output import Output
 from solorl.run.saving import Checkpoints
 from solorl.run.trackers import check_wandb
-from solorl.run.upload import check_upload
 from solorl.runfolder import MODEL
 from solorl.terminal import Progress, warn
 
@@ -59,7 +59,8 @@ class Run:
             if self.world_size > 1 and not parallel:
                 what = f"{self.script.name} trains in one process, but WORLD_SIZE is {self.world_size}"
                 raise UsageError(f"{what}; start it without torchrun and without --nproc")
-            index = local_rank() if self.world_size > 1 else None
+            # the number of this process among those on its machine is that of its CUDA device
+            index = int(os.environ.get("LOCAL_RANK", "0")) if self.world_size > 1 else None
             self.device = choose_device(args, index) if device is None else device
             if not self.play:
                 check_wandb(args)
@@ -71,8 +72,8 @@ class Run:
         self.folder = RunFolder((Path(args.resume) if args.resume else new_path(args, self.script)).absolute())
         self.meter, self.evaluator = Meter(), Evaluator(args)
         self.checkpoints = Checkpoints(self.folder.path, self.ranks)
-        self.ending = Ending(self.folder, self.meter, self.evaluator, self.checkpoints, self.ranks, self.say)
-        self.output = Output(args, self.script, self.folder, self.checkpoints, self.ending)
+        parts = (self.folder, self.meter, self.evaluator, self.checkpoints, self.ranks, self.say)
+        self.ending = Ending(args, self.script, self.env_id, *parts)
         self.opened = Opened(self.script, args.async_envs and not self.play)
         self.restarted: list[int] = []  # environments whose episodes `resume` could not continue and started again
         self._line = Progress()
@@ -246,7 +247,7 @@ class Run:
         self._reach(global_step)
         due = played is not None or self.meter.is_due("evaluate", self.args.eval_every, global_step)
         if self.rank == 0 and (due or (self.meter.is_last and not self.ending.signal)):
-            self.output.evaluate(policy, make_env, also, played)
+            self.ending.evaluate(policy, make_env, also, played)
 
     def evaluation_seeds(self, global_step: int) -> list[int]:
         """The seeds of the episodes that `evaluate` would play at this step; none where no evaluation is due."""
@@ -265,7 +266,7 @@ class Run:
             with self.meter.paused(), self.ending.where_diverged():
                 of_ranks = self.ranks.everyone(self.checkpoints.of_rank()) if self.world_size > 1 else []
                 if self.rank == 0:
-                    self.output.checkpoint(of_ranks[1:])
+                    self.ending.checkpoint(of_ranks[1:])
 
     def close(self, policy: Policy, make_env: MakeEnv, sample: Policy | None = None) -> None:
         """Evaluate the final policy unless that is done, draw the learning curve, and say where everything is. `sample`
@@ -281,9 +282,9 @@ class Run:
         self.processes.close()
         try:
             if self.rank == 0 and self.ending.why == "signal":
-                self.output.stop()
+                self.ending.stop()
             elif self.rank == 0:
-                self.output.end(policy, make_env)
+                self.ending.end(policy, make_env)
         finally:  # after a signal no further one shows a traceback, as late as it may come
             self.ending.release()
 
@@ -363,7 +364,7 @@ class Run:
                 self.checkpoints.load_model(self.play.model)
             return 0
         for replay in self.checkpoints.replays.values():
-            memory.check_replay(self.args, replay.arrays.values())
+            check_replay(self.args, replay.arrays.values())
         if self.args.resume:
             if self.rank == 0:
                 self.folder.lock()

@@ -186,7 +186,7 @@ def test_a_training_shorter_than_a_phase_is_refused(train):
 
 
 def test_a_phase_that_does_not_fit_into_memory_is_refused(train, monkeypatch):
-    monkeypatch.setattr("solorl.memory.limit", lambda: 10**6)
+    monkeypatch.setattr("solorl.machine.memory", lambda: 10**6)
     assert sum(x.nbytes for x in PPG["Buffer"](64, (3, 64, 64)).arrays.values()) == 64 * (12_288 + 4)
     train("ppg_procgen", *SHORT, "--policy-iterations", 4, code=2)
     assert "needs 0.0 GiB of memory, but there are 0.0 GiB; it must be less than 81" in train.out

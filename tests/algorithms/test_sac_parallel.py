@@ -26,8 +26,8 @@ from test_apex_dqn import checkpoint_of, newcomers, processes_of, still_running,
 
 import solorl
 from solorl.compute.processes import Processes
+from solorl.run.ending import Ending
 from solorl.run.evaluation import Evaluator
-from solorl.run.output import Output
 
 SAC = definitions("sac_parallel")
 HERE = ["--synchronous", "--num-steps", "5"]
@@ -350,7 +350,7 @@ def test_the_evaluator_gives_the_score_that_the_run_would_give():
 def test_an_answer_of_the_evaluator_is_an_evaluation_of_the_weights_that_it_has_played(train, later, monkeypatch):
     """Its score is in the metrics, and the best one's weights are in the model, although the learner has others by
     then; the last evaluation is of the last weights."""
-    answers, ask, save = [], Deputy.ask, Output.save_model
+    answers, ask, save = [], Deputy.ask, Ending.save_model
 
     def note(self, method, inputs):
         answer = ask(self, method, inputs)
@@ -365,7 +365,7 @@ def test_an_answer_of_the_evaluator_is_an_evaluation_of_the_weights_that_it_has_
         models.append((self.evaluator.last[1], load_file(self.folder.path / name)))
 
     monkeypatch.setattr(Deputy, "ask", note)
-    monkeypatch.setattr(Output, "save_model", saved)
+    monkeypatch.setattr(Ending, "save_model", saved)
     v = train(*aim())
     scores = [row["eval/episodic_return"] for row in rows(v["run"].dir, "eval/episodic_return")]
     handed = [score for score, _ in answers[: len(scores) - 1]]  # not one that comes in the last iteration

@@ -239,7 +239,7 @@ def test_only_plain_files_are_opened(what, folder, solo, tmp_path):
     [
         (
             {"reward": np.zeros((150, 2), complex)},
-            "reward of type complex128 and shape (150, 2) in 4,800 bytes is not allowed",
+            "reward of type complex128 and shape (150, 2) is not allowed",
         ),
         ({"reward": np.zeros((150, 2), "datetime64[s]")}, "reward of type datetime64[s] and shape"),
         ({"reward": np.full((150, 2), "x")}, "reward of type <U1 and shape"),

@@ -61,6 +61,6 @@ def test_other_texts_keep_their_font():
 def test_pictures_with_such_names_are_drawn_without_a_warning(tmp_path):
     row = '{"global_step": 100, "eval/episodic_return": 1.0}\n{"global_step": 200, "eval/episodic_return": 2.0}\n'
     (tmp_path / "metrics.jsonl").write_text(row)
-    draw_learning_curve(tmp_path / "metrics.jsonl", tmp_path / "a.png", f"CartPole-v1 {NAME}")
+    draw_learning_curve(tmp_path / "metrics.jsonl", tmp_path / "a.png", f"CartPole-v1 {NAME}", 20)
     figures.write_histogram({NAME: np.arange(5.0), "b": np.arange(3.0)}, tmp_path / "b.png")
     assert (tmp_path / "a.png").stat().st_size > 5_000 and (tmp_path / "b.png").stat().st_size > 5_000

@@ -75,10 +75,10 @@ def test_damage_is_found(tmp_path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match="is damaged"):
+    with pytest.raises(CheckpointError, match="is missing or damaged"):
         ReplayLog(tmp_path).load(Ring(10), saved)
     path.unlink()
-    with pytest.raises(CheckpointError, match="is missing"):
+    with pytest.raises(CheckpointError, match="is missing or damaged"):
         ReplayLog(tmp_path).load(Ring(10), saved)
 
 

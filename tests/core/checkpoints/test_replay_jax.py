@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from solorl.checkpoints import replay
-from solorl.checkpoints.replay_jax import JaxReplay, replays_of, with_own_buffers, without_replay
+from solorl.run.trainings import JaxReplay, replays_of, with_own_buffers, without_replay
 
 
 class Ring(NamedTuple):
@@ -32,13 +32,14 @@ class Holder:
 
     def __init__(self, capacity):
         self.ring = ring(capacity)
-        self.part = JaxReplay(self.ring._fields, self.get, self.put)
+        self.part = JaxReplay(self, 0, "replay")
 
-    def get(self, name, rows=...):
-        return getattr(self.ring, name)[rows]
+    def of(self, index, field, rows=...):
+        name = field.partition(".")[2]
+        return getattr(self.ring, name)[rows] if name else self.ring
 
-    def put(self, name, array):
-        self.ring = self.ring._replace(**{name: array})
+    def put(self, index, field, array):
+        self.ring = self.ring._replace(**{field.partition(".")[2]: array})
 
     def add(self, count):
         number = np.arange(self.part.inserted, self.part.inserted + count)

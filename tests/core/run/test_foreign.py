@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT, run
 
 from solorl import machine, trust
-from solorl.run import upload
+from solorl.run import hub
 
 SHORT = "--env-id CartPole-v1 --total-timesteps 64 --num-envs 2 --num-steps 32 --num-minibatches 1 --eval-episodes 1"
 REACHES = {"track": True, "upload_model": True, "hf_entity": "evil", "wandb_entity": "evil", "threads": 3}
@@ -68,7 +68,7 @@ def evil(tmp_path, monkeypatch):
 
 
 def test_children_do_not_execute_the_current_folder(evil):
-    assert upload.solo("--version")[0] and not evil.exists()
+    assert hub.solo("--version")[0] and not evil.exists()
     done = run(Path(sys.executable).with_name("solo"), "train", "ppo", "--nproc", "2", cwd=evil.parent)
     assert done.returncode == 2 and "ppo.py trains in one process" in done.stderr and not evil.exists()
     done = run(*machine.command_of("work", "x"), cwd=evil.parent)

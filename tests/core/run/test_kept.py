@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from solorl.errors import UsageError
-from solorl.run.kept import Kept
+from solorl.run.hub import Kept
 
 FILES = {"config.json": json.dumps({"script": "ppo.py"}), "ppo.py": "print()\n", "model.safetensors": "weights"}
 
@@ -58,7 +58,7 @@ def test_an_address_on_the_hub_is_pulled_once(tmp_path, monkeypatch):
         run_folder(tmp_path.__class__(words[2]))
         return True, ""
 
-    monkeypatch.setattr("solorl.run.kept.solo", solo)
+    monkeypatch.setattr("solorl.run.hub.solo", solo)
     kept = Kept()
     folder = kept.find("hf://ann/teacher@v2", tmp_path / "run")
     assert [(*words[:2], *words[3:]) for words in asked] == [("pull", "ann/teacher", "--revision", "v2")]
@@ -66,6 +66,6 @@ def test_an_address_on_the_hub_is_pulled_once(tmp_path, monkeypatch):
     del kept
     gc.collect()
     assert not folder.exists() and contents(Kept().find("hf://ann/teacher@v2", tmp_path / "run")) == FILES
-    monkeypatch.setattr("solorl.run.kept.solo", lambda *words: (False, "there is no such repository"))
+    monkeypatch.setattr("solorl.run.hub.solo", lambda *words: (False, "there is no such repository"))
     with pytest.raises(UsageError, match="there is no such repository"):
         Kept().find("hf://ann/other", tmp_path / "run")

@@ -53,7 +53,7 @@ def test_a_run_of_a_gpu_plays_where_there_is_none(ppo, observations):
     config.write_text(config.read_text().replace('"device": "auto"', '"device": "cuda"'))
     policy = solorl.load(ppo["run"].dir, last=True)
     assert policy(observations).tolist() == ppo["agent"].act(observations).tolist()
-    assert "torch sees no CUDA device" in sentence(ppo["run"].dir, device="cuda")
+    assert "torch sees 0 CUDA" in sentence(ppo["run"].dir, device="cuda")
 
 
 def test_the_default_is_the_model_of_the_best_evaluation(ppo, observations):

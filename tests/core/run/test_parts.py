@@ -19,6 +19,7 @@ from solorl.run.evaluation import Evaluator
 from solorl.run.folder import RunFolder, new_path
 from solorl.run.meter import Diverged, Meter
 from solorl.run.saving import Checkpoints
+from solorl.runfolder import write_status
 
 
 def new_folder(path):
@@ -55,7 +56,8 @@ def test_a_folder_that_is_locked_or_cannot_be_made_is_refused(tmp_path):
 
 def test_what_could_not_be_written_is_missing_until_it_is(tmp_path, capsys):
     folder = new_folder(tmp_path / "a")
-    folder.write_status("running", {"global_step": 3})
+    with folder.writing("status.json"):
+        write_status(folder.path, "running", {"global_step": 3})
     folder.write_rows([{"global_step": 1, "x": 2.0}])
     assert folder.missing() == {} and rows(folder.path) == [{"global_step": 1, "x": 2.0}]
     with folder.writing("model.safetensors", kept=True):
@@ -68,13 +70,6 @@ def test_what_could_not_be_written_is_missing_until_it_is(tmp_path, capsys):
     assert folder.missing() == {}
     (folder.path / "status.json").unlink()
     assert folder.missing() == {"status.json": "it is gone"}
-
-
-def test_a_file_named_stop_is_seen_once(tmp_path):
-    folder = new_folder(tmp_path / "a")
-    assert not folder.stop_asked()
-    (folder.path / "stop").touch()
-    assert folder.stop_asked() and not folder.stop_asked()
 
 
 def test_two_runs_of_the_same_second_have_their_own_replay(tmp_path):

@@ -9,7 +9,7 @@ from kinds import Allowed, Pairs, Parts
 from raid import TEAMS, Raid
 
 import solorl
-from solorl.envs import ids
+from solorl import envs
 from solorl.envs.spaces import batch_of_one
 from solorl.run.evaluation import play_episodes, play_games
 
@@ -141,7 +141,7 @@ def test_agents_have_an_axis_of_their_own(train, tmp_path, monkeypatch):
     import gymnasium as gym
 
     gym.register("raids/four", lambda: None)
-    monkeypatch.setitem(ids.REGISTER, "raids/*", ("test_policies_jax:Four", "jax"))
+    monkeypatch.setitem(envs._openers, "raids/*", envs.Openers(Four, None))
     evaluated = "Game(Raid('masked'), TEAMS)"
     path = mine(tmp_path, AGENTS, evaluated, "(4,)")
     path.write_text("from raid import TEAMS, Raid\nfrom solorl.envs.pettingzoo import Game\n" + path.read_text())

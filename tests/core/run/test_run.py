@@ -28,9 +28,9 @@ from solorl.errors import UsageError
 from solorl.lab.results import figures
 from solorl.run import evaluation, trackers
 from solorl.run import folder as run_folder
+from solorl.run.ending import how_to_go_on
 from solorl.run.folder import own_state
 from solorl.run.meter import Meter
-from solorl.run.summary import how_to_go_on
 
 TINY = "--num-envs 2 --num-steps 32 --total-timesteps 640 --eval-episodes 2 --log-every 64".split()
 
@@ -55,7 +55,7 @@ def assert_equal_weights(a, b):
     ],
 )
 def test_plumbing_is_inert(train, flags, monkeypatch):
-    monkeypatch.setattr("solorl.run.output.solo", lambda *words: (True, ""))  # drawing takes a second
+    monkeypatch.setattr("solorl.run.ending.solo", lambda *words: (True, ""))  # drawing takes a second
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     plain = train("ppo", *TINY, "--eval-every", "0", "--save-every", "0")
@@ -385,7 +385,7 @@ def test_plot_draws_the_picture_again_with_every_evaluation(train, solo, monkeyp
             assert solo(*words)[0] == 0
         return True, ""
 
-    monkeypatch.setattr("solorl.run.output.solo", draw)
+    monkeypatch.setattr("solorl.run.ending.solo", draw)
     run_dir = train("ppo", *TINY, "--plot", "--eval-every", "256")["run"].dir
     assert [(path, kinds) for _, path, kinds in drawn] == [(run_dir / "curve.png", ("png",))] * 3
     evaluations = [line for figure, *_ in drawn for line in figure.axes[0].lines[-1:]]
@@ -399,7 +399,7 @@ def test_plot_draws_the_picture_again_with_every_evaluation(train, solo, monkeyp
 def test_plot_leaves_a_picture_and_a_failure_one_warning(train, monkeypatch):
     run_dir = train("ppo", *TINY, "--plot", "--eval-every", "0")["run"].dir
     assert (run_dir / "curve.png").read_bytes().startswith(b"\x89PNG") and "warning" not in train.out
-    monkeypatch.setattr("solorl.run.upload.command_of", lambda *words: ["/bin/false"])
+    monkeypatch.setattr("solorl.run.hub.command_of", lambda *words: ["/bin/false"])
     run_dir = train("ppo", *TINY, "--plot", "--eval-every", "0")["run"].dir
     assert "warning: no curve.png: exit code 1" in train.out and not (run_dir / "curve.png").exists()
 
@@ -429,7 +429,7 @@ def test_nan_ends_the_run_and_names_the_first_bad_quantity(train, tmp_path):
 def test_the_way_to_go_on_is_as_short_as_it_can_be(tmp_path, monkeypatch):
     """An algorithm by its name, any other file by its path from here; ready to paste."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("solorl.run.summary._solo", lambda: "solo")  # the tests may run where it needs quotes
+    monkeypatch.setattr("solorl.run.ending._solo", lambda: "solo")  # the tests may run where it needs quotes
     (tmp_path / "my files").mkdir()
     shutil.copy(script("ppo"), tmp_path / "my files" / "ppo.py")
     for path, folder, end in (
