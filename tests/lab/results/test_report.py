@@ -9,6 +9,7 @@ import subprocess
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+import browser
 import numpy as np
 import pytest
 from conftest import refused
@@ -83,7 +84,12 @@ def report(folder, tmp_path_factory):
 
 
 def page_data(text):
-    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)[1])
+    return json.loads(re.search(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def panels_of(text):
+    """Title of a panel -> its lines, by metric and axis."""
+    return {panel["title"]: panel["lines"] for panel in page_data(text)["panels"]}
 
 
 # ---------------------------------------------------------------------- tables and verdicts
@@ -194,7 +200,7 @@ def test_fewer_than_four_runs_show_their_range(solo, tmp_path, monkeypatch):
     assert curve.kind == "range" and curve.band[-1].tolist() == [200.0, 500.0]
     figure = figures.draw_curves(compared, curves, {}, "steps")
     assert "range of the runs" in figure.get_supxlabel()
-    lines = page_data(report_page.page(compared, "title", "steps", []))["curves"]["eval"]["steps"][0]["lines"]
+    lines = panels_of(report_page.page(compared, "title", "steps", []))["CartPole-v1"]["eval steps"]
     assert [line["band"] for line in lines] == ["range", "range"]
     monkeypatch.setattr(figures, "_write", written)
     for result in made(few):
@@ -409,7 +415,8 @@ def test_runs_without_training_episodes_have_curves_of_evaluations_only(tmp_path
     for result in made(train=run_folder.thinned([], 5_000)):
         results.write(result, tmp_path / "results")
     assert solo("report", tmp_path / "results", "--out", tmp_path / "out")[0] == 0
-    assert list(page_data((tmp_path / "out/report.html").read_text())["curves"]) == ["eval"]
+    panels = panels_of((tmp_path / "out/report.html").read_text())
+    assert {key for lines in panels.values() for key in lines} == {"eval steps", "eval time", "score"}
 
 
 def test_sample_efficiency_is_the_iqm_of_normalised_curves():
@@ -490,24 +497,22 @@ def test_page_loads_nothing_from_elsewhere(report):
     tags.feed(text)
     assert tags.open == [] and tags.loads == []
     assert "link" not in tags.tags and "@import" not in text and "fetch(" not in text
-    assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
-    assert tags.tags.count("script") == 2 and "{{" not in text
+    assert re.findall(r"https?://[^\s\"'<]+", text) == ["https://github.com/leeoniya/uPlot"]  # in a comment
+    assert tags.tags.count("script") == 3 and "{{" not in text
     assert "<h1>A &lt;/script&gt;&lt;b&gt; &amp; B</h1>" in text
 
 
 def test_page_has_the_numbers_of_the_curves(report):
     data = page_data((report / "report.html").read_text())
     assert data["methods"] == ["old", "new"]
-    assert list(data["curves"]) == ["eval", "train"]
-    panel = data["curves"]["eval"]["steps"][1]
-    assert panel["title"] == "CartPole-v1"
-    new = next(line for line in panel["lines"] if line["m"] == 1)
+    panels = panels_of((report / "report.html").read_text())
+    new = next(line for line in panels["CartPole-v1"]["eval steps"] if line["m"] == 1)
     assert new["x"] == [1_000, 2_000, 3_000, 4_000, 5_000] and new["y"] == [310, 320, 330, 340, 350]
-    assert new["runs"]["4"] == [460, 470, 480, 490, 500]
+    assert new["seeds"]["4"] == [460, 470, 480, 490, 500]
     assert all(low <= y <= high for low, y, high in zip(new["lo"], new["y"], new["hi"], strict=True))
-    assert data["curves"]["eval"]["time"][1]["lines"][0]["x"] == [2, 4, 6, 8, 10]
-    assert data["curves"]["eval"]["steps"][-1]["title"] == "all environments, normalised"
-    assert [len(line["x"]) for line in data["profiles"][0]["lines"]] == [101, 101]
+    assert panels["CartPole-v1"]["eval time"][0]["x"] == [2, 4, 6, 8, 10] and panels["CartPole-v1"]["train steps"]
+    assert list(panels)[-2:] == ["all environments, normalised", "Fraction of runs above a score"]
+    assert [len(line["x"]) for line in panels["Fraction of runs above a score"]["score"]] == [101, 101]
 
 
 def test_names_cannot_break_the_page():
@@ -515,7 +520,7 @@ def test_names_cannot_break_the_page():
     text = report_page.page(comparison.compare(runs), "title", "steps", ["</ul><script>"])
     tags = Tags()
     tags.feed(text)
-    assert tags.open == [] and tags.tags.count("script") == 2
+    assert tags.open == [] and tags.tags.count("script") == 3
     assert "old </script><script>x" in page_data(text)["methods"]
 
 
@@ -529,19 +534,47 @@ def test_no_name_does_more_than_name(solo, tmp_path):
     code, out, err = solo("report", tmp_path / "results", "--out", tmp_path / "out", "--title", "<b>")
     assert code == 0 and err == "" and "\x1b" not in out and r"s$x^$\x1b[2J v$x^$\x1b[2J" in out
     page, text = ((tmp_path / "out" / name).read_text() for name in ("report.html", "report.md"))
-    inside = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1]
+    inside = re.search(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)[1]
     assert "<" not in inside and set(page_data(page)["methods"]) >= {f"s{name} v{name}" for name in NASTY[:-1]}
     tags = Tags()
     tags.feed(page)
-    assert tags.open == [] and tags.loads == [] and tags.tags.count("script") == 2
+    assert tags.open == [] and tags.loads == [] and tags.tags.count("script") == 3
     assert not re.search(r"<[a-z!]|[^!]\[[^\]]*\]\((?!\w+\.png)", text) and "# &lt;b&gt;" in text
     assert "1)&gt;a\\|b |" in text
 
 
 def test_columns_of_the_profile_span_all_shares(report):
     """Its vertical axis is fixed: a profile that begins at 0.75 shows how far it is from 1."""
-    assert "yRange: [0, 1]" in (report / "report.html").read_text()
-    assert all(line["y"][0] == 1 for line in page_data((report / "report.html").read_text())["profiles"][0]["lines"])
+    text = (report / "report.html").read_text()
+    assert '=== "score" ? {y: {range: [-0.02, 1.02]}}' in text
+    assert all(line["y"][0] == 1 for line in panels_of(text)["Fraction of runs above a score"]["score"])
+
+
+@pytest.mark.slow
+def test_the_page_works_in_a_browser(report, tmp_path):
+    """Methods, seeds, metric and axis can be switched, and the values be read, also with the keyboard."""
+    if not browser.find():
+        pytest.skip("there is no Chromium")
+    page = browser.Browser(tmp_path / "profile")
+    try:
+        assert page.open(report / "report.html", 1280) == []
+        count = "document.querySelectorAll('.chart canvas').length"
+        assert page.run(count) == 4  # two environments, both together, the profile
+        click = "[...document.querySelectorAll('.controls button')].find(each => each.textContent === '{}').click()"
+        key = "new KeyboardEvent('keydown', {key: 'ArrowRight'})"
+        said = "done(document.querySelectorAll('.values')[1].textContent)"
+        values = f"document.querySelectorAll('[role=img]')[1].dispatchEvent({key}); "
+        values += f"new Promise(done => setTimeout(() => {said}, 90))"
+        assert re.fullmatch(r"1k  ·  old 75\.0 \[.*\]  ·  new 310\.0 \[.*\]", page.run(values))
+        for name in ("single seeds", "by time of training", "training"):
+            page.run(click.format(name))
+        assert re.match(r"10 s  ·  old .*·  new .*·  nearest: new, seed 4:", page.run(values))  # of one bin
+        page.run(click.format("old"))
+        assert page.run(count) == 4 and "old" not in page.run(values)
+        page.run(click.format("new"))
+        assert page.run(count) == 0
+    finally:
+        page.close()
 
 
 # ---------------------------------------------------------------------- pictures of many methods
