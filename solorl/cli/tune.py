@@ -27,15 +27,14 @@ from solorl.args.command_line import value_of
 from solorl.cli import Parser
 from solorl.cli.bench import MOST_WORKERS, RESOURCES, add_engine_flags, job, say, split
 from solorl.envs.ids import check_env_id_of
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, did_you_mean, missing_extra, reason
 from solorl.lab.studies.engines import read_options, start
 from solorl.lab.studies.plan import Flags, load_script, merge, seed_range
 from solorl.lab.studies.resources import read_resources
-from solorl.lab.studies.space import space_from_file, space_of
 from solorl.lab.studies.storage import open_storage, refusal
 from solorl.lab.studies.study import Study
 from solorl.lab.studies.task import words
-from solorl.lab.studies.tune import JOURNAL, METRIC, Search, Tuner, open_trials
+from solorl.lab.studies.worker import SCORE
 from solorl.machine import own_cores
 from solorl.terminal import scores
 
@@ -44,6 +43,10 @@ def main(argv: Sequence[str]) -> int:
     """Search, and print the best flags; UsageError for a search that cannot be."""
     own, extra = split(argv)
     args = _parser().parse(own)
+    try:
+        from solorl.lab.studies import tune  # here: it loads Optuna
+    except ModuleNotFoundError as error:
+        raise UsageError(missing_extra("solo tune", error) or reason(error)) from None
     search = make_search(args, extra)
     slots = len(own_cores()) if args.workers is None else args.workers
     for flag, value, least, most in (("trials", args.trials, 1, 10**6), ("prune-after", args.prune_after, 0, 10**6),
@@ -60,12 +63,12 @@ def main(argv: Sequence[str]) -> int:
         workers = replace(job(where, search.script.name, search.tasks({}, 1), slots), words=("tune", *again))
         say(start(args.engine, workers, read_options(args.engine_option, "solo tune"), args.dry_run))
         return 0
-    found = open_trials(Path(where), search, args.pruner, args.prune_after, args.seed)
+    found = tune.open_trials(Path(where), search, args.pruner, args.prune_after, args.seed)
     study = Study(open_storage(where), search.script.name, {}, attempts=1)
-    tuner = Tuner(search, found, study, args.trials, slots, say)
+    tuner = tune.Tuner(search, found, study, args.trials, slots, say)
     say(f"{len(tuner.trials())} of {args.trials} trials so far, {slots} runs at once; output in {where}")
     say(f"searched: {', '.join(search.space)}")
-    say(f"watch them: optuna-dashboard {shlex.quote(str(Path(where) / JOURNAL))}")
+    say(f"watch them: optuna-dashboard {shlex.quote(str(Path(where) / tune.JOURNAL))}")
     try:
         code = tuner.search_all()
     except OSError as error:
@@ -90,7 +93,7 @@ def _parser() -> Parser:
     where = "folder of the search, where others may join (default runs/tune/SCRIPT)"
     parser.add_argument("--storage", "--runs-dir", metavar="DIR", help=where)
     parser.add_argument("--aggregate", choices=("median", "mean"), default="median", help="of seeds (default median)")
-    parser.add_argument("--metric", metavar="KEY", default=METRIC, help=f"what is maximised (default {METRIC})")
+    parser.add_argument("--metric", metavar="KEY", default=SCORE, help=f"what is maximised (default {SCORE})")
     parser.add_argument("--pruner", choices=("median", "none"), default="median", help="ends hopeless trials early")
     parser.add_argument("--prune-after", metavar="N", type=int, default=4, help="evaluations before that (default 4)")
     parser.add_argument("--seed", metavar="S", type=int, help="seed of the search (default: a new one each time)")
@@ -102,8 +105,11 @@ def _parser() -> Parser:
     return parser
 
 
-def make_search(args: Any, extra: Flags) -> Search:
+def make_search(args: Any, extra: Flags) -> Any:
     """What the command line asks for; UsageError where it does not fit together."""
+    from solorl.lab.studies.space import space_from_file, space_of
+    from solorl.lab.studies.tune import Search
+
     script = load_script(args.script)
     steps: Flags = {} if args.total_timesteps is None else {"--total-timesteps": (str(args.total_timesteps),)}
     flags = merge(steps, extra)
@@ -151,7 +157,7 @@ def targets(given: Sequence[str], env_ids: Sequence[str]) -> dict[str, tuple[flo
     return found
 
 
-def conclusion(search: Search, tuner: Tuner, code: int, script: str) -> list[str]:
+def conclusion(search: Any, tuner: Any, code: int, script: str) -> list[str]:
     """The last lines: how many trials ended how, the best flags ready to paste, and what to do with them."""
     states = Counter(trial.state.name for trial in tuner.trials())
     parts = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "not at their end"}
