@@ -10,6 +10,7 @@ from solorl.lab.results import statistics as st
 from solorl.lab.results.comparison import ALL, AXES, ENOUGH, METRICS, Comparison
 from solorl.lab.results.result import Result
 
+Line = tuple[st.Array, st.Array]  # positions and returns of a run
 MOST_CURVES = 4  # methods in one picture
 WINDOW = 10  # bins over which a training curve is averaged, 5 % of a run
 
@@ -45,18 +46,20 @@ def curves(comparison: Comparison, metric: str, axis: str) -> dict[tuple[str, st
     """The learning curve of every environment and method; those without a common position are left out."""
     found = {}
     for (env, method), runs in comparison.groups.items():
-        lines = {str(run.seed): points(run, metric, axis) for run in runs}
-        lines = {seed: line for seed, line in lines.items() if len(line[0])}
-        if not lines:
-            continue
-        end = None
-        if axis == "time":
-            latest = latest_start(lines.values())
-            lines = {seed: line for seed, line in lines.items() if line[0][0] <= latest}
-            end = most(x[-1] for x, _ in lines.values())
-        if (curve := over_runs(lines, end)) is not None:
+        lines, end = in_time({str(run.seed): points(run, metric, axis) for run in runs}, axis)
+        if lines and (curve := over_runs(lines, end)) is not None:
             found[env, method] = curve
     return found
+
+
+def in_time(lines: Mapping[str, Line], axis: str) -> tuple[dict[str, Line], float | None]:
+    """The lines of runs that have any; by time without those that begin late, and where half of them have ended."""
+    begun = {seed: line for seed, line in lines.items() if len(line[0])}
+    if axis != "time" or not begun:
+        return begun, None
+    latest = latest_start(begun.values())
+    kept = {seed: line for seed, line in begun.items() if line[0][0] <= latest}
+    return kept, most(x[-1] for x, _ in kept.values())
 
 
 def over_runs(lines: Mapping[str, tuple[st.Array, st.Array]], end: float | None = None) -> Curve | None:
@@ -135,26 +138,18 @@ def total_curves(comparison: Comparison, metric: str, axis: str) -> dict[str, Cu
         return {}
     found, groups = {}, comparison.groups
     for method in comparison.methods:
-        lines = {env: [points(run, metric, axis) for run in groups[env, method]] for env in comparison.shared}
-        if not all(len(x) for of_env in lines.values() for x, _ in of_env):
+        lines = [{str(run.seed): points(run, metric, axis) for run in groups[env, method]} for env in comparison.shared]
+        if not all(len(x) for of_env in lines for x, _ in of_env.values()):
             continue
-        end = None
-        if axis == "time":
-            lines = {env: [line for line in of if line[0][0] <= latest_start(of)] for env, of in lines.items()}
-            end = max(most(x[-1] for x, _ in of_env) for of_env in lines.values())
-        grid = st.common_grid([x for of_env in lines.values() for x, _ in of_env], end=end)
+        kept, ends = zip(*(in_time(of_env, axis) for of_env in lines), strict=True)
+        by_env = [list(zip(*of_env.values(), strict=True)) for of_env in kept]  # positions, values
+        end = max(ends) if axis == "time" else None
+        grid = st.common_grid([x for xs, _ in by_env for x in xs], end=end)
         if len(grid):
-            values = [_normalised(comparison, env, lines[env], grid) for env in comparison.shared]
+            scaled = zip(comparison.shared, by_env, strict=True)
+            values = [st.normalise(st.on_grid(grid, *each), *comparison.scale[env]) for env, each in scaled]
             found[method] = banded(grid, values, {})
     return found
-
-
-def _normalised(
-    comparison: Comparison, env_id: str, lines: Sequence[tuple[st.Array, st.Array]], grid: st.Array
-) -> st.Array:
-    """The curves of one environment on a grid, on the scale from 0 to 1: (num_runs, p)."""
-    values = st.on_grid(grid, [x for x, _ in lines], [y for _, y in lines])
-    return st.normalise(values, *comparison.scale[env_id])
 
 
 def panels(

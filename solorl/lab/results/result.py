@@ -113,7 +113,14 @@ def rounded(value: Any) -> Any:
 def read(path: Path) -> Result:
     """The result in a file that `collect` wrote. Raises ResultError, which names the file, where it is damaged."""
     with reading(path):
-        return parse_bytes(read_regular(path, MOST_BYTES), str(path))
+        with gzip.open(BytesIO(read_regular(path, MOST_BYTES))) as file:
+            content = json.loads(file.read(MOST_BYTES))
+        if content["format"] != FORMAT:
+            raise ResultError(f"{path} has another format than {FORMAT}, which this version reads")
+        stored = [name for name in Result.__dataclass_fields__ if name in content and name not in NOT_STORED]
+        result = Result(**{name: content[name] for name in stored}, source=str(path))
+        check(result)
+        return result
 
 
 @contextmanager
@@ -131,19 +138,6 @@ def reading(source: object) -> Iterator[None]:
 
 
 WRONG = (TypeError, ValueError, AttributeError)  # what values of another kind lead to
-
-
-def parse_bytes(data: bytes, source: str) -> Result:
-    """The result in the bytes of a result file. Raises ResultError, which names `source`, where it is none."""
-    with reading(source):
-        with gzip.open(BytesIO(data)) as file:
-            content = json.loads(file.read(MOST_BYTES))
-        if content["format"] != FORMAT:
-            raise ResultError(f"{source} has another format than {FORMAT}, which this version reads")
-        stored = [name for name in Result.__dataclass_fields__ if name in content and name not in NOT_STORED]
-        result = Result(**{name: content[name] for name in stored}, source=source)
-        check(result)
-        return result
 
 
 def check(result: Result) -> None:

@@ -165,7 +165,7 @@ def test_bad_suite_is_one_sentence(solo, place, old, new, sentence):
     [
         (["fake.py"], "needs --env-ids"),
         (["fake.py", "--env-ids", "CartPole-v1", "--num-seed", "3"], "no flag --num-seed; did you mean --num-seeds"),
-        (["fake.py", "--env-ids", "CartPole-v1", "--num-seeds", "0"], "at least 1 seed"),
+        (["fake.py", "--env-ids", "CartPole-v1", "--num-seeds", "0"], "--num-seeds must be at least 1"),
         (["fake.py", "--env-ids", "CartPole-v1", "--workers", "-1"], "--workers must be at least 0"),
         (["fake.py", "--env-ids", "CartPole-v1", "--results", "fake.py"], "fake.py is a file"),
         (["fake.py", "--env-ids", "CartPole-v1", "--workers", "1000000000"], "at most 1,000, not 1,000,000,000"),
