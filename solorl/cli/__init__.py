@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
+from solorl import __version__
 from solorl.errors import UsageError, hint, quit_with
 from solorl.scripts import PACKAGE, in_checkout
 
@@ -97,16 +98,6 @@ def usage() -> str:
     return f"solo: one file per algorithm of deep reinforcement learning\n\n{verbs}\n\n`solo VERB --help` says more."
 
 
-def version() -> str:
-    """The version of the installed distribution."""
-    from importlib import metadata  # slow
-
-    try:
-        return metadata.version("solorl")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
-
-
 def dispatch(argv: Sequence[str]) -> int:
     """Call the verb `argv[0]` with the rest; UsageError if there is no such verb."""
     if not argv or argv[0] in ("-h", "--help", "help"):
@@ -114,7 +105,7 @@ def dispatch(argv: Sequence[str]) -> int:
         return 0
     verb, rest = argv[0], list(argv[1:])
     if verb in ("-V", "--version"):
-        print(f"solorl {version()}")
+        print(f"solorl {__version__}")
         return 0
     verbs = all_verbs()
     if verb in OURS and verb not in verbs:

@@ -31,6 +31,7 @@ import time
 from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ from solorl.terminal import duration, plain
 VERBS = ("status", "logs", "cancel", "retry", "collect")
 RESOURCES = ("cores", "gpus", "memory", "time")
 MOST_WORKERS = 1_000
+say = partial(print, flush=True)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -111,11 +113,6 @@ def job(where: str, name: str, tasks: Sequence[Task], workers: int | None) -> Jo
     most = {each: max((getattr(task.resources, each) for task in tasks), default=0) for each in RESOURCES}
     there = where if "://" in where else str(Path(where).absolute())
     return Job(name, ("work", there), there, workers or min(len(tasks), MOST_WORKERS) or 1, Resources(**most))
-
-
-def say(text: str) -> None:
-    """Print a line at once."""
-    print(text, flush=True)
 
 
 def _parser() -> Parser:

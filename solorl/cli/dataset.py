@@ -104,7 +104,7 @@ def info(folder: Path, own: tuple[float, float] | None) -> Any:
     import numpy as np
 
     from solorl.data.dataset import digest, read, read_about
-    from solorl.lab.results.reference_scores import normalised
+    from solorl.lab.results.statistics import normalise
     from solorl.lab.results.text import number
 
     about, data = read_about(folder), read(folder)
@@ -122,7 +122,7 @@ def info(folder: Path, own: tuple[float, float] | None) -> Any:
     for name, scores in (("D4RL", _d4rl(folder)), ("own", own)):
         if scores:
             low, high = map(number, scores)
-            lines.append((f"{name} score", f"{spread(normalised(returns, *scores))} (0: {low}, 100: {high})"))
+            lines.append((f"{name} score", f"{spread(100 * normalise(returns, *scores))} (0: {low}, 100: {high})"))
     lines.append(("SHA-256", digest(about)))
     print("\n".join(aligned(lines)))
     rows: list[Sequence[str]] = [("", "mean", "std", "min", "max", "values")]

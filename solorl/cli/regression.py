@@ -89,8 +89,9 @@ def _scores(runs: Sequence[Result], metric: str) -> st.Array:
 def _judged(env_id: str, then: st.Array, now: st.Array) -> list[str]:
     """The IQM then and now, the difference and the verdict, in words."""
     several = min(len(then), len(now)) >= cmp.ENOUGH
-    interval = tuple(st.difference_interval(st.iqm, [now], [then]).tolist()) if several else None
-    difference = cmp.Estimate(float(st.iqm([now]) - st.iqm([then])), interval)
+    change = lambda x, y: st.iqm(x) - st.iqm(y)  # noqa: E731
+    interval = tuple(st.paired_interval(change, [now], [then]).tolist()) if several else None
+    difference = cmp.Estimate(float(change([now], [then])), interval)
     words = [text.number(float(st.iqm([then]))), text.number(float(st.iqm([now]))), text.estimate(difference)]
     return [*words, _verdict(env_id, then, now, difference)]
 

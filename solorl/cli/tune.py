@@ -117,17 +117,10 @@ def make_search(args: Any, extra: Flags) -> Any:
         if f"--{name}" in flags:
             raise UsageError(f"solo tune: --{name} is searched, so it cannot be given")
     given = {name: getattr(args, name) for name in RESOURCES if getattr(args, name) is not None}
-    return Search(
-        script=script,
-        env_ids=tuple(dict.fromkeys(args.env_ids)),
-        targets=targets(args.target_scores, args.env_ids),
-        seeds=tuple(seed_range(args.num_seeds, args.start_seed, "solo tune")),
-        space=space,
-        flags=flags,
-        aggregate=args.aggregate,
-        metric=args.metric,
-        resources=read_resources(given, "the flags of solo tune"),
-    )
+    env_ids, scale = tuple(dict.fromkeys(args.env_ids)), targets(args.target_scores, args.env_ids)
+    seeds = tuple(seed_range(args.num_seeds, args.start_seed, "solo tune"))
+    resources = read_resources(given, "the flags of solo tune")
+    return Search(script, env_ids, scale, seeds, space, flags, args.aggregate, args.metric, resources)
 
 
 def targets(given: Sequence[str], env_ids: Sequence[str]) -> dict[str, tuple[float, float]]:

@@ -214,19 +214,15 @@ def env_rows(comparison: Comparison, env_id: str | None = None) -> list[EnvRow]:
 
 def _env_row(env_id: str, method: str, scores: st.Array, runs: Sequence[Result]) -> EnvRow:
     speeds = [run.sps * run.together for run in runs if run.sps is not None]
+    iqm, mean, median = (estimate(statistic, [scores]) for statistic in (st.iqm, st.mean, st.median_run))
     return EnvRow(
-        env_id,
-        method,
-        seeds=len(runs),
-        iqm=estimate(st.iqm, [scores]),
-        mean=estimate(st.mean, [scores]),
-        median=estimate(st.median_run, [scores]),
+        env_id, method, len(runs), iqm, mean, median,
         steps=float(np.median([run.global_step for run in runs])),
         seconds=float(np.median([run.wall_time for run in runs])),
         sps=float(np.median(speeds)) if speeds else None,
         together=max(run.together for run in runs),
         date=min((run.started[:10] for run in runs if run.started), default=""),
-    )
+    )  # fmt: skip
 
 
 def total_rows(comparison: Comparison) -> list[TotalRow]:
@@ -254,7 +250,7 @@ def pair(comparison: Comparison, x: str, y: str) -> Pair | None:
         return None
     of_x, of_y = ([comparison.scores(env, name) for env in envs] for name in (x, y))
     several = enough(list(zip(map(len, of_x), map(len, of_y), strict=True)))
-    interval = tuple(st.improvement_interval(of_x, of_y).tolist()) if several else None
+    interval = tuple(st.paired_interval(st.probability_of_improvement, of_x, of_y).tolist()) if several else None
     probability = Estimate(float(st.probability_of_improvement(of_x, of_y)), interval)
     decided = {env: direction(a, b) for env, a, b in zip(envs, of_x, of_y, strict=True)}
     few = all(least_p(len(a), len(b)) >= ALPHA for a, b in zip(of_x, of_y, strict=True))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from solorl.lab.results import statistics as st
-from solorl.lab.results.comparison import ALL, AXES, ENOUGH, METRICS, Comparison
+from solorl.lab.results.comparison import ALL, AXES, ENOUGH, METRICS, Comparison, grouped
 from solorl.lab.results.result import Result
 
 Line = tuple[st.Array, st.Array]  # positions and returns of a run
@@ -75,16 +75,13 @@ def over_runs(lines: Mapping[str, tuple[st.Array, st.Array]], end: float | None 
 def trainings(results: Sequence[Result]) -> dict[tuple[str, str], dict[str, Curve]]:
     """Environment and method -> what is to be seen of the trainings: "training" (returns), "length" (of these
     episodes), "evaluation", and "loss" and "value" of the critic, each over all seeds; of one run as they are."""
-    groups: dict[tuple[str, str], dict[str, dict[str, Curve]]] = {}
-    for result in results:
-        for kind, curve in _training(result).items():
-            groups.setdefault((result.env_id, result.name), {}).setdefault(kind, {})[str(result.seed)] = curve
     found: dict[tuple[str, str], dict[str, Curve]] = {}
-    for key, kinds in groups.items():
-        for kind, of_seeds in kinds.items():
-            lines = {seed: (curve.x, curve.y) for seed, curve in of_seeds.items()}
-            one = next(iter(of_seeds.values())) if len(of_seeds) == 1 else over_runs(lines)
-            if one is not None:
+    for key, runs in grouped(results).items():
+        drawn = {str(run.seed): _training(run) for run in runs}
+        for kind in dict.fromkeys(kind for kinds in drawn.values() for kind in kinds):
+            curves = {seed: kinds[kind] for seed, kinds in drawn.items() if kind in kinds}
+            lines = {seed: (curve.x, curve.y) for seed, curve in curves.items()}
+            if one := next(iter(curves.values())) if len(curves) == 1 else over_runs(lines):
                 found.setdefault(key, {})[kind] = one
     return found
 

@@ -96,11 +96,11 @@ def _scalars(folder: Path) -> tuple[dict[str, Series], float]:
     except Exception as error:  # a damaged file fails in many ways
         raise ResultError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
     began = min((event.wall_time for rows in found.values() for event in rows), default=0.0)
-    series = {
-        tag: sorted((e.step, e.wall_time - began, float(e.value)) for e in rows if math.isfinite(e.value))
-        for tag, rows in found.items()
-    }
-    return {tag: rows for tag, rows in series.items() if rows}, began
+    series = {}
+    for tag, events in found.items():
+        if rows := sorted((e.step, e.wall_time - began, float(e.value)) for e in events if math.isfinite(e.value)):
+            series[tag] = rows
+    return series, began
 
 
 def _table(series: dict[str, Series], pairs: tuple[tuple[str, str], ...]) -> list[list[float]]:

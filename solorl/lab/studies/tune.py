@@ -64,9 +64,8 @@ class Search:
 
     def tasks(self, params: Mapping[str, Any], seed: int) -> list[Task]:
         """The runs of one seed of a trial: every parameter is a flag of each."""
-        return [
-            Task(self.script, env_id, seed, self.all_flags(params), resources=self.resources) for env_id in self.env_ids
-        ]
+        flags = self.all_flags(params)
+        return [Task(self.script, env_id, seed, flags, resources=self.resources) for env_id in self.env_ids]
 
     def all_flags(self, params: Mapping[str, Any]) -> Flags:
         """All flags of a run with these parameters."""

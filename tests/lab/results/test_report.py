@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -619,15 +618,6 @@ def test_pictures_of_many_methods_are_all_shown(solo, tmp_path, monkeypatch):
     shown = re.findall(r"!\[(.*?)\]\((.*?)\)", (tmp_path / "out/report.md").read_text())
     assert [name for _, name in shown] == [f"curves_{axis}{i}.png" for axis in ("steps", "time") for i in ("", "_2")]
     assert shown[1][0] == "curves, by steps 2" and all((tmp_path / "out" / name).exists() for _, name in shown)
-    page = tmp_path / "README.md"
-    page.write_text("<!-- table -->\n<!-- /table -->\n")
-    words = ("report", tmp_path / "results", "--markdown", page, "--marker", "table", "--curves", tmp_path / "m.png")
-    assert solo(*words)[0] == 0
-    assert "![learning curves](m.png)\n\n![learning curves](m_2.png)\n" in page.read_text()
-    assert (tmp_path / "m.png").exists() and (tmp_path / "m_2.png").exists()
-    (tmp_path / "m_2.png").unlink()
-    code, out, _ = solo(*words, "--check")
-    assert code == 1 and f"{tmp_path / 'm_2.png'}: is stale" in out
 
 
 def test_report_says_what_it_could_not_read(solo, folder, tmp_path):
@@ -680,35 +670,21 @@ def test_only_some_environments_and_methods(solo, folder, tmp_path):
         comparison.only(apart, ["CartPole-v1"], ["new"])
 
 
-def test_curves_below_the_table(solo, folder, tmp_path):
-    """The picture is drawn where its curves have changed, and only then; --check looks at both and writes nothing."""
-    folder = shutil.copytree(folder, tmp_path / "results")
-    page, picture = tmp_path / "README.md", tmp_path / "pictures/new.png"
-    page.write_text("<!-- table -->\n<!-- /table -->\n")
-    command = ("report", folder, "--markdown", page, "--marker", "table", "--curves", picture)
-    assert solo(*command, "--check")[0] == 1 and not picture.exists()
-    assert solo(*command)[0] == 0
-    assert "\n![learning curves](pictures/new.png)\n" in page.read_text()
-    first = picture.read_bytes()
-    assert first.startswith(b"\x89PNG\r\n") and not picture.with_suffix(".svg").exists()
-    assert solo(*command, "--check")[0] == 0
-    picture.touch()
-    before = picture.stat().st_mtime_ns
-    assert solo(*command) == (0, f"{page}: table was up to date\n{picture}: was up to date\n", "")
-    assert picture.stat().st_mtime_ns == before
-
-    # An evaluation in the middle of a run changes the curve, but not the table.
-    path = next(folder.glob("CartPole-v1__new__*.json.gz"))
-    data = json.loads(gzip.decompress(path.read_bytes()))
-    data["eval"]["mean"][0] += 1000
-    path.write_bytes(gzip.compress(json.dumps(data).encode()))
-    code, out, _ = solo(*command, "--check")
-    assert (code, out) == (1, f"{page}: table is up to date\n{picture}: is stale\n")
-    assert picture.read_bytes() == first
-    assert solo(*command)[0] == 0 and picture.read_bytes() != first
-
+def test_a_picture_of_curves_says_what_it_shows(folder, tmp_path):
+    """So that the builder of the pages draws it again where its curves have changed, and only then."""
+    picture = tmp_path / "new.png"
+    compared = comparison.compare(read_all([folder])[0], baseline="old")
+    curves = cv.curves(compared, "eval", "steps")
+    assert not figures.shows(picture, curves)
+    figures.write_curves(compared, curves, picture)
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n") and not picture.with_suffix(".svg").exists()
+    assert figures.shows(picture, curves)
+    key = next(iter(curves))
+    assert not figures.shows(picture, curves | {key: replace(curves[key], y=curves[key].y + 1)})
     picture.write_bytes(b"no picture")
-    assert solo(*command, "--check")[0] == 1
+    assert not figures.shows(picture, curves)
+    with pytest.raises(UsageError, match="no curve to draw"):
+        figures.write_curves(compared, {}, picture)
 
 
 def test_what_a_picture_of_curves_is_known_by():
@@ -750,8 +726,6 @@ def test_missing_markers_are_said(solo, folder, tmp_path, text):
         (["F", "--metric", "reward"], "invalid choice: 'reward'"),
         (["F", "--metrik", "eval"], "has no flag --metrik; did you mean --metric?"),
         (["F", "--markdown", "README.md"], "--markdown FILE and --marker NAME go together"),
-        (["F", "--curves", "x.png"], "--curves PNG needs --markdown FILE"),
-        (["F", "--markdown", "x.md", "--marker", "x", "--curves", "x.svg"], "must end in .png, not x.svg"),
         (["F", "--check"], "--check needs --markdown FILE"),
         (["F", "--markdown", "/nowhere.md", "--marker", "x"], "/nowhere.md cannot be read: No such file"),
         (["F", "--against", "HEAD", "--out", "x"], "goes with neither --markdown nor --out"),
