@@ -40,7 +40,7 @@ LAB_MAY_IMPORT = (
 )
 # Lines that a shelf may have: code of Python as rule R1 counts it, non-blank lines of pages, styles and scripts. They
 # only fall. Of the written allowances, the boundary to environments, MJX and CUDA graphs have taken 510.
-BUDGETS = {"core": 6923, "games": 715, "lab": 4101, "cli and tools": 2262}
+BUDGETS = {"core": 6923, "games": 715, "lab": 4099, "cli and tools": 2256}
 LONGEST = 420  # lines of a module
 PAGES = (".html", ".js", ".css", ".sh")
 

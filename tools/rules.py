@@ -16,7 +16,7 @@ from solorl.scripts import BUDGETS, as_typed, in_catalogue
 from tools import budget
 from tools.claims import check_flags, check_header, check_metadata
 from tools.main_block import beginnings, main_block, rebound, root
-from tools.source import Problem, Source, families_of, neighbours, plumbing_flags, uses_of_args
+from tools.source import PLUMBING, Problem, Source, families_of, neighbours, uses_of_args
 
 # What may differ between files of one framework under one name, because that name stands for a role; and why.
 EXEMPT = {
@@ -107,7 +107,7 @@ def check_plumbing(source: Source) -> Iterator[Problem]:
     """R5: the library is called in the main block, in statements that begin with `run.`; its flags are not read."""
     own = set(fields_of(source.tree))
     for name, line in uses_of_args(source.tree):
-        if name in NEVER or (name in plumbing_flags() and name not in own):
+        if name in NEVER or (name in PLUMBING and name not in own):
             yield source.problem(line, "R5", f"reads args.{name}, which only the library uses")
     block = main_block(source.tree)
     if block is None:

@@ -294,8 +294,8 @@ def test_name_in_two_families_is_found(tree):
 
 
 def test_plumbing_flags_are_those_of_the_library():
-    assert {"track", "seed", "device", "capture_video", "runs_dir"} <= rules.plumbing_flags()
-    assert "learning_rate" not in rules.plumbing_flags()
+    assert {"track", "seed", "device", "capture_video", "runs_dir"} <= rules.PLUMBING
+    assert "learning_rate" not in rules.PLUMBING
 
 
 # ---------------------------------------------------------------------- R2 and R3, on files made up

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, hint
 from solorl.lab.results import lineage
 from solorl.lab.results import statistics as st
 from solorl.lab.results.reference_scores import reference
@@ -117,17 +117,13 @@ def only(results: Sequence[Result], env_ids: Sequence[str] = (), methods: Sequen
     ):
         for name in names:
             if name not in known:
-                raise UsageError(f"no result is of {kind} {name}{_hint(name, list(dict.fromkeys(known)))}")
+                raise UsageError(f"no result is of {kind} {name}{hint(name, list(dict.fromkeys(known)), 'there is')}")
     kept = [result for result in results if not env_ids or result.env_id in env_ids]
     if methods:
         kept = [result for name in dict.fromkeys(methods) for result in kept if result.name == name]
     if not kept:
         raise UsageError(f"{listed(methods)} has no result on {listed(env_ids)}")
     return kept
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    return did_you_mean(name, known) or f"; there is {listed(known)}"
 
 
 def compare(
@@ -158,7 +154,7 @@ def compare(
     groups = grouped(kept)
     envs, methods = list(dict.fromkeys(env for env, _ in groups)), list(dict.fromkeys(name for _, name in groups))
     if baseline is not None and baseline not in methods:
-        raise UsageError(f"there is no method {baseline}{_hint(baseline, methods)}")
+        raise UsageError(f"there is no method {baseline}{hint(baseline, methods, 'there is')}")
     runs = {name: [run for run in kept if run.name == name] for name in methods}
     first = baseline or (methods[0] if as_given else lineage.origin(runs))
     methods = [first, *(method for method in methods if method != first)]
