@@ -125,7 +125,7 @@ def _parser() -> Parser:
     parser.add_argument("--sweep", metavar="FLAG=V,V", action="append", default=[], help=sweeps)
     parser.add_argument("--variant", metavar="NAME", help="name of the flags after -- in results (default: the flags)")
     runs = "the Python that runs the scripts (default: this one)"
-    parser.add_argument("--python", metavar="PATH", type=plans.find_python, default="", help=runs)
+    parser.add_argument("--python", metavar="PATH", type=plans.find_python, help=runs)
     at_once, many = "runs at once (default: one for each core); 0: none", at_least(0, MOST_WORKERS)
     parser.add_argument("--workers", metavar="N", type=many, help=at_once)
     parser.add_argument("--results", metavar="DIR", type=Path, help="default benchmark/results/NAME OF THE SUITE")
@@ -176,7 +176,7 @@ def suite_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
     for flag in ("start_seed", "variant", "sweep"):
         if getattr(args, flag) not in (None, []):
             raise UsageError(f"solo bench: --{flag.replace('_', '-')} is for scripts; {args.what[0]} says it itself")
-    return plans.load_suite(Path(args.what[0]), extra, args.env_ids, args.num_seeds, args.python, given)
+    return plans.load_suite(Path(args.what[0]), extra, args.env_ids, args.num_seeds, args.python or "", given)
 
 
 def sweep(text: str) -> list[Flags]:
@@ -203,7 +203,7 @@ def script_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
         names = [f"{args.variant} {plans.short(part)}".strip() for part in swept]
     variants = {name: plans.merge(extra, part) for name, part in zip(names, swept, strict=True)}
     resources = read_resources(given, "the flags of solo bench")
-    tasks = plans.make_tasks(scripts, dict.fromkeys(args.env_ids), seeds, variants, None, args.python, resources)
+    tasks = plans.make_tasks(scripts, dict.fromkeys(args.env_ids), seeds, variants, None, args.python or "", resources)
     name = "-".join(dict.fromkeys(script.name for script in scripts))
     check_name(name, "solo bench: the names of the scripts, joined,")
     return Plan(name, plans.ordered(tasks))

@@ -635,7 +635,6 @@ def home(tmp_path, monkeypatch):
     (package.parent / "pyproject.toml").write_text("")
     home.mkdir(parents=True)
     monkeypatch.setattr(scripts, "PACKAGE", package)
-    monkeypatch.setattr(source, "PACKAGE", package)
     monkeypatch.chdir(home)
     assert scripts.in_checkout()
     return home
