@@ -41,7 +41,7 @@ LAB_MAY_IMPORT = (
 # Lines that a shelf may have: code of Python as rule R1 counts it, non-blank lines of pages, styles and scripts. They
 # only fall. Of the written allowances, the boundary to environments, MJX and CUDA graphs have taken 510, tasks with
 # goals and a pole 138.
-BUDGETS = {"core": 6714, "games": 852, "lab": 4343, "cli and tools": 2369}
+BUDGETS = {"core": 6714, "games": 852, "lab": 4099, "cli and tools": 2256}
 LONGEST = 420  # lines of a module
 PAGES = (".html", ".js", ".css", ".sh")
 
@@ -184,8 +184,8 @@ def test_breaches_are_found(tmp_path, files, wrong, loop):
 
 
 def test_pages_and_scripts_count(tmp_path):
-    (tmp_path / "solorl/lab/results").mkdir(parents=True)
-    (tmp_path / "solorl/lab/results/page.html").write_text("<p>\n\n</p>\n")
+    (tmp_path / "solorl/lab/results/chart").mkdir(parents=True)
+    (tmp_path / "solorl/lab/results/chart/page.html").write_text("<p>\n\n</p>\n")
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/start.sh").write_text("true\n")
     assert lines(tmp_path) == {"core": 0, "games": 0, "lab": 2, "cli and tools": 1}

@@ -174,8 +174,8 @@ def test_a_chart_has_every_curve_by_steps_and_by_time():
     [panel] = data["panels"]
     assert panel["title"] == "CartPole-v1" and sorted(data["methods"]) == sorted(NAMES)
     for axis, of_methods in drawn.items():
-        assert {data["methods"][line["m"]] for line in panel[axis]} == set(NAMES)
-        for line in panel[axis]:
+        assert {data["methods"][line["m"]] for line in panel["lines"][f"eval {axis}"]} == set(NAMES)
+        for line in panel["lines"][f"eval {axis}"]:
             curve = of_methods["CartPole-v1", data["methods"][line["m"]]]
             assert line["x"] == pytest.approx(curve.x.tolist(), rel=1e-4)
             assert line["y"] == pytest.approx(curve.y.tolist(), rel=1e-4)

@@ -40,9 +40,8 @@ def main(argv: Sequence[str]) -> int:
     """Print one line per problem or note and return 1 if there are problems."""
     parser = Parser("check", "Check algorithm files (default: all) against the rules in CONTRIBUTING.md.")
     parser.add_argument("files", metavar="FILE", nargs="*", help="algorithm names or .py files")
-    parser.add_argument(
-        "--set-budget", action="store_true", help="make the present diff of each FILE, rounded up, its budget (R3)"
-    )
+    now = "make the present diff of each FILE, rounded up, its budget (R3)"
+    parser.add_argument("--set-budget", action="store_true", help=now)
     args = parser.parse(argv)
     paths = [find_path(name) for name in args.files] or list(script_paths().values())
     if args.set_budget:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from solorl.catalog.header import METADATA, Script, fields_of, find_named, parse_header, top_modules
 from solorl.errors import did_you_mean
 from solorl.scripts import KEYS, PAGES, as_typed, in_catalogue, script_paths
-from tools.source import Problem, Source, families_of, plumbing_flags, uses_of_args
+from tools.source import PLUMBING, Problem, Source, families_of, uses_of_args
 
 # Where the name of a module is not that of its distribution or extra.
 PROVIDERS = {
@@ -72,7 +72,7 @@ def bad_command(script: Script, tree: ast.Module) -> str:
         names += [name + end for name in script_paths() for end in ("", ".py")]
     if words[:2] != ["solo", "train"] or not set(words[2:3]) & set(names):
         return f"Run must start with `solo train {as_typed(script.path)}`"
-    allowed = plumbing_flags() | set(fields_of(tree))
+    allowed = PLUMBING | set(fields_of(tree))
     for word in words[3:]:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if word.startswith("--") and name not in allowed and name.removeprefix("no_") not in allowed:
@@ -122,5 +122,5 @@ def check_flags(source: Source) -> Iterator[Problem]:
     named = (node for node in ast.walk(source.tree) if getattr(node, "attr", "") == "iterations")
     used |= {"total_timesteps"} if "run.iterations" in map(ast.unparse, named) else set()  # which it reads
     for name, node in fields_of(source.tree).items():
-        if name not in used and name not in plumbing_flags():
+        if name not in used and name not in PLUMBING:
             yield source.problem(node.lineno, "flags", f"args.{name} is never used; a flag that does nothing misleads")

@@ -50,20 +50,3 @@ def _parts(nodes: list[ast.AST]) -> set[str]:
             for part in ast.walk(node.value):
                 keywords += part.keywords if isinstance(part, ast.Call) and ast.unparse(part.func) == "dict" else []
     return {keyword.value.id for keyword in keywords if isinstance(keyword.value, ast.Name)} - tables
-
-
-def plumbing(text: str) -> tuple[int, int]:
-    """Lines of code of a file's main block, and of those the statements whose value is a call of `run.`."""
-    block, lines = main_block(ast.parse(text)), text.splitlines()
-    if block is None:
-        return 0, 0
-
-    def count(first: int, last: int) -> int:
-        return sum(not line.strip().startswith("#") and bool(line.strip()) for line in lines[first - 1 : last])
-
-    found = 0
-    for node in ast.walk(block):
-        calls = [each for each in beginnings(node) if isinstance(each, ast.Call) and root(each.func) == "run"]
-        end = node.lineno if isinstance(node, ast.For) else getattr(node, "end_lineno", 0)
-        found += count(node.lineno, end) if calls else 0  # type: ignore[attr-defined]
-    return count(block.lineno + 1, block.end_lineno or 0), found

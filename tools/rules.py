@@ -9,23 +9,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from solorl.catalog.header import (
-    ENTRANCES,
-    Script,
-    code_lines,
-    definitions,
-    fields_of,
-    parse_header,
-    parse_source,
-    read_source,
-    top_modules,
-)
+from solorl.catalog import header
+from solorl.catalog.header import Script, definitions, fields_of, parse_header, parse_source, read_source
 from solorl.errors import UsageError
 from solorl.scripts import BUDGETS, as_typed, in_catalogue
 from tools import budget
 from tools.claims import check_flags, check_header, check_metadata
 from tools.main_block import beginnings, main_block, rebound, root
-from tools.source import Problem, Source, families_of, neighbours, plumbing_flags, uses_of_args
+from tools.source import PLUMBING, Problem, Source, families_of, neighbours, uses_of_args
 
 # What may differ between files of one framework under one name, because that name stands for a role; and why.
 EXEMPT = {
@@ -84,7 +75,7 @@ def check_imports(source: Source) -> Iterator[Problem]:
     """R1: standard library, third party and solorl; no other algorithm."""
     others = {path.stem for path in families_of(source.path).glob("*/*.py")} | {"algorithms"}
     others |= {path.stem for path in source.path.parent.glob("*.py")}
-    for module, line in top_modules(source.tree).items():
+    for module, line in header.top_modules(source.tree).items():
         if module in others and module not in sys.stdlib_module_names:
             yield source.problem(line, "R1", f"imports {module}, another algorithm; a file stands alone")
     for node in ast.walk(source.tree):
@@ -94,7 +85,7 @@ def check_imports(source: Source) -> Iterator[Problem]:
 
 def check_size(source: Source) -> Iterator[Problem]:
     """R1: lines of code, width and nesting."""
-    lines, long = code_lines(source.text), budget.may_be_long(source.path)
+    lines, long = header.code_lines(source.text), budget.may_be_long(source.path)
     is_root = source.script.framework == "torch" and not (source.script.parents or source.script.relatives)
     limit = MAX_CODE_LONG if long else MAX_CODE_ROOT if is_root else MAX_CODE
     if lines > limit:
@@ -116,7 +107,7 @@ def check_plumbing(source: Source) -> Iterator[Problem]:
     """R5: the library is called in the main block, in statements that begin with `run.`; its flags are not read."""
     own = set(fields_of(source.tree))
     for name, line in uses_of_args(source.tree):
-        if name in NEVER or (name in plumbing_flags() and name not in own):
+        if name in NEVER or (name in PLUMBING and name not in own):
             yield source.problem(line, "R5", f"reads args.{name}, which only the library uses")
     block = main_block(source.tree)
     if block is None:
@@ -131,20 +122,15 @@ def check_plumbing(source: Source) -> Iterator[Problem]:
 
 def _check_calls(source: Source, block: ast.If) -> Iterator[Problem]:
     beginning = {id(expression) for node in ast.walk(block) for expression in beginnings(node)}
-    library = {
-        alias.asname or alias.name
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "solorl"
-        for alias in node.names
-        if alias.name not in ENTRANCES
-    }
+    imported = (node for node in ast.walk(source.tree) if isinstance(node, ast.ImportFrom))
+    names = [each for node in imported if (node.module or "").split(".")[0] == "solorl" for each in node.names]
+    library = {each.asname or each.name for each in names if each.name not in header.ENTRANCES}
     for node in ast.walk(block):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             if root(node.func) in library:
-                yield source.problem(
-                    node.lineno, "R5", f"calls {name} of the library; only the verbs of `run` are for scripts"
-                )
+                text = f"calls {name} of the library; only the verbs of `run` are for scripts"
+                yield source.problem(node.lineno, "R5", text)
             if root(node.func) == "run" and id(node) not in beginning:
                 yield source.problem(node.lineno, "R5", f"hides {name} inside a statement; begin it with `run.`")
         if isinstance(node, ast.Attribute) and root(node) == "run" and node.attr.startswith("_"):
@@ -174,23 +160,25 @@ def check_file(path: Path) -> list[Problem]:
     return sorted((problem for check in checks for problem in check(source)), key=lambda problem: problem.line)
 
 
+def header_of(path: Path) -> Script | None:
+    """The header of a file; None of one that has none, which `check_file` says."""
+    try:
+        return parse_header(path)
+    except UsageError:
+        return None
+
+
 def check_together(paths: Sequence[Path]) -> list[Problem]:
     """R2 and R3 for the files of all families. Files without a header are left to `check_file`."""
-    found = []
-    for path in paths:
-        try:
-            found.append(parse_header(path))
-        except UsageError:
-            continue
+    found = [script for path in paths if (script := header_of(path))]
     return [*check_same_bodies(found), *check_budgets(found)]
 
 
 def check_own(path: Path) -> list[Problem]:
     """A user's own file against the catalogue, where it comes from a file of it: notes of what has another body there,
     and the problem of a parent that does not exist."""
-    try:
-        script = parse_header(path)
-    except UsageError:
+    script = header_of(path)
+    if script is None:
         return []
     origin = budget.origin_of(script)
     others = [parse_header(each) for each in neighbours(origin)] if origin else []

@@ -1,12 +1,12 @@
 """An algorithm file as the rules see it: its text, its tree, and what it contains."""
 
 import ast
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from solorl.catalog.header import Script, fields_of, parse_source
-from solorl.scripts import PACKAGE, algorithms_folder, in_catalogue, script_paths
+from solorl.args.arguments import RunArgs
+from solorl.catalog.header import Script
+from solorl.scripts import algorithms_folder, in_catalogue, script_paths
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,7 @@ class Source:
         return next(found, 1)
 
 
-@lru_cache
-def plumbing_flags() -> frozenset[str]:
-    """The fields of RunArgs, read from the library's source."""
-    return frozenset(fields_of(parse_source(PACKAGE / "args" / "arguments.py"), "RunArgs"))
+PLUMBING = frozenset(field.name for field in fields(RunArgs))  # flags of every file, which only the library uses
 
 
 def uses_of_args(tree: ast.AST) -> list[tuple[str, int]]:

@@ -5,16 +5,8 @@ import ast
 from collections.abc import Sequence
 from pathlib import Path
 
-from solorl.catalog.header import (
-    Definition,
-    definitions,
-    find_path,
-    parent_paths,
-    parse_header,
-    parse_source,
-    read_source,
-    split_header,
-)
+from solorl.catalog import header
+from solorl.catalog.header import Definition, definitions, parent_paths, parse_header, parse_source, read_source
 from solorl.cli import Parser
 from solorl.errors import UsageError, hint
 from solorl.files import git, shown, write
@@ -22,6 +14,8 @@ from tools.rules import EXEMPT, is_bound
 from tools.source import neighbours
 from tools.square import descendants, merge
 
+ABOUT = """Copy a function or class from one file into every file that must have the same (rule R2), or merge all
+changes of a file since a commit into the files that come from it."""
 HEADER = '"""The header of each file is its own."""\n'
 
 
@@ -31,29 +25,26 @@ def span(node: Definition) -> slice:
     return slice(first - 1, node.end_lineno)
 
 
-def body_of(path: Path, name: str) -> list[bytes]:
+def body_of(path: Path, name: str) -> list[str]:
     """The lines of the top-level definition `name`; UsageError with the nearest name if the file has none."""
     found = definitions(parse_source(path))
     if name not in found:
         raise UsageError(f"{shown(path)} has no function or class {name}{hint(name, found, 'it has')}")
-    return path.read_bytes().splitlines(keepends=True)[span(found[name])]
+    return read_source(path).split("\n")[span(found[name])]
 
 
-def synced(path: Path, name: str, body: Sequence[bytes]) -> bytes | None:
-    """The contents of `path` with its definition `name` replaced by `body`; None if it has no such definition.
-
-    All other bytes stay as they are, and the file keeps its own line ends.
-    """
-    node = definitions(parse_source(path)).get(name)
+def synced(path: Path, name: str, body: Sequence[str]) -> str | None:
+    """The text of `path` with its definition `name` replaced by `body`; None if it has no such definition."""
+    node, lines = definitions(parse_source(path)).get(name), read_source(path).split("\n")
     if node is None:
         return None
-    lines = path.read_bytes().splitlines(keepends=True)
-    end = b"\r\n" if lines[0].endswith(b"\r\n") else b"\n"
-    new = [line.rstrip(b"\r\n") + end for line in body]
-    if not lines[span(node)][-1].endswith((b"\r", b"\n")):  # the file ends here, without a line end
-        new[-1] = new[-1].rstrip(b"\r\n")
-    lines[span(node)] = new
-    return b"".join(lines)
+    lines[span(node)] = body
+    return "\n".join(lines)
+
+
+def put(path: Path, text: str) -> None:
+    """Write the new text of a file with the line ends that it has."""
+    write(path, text.replace("\n", "\r\n" if b"\r\n" in path.read_bytes() else "\n").encode())
 
 
 def copy_definition(name: str, source: Path, check: bool) -> int:
@@ -63,12 +54,12 @@ def copy_definition(name: str, source: Path, check: bool) -> int:
         raise UsageError(f"solo sync leaves {', '.join(EXEMPT)} alone: they are meant to differ between files")
     others = [parse_header(path) for path in neighbours(source) if not path.samefile(source)]
     new = {other.path: synced(other.path, name, body) for other in others if is_bound(name, own, other)}
-    having = {path: data for path, data in new.items() if data is not None}
-    changed = {path: data for path, data in having.items() if data != path.read_bytes()}
-    for path, data in changed.items():
-        ast.parse(data)
+    having = {path: text for path, text in new.items() if text is not None}
+    changed = {path: text for path, text in having.items() if text != read_source(path)}
+    for path, text in changed.items():
+        ast.parse(text)
         if not check:
-            write(path, data)
+            put(path, text)
         print(f"{'differs' if check else 'synced'}: {name} in {shown(path)}")
     if not changed:
         print(f"{name} is equal in all {len(having)} other files that must have the same")
@@ -86,7 +77,7 @@ def text_at(path: Path, revision: str) -> str:
 
 def without_docstring(text: str) -> str:
     """The text with one and the same line in place of the header's docstring, which is each file's own."""
-    head, docstring, body = split_header(text)
+    head, docstring, body = header.split_header(text)
     return f"{head}{HEADER}{body}" if docstring else text
 
 
@@ -95,7 +86,7 @@ def carried(text: str, old: str, new: str) -> tuple[str, int]:
     are left as they are. The header's docstring stays, too."""
     places = merge(*map(without_docstring, (text, old, new)))[1]
     merged = merge(*map(without_docstring, (text, old, new)), "--ours")[0]
-    merged = merged.replace(HEADER, split_header(text)[1], 1)
+    merged = merged.replace(HEADER, header.split_header(text)[1], 1)
     try:
         ast.parse(merged)
     except SyntaxError:
@@ -120,8 +111,7 @@ def merge_down(source: Path, revision: str, check: bool) -> int:
         texts[child.path.resolve()] = before, after
         if after != before:
             if not check:
-                end = "\r\n" if b"\r\n" in child.path.read_bytes() else "\n"
-                write(child.path, after.replace("\n", end).encode())
+                put(child.path, after)
             print(f"{'would change' if check else 'merged'}: {shown(child.path)}")
         if places:
             print(f"conflict: {shown(child.path)}, {places} place{'s'[: places != 1]}: merge by hand")
@@ -135,21 +125,16 @@ def merge_down(source: Path, revision: str, check: bool) -> int:
 def main(argv: Sequence[str]) -> int:
     """Copy a definition, or merge a change of the main block; with --check only say what would change and return 1 if
     anything would. A conflict returns 1, too."""
-    parser = Parser(
-        "sync",
-        "Copy a function or class from one file into every file that must have the same (rule R2), or merge all "
-        "changes of a file since a commit into the files that come from it.",
-    )
+    parser = Parser("sync", ABOUT)
     parser.add_argument("name", metavar="NAME", nargs="?", help="a top-level function or class, as in gae")
     parser.add_argument("--from", dest="source", metavar="FILE", help="where NAME is right")
     parser.add_argument("--main", metavar="PARENT", help="merge what has changed in this file into its descendants")
-    parser.add_argument(
-        "--base", metavar="REV", default="HEAD", help="the commit since which PARENT has changed (HEAD)"
-    )
+    since = "the commit since which PARENT has changed (HEAD)"
+    parser.add_argument("--base", metavar="REV", default="HEAD", help=since)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file would change")
     args = parser.parse(argv)
     if args.main and not (args.name or args.source):
-        return merge_down(find_path(args.main), args.base, args.check)
+        return merge_down(header.find_path(args.main), args.base, args.check)
     if args.main or not (args.name and args.source):
         raise UsageError("solo sync needs either NAME --from FILE or --main PARENT")
-    return copy_definition(args.name, find_path(args.source), args.check)
+    return copy_definition(args.name, header.find_path(args.source), args.check)

@@ -2,7 +2,6 @@
 
 import ast
 import html
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -14,8 +13,7 @@ import results
 from solorl.catalog.header import fields_of, parse_source
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
-from solorl.lab.results import text
-from solorl.lab.results.page import numbers
+from solorl.lab.results import page, text
 from solorl.lab.results.read import read_all
 
 MOST_SEEDS = 10  # whose own curves a page has
@@ -35,24 +33,12 @@ class Chart:
     def data(self):
         """What the script of the page draws."""
         both = {"steps": self.curves, "time": cv.curves(self.comparison, self.comparison.metric, "time")}
-        panels = []
-        for env in self.comparison.envs:
-            lines = {axis: self.lines(env, curves) for axis, curves in both.items()}
-            if lines["steps"]:
-                panels.append({"title": env, **lines})
-        return {"methods": self.comparison.methods, "metric": self.comparison.metric, "panels": panels}
-
-    def lines(self, env, curves):
-        """The lines of one panel."""
-        return [
-            {
-                "m": self.comparison.methods.index(method), "band": curve.kind, "x": numbers(curve.x),
-                "y": numbers(curve.y), "lo": numbers(curve.band[:, 0]), "hi": numbers(curve.band[:, 1]),
-                "seeds": {seed: numbers(each) for seed, each in [*curve.seeds.items()][:MOST_SEEDS]},
-            }
-            for (place, method), curve in curves.items()
-            if place == env
-        ]  # fmt: skip
+        found, metric = {}, self.comparison.metric
+        for axis, curves in both.items():
+            for env, of_env in cv.panels(self.comparison, curves, {}):
+                found.setdefault(env, {})[f"{metric} {axis}"] = page.lines(self.comparison, of_env, MOST_SEEDS)
+        panels = [{"title": env, "lines": lines} for env, lines in found.items() if f"{metric} steps" in lines]
+        return {"methods": self.comparison.methods, "start": {"axis": "steps", "metric": metric}, "panels": panels}
 
     def table(self):
         """The scores after training, a row for each environment and method."""
@@ -111,7 +97,6 @@ def defaults_of(path):
 
 def figure(chart, picture, made_by, words):
     """The chart of a page, its table and commands; the picture where scripts are off."""
-    data = json.dumps(chart.data(), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     rows = "".join(
         f"<li>{html.escape(env)}, seeds {', '.join(map(str, seeds))}: <code>{html.escape(words_)}</code></li>"
         for env, words_, seeds in chart.commands()
@@ -121,7 +106,7 @@ def figure(chart, picture, made_by, words):
     band = f"; band: {' or '.join(sorted(kinds))}" if kinds else ""
     return (
         f'<figure class="chart"><div class="chart-box" hidden></div><noscript>{picture}</noscript>'
-        f'<script type="application/json">{data}</script>'
+        f'<script type="application/json">{page.as_json(chart.data())}</script>'
         f"<figcaption>{html.escape(words)}: interquartile mean over seeds{band}. Made by <code>{made_by}</code>; "
         f"this page by <code>make site</code></figcaption></figure>{chart.table()}"
         '<p class="note">Score: interquartile mean over seeds [95 % interval]; of fewer than four (range).</p>'

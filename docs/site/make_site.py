@@ -29,6 +29,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: E402
 from markupsafe import Markup  # noqa: E402
 
 from solorl.catalog.header import scripts  # noqa: E402
+from solorl.lab.results.page import CHART  # noqa: E402
 
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 # Page of the repository -> its address where that does not follow from its place, as `address` says.
@@ -254,8 +255,8 @@ class Site:
 
     def static(self):
         """Styles, scripts, the sources for the comparison and the index of the search."""
-        for folder in ("scripts", "vendor"):
-            shutil.copytree(HERE / folder, self.out / folder, dirs_exist_ok=True)
+        for folder in (HERE / "scripts", CHART):
+            shutil.copytree(folder, self.out / "scripts", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.html"))
         shutil.copyfile(HERE / "style.css", self.out / "style.css")
         (self.out / "search").mkdir(exist_ok=True)
         data = json.dumps(self.entries, ensure_ascii=False, separators=(",", ":"))

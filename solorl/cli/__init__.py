@@ -6,11 +6,13 @@ hide in this file once it is imported.
 
 import argparse
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from solorl import __version__
 from solorl.errors import UsageError, hint, quit_with
 from solorl.scripts import PACKAGE, in_checkout
 
@@ -48,15 +50,33 @@ def all_verbs() -> dict[str, tuple[str, str]]:
     return VERBS | OURS if in_checkout() else VERBS
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse that says what is wrong in one sentence (UsageError) and suggests the nearest flag."""
+def at_least(least: int, most: int = sys.maxsize, kind: type = int) -> Callable[[str], Any]:
+    """The type of a flag that takes numbers of a kind from `least` to `most`."""
 
-    def __init__(self, verb: str, description: str) -> None:
-        super().__init__(prog=f"solo {verb}", description=description, allow_abbrev=False)
+    def read(text: str) -> Any:
+        value = kind(text)
+        if not least <= value <= most:
+            end = f" and at most {most:,}" if most < sys.maxsize else ""
+            raise argparse.ArgumentTypeError(f"must be at least {least}{end}, not {value:,}")
+        return value
+
+    read.__name__ = kind.__name__
+    return read
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that says what is wrong in one sentence (UsageError) and suggests the nearest flag. What `about` says
+    after its first paragraph stands below the flags, as it is."""
+
+    def __init__(self, verb: str, about: str) -> None:
+        first, _, more = about.partition("\n\n")
+        form = argparse.RawDescriptionHelpFormatter if more else argparse.HelpFormatter
+        super().__init__(f"solo {verb}", None, first, more or None, formatter_class=form, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError instead of printing the usage and leaving."""
-        raise UsageError(f"{self.prog}: {message}; see `{self.prog} --help`")
+        said = re.sub(r"^argument (\S+): must", r"\1 must", message)
+        raise UsageError(f"{self.prog}: {said}; see `{self.prog} --help`")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse all of `argv`; UsageError for a flag or an argument that does not exist."""
@@ -78,16 +98,6 @@ def usage() -> str:
     return f"solo: one file per algorithm of deep reinforcement learning\n\n{verbs}\n\n`solo VERB --help` says more."
 
 
-def version() -> str:
-    """The version of the installed distribution."""
-    from importlib import metadata  # slow
-
-    try:
-        return metadata.version("solorl")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
-
-
 def dispatch(argv: Sequence[str]) -> int:
     """Call the verb `argv[0]` with the rest; UsageError if there is no such verb."""
     if not argv or argv[0] in ("-h", "--help", "help"):
@@ -95,7 +105,7 @@ def dispatch(argv: Sequence[str]) -> int:
         return 0
     verb, rest = argv[0], list(argv[1:])
     if verb in ("-V", "--version"):
-        print(f"solorl {version()}")
+        print(f"solorl {__version__}")
         return 0
     verbs = all_verbs()
     if verb in OURS and verb not in verbs:

@@ -28,14 +28,15 @@ import json
 import shlex
 import sys
 import time
-from argparse import RawDescriptionHelpFormatter
+from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from solorl.cli import Parser
+from solorl.cli import Parser, at_least
 from solorl.cli.view import Lines, Table
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError
@@ -43,7 +44,7 @@ from solorl.lab.studies import plan as plans
 from solorl.lab.studies.bench import Bench, dry_run
 from solorl.lab.studies.checks import check_name, check_texts
 from solorl.lab.studies.collect import Collector
-from solorl.lab.studies.engines import ENGINES, Job, read_options, start
+from solorl.lab.studies.engines import ENGINES, Job, start
 from solorl.lab.studies.plan import Flags, Plan
 from solorl.lab.studies.resources import Resources, read_resources
 from solorl.lab.studies.storage import Folder, open_storage, refusal
@@ -56,6 +57,7 @@ from solorl.terminal import duration, plain
 VERBS = ("status", "logs", "cancel", "retry", "collect")
 RESOURCES = ("cores", "gpus", "memory", "time")
 MOST_WORKERS = 1_000
+say = partial(print, flush=True)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,16 +70,12 @@ def main(argv: Sequence[str]) -> int:
     given = {name: getattr(args, name) for name in RESOURCES if getattr(args, name) is not None}
     plan = (suite_plan if args.what[0].endswith(".toml") else script_plan)(args, extra, given)
     local, made = args.engine == "local", plans.of_modules(plan.tasks)
-    options = {**plan.engines.get(args.engine, {}), **read_options(args.engine_option, "solo bench")}
+    options = {**plan.engines.get(args.engine, {}), **dict(args.engine_option)}
     folder = args.results or Path("benchmark/results") / plan.name
     where = args.storage or str(Path("runs/bench", plan.name))
     for path in (folder, Path(where)):
         if path.exists() and not path.is_dir():
             raise UsageError(f"solo bench: {path} is a file, but should be a folder")
-    for flag, value, least, most in (("workers", args.workers, 0, MOST_WORKERS), ("attempts", args.attempts, 1, 100),
-                                     ("lease", args.lease, 1, 86_400)):  # fmt: skip
-        if value is not None and not least <= value <= most:
-            raise UsageError(f"solo bench: --{flag} must be at least {least} and at most {most:,}, not {value:,}")
     if args.until and not local:
         raise UsageError("solo bench: --until is for this machine; on a cluster --time limits each run")
     until, tasks = read_time(args.until) if args.until else 0.0, {task.id: task for task in plan.tasks}
@@ -117,32 +115,28 @@ def job(where: str, name: str, tasks: Sequence[Task], workers: int | None) -> Jo
     return Job(name, ("work", there), there, workers or min(len(tasks), MOST_WORKERS) or 1, Resources(**most))
 
 
-def say(text: str) -> None:
-    """Print a line at once."""
-    print(text, flush=True)
-
-
 def _parser() -> Parser:
-    about, _, epilog = (__doc__ or "").partition("\n\n")
-    parser = Parser("bench", about)
-    parser.formatter_class, parser.epilog = RawDescriptionHelpFormatter, epilog
+    parser = Parser("bench", __doc__ or "")
     parser.add_argument("what", metavar="SUITE.toml | SCRIPT", nargs="+", help="a suite, or algorithms and .py files")
     parser.add_argument("--env-ids", metavar="ID", nargs="+", default=[], help="environments; of a suite: only these")
-    parser.add_argument("--num-seeds", metavar="N", type=int, help="seeds of each (default 1); of a suite: the first N")
+    parser.add_argument("--num-seeds", metavar="N", type=at_least(1), help="of each (default 1); of a suite: first N")
     parser.add_argument("--start-seed", metavar="S", type=int, help="the first seed (default 1)")
     sweeps = "a variant for each value, kl-coef=0,0.1,1"
     parser.add_argument("--sweep", metavar="FLAG=V,V", action="append", default=[], help=sweeps)
     parser.add_argument("--variant", metavar="NAME", help="name of the flags after -- in results (default: the flags)")
-    parser.add_argument("--python", metavar="PATH", help="the Python that runs the scripts (default: this one)")
-    parser.add_argument("--workers", metavar="N", type=int, help="runs at once (default: one for each core); 0: none")
+    runs = "the Python that runs the scripts (default: this one)"
+    parser.add_argument("--python", metavar="PATH", type=plans.find_python, help=runs)
+    at_once, many = "runs at once (default: one for each core); 0: none", at_least(0, MOST_WORKERS)
+    parser.add_argument("--workers", metavar="N", type=many, help=at_once)
     parser.add_argument("--results", metavar="DIR", type=Path, help="default benchmark/results/NAME OF THE SUITE")
     where = "folder or URL of the study, where others may join (default runs/bench/NAME OF THE SUITE)"
     parser.add_argument("--storage", "--runs-dir", metavar="WHERE", help=where)
     parser.add_argument("--until", metavar="HH:MM", help="begin no run that cannot end by this time of day")
     parser.add_argument("--retry", action="store_true", help="begin what has diverged or was cancelled again, too")
-    parser.add_argument("--attempts", metavar="N", type=int, help=f"that may fail (default 1; engines: {ATTEMPTS})")
+    few = f"that may fail (default 1; engines: {ATTEMPTS})"
+    parser.add_argument("--attempts", metavar="N", type=at_least(1, 100), help=few)
     lost = f"seconds without a sign of a worker, then it is dead (default {LEASE:.0f})"
-    parser.add_argument("--lease", metavar="SECONDS", type=float, help=lost)
+    parser.add_argument("--lease", metavar="SECONDS", type=at_least(1, 86_400, float), help=lost)
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run nothing")
     add_engine_flags(parser)
     return parser
@@ -152,13 +146,20 @@ def add_engine_flags(parser: Parser) -> None:
     """The flags that choose an engine, its options, and what each run gets of it."""
     group = parser.add_argument_group("on a cluster")
     group.add_argument("--engine", metavar="NAME", default="local", help=f"{', '.join(ENGINES)} (default local)")
-    group.add_argument(
-        "--engine-option", metavar="KEY=VALUE", action="append", default=[], help="such as partition=gpu"
-    )
+    such = "such as partition=gpu"
+    group.add_argument("--engine-option", metavar="KEY=VALUE", action="append", type=pair, default=[], help=such)
     group.add_argument("--cores", metavar="N", help="of each run (default 1)")
     group.add_argument("--gpus", metavar="N", help="of each run (default 0)")
     group.add_argument("--memory", metavar="SIZE", help="of each run, as 4GB (default: what the scheduler gives)")
     group.add_argument("--time", metavar="TIME", help="that each run may take, as 2h (default: no limit)")
+
+
+def pair(text: str) -> tuple[str, str]:
+    """The type of a flag that takes KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ArgumentTypeError(f"must be KEY=VALUE, such as partition=gpu, not {text}")
+    return key, value
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], Flags]:
@@ -175,14 +176,7 @@ def suite_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
     for flag in ("start_seed", "variant", "sweep"):
         if getattr(args, flag) not in (None, []):
             raise UsageError(f"solo bench: --{flag.replace('_', '-')} is for scripts; {args.what[0]} says it itself")
-    if args.num_seeds is not None and args.num_seeds < 1:
-        raise UsageError(f"solo bench: --num-seeds must be at least 1, not {args.num_seeds}")
-    return plans.load_suite(Path(args.what[0]), extra, args.env_ids, args.num_seeds, python(args), given)
-
-
-def python(args: Any) -> str:
-    """The Python of `--python`, empty where it is not given."""
-    return "" if args.python is None else plans.find_python(args.python)
+    return plans.load_suite(Path(args.what[0]), extra, args.env_ids, args.num_seeds, args.python or "", given)
 
 
 def sweep(text: str) -> list[Flags]:
@@ -209,7 +203,7 @@ def script_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
         names = [f"{args.variant} {plans.short(part)}".strip() for part in swept]
     variants = {name: plans.merge(extra, part) for name, part in zip(names, swept, strict=True)}
     resources = read_resources(given, "the flags of solo bench")
-    tasks = plans.make_tasks(scripts, dict.fromkeys(args.env_ids), seeds, variants, None, python(args), resources)
+    tasks = plans.make_tasks(scripts, dict.fromkeys(args.env_ids), seeds, variants, None, args.python or "", resources)
     name = "-".join(dict.fromkeys(script.name for script in scripts))
     check_name(name, "solo bench: the names of the scripts, joined,")
     return Plan(name, plans.ordered(tasks))

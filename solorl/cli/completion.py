@@ -5,7 +5,6 @@ The script calls `solo` with _ARGCOMPLETE at each press of the key; `complete` t
 
 import argparse
 import os
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -66,7 +65,6 @@ def complete() -> None:
 def main(argv: Sequence[str]) -> int:
     """Print the script of a shell; UsageError for an unknown shell."""
     parser = Parser("completion", ABOUT)
-    parser.formatter_class = RawDescriptionHelpFormatter
     parser.add_argument("shell", metavar="bash|zsh|fish", help="the shell")
     args = parser.parse(argv)
     if args.shell not in SHELLS:

@@ -1,6 +1,5 @@
 """`solo dataset`: what is in a data set, and data sets to and from Minari."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ MOST = 40  # dimensions in a table
 def main(argv: Sequence[str]) -> int:
     """Do what is asked; UsageError for what is not a data set and what cannot be written."""
     p = Parser("dataset", ABOUT)
-    p.formatter_class = argparse.RawDescriptionHelpFormatter
     p.add_argument("what", metavar="from|info|export|import", choices=("from", "info", "export", "import"))
     p.add_argument("names", metavar="NAME", nargs="+", help="folders of runs and data sets, names of Minari's")
     p.add_argument("--random", metavar="DIR", type=Path, help="data of random actions: its mean return is the score 0")
@@ -72,22 +70,20 @@ def main(argv: Sequence[str]) -> int:
 
 def made(args: Any) -> None:
     """Make a data set of the replay buffer of a run."""
-    from solorl.data.dataset import Writer
-    from solorl.lab.datasets.recording import replayed, write_replayed
+    from solorl.lab.datasets.recording import Recording, record_replayed, replayed
     from solorl.lab.share.hub import run_dir_of
     from solorl.run.load import environment_of, script_of
 
     run_dir = run_dir_of(args.names[0])
-    script, writer = script_of(run_dir)[0], Writer(args.out or run_dir / "dataset")
-    writer.check()
+    script, recording = script_of(run_dir)[0], Recording(args.out or run_dir / "dataset")
+    recording.writer.check()
     with told(f"{run_dir} does not fit"):
         config = config_of(run_dir)
         rows, env = replayed(run_dir, config["args"]), environment_of(run_dir, args.trust_script)
         about = {key: (config["args"] | config)[key] for key in ("env_id", "seed", "script", "git")}
         about |= {"policy": f"{script.stem} while it trained", "of_run": run_dir.resolve().name}
-        writer.open({**about, "num_envs": rows["reward"].shape[1]}, (env.observation_space, env.action_space))
-        write_replayed(rows, writer, env.observation_space)
-    print(f"{rows['reward'].size:,} transitions of {plain(about['policy'])} in {shown(writer.folder)}")
+        record_replayed(rows, recording, about, env)
+    print(f"{rows['reward'].size:,} transitions of {plain(about['policy'])} in {shown(recording.writer.folder)}")
 
 
 def _mean(folder: Path) -> float:
@@ -108,7 +104,7 @@ def info(folder: Path, own: tuple[float, float] | None) -> Any:
     import numpy as np
 
     from solorl.data.dataset import digest, read, read_about
-    from solorl.lab.results.reference_scores import normalised
+    from solorl.lab.results.statistics import normalise
     from solorl.lab.results.text import number
 
     about, data = read_about(folder), read(folder)
@@ -126,7 +122,7 @@ def info(folder: Path, own: tuple[float, float] | None) -> Any:
     for name, scores in (("D4RL", _d4rl(folder)), ("own", own)):
         if scores:
             low, high = map(number, scores)
-            lines.append((f"{name} score", f"{spread(normalised(returns, *scores))} (0: {low}, 100: {high})"))
+            lines.append((f"{name} score", f"{spread(100 * normalise(returns, *scores))} (0: {low}, 100: {high})"))
     lines.append(("SHA-256", digest(about)))
     print("\n".join(aligned(lines)))
     rows: list[Sequence[str]] = [("", "mean", "std", "min", "max", "values")]

@@ -7,16 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from solorl.catalog.header import (
-    Script,
-    find_path,
-    origin_of,
-    parse_header,
-    parse_source,
-    read_source,
-    top_modules,
-    with_header,
-)
+from solorl.catalog import header
+from solorl.catalog.header import Script, find_path, parse_header, parse_source
 from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.files import shown, write
@@ -54,7 +46,7 @@ def destination(name: str, family: str) -> Path:
 
 def family_of(source: Script) -> str:
     """The family of a file; for a user's own file that of the algorithm it comes from."""
-    origin = None if in_catalogue(source.path) else origin_of(source)
+    origin = None if in_catalogue(source.path) else header.origin_of(source)
     return origin.parent.name if origin else source.family
 
 
@@ -94,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
         check_name("family", family)
     if missing := [key for key in KEYS if key not in source.fields]:
         raise UsageError(f"{shown(source.path)} has no line {missing[0]} in its header")
-    if name in sys.stdlib_module_names or name in top_modules(parse_source(source.path)):
+    if name in sys.stdlib_module_names or name in header.top_modules(parse_source(source.path)):
         raise UsageError(f"a file {name}.py would hide the module {name} from `import {name}`")
     path = destination(name, family)
     typed = name if ours else path.name
@@ -105,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
         path.parent.mkdir(exist_ok=True)
         page.parent.mkdir(parents=True, exist_ok=True)
         write(page, page_of(source, path, values["Run"]).encode())
-    write(path, with_header(read_source(source.path), values | {"Twin": "", "Copy of": ""}).encode())
+    write(path, header.with_header(header.read_source(source.path), values | {"Twin": "", "Copy of": ""}).encode())
     said = f"how it differs from {source.path.name}, and in its title what it is"
     print(f"created {shown(path)} from {source.path.name}. Next:\n  edit it; say in its line `Differs` {said}")
     if ours:

@@ -4,7 +4,7 @@ import glob
 from collections.abc import Sequence
 from pathlib import Path
 
-from solorl.cli import Parser
+from solorl.cli import Parser, at_least
 from solorl.errors import UsageError
 from solorl.machine import no_display
 from solorl.runfolder import CONFIG
@@ -35,16 +35,13 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser("play", ABOUT)
     what = "a folder below runs/ (of several the newest is played), a model in it, or hf://USER/NAME"
     parser.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", help=what)
-    parser.add_argument("--episodes", metavar="N", type=int, default=10, help="how many to play (default 10)")
+    parser.add_argument("--episodes", metavar="N", type=at_least(1), default=10, help="how many to play (default 10)")
     parser.add_argument("--video", action="store_true", help="film the episodes into RUN_DIR/videos")
     parser.add_argument("--render", action="store_true", help="show the episodes in a window")
     parser.add_argument("--stochastic", action="store_true", help="draw the actions at random, if the script can")
-    parser.add_argument("--seed", metavar="S", type=int, help="seed of the first episode")
+    parser.add_argument("--seed", metavar="S", type=at_least(0), help="seed of the first episode")
     parser.add_argument("--trust-script", action="store_true", help="execute the folder's script, whatever it does")
     args = parser.parse(argv)
-    for name, least in (("episodes", 1), ("seed", 0)):
-        if (value := getattr(args, name)) is not None and value < least:
-            raise UsageError(f"solo play: --{name} must be at least {least}, not {value}")
     from solorl.lab.share.hub import run_dir_of
     from solorl.run.load import Play, play_script, script_of  # here: they load the numerical libraries
     from solorl.trust import FLAG, not_trusted

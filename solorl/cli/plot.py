@@ -27,9 +27,6 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"nothing to draw: {'; '.join(problems[:3]) or 'no episode has ended yet'}")
     for problem in problems:
         print(f"note: {problem}")
-    try:
-        figures.write_trainings(trainings, args.out)
-    except OSError as error:
-        raise UsageError(f"{args.out} cannot be written: {error.strerror}") from None
+    figures.write_trainings(trainings, args.out)
     print(f"picture {shown(args.out)}")
     return 0

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from solorl.cli import Parser
+from solorl.cli import Parser, at_least
 from solorl.errors import UsageError
 from solorl.files import shown
 from solorl.runfolder import config_of
@@ -18,18 +18,15 @@ def main(argv: Sequence[str]) -> int:
     """Record a data set; UsageError for a folder without a run, numbers out of range and what cannot be recorded."""
     p = Parser("record", ABOUT)
     p.add_argument("run_dir", metavar="RUN_DIR", help="a folder below runs/, or hf://USER/NAME[@REVISION]")
-    p.add_argument("--steps", metavar="N", type=int, required=True, help="transitions, summed over environments")
+    p.add_argument("--steps", metavar="N", type=at_least(1), required=True, help="transitions of all environments")
     p.add_argument("--out", metavar="DIR", type=Path, help="the folder of the data set (RUN_DIR/dataset)")
     how = p.add_mutually_exclusive_group()
     how.add_argument("--stochastic", action="store_true", help="draw the actions at random, if the script can")
     how.add_argument("--random", action="store_true", help="uniformly random actions; the policy is not asked")
-    p.add_argument("--num-envs", metavar="N", type=int, default=8, help="environments side by side (8)")
-    p.add_argument("--seed", metavar="S", type=int, help="seed of the environments and actions (that of the run)")
+    p.add_argument("--num-envs", metavar="N", type=at_least(1), default=8, help="environments side by side (8)")
+    p.add_argument("--seed", metavar="S", type=at_least(0), help="of environments and actions (that of the run)")
     p.add_argument("--trust-script", action="store_true", help="execute the folder's script, whatever it does")
     args = p.parse(argv)
-    for name, least in (("steps", 1), ("num_envs", 1), ("seed", 0)):
-        if (value := getattr(args, name)) is not None and value < least:
-            raise UsageError(f"solo record: --{name.replace('_', '-')} must be at least {least}, not {value}")
     from solorl.envs.surroundings import undisturbed  # here: they load the numerical libraries
     from solorl.lab.datasets.recording import Recording
     from solorl.lab.share.hub import run_dir_of

@@ -14,8 +14,11 @@ there the bootstrap interval is too narrow.
 """
 
 from collections.abc import Sequence
-from functools import partial
+from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
+from tarfile import TarFile
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -24,10 +27,9 @@ from solorl.files import git
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import statistics as st
 from solorl.lab.results import text
-from solorl.lab.results.gather import gathered
 from solorl.lab.results.read import read_all
 from solorl.lab.results.reference_scores import reference
-from solorl.lab.results.result import Result, parse_bytes
+from solorl.lab.results.result import Result
 from solorl.terminal import aligned
 
 TOLERANCE = 0.01
@@ -38,11 +40,7 @@ def run(revision: str, folders: Sequence[Path], metric: str) -> int:
 
     Raises UsageError where `revision` is not known, a folder lies outside a repository, or there is nothing to compare.
     """
-    found: dict[str, bytes] = {}
-    for folder in folders:
-        found |= {f"{revision}:{folder / name}": data for name, data in files_at(revision, folder).items()}
-    then, problems = gathered((partial(parse_bytes, data, source) for source, data in found.items()), whole=True)
-    now, new_problems = read_all(folders, whole=True)
+    (then, problems), (now, new_problems) = results_at(revision, folders), read_all(folders, whole=True)
     for problem in [*problems, *new_problems]:
         print(f"note: {problem}")
     before, after = cmp.grouped(then), cmp.grouped(now)
@@ -62,27 +60,25 @@ def run(revision: str, folders: Sequence[Path], metric: str) -> int:
     return int(bool(worse))
 
 
-def files_at(revision: str, folder: Path) -> dict[str, bytes]:
-    """The result files below a folder at a commit, by their path inside it.
+def results_at(revision: str, folders: Sequence[Path]) -> tuple[list[Result], list[str]]:
+    """What `read_all` finds in folders at a commit.
 
-    Raises UsageError where the commit is not known, the folder does not exist or lies in no repository.
+    Raises UsageError where the commit is not known, a folder does not exist or lies in no repository.
     """
-    if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder} to compare with {revision}")
-    git(folder, "rev-parse", "--git-dir")
-    try:
-        commit = git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
-    except UsageError:
-        raise UsageError(f"git does not know a commit or tag {revision}") from None
-    names = git(folder, "ls-tree", "-r", "--name-only", "-z", commit, ".").decode().split("\0")
-    names = [name for name in names if name.endswith(".json.gz")]
-    objects = git(folder, "cat-file", "--batch", given="".join(f"{commit}:./{name}\n" for name in names))
-    files = {}
-    for name in names:  # each: "<hash> blob <size>", a line end, the bytes, a line end
-        head, _, rest = objects.partition(b"\n")
-        size = int(head.split()[-1])
-        files[name], objects = rest[:size], rest[size + 1 :]
-    return files
+    with TemporaryDirectory() as place:
+        for folder in folders:
+            if not folder.is_dir():
+                raise UsageError(f"there is no folder {folder} to compare with {revision}")
+            git(folder, "rev-parse", "--git-dir")
+            try:
+                git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+            except UsageError:
+                raise UsageError(f"git does not know a commit or tag {revision}") from None
+            with suppress(UsageError):  # the folder was not there
+                archive = TarFile(fileobj=BytesIO(git(folder, "archive", revision, ".")))
+                archive.extractall(f"{place}{folder.resolve()}", filter="data")
+        found, problems = read_all([*Path(place).iterdir()], whole=True)
+    return found, [problem.replace(place, f"{revision}:") for problem in problems]
 
 
 def _scores(runs: Sequence[Result], metric: str) -> st.Array:
@@ -93,8 +89,9 @@ def _scores(runs: Sequence[Result], metric: str) -> st.Array:
 def _judged(env_id: str, then: st.Array, now: st.Array) -> list[str]:
     """The IQM then and now, the difference and the verdict, in words."""
     several = min(len(then), len(now)) >= cmp.ENOUGH
-    interval = tuple(st.difference_interval(st.iqm, [now], [then]).tolist()) if several else None
-    difference = cmp.Estimate(float(st.iqm([now]) - st.iqm([then])), interval)
+    change = lambda x, y: st.iqm(x) - st.iqm(y)  # noqa: E731
+    interval = tuple(st.paired_interval(change, [now], [then]).tolist()) if several else None
+    difference = cmp.Estimate(float(change([now], [then])), interval)
     words = [text.number(float(st.iqm([then]))), text.number(float(st.iqm([now]))), text.estimate(difference)]
     return [*words, _verdict(env_id, then, now, difference)]
 

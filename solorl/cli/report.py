@@ -18,9 +18,8 @@ scores as rliable takes them, in a file .npz (with --against: folders of result 
 
 def parser() -> Parser:
     """The command line of `solo report`."""
-    p = Parser(
-        "report", "Compare finished runs: tables, curves and verdicts, as Markdown, HTML, LaTeX, PNG, SVG and PDF."
-    )
+    about = "Compare finished runs: tables, curves and verdicts, as Markdown, HTML, LaTeX, PNG, SVG and PDF."
+    p = Parser("report", about)
     add, compared = p.add_argument, "(default: of each the file that its header names, else the first)"
     add("paths", metavar="PATH", nargs="*", type=Path, help=PATHS_HELP)
     add("--out", metavar="DIR", type=Path, help="where to write (default: report)")
@@ -34,8 +33,6 @@ def parser() -> Parser:
     add("--title", metavar="T", default="Results", help="title of the report")
     add("--markdown", metavar="FILE", type=Path, help="only put the table between two markers in this file")
     add("--marker", metavar="NAME", help="the markers are the lines <!-- NAME --> and <!-- /NAME -->")
-    curves = "and the learning curves in this file, shown below it; of more than 4 methods in several: X.png, X_2.png"
-    add("--curves", metavar="PNG", type=Path, help=curves)
     add("--check", action="store_true", help="write nothing; exit code 1 if the text in FILE is stale")
     add("--against", metavar="REV", help="compare with the results of a commit; exit code 1 on a regression")
     return p
@@ -44,12 +41,9 @@ def parser() -> Parser:
 def check_flags(args: Namespace) -> None:
     """Refuse combinations of flags that mean nothing."""
     chosen, writes = args.env_ids or args.methods, args.markdown or args.out
-    needs = "needs --markdown FILE and --marker NAME"
     for wrong, why in (
         (bool(args.markdown) != bool(args.marker), "--markdown FILE and --marker NAME go together"),
-        (args.curves and not args.markdown, f"--curves PNG {needs}"),
-        (args.curves and args.curves.suffix != ".png", f"--curves must end in .png, not {args.curves}"),
-        (args.check and not args.markdown, f"--check {needs}"),
+        (args.check and not args.markdown, "--check needs --markdown FILE and --marker NAME"),
         (args.against and writes, "--against prints its table; it goes with neither --markdown nor --out"),
         (args.against and chosen, "--against compares all there is; it goes with neither --env-ids nor --methods"),
     ):
@@ -68,7 +62,6 @@ def main(argv: Sequence[str]) -> int:
 
         return regression.run(args.against, args.paths or [Path("benchmark/results")], args.metric or "eval")
     from solorl.lab.results import comparison as cmp  # here, because it loads NumPy
-    from solorl.lab.results import curves as cv
     from solorl.lab.results import text
     from solorl.lab.results.read import read_all
 
@@ -80,14 +73,8 @@ def main(argv: Sequence[str]) -> int:
     if args.markdown:
         for problem in problems:
             print(f"note: {problem}")
-        here = args.markdown.parent
-        evidence = [Path(os.path.relpath(path, here)).as_posix() for path in args.paths]
-        curves = cv.curves(comparison, comparison.metric, "steps") if args.curves else {}
-        parts = cv.pictures(comparison, curves) if args.curves else []
-        paths = [cv.numbered(args.curves, i) for i in range(len(parts))]
-        files = [Path(os.path.relpath(path, here)).as_posix() for path in paths]
-        stale = embed(args.markdown, args.marker, text.block(comparison, evidence, files), args.check)
-        return max([stale, *(draw(comparison, *one, args.check) for one in zip(parts, paths, strict=True))])
+        evidence = [Path(os.path.relpath(path, args.markdown.parent)).as_posix() for path in args.paths]
+        return embed(args.markdown, args.marker, text.block(comparison, evidence), args.check)
     out = args.out or Path("report")
     write_report(comparison, out, args, problems, shlex.join(["solo", "report", *argv]))
     print_summary(comparison, problems, out)
@@ -108,25 +95,6 @@ def write_report(comparison, out: Path, args: Namespace, problems: Sequence[str]
     pictures.sort(key=lambda name: not name.startswith(f"curves_{args.x}"))
     write(out / "report.md", text.report(comparison, args.title, pictures, problems, command).encode())
     write(out / "report.html", report_page.page(comparison, args.title, args.x, problems, command).encode())
-
-
-def draw(comparison, curves, path: Path, check: bool) -> int:
-    """Draw learning curves, or only check that the picture shows them.
-
-    Returns 1 where `check` finds other curves. Raises UsageError where the picture cannot be drawn.
-    """
-    from solorl.lab.results import figures
-
-    current = figures.shows(path, curves)
-    if not check and not current:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figures.write_curves(comparison, curves, path)
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    now = ("up to date" if current else "stale") if check else "was up to date" if current else "updated"
-    print(f"{path}: {'is ' if check else ''}{now}")
-    return int(check and not current)
 
 
 def print_summary(comparison, problems: Sequence[str], out: Path) -> None:

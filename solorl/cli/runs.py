@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import sys
 import time
@@ -26,16 +27,11 @@ Run = dict[str, Any]  # what is shown of a run folder: the names of FILTERS and 
 
 def run_folders(path: Path) -> Iterator[Path]:
     """The run folders at or below `path`; links and hidden folders are not followed."""
-    if runfolder.is_run(path):
-        yield path
-        return
-    try:
-        children = sorted(path.iterdir())
-    except OSError:
-        return
-    for child in children:
-        if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
-            yield from run_folders(child)
+    for place, folders, _ in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if runfolder.is_run(Path(place)):
+            folders.clear()
+            yield Path(place)
 
 
 def read(path: Path) -> Run:

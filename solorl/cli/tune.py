@@ -15,7 +15,6 @@ To continue, repeat the command; several at once share the trials. Exit code 0: 
 """
 
 import shlex
-from argparse import RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,18 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from solorl.args.command_line import value_of
-from solorl.cli import Parser
+from solorl.cli import Parser, at_least
 from solorl.cli.bench import MOST_WORKERS, RESOURCES, add_engine_flags, job, say, split
 from solorl.envs.ids import check_env_id_of
-from solorl.errors import UsageError, did_you_mean
-from solorl.lab.studies.engines import read_options, start
+from solorl.errors import UsageError, did_you_mean, missing_extra, reason
+from solorl.lab.studies.engines import start
 from solorl.lab.studies.plan import Flags, load_script, merge, seed_range
 from solorl.lab.studies.resources import read_resources
-from solorl.lab.studies.space import space_from_file, space_of
 from solorl.lab.studies.storage import open_storage, refusal
 from solorl.lab.studies.study import Study
 from solorl.lab.studies.task import words
-from solorl.lab.studies.tune import JOURNAL, METRIC, Search, Tuner, open_trials
+from solorl.lab.studies.worker import SCORE
 from solorl.machine import own_cores
 from solorl.terminal import scores
 
@@ -44,12 +42,12 @@ def main(argv: Sequence[str]) -> int:
     """Search, and print the best flags; UsageError for a search that cannot be."""
     own, extra = split(argv)
     args = _parser().parse(own)
+    try:
+        from solorl.lab.studies import tune  # here: it loads Optuna
+    except ModuleNotFoundError as error:
+        raise UsageError(missing_extra("solo tune", error) or reason(error)) from None
     search = make_search(args, extra)
     slots = len(own_cores()) if args.workers is None else args.workers
-    for flag, value, least, most in (("trials", args.trials, 1, 10**6), ("prune-after", args.prune_after, 0, 10**6),
-                                     ("workers", slots, 1, MOST_WORKERS)):  # fmt: skip
-        if not least <= value <= most:
-            raise UsageError(f"solo tune: --{flag} must be at least {least} and at most {most:,}, not {value:,}")
     where = args.storage or f"runs/tune/{search.script.name}"
     if "://" in where:
         raise UsageError(f"solo tune: the trials need a folder that all machines see, not {where}")
@@ -58,14 +56,14 @@ def main(argv: Sequence[str]) -> int:
         mine = f"--engine local --workers 1 --storage {shlex.quote(str(Path(where).absolute()))}"
         again = (*argv[:cut], *shlex.split(mine), *argv[cut:])
         workers = replace(job(where, search.script.name, search.tasks({}, 1), slots), words=("tune", *again))
-        say(start(args.engine, workers, read_options(args.engine_option, "solo tune"), args.dry_run))
+        say(start(args.engine, workers, dict(args.engine_option), args.dry_run))
         return 0
-    found = open_trials(Path(where), search, args.pruner, args.prune_after, args.seed)
+    found = tune.open_trials(Path(where), search, args.pruner, args.prune_after, args.seed)
     study = Study(open_storage(where), search.script.name, {}, attempts=1)
-    tuner = Tuner(search, found, study, args.trials, slots, say)
+    tuner = tune.Tuner(search, found, study, args.trials, slots, say)
     say(f"{len(tuner.trials())} of {args.trials} trials so far, {slots} runs at once; output in {where}")
     say(f"searched: {', '.join(search.space)}")
-    say(f"watch them: optuna-dashboard {shlex.quote(str(Path(where) / JOURNAL))}")
+    say(f"watch them: optuna-dashboard {shlex.quote(str(Path(where) / tune.JOURNAL))}")
     try:
         code = tuner.search_all()
     except OSError as error:
@@ -76,25 +74,25 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    about, _, epilog = (__doc__ or "").partition("\n\n")
-    parser = Parser("tune", about)
-    parser.formatter_class, parser.epilog = RawDescriptionHelpFormatter, epilog
+    parser = Parser("tune", __doc__ or "")
+    some, number = at_least(1, 10**6), at_least(0, 10**6)
     parser.add_argument("script", metavar="SCRIPT", help="an algorithm, or a .py file that takes --env-id and --seed")
     parser.add_argument("--env-ids", metavar="ID", nargs="+", required=True, help="environments")
     scale = "scores that count as 0 and 1"
     parser.add_argument("--target-scores", metavar="ID=LOW,HIGH", nargs="+", default=[], help=scale)
     parser.add_argument("--num-seeds", metavar="N", type=int, default=3, help="seeds of each trial (default 3)")
     parser.add_argument("--start-seed", metavar="S", type=int, default=1, help="the first seed (default 1)")
-    parser.add_argument("--trials", metavar="N", type=int, default=50, help="trials of the study in all (default 50)")
+    parser.add_argument("--trials", metavar="N", type=some, default=50, help="trials of the study in all (default 50)")
     parser.add_argument("--space", metavar="FILE.toml", type=Path, help="what is searched (default: see below)")
     where = "folder of the search, where others may join (default runs/tune/SCRIPT)"
     parser.add_argument("--storage", "--runs-dir", metavar="DIR", help=where)
     parser.add_argument("--aggregate", choices=("median", "mean"), default="median", help="of seeds (default median)")
-    parser.add_argument("--metric", metavar="KEY", default=METRIC, help=f"what is maximised (default {METRIC})")
+    parser.add_argument("--metric", metavar="KEY", default=SCORE, help=f"what is maximised (default {SCORE})")
     parser.add_argument("--pruner", choices=("median", "none"), default="median", help="ends hopeless trials early")
-    parser.add_argument("--prune-after", metavar="N", type=int, default=4, help="evaluations before that (default 4)")
+    parser.add_argument("--prune-after", metavar="N", type=number, default=4, help="evaluations before (default 4)")
     parser.add_argument("--seed", metavar="S", type=int, help="seed of the search (default: a new one each time)")
-    parser.add_argument("--workers", metavar="N", type=int, help="runs at once (default: one for each core)")
+    at_once = "runs at once (default: one for each core)"
+    parser.add_argument("--workers", metavar="N", type=at_least(1, MOST_WORKERS), help=at_once)
     parser.add_argument("--dry-run", action="store_true", help="print what would be submitted to the engine")
     add_engine_flags(parser)
     steps = partial(value_of, "--total-timesteps", int)
@@ -102,8 +100,11 @@ def _parser() -> Parser:
     return parser
 
 
-def make_search(args: Any, extra: Flags) -> Search:
+def make_search(args: Any, extra: Flags) -> Any:
     """What the command line asks for; UsageError where it does not fit together."""
+    from solorl.lab.studies.space import space_from_file, space_of
+    from solorl.lab.studies.tune import Search
+
     script = load_script(args.script)
     steps: Flags = {} if args.total_timesteps is None else {"--total-timesteps": (str(args.total_timesteps),)}
     flags = merge(steps, extra)
@@ -116,17 +117,10 @@ def make_search(args: Any, extra: Flags) -> Search:
         if f"--{name}" in flags:
             raise UsageError(f"solo tune: --{name} is searched, so it cannot be given")
     given = {name: getattr(args, name) for name in RESOURCES if getattr(args, name) is not None}
-    return Search(
-        script=script,
-        env_ids=tuple(dict.fromkeys(args.env_ids)),
-        targets=targets(args.target_scores, args.env_ids),
-        seeds=tuple(seed_range(args.num_seeds, args.start_seed, "solo tune")),
-        space=space,
-        flags=flags,
-        aggregate=args.aggregate,
-        metric=args.metric,
-        resources=read_resources(given, "the flags of solo tune"),
-    )
+    env_ids, scale = tuple(dict.fromkeys(args.env_ids)), targets(args.target_scores, args.env_ids)
+    seeds = tuple(seed_range(args.num_seeds, args.start_seed, "solo tune"))
+    resources = read_resources(given, "the flags of solo tune")
+    return Search(script, env_ids, scale, seeds, space, flags, args.aggregate, args.metric, resources)
 
 
 def targets(given: Sequence[str], env_ids: Sequence[str]) -> dict[str, tuple[float, float]]:
@@ -151,7 +145,7 @@ def targets(given: Sequence[str], env_ids: Sequence[str]) -> dict[str, tuple[flo
     return found
 
 
-def conclusion(search: Search, tuner: Tuner, code: int, script: str) -> list[str]:
+def conclusion(search: Any, tuner: Any, code: int, script: str) -> list[str]:
     """The last lines: how many trials ended how, the best flags ready to paste, and what to do with them."""
     states = Counter(trial.state.name for trial in tuner.trials())
     parts = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "not at their end"}

@@ -1,11 +1,14 @@
 """`solo work`: a worker of a study, wherever it is started."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from solorl.cli import Parser
 from solorl.lab.studies.storage import refusal
 from solorl.lab.studies.study import open_study
 from solorl.lab.studies.worker import AGAIN, Pool
+
+say = partial(print, flush=True)  # a line for the scheduler's log
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,8 +25,3 @@ def main(argv: Sequence[str]) -> int:
         say(refusal(error, args.storage))
         return AGAIN
     return AGAIN if pool.signal else int(bool(pool.failed))
-
-
-def say(text: str) -> None:
-    """A line for the scheduler's log."""
-    print(text, flush=True)

@@ -16,7 +16,8 @@ from solorl.envs.vector import VectorEnvs
 from solorl.lab.datasets import exchange
 from solorl.lab.datasets.recording import Recording
 from solorl.lab.results import figures
-from solorl.lab.results.reference_scores import D4RL, normalised
+from solorl.lab.results.reference_scores import D4RL
+from solorl.lab.results.statistics import normalise
 
 NAMES = ("obs", "action", "reward", "terminated", "truncated", "next_obs", "episode")
 
@@ -71,7 +72,7 @@ def test_scores_are_those_of_d4rl_and_of_own_data(solo, tmp_path):
     folder = recorded(tmp_path / "data", "Hopper-v5", 120)
     returns = read(folder).whole_returns()
     low, high = D4RL["Hopper"]
-    assert normalised(3234.3, low, high) == pytest.approx(100) and normalised(low, low, high) == 0
+    assert normalise(3234.3, low, high) == pytest.approx(1) and normalise(low, low, high) == 0
     code, out, _ = solo(
         "dataset", "info", folder, "--random", folder, "--expert", recorded(tmp_path / "e", "Hopper-v5", 60)
     )

@@ -12,7 +12,7 @@ from solorl import cli, scripts
 from solorl.catalog import header as catalog
 from tools import budget, claims, rules, source, square
 from tools.check import problems_of
-from tools.main_block import main_block, plumbing, rebound
+from tools.main_block import beginnings, main_block, rebound, root
 
 REAL = ROOT / "algorithms"
 
@@ -178,6 +178,23 @@ def test_parts_of_a_checkpoint_may_stand_in_a_dict():
     assert rebinding("lives = x", "other=other") == []
 
 
+def plumbing(text):
+    """Lines of code of a file's main block, and of those the statements whose value is a call of `run.`."""
+    block, lines = main_block(ast.parse(text)), text.splitlines()
+    if block is None:
+        return 0, 0
+
+    def count(first, last):
+        return sum(not line.strip().startswith("#") and bool(line.strip()) for line in lines[first - 1 : last])
+
+    found = 0
+    for node in ast.walk(block):
+        calls = [each for each in beginnings(node) if isinstance(each, ast.Call) and root(each.func) == "run"]
+        end = node.lineno if isinstance(node, ast.For) else getattr(node, "end_lineno", 0)
+        found += count(node.lineno, end) if calls else 0
+    return count(block.lineno + 1, block.end_lineno or 0), found
+
+
 def test_lines_of_plumbing_are_counted():
     text = 'if __name__ == "__main__":\n    run = Run(args)\n    # why\n    a = run.b(\n        1\n    )\n'
     text += "    for i in run.loop(3):\n"
@@ -277,8 +294,8 @@ def test_name_in_two_families_is_found(tree):
 
 
 def test_plumbing_flags_are_those_of_the_library():
-    assert {"track", "seed", "device", "capture_video", "runs_dir"} <= rules.plumbing_flags()
-    assert "learning_rate" not in rules.plumbing_flags()
+    assert {"track", "seed", "device", "capture_video", "runs_dir"} <= rules.PLUMBING
+    assert "learning_rate" not in rules.PLUMBING
 
 
 # ---------------------------------------------------------------------- R2 and R3, on files made up
@@ -618,7 +635,6 @@ def home(tmp_path, monkeypatch):
     (package.parent / "pyproject.toml").write_text("")
     home.mkdir(parents=True)
     monkeypatch.setattr(scripts, "PACKAGE", package)
-    monkeypatch.setattr(source, "PACKAGE", package)
     monkeypatch.chdir(home)
     assert scripts.in_checkout()
     return home

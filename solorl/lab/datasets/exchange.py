@@ -4,7 +4,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,19 @@ ENV_ID = "solorl_env_id"  # in Minari's metadata, for environments that Gymnasiu
 
 
 @contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, a library that says much says nothing: no warnings, no logs, no prints."""
+    before, heard = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(heard), redirect_stderr(heard):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
 def minari(name: str) -> Iterator[Any]:
     """Minari, for its data set `name`. What it raises inside is a UsageError, as is its absence; it says nothing."""
     try:
@@ -26,15 +39,9 @@ def minari(name: str) -> Iterator[Any]:
         import minari
     except ImportError:
         raise UsageError(needs_extra("Minari", "minari")) from None
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()), fitting(f"the Minari data set {name}"):
-        warnings.simplefilter("ignore")
-        before = logging.root.manager.disable
-        logging.disable(logging.WARNING)
-        try:
-            minari.dataset.minari_dataset.parse_dataset_id(name)  # of a malformed name Minari would make a folder
-            yield minari
-        finally:
-            logging.disable(before)
+    with quiet(), fitting(f"the Minari data set {name}"):
+        minari.dataset.minari_dataset.parse_dataset_id(name)  # of a malformed name Minari would make a folder
+        yield minari
 
 
 def export(folder: Path, name: str, low: float | None, high: float | None) -> int:
@@ -54,30 +61,19 @@ def export(folder: Path, name: str, low: float | None, high: float | None) -> in
 
         episodes = (
             EpisodeBuffer(
-                observations=np.concatenate([data.obs[first:stop], data.next_obs[stop - 1 : stop]]),
-                actions=data.action[first:stop],
-                rewards=data.reward[first:stop],
-                terminations=data.terminated[first:stop],
-                truncations=at_limit[first:stop],
-                infos={},
+                observations=np.concatenate([data.obs[part], data.next_obs[part.stop - 1 : part.stop]]),
+                actions=data.action[part], rewards=data.reward[part],
+                terminations=data.terminated[part], truncations=at_limit[part], infos={},
             )
-            for first, stop in zip([0, *ends[:-1]], ends, strict=True)
-        )
+            for part in map(slice, [0, *ends[:-1]], ends)
+        )  # fmt: skip
         code = f"{about.get('script', 'SoloRL')}, commit {(about.get('git') or {}).get('commit', 'unknown')}"
         made = library.create_dataset_from_buffers(
-            name,
-            episodes,
-            env=env_id if env_id in gym.registry else None,
-            observation_space=observation_space,
-            action_space=action_space,
-            algorithm_name=policy,
-            code_permalink=code,
+            name, episodes, env=env_id if env_id in gym.registry else None,
+            observation_space=observation_space, action_space=action_space, algorithm_name=policy, code_permalink=code,
             description=f"{policy} on {env_id}, seed {about.get('seed')}; actions are the agent's",
-            ref_min_score=low,
-            ref_max_score=high,
-            data_format="hdf5",
-            jpeg_encoding=False,
-        )
+            ref_min_score=low, ref_max_score=high, data_format="hdf5", jpeg_encoding=False,
+        )  # fmt: skip
         made.storage.update_metadata({ENV_ID: env_id})
     return len(ends)
 
@@ -116,9 +112,7 @@ def _piece(episodes: list[Any], obs_space: gym.Space, action_space: gym.Space) -
     cut = np.zeros_like(truncated)
     cut[last] = ~(terminated | truncated)[last]
     final_obs = np.stack([each.observations[-1] for each in episodes]).astype(obs_space.dtype)
-    obs, action = (
-        joined("observations", slice(-1)).astype(obs_space.dtype),
-        joined("actions").astype(action_space.dtype),
-    )
+    obs = joined("observations", slice(-1)).astype(obs_space.dtype)
+    action = joined("actions").astype(action_space.dtype)
     arrays = (obs, action, joined("rewards").astype(np.float32), terminated, truncated | cut, final_obs, final_obs[-1:])
     return {**dict(zip(ARRAYS, arrays, strict=True)), "cut": cut}

@@ -1,6 +1,7 @@
 """Where data sets come from: environments that `solo record` steps, and the replay buffer that a training has kept."""
 
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,20 +86,17 @@ def replayed(run_dir: Path, args: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return {key: rows.reshape(-1, num_envs, *rows.shape[1:]) for key, rows in arrays.items()}
 
 
-def write_replayed(rows: Mapping[str, np.ndarray], writer: Writer, obs_space: gym.Space) -> None:
-    """Write what `replayed` has returned. A buffer knows `terminated` only: an episode that does not continue with the
-    next row of its environment has come to a limit. OSError; ValueError where the rows do not fit the space."""
-    steps, num_envs = rows["reward"].shape
-    shape: Any = (steps, num_envs, *(obs_space.shape or ()))
-    obs, next_obs = (rows[name].reshape(shape).astype(obs_space.dtype) for name in ("obs", "next_obs"))
+def record_replayed(rows: Mapping[str, np.ndarray], recording: Recording, about: Mapping[str, Any], env: Any) -> None:
+    """Record what `replayed` has returned of an environment. A buffer knows `terminated` only: an episode that does not
+    continue with the next row of its environment has come to a limit. OSError; ValueError where the rows do not fit."""
+    spaces = env.observation_space, env.action_space
+    shape: Any = (*rows["reward"].shape, *(spaces[0].shape or ()))
+    obs, next_obs = (rows[name].reshape(shape) for name in ("obs", "next_obs"))
     terminated = as_flags(rows["done"], "done")
     other = (rows["next_obs"][:-1] != rows["obs"][1:]).any(-1)
     truncated = np.concatenate([other, np.zeros_like(terminated[:1])]) & ~terminated
-    most = piece_steps(obs_space, num_envs)
-    for first in range(0, steps, most):
-        part, stop = slice(first, first + most), min(first + most, steps)
-        after = obs[stop] if stop < steps else next_obs[-1]
-        arrays = (obs, rows["action"], rows["reward"], terminated, truncated)
-        final_obs = next_obs[part][(terminated | truncated)[part]]
-        piece = {name: array[part] for name, array in zip(ARRAYS, arrays, strict=False)}
-        writer.add({**piece, "final_obs": final_obs, "after": after})
+    recording.open(about, spaces, obs[0])
+    after = chain(obs[1:], next_obs[-1:])
+    for step in zip(rows["action"], rows["reward"], terminated, truncated, next_obs, after, strict=True):
+        recording.add(*step)
+    recording.flush()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, hint
 from solorl.lab.results import lineage
 from solorl.lab.results import statistics as st
 from solorl.lab.results.reference_scores import reference
@@ -117,17 +117,13 @@ def only(results: Sequence[Result], env_ids: Sequence[str] = (), methods: Sequen
     ):
         for name in names:
             if name not in known:
-                raise UsageError(f"no result is of {kind} {name}{_hint(name, list(dict.fromkeys(known)))}")
+                raise UsageError(f"no result is of {kind} {name}{hint(name, list(dict.fromkeys(known)), 'there is')}")
     kept = [result for result in results if not env_ids or result.env_id in env_ids]
     if methods:
         kept = [result for name in dict.fromkeys(methods) for result in kept if result.name == name]
     if not kept:
         raise UsageError(f"{listed(methods)} has no result on {listed(env_ids)}")
     return kept
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    return did_you_mean(name, known) or f"; there is {listed(known)}"
 
 
 def compare(
@@ -158,7 +154,7 @@ def compare(
     groups = grouped(kept)
     envs, methods = list(dict.fromkeys(env for env, _ in groups)), list(dict.fromkeys(name for _, name in groups))
     if baseline is not None and baseline not in methods:
-        raise UsageError(f"there is no method {baseline}{_hint(baseline, methods)}")
+        raise UsageError(f"there is no method {baseline}{hint(baseline, methods, 'there is')}")
     runs = {name: [run for run in kept if run.name == name] for name in methods}
     first = baseline or (methods[0] if as_given else lineage.origin(runs))
     methods = [first, *(method for method in methods if method != first)]
@@ -214,19 +210,15 @@ def env_rows(comparison: Comparison, env_id: str | None = None) -> list[EnvRow]:
 
 def _env_row(env_id: str, method: str, scores: st.Array, runs: Sequence[Result]) -> EnvRow:
     speeds = [run.sps * run.together for run in runs if run.sps is not None]
+    iqm, mean, median = (estimate(statistic, [scores]) for statistic in (st.iqm, st.mean, st.median_run))
     return EnvRow(
-        env_id,
-        method,
-        seeds=len(runs),
-        iqm=estimate(st.iqm, [scores]),
-        mean=estimate(st.mean, [scores]),
-        median=estimate(st.median_run, [scores]),
+        env_id, method, len(runs), iqm, mean, median,
         steps=float(np.median([run.global_step for run in runs])),
         seconds=float(np.median([run.wall_time for run in runs])),
         sps=float(np.median(speeds)) if speeds else None,
         together=max(run.together for run in runs),
         date=min((run.started[:10] for run in runs if run.started), default=""),
-    )
+    )  # fmt: skip
 
 
 def total_rows(comparison: Comparison) -> list[TotalRow]:
@@ -254,7 +246,7 @@ def pair(comparison: Comparison, x: str, y: str) -> Pair | None:
         return None
     of_x, of_y = ([comparison.scores(env, name) for env in envs] for name in (x, y))
     several = enough(list(zip(map(len, of_x), map(len, of_y), strict=True)))
-    interval = tuple(st.improvement_interval(of_x, of_y).tolist()) if several else None
+    interval = tuple(st.paired_interval(st.probability_of_improvement, of_x, of_y).tolist()) if several else None
     probability = Estimate(float(st.probability_of_improvement(of_x, of_y)), interval)
     decided = {env: direction(a, b) for env, a, b in zip(envs, of_x, of_y, strict=True)}
     few = all(least_p(len(a), len(b)) >= ALPHA for a, b in zip(of_x, of_y, strict=True))

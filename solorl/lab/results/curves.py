@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from solorl.lab.results import statistics as st
-from solorl.lab.results.comparison import ALL, AXES, ENOUGH, METRICS, Comparison
+from solorl.lab.results.comparison import ALL, AXES, ENOUGH, METRICS, Comparison, grouped
 from solorl.lab.results.result import Result
 
+Line = tuple[st.Array, st.Array]  # positions and returns of a run
 MOST_CURVES = 4  # methods in one picture
 WINDOW = 10  # bins over which a training curve is averaged, 5 % of a run
 
@@ -45,18 +46,20 @@ def curves(comparison: Comparison, metric: str, axis: str) -> dict[tuple[str, st
     """The learning curve of every environment and method; those without a common position are left out."""
     found = {}
     for (env, method), runs in comparison.groups.items():
-        lines = {str(run.seed): points(run, metric, axis) for run in runs}
-        lines = {seed: line for seed, line in lines.items() if len(line[0])}
-        if not lines:
-            continue
-        end = None
-        if axis == "time":
-            latest = latest_start(lines.values())
-            lines = {seed: line for seed, line in lines.items() if line[0][0] <= latest}
-            end = most(x[-1] for x, _ in lines.values())
-        if (curve := over_runs(lines, end)) is not None:
+        lines, end = in_time({str(run.seed): points(run, metric, axis) for run in runs}, axis)
+        if lines and (curve := over_runs(lines, end)) is not None:
             found[env, method] = curve
     return found
+
+
+def in_time(lines: Mapping[str, Line], axis: str) -> tuple[dict[str, Line], float | None]:
+    """The lines of runs that have any; by time without those that begin late, and where half of them have ended."""
+    begun = {seed: line for seed, line in lines.items() if len(line[0])}
+    if axis != "time" or not begun:
+        return begun, None
+    latest = latest_start(begun.values())
+    kept = {seed: line for seed, line in begun.items() if line[0][0] <= latest}
+    return kept, most(x[-1] for x, _ in kept.values())
 
 
 def over_runs(lines: Mapping[str, tuple[st.Array, st.Array]], end: float | None = None) -> Curve | None:
@@ -72,16 +75,13 @@ def over_runs(lines: Mapping[str, tuple[st.Array, st.Array]], end: float | None 
 def trainings(results: Sequence[Result]) -> dict[tuple[str, str], dict[str, Curve]]:
     """Environment and method -> what is to be seen of the trainings: "training" (returns), "length" (of these
     episodes), "evaluation", and "loss" and "value" of the critic, each over all seeds; of one run as they are."""
-    groups: dict[tuple[str, str], dict[str, dict[str, Curve]]] = {}
-    for result in results:
-        for kind, curve in _training(result).items():
-            groups.setdefault((result.env_id, result.name), {}).setdefault(kind, {})[str(result.seed)] = curve
     found: dict[tuple[str, str], dict[str, Curve]] = {}
-    for key, kinds in groups.items():
-        for kind, of_seeds in kinds.items():
-            lines = {seed: (curve.x, curve.y) for seed, curve in of_seeds.items()}
-            one = next(iter(of_seeds.values())) if len(of_seeds) == 1 else over_runs(lines)
-            if one is not None:
+    for key, runs in grouped(results).items():
+        drawn = {str(run.seed): _training(run) for run in runs}
+        for kind in dict.fromkeys(kind for kinds in drawn.values() for kind in kinds):
+            curves = {seed: kinds[kind] for seed, kinds in drawn.items() if kind in kinds}
+            lines = {seed: (curve.x, curve.y) for seed, curve in curves.items()}
+            if one := next(iter(curves.values())) if len(curves) == 1 else over_runs(lines):
                 found.setdefault(key, {})[kind] = one
     return found
 
@@ -135,26 +135,18 @@ def total_curves(comparison: Comparison, metric: str, axis: str) -> dict[str, Cu
         return {}
     found, groups = {}, comparison.groups
     for method in comparison.methods:
-        lines = {env: [points(run, metric, axis) for run in groups[env, method]] for env in comparison.shared}
-        if not all(len(x) for of_env in lines.values() for x, _ in of_env):
+        lines = [{str(run.seed): points(run, metric, axis) for run in groups[env, method]} for env in comparison.shared]
+        if not all(len(x) for of_env in lines for x, _ in of_env.values()):
             continue
-        end = None
-        if axis == "time":
-            lines = {env: [line for line in of if line[0][0] <= latest_start(of)] for env, of in lines.items()}
-            end = max(most(x[-1] for x, _ in of_env) for of_env in lines.values())
-        grid = st.common_grid([x for of_env in lines.values() for x, _ in of_env], end=end)
+        kept, ends = zip(*(in_time(of_env, axis) for of_env in lines), strict=True)
+        by_env = [list(zip(*of_env.values(), strict=True)) for of_env in kept]  # positions, values
+        end = max(ends) if axis == "time" else None
+        grid = st.common_grid([x for xs, _ in by_env for x in xs], end=end)
         if len(grid):
-            values = [_normalised(comparison, env, lines[env], grid) for env in comparison.shared]
+            scaled = zip(comparison.shared, by_env, strict=True)
+            values = [st.normalise(st.on_grid(grid, *each), *comparison.scale[env]) for env, each in scaled]
             found[method] = banded(grid, values, {})
     return found
-
-
-def _normalised(
-    comparison: Comparison, env_id: str, lines: Sequence[tuple[st.Array, st.Array]], grid: st.Array
-) -> st.Array:
-    """The curves of one environment on a grid, on the scale from 0 to 1: (num_runs, p)."""
-    values = st.on_grid(grid, [x for x, _ in lines], [y for _, y in lines])
-    return st.normalise(values, *comparison.scale[env_id])
 
 
 def panels(

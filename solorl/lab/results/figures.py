@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from solorl.errors import UsageError
-from solorl.files import write_atomically
+from solorl.files import write
 from solorl.glyphs import legible
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
@@ -47,7 +47,7 @@ PANELS = (  # the lines and their axis, the area and its axis on the right
 
 
 def write_figures(comparison: cmp.Comparison, folder: Path) -> list[Path]:
-    """Write all figures of a report into `folder`; returns the PNGs. Raises OSError where one cannot be written."""
+    """Write all figures of a report into `folder`; returns the PNGs. UsageError where one cannot be written."""
     written = []
     groups = cv.split(comparison)
     for axis in cmp.AXES:
@@ -72,7 +72,7 @@ def write_curves(
     """Write learning curves by steps as the PNG `path`, which carries what it was drawn from, for `shows`; and next to
     it as other `kinds`.
 
-    Raises UsageError where there are no curves, OSError where `path` cannot be written.
+    Raises UsageError where there are no curves, or `path` cannot be written.
     """
     if not curves:
         raise UsageError(f"{path}: there is no curve to draw, the runs have no common steps")
@@ -137,12 +137,12 @@ def draw_profiles(comparison: cmp.Comparison, profiles: Mapping[str, cv.Curve]) 
 
 
 def write_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cv.Curve]], path: Path) -> None:
-    """Draw what `trainings` of curves.py found into `path`, a PNG or SVG. Raises OSError."""
+    """Draw what `trainings` of curves.py found into `path`, a PNG or SVG. UsageError."""
     _write(draw_trainings(trainings), path, (path.suffix[1:],))
 
 
 def write_histogram(returns: Mapping[str, Any], path: Path) -> None:
-    """Draw how often the returns of data sets occur into `path`, a PNG or SVG. Raises OSError."""
+    """Draw how often the returns of data sets occur into `path`, a PNG or SVG. UsageError."""
     figure = Figure(figsize=SINGLE, dpi=130, layout="constrained")
     axes = figure.subplots()
     bins = np.histogram_bin_edges(np.concatenate(list(returns.values())), 40).tolist()
@@ -270,6 +270,6 @@ def _write(figure: Figure, path: Path, kinds: Sequence[str] = ("png", "svg", "pd
         for kind in kinds:
             data = BytesIO()
             figure.savefig(data, format=kind, metadata=metadata[kind])
-            write_atomically(path.with_suffix(f".{kind}"), data.getvalue())
+            write(path.with_suffix(f".{kind}"), data.getvalue())
             figure.set_layout_engine("none")  # the places found for the one fit the other, too
     return path.with_suffix(".png")

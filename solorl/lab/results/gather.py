@@ -14,17 +14,17 @@ NOT_OWN = (SAME | {item.name for item in fields(RunArgs)} | {"torch_threads"}) -
 
 
 def gathered(
-    readers: Iterable[Callable[[], Result]], whole: bool = False, unfinished: bool = False
+    readers: Iterable[Callable[[], Sequence[Result]]], whole: bool = False, unfinished: bool = False
 ) -> tuple[list[Result], list[str]]:
     """The results that functions return or fail to return with ResultError, and the sentences of `read_all`."""
     results: list[Result] = []
     problems: list[str] = []
     for read_one in readers:
         try:
-            result = _printable(read_one())
-            if result.status != "finished" and not unfinished:
-                raise ResultError(f"{result.source} is left out: the run is not finished ({result.status[:99]})")
-            results.append(result)
+            found = list(map(_printable, read_one()))
+            if not unfinished and (early := [one for one in found if one.status != "finished"]):
+                raise ResultError(f"{early[0].source} is left out: the run is not finished ({early[0].status[:99]})")
+            results += found
         except ResultError as error:
             problems.append(plain(str(error)))
     kept, left_out = _newest(named(_each_once(results), whole))

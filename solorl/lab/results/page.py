@@ -3,7 +3,7 @@
 import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
 from solorl.lab.results import text
 
-TEMPLATE = Path(__file__).with_name("page.html")
+CHART = Path(__file__).with_name("chart")  # page.html; uPlot and the script that draws by it, which the site has, too
 DIGITS = 5  # significant digits of the numbers in the charts
 
 
@@ -27,46 +27,45 @@ def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[s
         "CAPTION": html.escape(f"{text.lines_caption(comparison)} {text.CURVE_CAPTION}"),
         "TABLES": _tables(comparison),
         "NOTES": f'<h2>Notes</h2>\n<ul class="quiet">\n{notes}</ul>\n' if notes else "",
-        "DATA": json.dumps(_data(comparison, axis), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "DATA": as_json(_data(comparison, axis)),
     }
-    return filled(TEMPLATE, parts)
+    for name in ("uplot.css", "uplot.js", "chart.js"):
+        parts[name.upper().replace(".", "_")] = (CHART / name).read_text(encoding="utf-8")
+    return filled(CHART / "page.html", parts)
 
 
 # ---------------------------------------------------------------------- data of the charts
+def as_json(data: Any) -> str:
+    """Data of a chart as text in a page, where it cannot end the script that holds it."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
 def _data(comparison: cmp.Comparison, axis: str) -> dict[str, Any]:
-    metrics = cv.available(comparison)
-    profiles = _lines(comparison, cv.profiles(comparison)) if len(comparison.shared) > 1 else []
-    return {
-        "methods": comparison.methods,
-        "start": {"axis": axis, "metric": metrics[0]},
-        "curves": {m: {a: _panels(comparison, m, a) for a in cmp.AXES} for m in metrics},
-        "profiles": [{"title": "Fraction of runs above a score", "lines": profiles}] if profiles else [],
-    }
+    """A panel for each environment, one for all, and the performance profiles."""
+    metrics, panels = cv.available(comparison), dict[str, dict[str, Any]]()
+    for metric, each in product(metrics, cmp.AXES):
+        found = cv.curves(comparison, metric, each), cv.total_curves(comparison, metric, each)
+        for title, curves in cv.panels(comparison, *found):
+            panels.setdefault(title, {})[f"{metric} {each}"] = lines(comparison, curves)
+    if len(comparison.shared) > 1:
+        panels["Fraction of runs above a score"] = {"score": lines(comparison, cv.profiles(comparison))}
+    shown = [{"title": title, "lines": found} for title, found in panels.items()]
+    return {"methods": comparison.methods, "start": {"axis": axis, "metric": metrics[0]}, "panels": shown}
 
 
-def _panels(comparison: cmp.Comparison, metric: str, axis: str) -> list[dict[str, Any]]:
-    """One panel per environment and one for all."""
-    curves, totals = cv.curves(comparison, metric, axis), cv.total_curves(comparison, metric, axis)
-    found = cv.panels(comparison, curves, totals)
-    return [{"title": title, "lines": _lines(comparison, lines)} for title, lines in found]
-
-
-def _lines(comparison: cmp.Comparison, curves: Mapping[str, cv.Curve]) -> list[dict[str, Any]]:
+def lines(comparison: cmp.Comparison, curves: Mapping[str, cv.Curve], most: int | None = None) -> list[dict[str, Any]]:
+    """The curves of a panel by their methods, each with those of its first `most` seeds."""
     return [
         {
-            "m": comparison.methods.index(method),
-            "x": numbers(curve.x),
-            "y": numbers(curve.y),
-            "lo": numbers(curve.band[:, 0]),
-            "hi": numbers(curve.band[:, 1]),
-            "band": curve.kind,
-            "runs": {seed: numbers(values) for seed, values in curve.seeds.items()},
+            "m": comparison.methods.index(method), "band": curve.kind, "x": _numbers(curve.x), "y": _numbers(curve.y),
+            "lo": _numbers(curve.band[:, 0]), "hi": _numbers(curve.band[:, 1]),
+            "seeds": {seed: _numbers(values) for seed, values in [*curve.seeds.items()][:most]},
         }
         for method, curve in curves.items()
-    ]
+    ]  # fmt: skip
 
 
-def numbers(values: Iterable[float]) -> list[float]:
+def _numbers(values: Iterable[float]) -> list[float]:
     """Numbers for JSON, with DIGITS significant digits."""
     short = (float(f"{value:.{DIGITS}g}") for value in values)
     return [int(value) if value.is_integer() else value for value in short]

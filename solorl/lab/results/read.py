@@ -1,7 +1,7 @@
 """Finding results: in result files, run folders, TensorBoard folders, and folders of these at any depth."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,26 +38,15 @@ def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = Fals
     silently: a path that does not exist or holds no result is a sentence, too. Runs that have not come to their end
     are left out unless `unfinished` ones are wanted.
     """
-    found: dict[str, Callable[[], Result]] = {}
+    found: dict[str, Path] = {}
     problems = []
     for path in paths:
         sources, refused = _sources(path)
         problems += refused
         if not sources and not refused:
             problems.append(f"{path} holds no result" if path.exists() else f"there is no {path}")
-        for source in sources:
-            if source.suffix == ".npz":
-                from solorl.lab.results.paper import read_scores  # here, because it loads NumPy
-
-                try:
-                    runs = read_scores(source)
-                except ResultError as error:
-                    problems.append(str(error))
-                    continue
-                found |= {f"{source.resolve()} {i}": partial(replace, run) for i, run in enumerate(runs)}
-            else:
-                found[str(source.resolve())] = partial(read_folder if source.is_dir() else read, source)
-    results, more = gathered(found.values(), whole, unfinished)
+        found |= {str(source.resolve()): source for source in sources}
+    results, more = gathered((partial(_read, source) for source in found.values()), whole, unfinished)
     return results, [plain(problem) for problem in problems] + more
 
 
@@ -89,6 +78,15 @@ def _sources(path: Path) -> tuple[list[Path], list[str]]:
         found += [place] if any(child.name.startswith("events.out.tfevents.") for child in children) else []
         waiting += [child for child in reversed(children) if not child.name.startswith(".")]
     return found, problems
+
+
+def _read(source: Path) -> list[Result]:
+    """The results in a file or folder that `_sources` has found. Raises ResultError."""
+    if source.suffix == ".npz" and source.is_file():
+        from solorl.lab.results.paper import read_scores  # here, because it loads NumPy
+
+        return read_scores(source)
+    return [read_folder(source) if source.is_dir() else read(source)]
 
 
 def _natural(path: Path) -> list[Any]:

@@ -5,8 +5,6 @@ low: the return of uniformly random actions. high: what counts as solved.
 
 import re
 
-import numpy as np
-
 # low: mean over 1,000 episodes (classic control, Lunar Lander), 200 (MuJoCo, Bipedal Walker) or 20 (Car Racing) of
 # uniformly random actions, seeds from 0, Gymnasium 1.4. high: the `reward_threshold` with which Gymnasium registers the
 # environment; where it has none, a result of trained agents, named after the line. MuJoCo's scores are those of -v5.
@@ -77,8 +75,3 @@ def reference(env_id: str) -> tuple[float, float] | None:
     name = re.sub(r"-v\d+$", "", env_id)
     game = re.sub(r"(NoFrameskip|Deterministic)$", "", name.removeprefix("ALE/"))
     return CONTROL.get(env_id) or CONTROL.get(name) or ATARI.get(game)
-
-
-def normalised(returns: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Returns as scores: 0 is `low` and 100 is `high`, as in D4RL's tables."""
-    return 100 * (returns - low) / (high - low)

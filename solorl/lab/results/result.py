@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 from zipfile import BadZipFile
 
 from solorl.files import read_regular, write_atomically
@@ -113,7 +114,14 @@ def rounded(value: Any) -> Any:
 def read(path: Path) -> Result:
     """The result in a file that `collect` wrote. Raises ResultError, which names the file, where it is damaged."""
     with reading(path):
-        return parse_bytes(read_regular(path, MOST_BYTES), str(path))
+        with gzip.open(BytesIO(read_regular(path, MOST_BYTES))) as file:
+            content = json.loads(file.read(MOST_BYTES))
+        if content["format"] != FORMAT:
+            raise ResultError(f"{path} has another format than {FORMAT}, which this version reads")
+        stored = [name for name in Result.__dataclass_fields__ if name in content and name not in NOT_STORED]
+        result = Result(**{name: content[name] for name in stored}, source=str(path))
+        check(result)
+        return result
 
 
 @contextmanager
@@ -133,35 +141,13 @@ def reading(source: object) -> Iterator[None]:
 WRONG = (TypeError, ValueError, AttributeError)  # what values of another kind lead to
 
 
-def parse_bytes(data: bytes, source: str) -> Result:
-    """The result in the bytes of a result file. Raises ResultError, which names `source`, where it is none."""
-    with reading(source):
-        with gzip.open(BytesIO(data)) as file:
-            content = json.loads(file.read(MOST_BYTES))
-        if content["format"] != FORMAT:
-            raise ResultError(f"{source} has another format than {FORMAT}, which this version reads")
-        stored = [name for name in Result.__dataclass_fields__ if name in content and name not in NOT_STORED]
-        result = Result(**{name: content[name] for name in stored}, source=source)
-        check(result)
-        return result
-
-
 def check(result: Result) -> None:
     """ValueError where a value of a result is not of its kind, or its columns are not of numbers and equally long."""
-    for kind, names in KINDS.items():
-        if wrong := [name for name in names if not isinstance(getattr(result, name), kind)]:
-            raise ValueError(f"its {wrong[0]} is of another kind")
+    for name, hint in get_type_hints(Result).items():
+        kinds = [get_origin(each) or each for each in (get_args(hint) if isinstance(hint, UnionType) else [hint])]
+        if not isinstance(getattr(result, name), (*kinds, *[int] * (float in kinds))):
+            raise ValueError(f"its {name} is of another kind")
     for table, names in ((result.eval, EVAL_COLUMNS), (result.train, TRAIN_COLUMNS)):
         columns = [[math.isfinite(value) for value in table[name]] for name in names if table]
         if not all(map(all, columns)) or len(set(map(len, columns))) > 1:
             raise ValueError("its columns do not fit together")
-
-
-KINDS = {  # what the fields of a result must be
-    str: ("env_id", "script", "variant", "script_sha256", "started", "status"),
-    int: ("seed", "together"),
-    int | float: ("global_step", "wall_time"),
-    int | float | None: ("last_100_episodes", "sps"),
-    dict: ("args", "versions", "machine", "eval", "train"),
-    list: ("parents",),
-}

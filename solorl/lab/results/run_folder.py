@@ -11,16 +11,8 @@ from typing import Any
 from solorl import runfolder
 from solorl.catalog.header import origins
 from solorl.files import read_regular
-from solorl.lab.results.result import (
-    EVAL_COLUMNS,
-    MOST_BYTES,
-    TRAIN_COLUMNS,
-    Columns,
-    Result,
-    ResultError,
-    check,
-    reading,
-)
+from solorl.lab.results import result as results
+from solorl.lab.results.result import EVAL_COLUMNS, TRAIN_COLUMNS, Columns, Result, ResultError
 
 BINS = 200  # rows that the training episodes of one run are thinned to
 LOCAL = ("runs_dir", "resume", "resume_changed", "wandb_entity")  # arguments that say where, not what
@@ -37,9 +29,9 @@ def read_run(run_dir: Path) -> Result:
 
     Raises ResultError where a file is missing or damaged.
     """
-    with reading(run_dir):
+    with results.reading(run_dir):
         result = _result(run_dir)
-        check(result)
+        results.check(result)
         return result
 
 
@@ -91,16 +83,14 @@ def _critic(rows: Sequence[dict[str, Any]], total: int) -> dict[str, Columns]:
 def _together(run_dir: Path) -> int:
     """How many runs the process trained at once."""
     path = run_dir / "together.json"
-    return len(json.loads(read_regular(path, MOST_BYTES))) if path.exists() else 1
+    return len(json.loads(read_regular(path, results.MOST_BYTES))) if path.exists() else 1
 
 
 def _portable(args: dict[str, Any]) -> dict[str, Any]:
     """The arguments without those that say where things lie; of any other absolute path only the last name."""
-    return {
-        name: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
-        for name, value in args.items()
-        if name not in LOCAL
-    }
+    paths = {name: Path(value) for name, value in args.items() if isinstance(value, str)}
+    short = {name: path.name for name, path in paths.items() if path.is_absolute()}
+    return {name: value for name, value in (args | short).items() if name not in LOCAL}
 
 
 def _described(machine: dict[str, Any]) -> dict[str, Any]:

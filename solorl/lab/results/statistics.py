@@ -89,10 +89,11 @@ def profile_band(scores: Scores, thresholds: Array, level: float = LEVEL, reps: 
     return percentiles(np.moveaxis(profile(resample(scores, reps), thresholds), 0, -1), level)
 
 
-def difference_interval(statistic: Statistic, x: Scores, y: Scores, level: float = LEVEL, reps: int = REPS) -> Array:
-    """The bootstrap interval of statistic(x) - statistic(y), both resampled on their own: (..., 2)."""
-    samples = statistic(resample(x, reps, seed=[0, 0])) - statistic(resample(y, reps, seed=[0, 1]))
-    return percentiles(samples, level)
+def paired_interval(
+    statistic: Callable[[Scores, Scores], Array], x: Scores, y: Scores, level: float = LEVEL, reps: int = REPS
+) -> Array:
+    """The bootstrap interval of a statistic of x and y, both resampled on their own: (..., 2)."""
+    return percentiles(statistic(resample(x, reps, seed=[0, 0]), resample(y, reps, seed=[0, 1])), level)
 
 
 # ---------------------------------------------------------------------- comparing x with y
@@ -105,12 +106,6 @@ def _share_above(x: Array, y: Array) -> Array:
     """The fraction of pairs (a, b) with a > b, ties counted 1/2: of (..., n) and (..., m) over the last axes."""
     a, b = x[..., :, None], y[..., None, :]
     return (a > b).mean(axis=(-2, -1)) + 0.5 * (a == b).mean(axis=(-2, -1))
-
-
-def improvement_interval(x: Scores, y: Scores, level: float = LEVEL, reps: int = REPS) -> Array:
-    """The stratified bootstrap interval of P(X > Y): (2,)."""
-    samples = probability_of_improvement(resample(x, reps, seed=[0, 0]), resample(y, reps, seed=[0, 1]))
-    return percentiles(samples, level)
 
 
 def mann_whitney(x: Array, y: Array) -> float:

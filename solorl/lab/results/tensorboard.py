@@ -62,21 +62,16 @@ def read_tensorboard(folder: Path, names: tuple[str, str, int] | None = None) ->
 
 def names_of(folder: Path) -> tuple[str, str, int]:
     """(env_id, name of the algorithm, seed) out of the names of a folder and of those above it. Raises ResultError."""
-    parts = ("", "", *folder.resolve().parts)
-    if found := _cleanrl_names(parts[-1], parts[-2]):
-        return found
-    if match := VERSIONED.match(parts[-1]):  # the zoo: ppo/Hopper-v4_1
-        return match["env"], parts[-2].lower(), int(match["n"] or 0)
-    if found := _cleanrl_names(parts[-2], parts[-3]):  # with PPO_1 in it, as Stable-Baselines3 names its own
-        return found
-    algorithm = re.match(r"^(?P<name>.+?)(_(?P<n>\d+))?$", parts[-1])
-    for part in parts[-2:-4:-1]:  # Hopper-v4/PPO_1 and ppo/Hopper-v4_1/PPO_1
-        if algorithm and (match := VERSIONED.match(part)):
-            return match["env"], algorithm["name"].lower(), int(match["n"] or algorithm["n"] or 0)
-    raise ResultError(
-        f"{folder} does not tell its environment; name it ENV__NAME__SEED or put it below a folder named ENV, "
-        "as in CartPole-v1/PPO_1"
-    )
+    parts = ("", "", "", *folder.resolve().parts)
+    last = re.fullmatch(r"(.+?)(?:_(\d+))?", parts[-1])
+    for place, above in zip(parts[-1:-4:-1], parts[-2:-5:-1], strict=True):
+        if found := _cleanrl_names(place, above):
+            return found
+        if match := VERSIONED.match(place):  # ppo/Hopper-v4_1 of the zoo; or PPO_1 in a folder of this name
+            name, number = last.groups() if last and place != parts[-1] else (above, None)
+            return match["env"], name.lower(), int(match["n"] or number or 0)
+    ways = "name it ENV__NAME__SEED or put it below a folder named ENV, as in CartPole-v1/PPO_1"
+    raise ResultError(f"{folder} does not tell its environment; {ways}")
 
 
 def _cleanrl_names(name: str, above: str) -> tuple[str, str, int] | None:
@@ -101,11 +96,11 @@ def _scalars(folder: Path) -> tuple[dict[str, Series], float]:
     except Exception as error:  # a damaged file fails in many ways
         raise ResultError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
     began = min((event.wall_time for rows in found.values() for event in rows), default=0.0)
-    series = {
-        tag: sorted((e.step, e.wall_time - began, float(e.value)) for e in rows if math.isfinite(e.value))
-        for tag, rows in found.items()
-    }
-    return {tag: rows for tag, rows in series.items() if rows}, began
+    series = {}
+    for tag, events in found.items():
+        if rows := sorted((e.step, e.wall_time - began, float(e.value)) for e in events if math.isfinite(e.value)):
+            series[tag] = rows
+    return series, began
 
 
 def _table(series: dict[str, Series], pairs: tuple[tuple[str, str], ...]) -> list[list[float]]:

@@ -181,11 +181,10 @@ def total_table(comparison: cmp.Comparison) -> Table:
 
 def pair_table(comparison: cmp.Comparison) -> Table:
     """A row for each method against its opponent."""
-    found = cmp.pairs(comparison)
-    rows: list[list[Cell]] = [
-        [f"{one.x} against {one.y}", one.probability if one.probability.interval else "-", one.better, one.worse]
-        for one in found
-    ]
+    rows: list[list[Cell]] = []
+    for one in cmp.pairs(comparison):
+        chance = one.probability if one.probability.interval else "-"
+        rows.append([f"{one.x} against {one.y}", chance, one.better, one.worse])
     return ["Comparison", "P(improvement)", "Better on", "Worse on"], rows
 
 
@@ -201,24 +200,19 @@ def tables(comparison: cmp.Comparison) -> list[tuple[str, str, Table]]:
 
 def words(cell: Cell) -> str:
     """A cell as text."""
-    return (
-        estimate(cell) if isinstance(cell, cmp.Estimate) else cell if isinstance(cell, str) else ", ".join(cell) or "-"
-    )
+    if isinstance(cell, cmp.Estimate):
+        return estimate(cell)
+    return cell if isinstance(cell, str) else ", ".join(cell) or "-"
 
 
-def block(comparison: cmp.Comparison, evidence: Sequence[str], pictures: Sequence[str] = ()) -> str:
-    """What `--markdown` puts between its markers: the verdicts, the table of environments, links to the `evidence`.
-
-    Then, where there are any, the `pictures` of the learning curves.
-    """
+def block(comparison: cmp.Comparison, evidence: Sequence[str]) -> str:
+    """What `--markdown` puts between its markers: the verdicts, the table of environments, links to the `evidence`."""
     lines = "".join(f"**{markdown(sentence)}**\n\n" for sentence in verdicts(comparison))
     rows = f"{table(*env_table(comparison), left=2)}\n{table_caption(comparison)}"
     if all(len(runs) == 1 for runs in comparison.groups.values()):  # chance alone would order them
         lines, rows = "", f"No row yet: one seed each of {cmp.listed(comparison.methods)}."
     links = ", ".join(f"[{path}]({quote(str(path))})" for path in evidence)
-    shown = "".join(f"\n![learning curves]({picture})\n" for picture in pictures)
-    curves = f"{shown}\n{lines_caption(comparison)}\n" if pictures else ""
-    return f"{lines}{rows} Every run: {links}.\n{curves}"
+    return f"{lines}{rows} Every run: {links}.\n"
 
 
 def report(
@@ -230,10 +224,8 @@ def report(
     for name, caption, content in tables(comparison):
         parts += [f"## {name}\n", f"{caption}\n", table(*content, left=2 if name == "Results" else 1)]
     if pictures:
-        parts += [
-            "## Curves\n",
-            f"{lines_caption(comparison)} {CURVE_CAPTION} The page report.html has them interactive.\n",
-        ]
+        caption = f"{lines_caption(comparison)} {CURVE_CAPTION}"
+        parts += ["## Curves\n", f"{caption} The page report.html has them interactive.\n"]
         parts += [f"![{Path(name).stem.replace('_', ', by ', 1).replace('_', ' ')}]({name})\n" for name in pictures]
     notes = [*notes_on(comparison), *problems]
     if notes:

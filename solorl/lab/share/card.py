@@ -13,6 +13,7 @@ from typing import Any
 
 from solorl import runfolder
 from solorl.errors import UsageError
+from solorl.lab.results.text import table
 from solorl.runfolder import Row
 from solorl.scripts import header_fields
 
@@ -125,10 +126,8 @@ def _scores(facts: Facts, files: Collection[str]) -> str:
         lines.append("`model_last.safetensors` has these weights.")
     with contextlib.suppress(KeyError, ValueError):  # somebody else's model file may say other things
         step, score = int(facts.model["step"]), float(facts.model[SCORE])
-        best = (
-            f"`{runfolder.MODEL}` has those of the best of {len(facts.rows)} evaluations, {score:.2f} at step {step:,}"
-        )
-        lines.append(f"{best}; the best of several is an optimistic estimate.")
+        best = f"those of the best of {len(facts.rows)} evaluations, {score:.2f} at step {step:,}"
+        lines.append(f"`{runfolder.MODEL}` has {best}; the best of several is an optimistic estimate.")
     if facts.status != "finished":
         lines.append(f"The training did not come to its end; its status is {facts.status}.")
     return "\n".join(lines)
@@ -138,12 +137,10 @@ def _table(rows: list[Row]) -> str:
     """The evaluations, at most MOST_ROWS of them: evenly spaced, with the first and the last."""
     count = min(len(rows), MOST_ROWS)
     shown = [rows[round(i * (len(rows) - 1) / max(1, count - 1))] for i in range(count)]
-    lines = ["| step | mean return | standard deviation | mean length |", "|---:|---:|---:|---:|"]
-    for row in shown[:-1] + rows[-1:]:
-        length = f"{row[LENGTH]:.1f}" if LENGTH in row else ""
-        lines.append(f"| {row['global_step']:,.0f} | {row[SCORE]:.2f} | {row[STD]:.2f} | {length} |")
-    note = f"\n\n{count} of {len(rows)} evaluations; all are in `metrics.jsonl`." if count < len(rows) else ""
-    return "\n".join(lines) + note
+    cells = [[f"{row['global_step']:,.0f}", f"{row[SCORE]:.2f}", f"{row[STD]:.2f}",
+              f"{row[LENGTH]:.1f}" if LENGTH in row else ""] for row in shown[:-1] + rows[-1:]]  # fmt: skip
+    note = f"\n{count} of {len(rows)} evaluations; all are in `metrics.jsonl`." if count < len(rows) else ""
+    return table(["step", "mean return", "standard deviation", "mean length"], cells, left=0) + note
 
 
 def _about(config: dict[str, Any]) -> str:
@@ -152,5 +149,5 @@ def _about(config: dict[str, Any]) -> str:
     for group in ("versions", "machine"):
         found = config.get(group)
         about |= found if isinstance(found, dict) else {}
-    cells = [[" ".join(str(x).replace("|", "\\|").split()) for x in pair] for pair in about.items()]
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells if value != "None")])
+    cells = [[" ".join(str(x).split()) for x in pair] for pair in about.items() if pair[1] is not None]
+    return table(["", ""], cells, left=2)

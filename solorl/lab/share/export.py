@@ -109,9 +109,8 @@ def played(loaded: LoadedPolicy, count: int) -> Iterator[dict[str, Any]]:
     state, first, obs = None, True, env.reset(seed=FIRST_SEED)[0]
     for i in range(count):
         if isinstance(obs, (dict, tuple)) or (obs := np.array(obs)).dtype.kind not in "fiu":
-            raise UsageError(
-                f"{loaded.env_id} has observations that are not arrays of numbers; they cannot be exported"
-            )
+            what = "observations that are not arrays of numbers; they cannot be exported"
+            raise UsageError(f"{loaded.env_id} has {what}")
         given = {"obs": obs if together else obs[None]}
         given |= {"state": state, "first": np.array([first])} if "state" in known else {}
         result = act(*given.values())
@@ -134,18 +133,14 @@ def like(obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return (obs.mean(0) + 3 * obs.std(0) * rng.standard_normal(obs.shape)).astype(obs.dtype)
 
 
-def batch(inputs: Mapping[str, np.ndarray], axes: Mapping[str, int], start: int, size: int) -> Arrays:
-    """`size` observations from number `start` on, and what belongs to them."""
-    return {name: value.take(np.arange(start, start + size), axes[name]) for name, value in inputs.items()}
-
-
 # ---------------------------------------------------------------------- the check
 def outputs(compute: Compute, inputs: Arrays, axes: Mapping[str, int]) -> Arrays:
     """What is computed from all inputs, in BATCHES. CheckFailed where it cannot."""
     parts, start = [], 0
     for size in BATCHES:
         try:
-            parts.append(compute(batch(inputs, axes, start, size)))
+            rows = np.arange(start, start + size)
+            parts.append(compute({name: value.take(rows, axes[name]) for name, value in inputs.items()}))
         except Exception as error:  # each runtime has its own exceptions for everything
             fail(f"it says: {' '.join(str(error).split()):.200}")
         start += size
@@ -187,9 +182,8 @@ def scale_of(values: np.ndarray) -> np.ndarray:
 
 def fail(what: str) -> NoReturn:
     """Raise CheckFailed."""
-    raise CheckFailed(
-        f"the exported policy does not compute what the policy of the run does: {what}; nothing was written"
-    )
+    differs = "the exported policy does not compute what the policy of the run does"
+    raise CheckFailed(f"{differs}: {what}; nothing was written")
 
 
 def described(arrays: Arrays, axes: Mapping[str, int]) -> str:

@@ -5,12 +5,8 @@ them in NumPy must be a method that a tensor has, too (`argmax`, `clip`, arithme
 several, the file also has their scores as an output, `logits` or `q_values`.
 """
 
-import contextlib
 import inspect
-import io
-import logging
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +15,7 @@ import torch.nn as nn
 from torch.overrides import TorchFunctionMode
 
 from solorl.errors import UsageError, reason
+from solorl.lab.datasets.exchange import quiet
 from solorl.lab.share.stablehlo import Arrays, Compute
 from solorl.run.load import LoadedPolicy
 
@@ -81,9 +78,8 @@ def converted(loaded: LoadedPolicy, inputs: Arrays, axes: dict[str, int]) -> tup
             names = ["action", *[scores] * graph.with_scores, *["next_state"] * graph.remembers]
             shapes = (tuple({axes[name]: batch} for name in inputs),)
             program = torch.export.export(graph, tuple(example), dynamic_shapes=shapes, strict=False)
-            made: Any = torch.onnx.export(
-                program, dynamo=True, verbose=False, input_names=list(inputs), output_names=names
-            )
+            named: Any = {"input_names": list(inputs), "output_names": names}
+            made: Any = torch.onnx.export(program, dynamo=True, verbose=False, **named)
     except Exception as error:  # of somebody's own script, of torch's compiler and exporter
         must = "its policy must compute in torch, in the same way for all observations"
         what = reason(error).partition(". ")[0]
@@ -116,16 +112,3 @@ def tensors(arrays: Arrays) -> list[torch.Tensor]:
 def names_of(loaded: LoadedPolicy) -> list[str]:
     """The names of the parts of the models."""
     return [name for key, part in loaded.models.items() for name in (key, *dict(part.named_modules()))]
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """torch's exporter says much that helps only who writes one."""
-    before, heard = logging.root.manager.disable, io.StringIO()
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -26,7 +26,6 @@ class Bench:
         self.finished: set[str] = set()  # and of those that have finished since then
         self.states: dict[str, State] = {}  # what the files said last
         self._looked = 0.0
-        self.seconds: dict[str, list[float]] = {}  # kind of tasks -> what each of the finished ones took
 
     def run(self) -> int:
         """0: all finished; 1: some failed or were not begun; 128 + signal: interrupted. Raises OSError
@@ -52,7 +51,6 @@ class Bench:
             for task in self.tasks:
                 if task.id in done and task.id not in self.skipped | self.finished:
                     self.finished.add(task.id)
-                    self.seconds.setdefault(task.kind, []).append(float(self.study.result(task.id).get("seconds") or 0))
                     self.collector.keep(task)
         self.view.refresh(self)
 

@@ -54,10 +54,8 @@ class Collector:
         with contextlib.suppress(ValueError):
             found, status = results.read(self.folder / mine.file_name), self._study.result(task.id).get("status")
             took = results.rounded(status.get("wall_time")) if isinstance(status, dict) else None
-            return (found.key, found.script_sha256) == (mine.key, task.script.sha256) and took in (
-                None,
-                found.wall_time,
-            )
+            same = (found.key, found.script_sha256) == (mine.key, task.script.sha256)
+            return same and took in (None, found.wall_time)
         return False
 
     @contextlib.contextmanager
@@ -65,9 +63,8 @@ class Collector:
         """The run folder of a finished task, on this machine; None where there is none."""
         storage, name = self._study.storage, str(self._study.result(task.id).get("run_dir", ""))
         if isinstance(storage, Folder):
-            yield (
-                storage.folder / name if name and (storage.folder / name).is_dir() else find(self._study, task).run_dir
-            )
+            noted = storage.folder / name if name else None
+            yield noted if noted and noted.is_dir() else find(self._study, task).run_dir
             return
         with tempfile.TemporaryDirectory(prefix="solorl-") as there:
             for each in storage.list(name) if name else ():

@@ -98,13 +98,9 @@ def load_script(name: str, near: Path | None = None) -> Script:
     except OSError as error:  # its name is too long, for example
         raise UsageError(f"the script {shown(name)} cannot be read: {error.strerror}") from None
     tree = parse_source(path)
-    imported = {
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "solorl" and not node.level
-        for alias in node.names
-    }
-    return Script(path, sha256(path), "RunArgs" in imported, tuple(fields_of(tree)), env_kind(tree))
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    names = {each.name for node in imports if node.module == "solorl" and not node.level for each in node.names}
+    return Script(path, sha256(path), "RunArgs" in names, tuple(fields_of(tree)), env_kind(tree))
 
 
 def find_python(name: str, near: Path | None = None) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from solorl.errors import UsageError, hint
+from solorl.errors import UsageError
+from solorl.lab.studies.checks import refuse_unknown
 
 MOST = 1024  # cores, and GPUs, of one task
 # What each may be: the smallest and largest, and its units.
@@ -34,9 +35,8 @@ def read_resources(table: Mapping[str, Any], where: str) -> Resources:
     UsageError for an unknown key, and for a value that is not such an amount.
     """
     values = asdict(Resources())
+    refuse_unknown(table, values, where)
     for key, value in table.items():
-        if key not in values:
-            raise UsageError(f"{where} has the unknown key {key:.40}{hint(key, values, 'it may have')}")
         least, most, units = AMOUNTS[key]
         match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)\s*([A-Za-z]*)", str(value).strip())
         size = {name.lower(): each for name, each in units.items()}.get(match[2].lower()) if match else None

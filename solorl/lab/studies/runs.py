@@ -1,7 +1,7 @@
 """What run folders say about a task, read without the libraries; and the command that trains it."""
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,15 +38,11 @@ def newest(works: Iterable[Path], task: Task) -> Found:
 def run_dirs(work: Path, task: Task) -> list[Path]:
     """The run folders of a task below `work`, oldest first; those of another script may lie deeper, and may have
     nothing but TensorBoard files."""
-    configs = [*work.glob(f"*/{CONFIG}")] if task.script.ours else [*_own(work.rglob(CONFIG))]
+    configs = [*work.glob(f"*/{CONFIG}")] if task.script.ours else [*work.rglob(CONFIG)]
+    configs = [path for path in configs if task.script.ours or (path.parent / METRICS).is_file()]  # of runs as ours are
     configs = [path for path in configs if args_of(path.parent).get("seed", task.seed) == task.seed]
     events = [] if configs or task.script.ours else work.rglob("events.out.tfevents*")
     return [path.parent for path in sorted([*configs, *events], key=lambda path: path.stat().st_mtime_ns)]
-
-
-def _own(configs: Iterable[Path]) -> Iterator[Path]:
-    """Those of run folders as ours are, not a config.json of another kind."""
-    return (path for path in configs if (path.parent / METRICS).is_file())
 
 
 def verdict(task: Task, found: Found, code: int, told: str) -> tuple[str, str]:
@@ -66,10 +62,7 @@ def verdict(task: Task, found: Found, code: int, told: str) -> tuple[str, str]:
 
 def signal_name(number: int) -> str:
     """`SIGTERM`, or the number of a signal without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return next((each.name for each in signal.Signals if each == number), f"signal {number}")
 
 
 def command(task: Task, work: Path, run_dir: Path | None, seeds: int = 1) -> tuple[tuple[str, ...], Path]:

@@ -12,66 +12,38 @@ after a field of the script's Args (`# learning rate [tune: log 1e-5..1e-2]`):
 import ast
 import contextlib
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
 from solorl.args.command_line import whole_number
 from solorl.catalog.header import fields_of, parse_source, read_source
-from solorl.errors import UsageError
+from solorl.errors import UsageError, told
 from solorl.lab.studies.plan import Script, read_toml
 from solorl.scripts import in_catalogue, spaces_folder
 
 NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+|[kKM])?"
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One of some values."""
-
-    values: tuple[Any, ...]
-
-    def suggest(self, trial: Any, name: str) -> Any:
-        """The value of a trial."""
-        return trial.suggest_categorical(name, list(self.values))
+Space = dict[str, Any]  # flag name without its dashes in front -> what it may be, a distribution of Optuna
 
 
-@dataclass(frozen=True)
-class Range:
-    """A number between two bounds, both included."""
-
-    low: float
-    high: float
-    log: bool = False
-    step: float | None = None
-    whole: bool = False
-
-    def suggest(self, trial: Any, name: str) -> Any:
-        """The value of a trial."""
-        if self.whole:
-            return trial.suggest_int(name, int(self.low), int(self.high), step=int(self.step or 1), log=self.log)
-        return trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log)
-
-
-Space = dict[str, Choice | Range]  # flag name without its dashes in front -> what it may be
-
-
-def parse_space(text: str, where: str, kind: str = "") -> Choice | Range:
+def parse_space(text: str, where: str, kind: str = "") -> Any:
     """The language above; `kind` is the field's annotation, if there is one. UsageError for anything else."""
     if "|" in text:
-        return Choice(tuple(_value(part.strip(), kind) for part in text.split("|")))
+        return CategoricalDistribution([_value(part.strip(), kind) for part in text.split("|")])
     match = re.fullmatch(rf"(log )?\s*({NUMBER})\s*\.\.\s*({NUMBER})\s*(?:step ({NUMBER}))?", text.strip())
     if not match:
         raise UsageError(f'{where}: {text!r} is none of "0.9..0.999", "log 1e-5..1e-2", "32..512 step 32", "64 | 128"')
-    low, high = _number(match[2], kind), _number(match[3], kind)
-    step = _number(match[4], kind) if match[4] else None
-    whole = all(isinstance(part, int) for part in (low, high, step or 1))
+    low, high, step = (_number(part, kind) for part in (match[2], match[3], match[4] or "1"))
+    whole = all(isinstance(part, int) for part in (low, high, step))
     if kind.startswith("int") and not whole:
         raise UsageError(f"{where}: {text!r} must have whole bounds, because the field is an integer")
-    if low >= high or (match[1] and (low <= 0 or step)) or (step is not None and step <= 0):
-        rules = "the lower bound first; log: bounds above 0, no step; a step above 0"
-        raise UsageError(f"{where}: {text!r} must have {rules}")
-    return Range(low, high, bool(match[1]), step, whole)
+    with told(f"{where}: {text!r}"):
+        if whole:
+            return IntDistribution(low, high, bool(match[1]), step)
+        return FloatDistribution(low, high, bool(match[1]), step if match[4] else None)
 
 
 def _value(text: str, kind: str) -> Any:
@@ -83,7 +55,7 @@ def _value(text: str, kind: str) -> Any:
     return text
 
 
-def _number(text: str, kind: str) -> float:
+def _number(text: str, kind: str) -> Any:
     """An int where the field is one, as on a command line, or where it may be and the text is one without a point or an
     exponent; else a float."""
     if kind.startswith("int") or not (kind.startswith("float") or re.search(r"[.eE]", text)):
@@ -117,7 +89,7 @@ def space_from_file(path: Path, script: Script) -> Space:
         name, where = key.removeprefix("--").replace("_", "-"), f"{key} in {path}"
         item = annotations.get(name.replace("-", "_"))
         if isinstance(text, list) and text and all(isinstance(part, (bool, int, float, str)) for part in text):
-            space[name] = Choice(tuple(text))
+            space[name] = CategoricalDistribution(text)
         elif isinstance(text, str):
             space[name] = parse_space(text, where, ast.unparse(item.annotation) if item else "")
         else:

@@ -87,10 +87,8 @@ class Study:
             self.storage.create(f"plans/{number:06d}-{digest[:12]}.json", data)
 
     def _table(self) -> dict[str, Any]:
-        scripts = {
-            task.script.sha256: {**asdict(task.script), "path": str(task.script.path.resolve())}
-            for task in self.tasks.values()
-        }
+        by_hash = {task.script.sha256: task.script for task in self.tasks.values()}
+        scripts = {sha: {**asdict(each), "path": str(each.path.resolve())} for sha, each in by_hash.items()}
         lines = [{**asdict(task), "id": task.id, "script": task.script.sha256} for task in self.tasks.values()]
         about = {"format": 1, "name": self.name, "attempts": self.attempts, "lease": self.lease, "solorl": self.package}
         table: dict[str, Any] = json.loads(json.dumps({**about, "scripts": scripts, "tasks": lines}))
@@ -108,10 +106,8 @@ class Study:
         """UsageError unless the package here is the one that made the plan."""
         ours, theirs = (f"{each['version']} ({each['sha256'][:8]})" for each in (installed(), self.package))
         if ours != theirs:
-            raise UsageError(
-                f"solorl {ours} of this machine is not the {theirs} of the plan; install the same one, in an image by "
-                "building it again, or write the plan again with `solo bench` of this one"
-            )
+            how = "install the same one, in an image by building it again, or write the plan again with `solo bench`"
+            raise UsageError(f"solorl {ours} of this machine is not the {theirs} of the plan; {how} of this one")
 
     # ------------------------------------------------------------------ what became of the tasks
     def ids(self, kind: str = "results") -> set[str]:
@@ -180,10 +176,8 @@ def read_plans(storage: Storage) -> Study | None:
     for name in storage.list("plans"):
         try:
             table = json.loads(storage.read(name))
-            scripts = {
-                sha: Script(Path(about["path"]), sha, about["ours"], tuple(about["args"]))
-                for sha, about in table["scripts"].items()
-            }
+            scripts = {sha: Script(Path(one["path"]), sha, one["ours"], tuple(one["args"]))
+                       for sha, one in table["scripts"].items()}  # fmt: skip
             tasks = dict(study.tasks) if study else {}
             for line in table["tasks"]:
                 flags = {flag: tuple(values) for flag, values in line["flags"].items()}

@@ -17,6 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import optuna
+from optuna import TrialPruned
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import Trial, TrialState
+
 from solorl.errors import UsageError
 from solorl.lab.studies.plan import Flags, Script, Task, as_flag, merge
 from solorl.lab.studies.resources import Resources
@@ -29,7 +35,6 @@ from solorl.runfolder import METRICS, read_rows
 
 JOURNAL = "optuna.log"
 SEED_STEPS = 10_000  # pruning steps of one seed: its evaluations 1, 2, ...; the last step is the score so far
-METRIC = SCORE
 
 
 # ---------------------------------------------------------------------- what is searched for
@@ -44,7 +49,7 @@ class Search:
     space: Space
     flags: Flags = field(default_factory=dict)  # given to every run
     aggregate: str = "median"  # median | mean, over seeds
-    metric: str = METRIC
+    metric: str = SCORE
     resources: Resources = field(default_factory=Resources)  # of each run, for engines that ask for them
 
     def about(self) -> dict[str, Any]:
@@ -55,13 +60,12 @@ class Search:
 
     def params(self, trial: Any) -> dict[str, Any]:
         """The values of a trial."""
-        return {name: choice.suggest(trial, name) for name, choice in self.space.items()}
+        return {name: trial._suggest(name, values) for name, values in self.space.items()}
 
     def tasks(self, params: Mapping[str, Any], seed: int) -> list[Task]:
         """The runs of one seed of a trial: every parameter is a flag of each."""
-        return [
-            Task(self.script, env_id, seed, self.all_flags(params), resources=self.resources) for env_id in self.env_ids
-        ]
+        flags = self.all_flags(params)
+        return [Task(self.script, env_id, seed, flags, resources=self.resources) for env_id in self.env_ids]
 
     def all_flags(self, params: Mapping[str, Any]) -> Flags:
         """All flags of a run with these parameters."""
@@ -86,9 +90,9 @@ def values(run_dir: Path | None, metric: str) -> list[float]:
 
 def final_score(run_dir: Path | None, metric: str) -> float | None:
     """The last evaluation of a run, or the mean of its last 50 values of another metric; None where there is none."""
-    if metric == METRIC and (found := values(run_dir, metric)):
+    if metric == SCORE and (found := values(run_dir, metric)):
         return found[-1]
-    last = values(run_dir, "charts/episodic_return" if metric == METRIC else metric)[-50:]
+    last = values(run_dir, "charts/episodic_return" if metric == SCORE else metric)[-50:]
     return statistics.fmean(last) if last else None
 
 
@@ -96,14 +100,8 @@ def final_score(run_dir: Path | None, metric: str) -> float | None:
 def open_trials(folder: Path, search: Search, pruner: str, prune_after: int, seed: int | None) -> Any:
     """Optuna's study of a search in a folder, made where there is none.
 
-    UsageError where Optuna is not installed, or the study there searches for something else.
+    UsageError where the study there searches for something else.
     """
-    try:
-        import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-    except ModuleNotFoundError:
-        raise UsageError("solo tune needs an extra: pip install 'solorl[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = (folder / JOURNAL).absolute()  # Optuna's lock is a link to it, which must not point nowhere
     median = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=prune_after, n_min_trials=3)
@@ -161,8 +159,6 @@ class Tuner(Pool):
 
     def _next_trial(self) -> Any:
         """A trial, leased; None where there is none at present. Of several commands one at a time asks."""
-        from optuna.trial import Trial
-
         with self._lock, open(Path(self.study.storage.where) / "asking", "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             left = [one for one in self.trials() if not one.state.is_finished()]
@@ -179,9 +175,6 @@ class Tuner(Pool):
 
     def _do(self, worker: Worker, trial: Any) -> None:
         """Do the runs of a trial and tell Optuna how it ended; an interrupted one stays as it is."""
-        from optuna import TrialPruned
-        from optuna.trial import TrialState
-
         params = self.search.params(trial)
         flags = " ".join(words(merge(*(as_flag(name, value) for name, value in params.items()))))
         try:
@@ -198,8 +191,6 @@ class Tuner(Pool):
 
     def _value(self, worker: Worker, trial: Any, params: Mapping[str, Any]) -> float | None:
         """The score of a trial; None where it is interrupted. Raises TrialPruned and Failed."""
-        from optuna import TrialPruned
-
         search, per_seed, value = self.search, list[float](), 0.0
         raw: dict[str, list[float]] = {env_id: [] for env_id in search.env_ids}
         known = {*self.found.get_trials(deepcopy=False)[trial.number].intermediate_values}  # told before a kill
@@ -240,8 +231,6 @@ class Tuner(Pool):
     def _train(self, worker: Worker, task: Task, report: Callable[[], str]) -> float | None:
         """Bring a run to its end, which another trial may have, too: its score, or None where it is interrupted. Raises
         TrialPruned and Failed."""
-        from optuna import TrialPruned
-
         hopeless, begun = "", False
 
         def watch() -> None:

@@ -221,10 +221,9 @@ class Pool:
     def _workers(self, slots: int, cores: Sequence[int] | None, gpus: Sequence[str] | None) -> list[Worker]:
         """Workers that divide the cores and GPUs; `slots` 0: as many as fit. UsageError for tasks that do not fit."""
         cards, mine = [*(gpus or visible_gpus())], [*(own_cores() if cores is None else cores)]
-        most = {
-            name: max((getattr(task.resources, name) for task in self.tasks), default=0) for name in ("cores", "gpus")
-        }
+        most = {}
         for name, count in (("cores", len(mine)), ("gpus", len(cards))):
+            most[name] = max((getattr(task.resources, name) for task in self.tasks), default=0)
             if most[name] > count:
                 raise UsageError(f"a task wants {most[name]} {name}, but this machine has {count}: --{name}")
         each = max(1, most["gpus"])

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -104,10 +105,9 @@ def test_an_environment_that_began_again_cuts_its_episode(train, solo, tmp_path)
     rows = recording.replayed(folder, {"num_envs": 2, "buffer_size": 10_000})
     rows["done"][:], rows["next_obs"][:-1] = 0, rows["obs"][1:]
     rows["obs"][50, 1] += 1  # as after a resume that could not bring this one back
-    writer = recording.Writer(tmp_path / "data")
-    spaces = gym.spaces.Box(-9, 9, rows["obs"].shape[2:], np.float32), gym.spaces.Discrete(9)
-    writer.open({"env_id": "x", "num_envs": 2}, spaces)
-    recording.write_replayed(rows, writer, spaces[0])
+    spaces = {"observation_space": gym.spaces.Box(-9, 9, rows["obs"].shape[2:], np.float32)}
+    env = SimpleNamespace(**spaces, action_space=gym.spaces.Discrete(9))
+    recording.record_replayed(rows, Recording(tmp_path / "data"), {"env_id": "x"}, env)
     assert np.flatnonzero(read(tmp_path / "data").truncated).tolist() == [99, 149, 199]
 
 

@@ -1,14 +1,14 @@
 """`solo report`: groups, tables, verdicts, curves, the pages it writes, and regressions against a commit."""
 
-import dataclasses
 import gzip
 import json
 import re
-import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+import browser
 import numpy as np
 import pytest
 from conftest import refused
@@ -83,7 +83,12 @@ def report(folder, tmp_path_factory):
 
 
 def page_data(text):
-    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)[1])
+    return json.loads(re.search(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def panels_of(text):
+    """Title of a panel -> its lines, by metric and axis."""
+    return {panel["title"]: panel["lines"] for panel in page_data(text)["panels"]}
 
 
 # ---------------------------------------------------------------------- tables and verdicts
@@ -194,7 +199,7 @@ def test_fewer_than_four_runs_show_their_range(solo, tmp_path, monkeypatch):
     assert curve.kind == "range" and curve.band[-1].tolist() == [200.0, 500.0]
     figure = figures.draw_curves(compared, curves, {}, "steps")
     assert "range of the runs" in figure.get_supxlabel()
-    lines = page_data(report_page.page(compared, "title", "steps", []))["curves"]["eval"]["steps"][0]["lines"]
+    lines = panels_of(report_page.page(compared, "title", "steps", []))["CartPole-v1"]["eval steps"]
     assert [line["band"] for line in lines] == ["range", "range"]
     monkeypatch.setattr(figures, "_write", written)
     for result in made(few):
@@ -391,7 +396,7 @@ def test_a_stalled_run_hides_nothing_of_the_curve_by_time(times, axis, kept):
 def test_a_stalled_run_hides_nothing_of_all_environments_by_time():
     """The axis is that of the environment that takes longest."""
     runs = [slow(seed, *time) for seed, time in enumerate([(1, 10), (1, 10), (601, 611)], 1)]
-    long = [dataclasses.replace(slow(seed, 2, 50), env_id="Acrobot-v1") for seed in (1, 2)]
+    long = [replace(slow(seed, 2, 50), env_id="Acrobot-v1") for seed in (1, 2)]
     curve = cv.total_curves(comparison.compare([*runs, *long]), "eval", "time")["old"]
     assert (curve.x[0], curve.x[-1]) == (2, 50)
 
@@ -409,7 +414,8 @@ def test_runs_without_training_episodes_have_curves_of_evaluations_only(tmp_path
     for result in made(train=run_folder.thinned([], 5_000)):
         results.write(result, tmp_path / "results")
     assert solo("report", tmp_path / "results", "--out", tmp_path / "out")[0] == 0
-    assert list(page_data((tmp_path / "out/report.html").read_text())["curves"]) == ["eval"]
+    panels = panels_of((tmp_path / "out/report.html").read_text())
+    assert {key for lines in panels.values() for key in lines} == {"eval steps", "eval time", "score"}
 
 
 def test_sample_efficiency_is_the_iqm_of_normalised_curves():
@@ -433,7 +439,7 @@ def test_profile_falls_from_one_to_zero():
 def test_a_row_has_the_date_of_its_oldest_run():
     days = ["2026-11-24T01:00:00Z", "2026-11-23T23:00:00Z", ""]
     runs = made({("CartPole-v1", "new"): [1.0] * 3})
-    runs = [dataclasses.replace(run, started=day) for run, day in zip(runs, days, strict=True)]
+    runs = [replace(run, started=day) for run, day in zip(runs, days, strict=True)]
     [row] = comparison.env_rows(comparison.compare(runs))
     assert row.date == "2026-11-23"
 
@@ -490,24 +496,22 @@ def test_page_loads_nothing_from_elsewhere(report):
     tags.feed(text)
     assert tags.open == [] and tags.loads == []
     assert "link" not in tags.tags and "@import" not in text and "fetch(" not in text
-    assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
-    assert tags.tags.count("script") == 2 and "{{" not in text
+    assert re.findall(r"https?://[^\s\"'<]+", text) == ["https://github.com/leeoniya/uPlot"]  # in a comment
+    assert tags.tags.count("script") == 3 and "{{" not in text
     assert "<h1>A &lt;/script&gt;&lt;b&gt; &amp; B</h1>" in text
 
 
 def test_page_has_the_numbers_of_the_curves(report):
     data = page_data((report / "report.html").read_text())
     assert data["methods"] == ["old", "new"]
-    assert list(data["curves"]) == ["eval", "train"]
-    panel = data["curves"]["eval"]["steps"][1]
-    assert panel["title"] == "CartPole-v1"
-    new = next(line for line in panel["lines"] if line["m"] == 1)
+    panels = panels_of((report / "report.html").read_text())
+    new = next(line for line in panels["CartPole-v1"]["eval steps"] if line["m"] == 1)
     assert new["x"] == [1_000, 2_000, 3_000, 4_000, 5_000] and new["y"] == [310, 320, 330, 340, 350]
-    assert new["runs"]["4"] == [460, 470, 480, 490, 500]
+    assert new["seeds"]["4"] == [460, 470, 480, 490, 500]
     assert all(low <= y <= high for low, y, high in zip(new["lo"], new["y"], new["hi"], strict=True))
-    assert data["curves"]["eval"]["time"][1]["lines"][0]["x"] == [2, 4, 6, 8, 10]
-    assert data["curves"]["eval"]["steps"][-1]["title"] == "all environments, normalised"
-    assert [len(line["x"]) for line in data["profiles"][0]["lines"]] == [101, 101]
+    assert panels["CartPole-v1"]["eval time"][0]["x"] == [2, 4, 6, 8, 10] and panels["CartPole-v1"]["train steps"]
+    assert list(panels)[-2:] == ["all environments, normalised", "Fraction of runs above a score"]
+    assert [len(line["x"]) for line in panels["Fraction of runs above a score"]["score"]] == [101, 101]
 
 
 def test_names_cannot_break_the_page():
@@ -515,7 +519,7 @@ def test_names_cannot_break_the_page():
     text = report_page.page(comparison.compare(runs), "title", "steps", ["</ul><script>"])
     tags = Tags()
     tags.feed(text)
-    assert tags.open == [] and tags.tags.count("script") == 2
+    assert tags.open == [] and tags.tags.count("script") == 3
     assert "old </script><script>x" in page_data(text)["methods"]
 
 
@@ -529,19 +533,47 @@ def test_no_name_does_more_than_name(solo, tmp_path):
     code, out, err = solo("report", tmp_path / "results", "--out", tmp_path / "out", "--title", "<b>")
     assert code == 0 and err == "" and "\x1b" not in out and r"s$x^$\x1b[2J v$x^$\x1b[2J" in out
     page, text = ((tmp_path / "out" / name).read_text() for name in ("report.html", "report.md"))
-    inside = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1]
+    inside = re.search(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)[1]
     assert "<" not in inside and set(page_data(page)["methods"]) >= {f"s{name} v{name}" for name in NASTY[:-1]}
     tags = Tags()
     tags.feed(page)
-    assert tags.open == [] and tags.loads == [] and tags.tags.count("script") == 2
+    assert tags.open == [] and tags.loads == [] and tags.tags.count("script") == 3
     assert not re.search(r"<[a-z!]|[^!]\[[^\]]*\]\((?!\w+\.png)", text) and "# &lt;b&gt;" in text
     assert "1)&gt;a\\|b |" in text
 
 
 def test_columns_of_the_profile_span_all_shares(report):
     """Its vertical axis is fixed: a profile that begins at 0.75 shows how far it is from 1."""
-    assert "yRange: [0, 1]" in (report / "report.html").read_text()
-    assert all(line["y"][0] == 1 for line in page_data((report / "report.html").read_text())["profiles"][0]["lines"])
+    text = (report / "report.html").read_text()
+    assert '=== "score" ? {y: {range: [-0.02, 1.02]}}' in text
+    assert all(line["y"][0] == 1 for line in panels_of(text)["Fraction of runs above a score"]["score"])
+
+
+@pytest.mark.slow
+def test_the_page_works_in_a_browser(report, tmp_path):
+    """Methods, seeds, metric and axis can be switched, and the values be read, also with the keyboard."""
+    if not browser.find():
+        pytest.skip("there is no Chromium")
+    page = browser.Browser(tmp_path / "profile")
+    try:
+        assert page.open(report / "report.html", 1280) == []
+        count = "document.querySelectorAll('.chart canvas').length"
+        assert page.run(count) == 4  # two environments, both together, the profile
+        click = "[...document.querySelectorAll('.controls button')].find(each => each.textContent === '{}').click()"
+        key = "new KeyboardEvent('keydown', {key: 'ArrowRight'})"
+        said = "done(document.querySelectorAll('.values')[1].textContent)"
+        values = f"document.querySelectorAll('[role=img]')[1].dispatchEvent({key}); "
+        values += f"new Promise(done => setTimeout(() => {said}, 90))"
+        assert re.fullmatch(r"1k  ·  old 75\.0 \[.*\]  ·  new 310\.0 \[.*\]", page.run(values))
+        for name in ("single seeds", "by time of training", "training"):
+            page.run(click.format(name))
+        assert re.match(r"10 s  ·  old .*·  new .*·  nearest: new, seed 4:", page.run(values))  # of one bin
+        page.run(click.format("old"))
+        assert page.run(count) == 4 and "old" not in page.run(values)
+        page.run(click.format("new"))
+        assert page.run(count) == 0
+    finally:
+        page.close()
 
 
 # ---------------------------------------------------------------------- pictures of many methods
@@ -586,15 +618,6 @@ def test_pictures_of_many_methods_are_all_shown(solo, tmp_path, monkeypatch):
     shown = re.findall(r"!\[(.*?)\]\((.*?)\)", (tmp_path / "out/report.md").read_text())
     assert [name for _, name in shown] == [f"curves_{axis}{i}.png" for axis in ("steps", "time") for i in ("", "_2")]
     assert shown[1][0] == "curves, by steps 2" and all((tmp_path / "out" / name).exists() for _, name in shown)
-    page = tmp_path / "README.md"
-    page.write_text("<!-- table -->\n<!-- /table -->\n")
-    words = ("report", tmp_path / "results", "--markdown", page, "--marker", "table", "--curves", tmp_path / "m.png")
-    assert solo(*words)[0] == 0
-    assert "![learning curves](m.png)\n\n![learning curves](m_2.png)\n" in page.read_text()
-    assert (tmp_path / "m.png").exists() and (tmp_path / "m_2.png").exists()
-    (tmp_path / "m_2.png").unlink()
-    code, out, _ = solo(*words, "--check")
-    assert code == 1 and f"{tmp_path / 'm_2.png'}: is stale" in out
 
 
 def test_report_says_what_it_could_not_read(solo, folder, tmp_path):
@@ -647,35 +670,21 @@ def test_only_some_environments_and_methods(solo, folder, tmp_path):
         comparison.only(apart, ["CartPole-v1"], ["new"])
 
 
-def test_curves_below_the_table(solo, folder, tmp_path):
-    """The picture is drawn where its curves have changed, and only then; --check looks at both and writes nothing."""
-    folder = shutil.copytree(folder, tmp_path / "results")
-    page, picture = tmp_path / "README.md", tmp_path / "pictures/new.png"
-    page.write_text("<!-- table -->\n<!-- /table -->\n")
-    command = ("report", folder, "--markdown", page, "--marker", "table", "--curves", picture)
-    assert solo(*command, "--check")[0] == 1 and not picture.exists()
-    assert solo(*command)[0] == 0
-    assert "\n![learning curves](pictures/new.png)\n" in page.read_text()
-    first = picture.read_bytes()
-    assert first.startswith(b"\x89PNG\r\n") and not picture.with_suffix(".svg").exists()
-    assert solo(*command, "--check")[0] == 0
-    picture.touch()
-    before = picture.stat().st_mtime_ns
-    assert solo(*command) == (0, f"{page}: table was up to date\n{picture}: was up to date\n", "")
-    assert picture.stat().st_mtime_ns == before
-
-    # An evaluation in the middle of a run changes the curve, but not the table.
-    path = next(folder.glob("CartPole-v1__new__*.json.gz"))
-    data = json.loads(gzip.decompress(path.read_bytes()))
-    data["eval"]["mean"][0] += 1000
-    path.write_bytes(gzip.compress(json.dumps(data).encode()))
-    code, out, _ = solo(*command, "--check")
-    assert (code, out) == (1, f"{page}: table is up to date\n{picture}: is stale\n")
-    assert picture.read_bytes() == first
-    assert solo(*command)[0] == 0 and picture.read_bytes() != first
-
+def test_a_picture_of_curves_says_what_it_shows(folder, tmp_path):
+    """So that the builder of the pages draws it again where its curves have changed, and only then."""
+    picture = tmp_path / "new.png"
+    compared = comparison.compare(read_all([folder])[0], baseline="old")
+    curves = cv.curves(compared, "eval", "steps")
+    assert not figures.shows(picture, curves)
+    figures.write_curves(compared, curves, picture)
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n") and not picture.with_suffix(".svg").exists()
+    assert figures.shows(picture, curves)
+    key = next(iter(curves))
+    assert not figures.shows(picture, curves | {key: replace(curves[key], y=curves[key].y + 1)})
     picture.write_bytes(b"no picture")
-    assert solo(*command, "--check")[0] == 1
+    assert not figures.shows(picture, curves)
+    with pytest.raises(UsageError, match="no curve to draw"):
+        figures.write_curves(compared, {}, picture)
 
 
 def test_what_a_picture_of_curves_is_known_by():
@@ -685,11 +694,11 @@ def test_what_a_picture_of_curves_is_known_by():
     some = {name: curves[name] for name in names[:2]}
     renamed = dict(zip(names[1::-1], some.values(), strict=True))
     assert figures.fingerprint(some) != figures.fingerprint(renamed)
-    moved = dataclasses.replace(curves[names[0]], band=curves[names[0]].band + 1)
+    moved = replace(curves[names[0]], band=curves[names[0]].band + 1)
     assert figures.fingerprint(some) != figures.fingerprint(some | {names[0]: moved})
-    ranged = dataclasses.replace(curves[names[0]], kind="range")
+    ranged = replace(curves[names[0]], kind="range")
     assert figures.fingerprint(some) != figures.fingerprint(some | {names[0]: ranged})
-    nudged = dataclasses.replace(curves[names[0]], y=curves[names[0]].y * (1 + 1e-13))
+    nudged = replace(curves[names[0]], y=curves[names[0]].y * (1 + 1e-13))
     assert figures.fingerprint(some) == figures.fingerprint(some | {names[0]: nudged})
 
 
@@ -717,8 +726,6 @@ def test_missing_markers_are_said(solo, folder, tmp_path, text):
         (["F", "--metric", "reward"], "invalid choice: 'reward'"),
         (["F", "--metrik", "eval"], "has no flag --metrik; did you mean --metric?"),
         (["F", "--markdown", "README.md"], "--markdown FILE and --marker NAME go together"),
-        (["F", "--curves", "x.png"], "--curves PNG needs --markdown FILE"),
-        (["F", "--markdown", "x.md", "--marker", "x", "--curves", "x.svg"], "must end in .png, not x.svg"),
         (["F", "--check"], "--check needs --markdown FILE"),
         (["F", "--markdown", "/nowhere.md", "--marker", "x"], "/nowhere.md cannot be read: No such file"),
         (["F", "--against", "HEAD", "--out", "x"], "goes with neither --markdown nor --out"),
@@ -847,8 +854,11 @@ def test_unknown_revisions_and_places_are_said(solo, repository, tmp_path_factor
     assert err == "error: no environment and method has eval scores both here and at v1\n"
 
 
-def test_files_of_a_commit_are_byte_for_byte(repository):
+def test_the_results_of_a_commit_are_those_that_were_written(repository):
+    """Once each, though both folders hold them; whatever has become of them since."""
     place = repository / "benchmark/results"
-    found = regression.files_at("v1", place)
-    assert len(found) == 10
-    assert all((place / name).read_bytes() == data for name, data in found.items())
+    before = {run.key: replace(run, source="") for run in read_all([place])[0]}
+    write_runs(repository, {"CartPole-v1": [1, 2, 3, 4, 5]})
+    found, problems = regression.results_at("v1", [place, place / "suite"])
+    assert len(found) == 10 and problems == []
+    assert {run.key: replace(run, source="") for run in found} == before

@@ -127,7 +127,7 @@ def test_batch_takes_the_request(monkeypatch):
     ("words", "sentence"),
     [
         (["--engine", "slurn"], "there is no engine slurn; did you mean slurm?"),
-        (["--engine", "slurm", "--engine-option", "partitions=x"], "no option partitions; did you mean partition"),
+        (["--engine", "slurm", "--engine-option", "partitions=x"], "unknown key partitions; did you mean partition"),
         (["--engine", "slurm", "--engine-option", "partition"], "--engine-option must be KEY=VALUE"),
         (["--engine", "slurm"], "this machine has no sbatch: the engine slurm needs a login node"),
         (["--engine", "aws"], "the engine aws needs --storage s3://BUCKET/STUDY, not /"),

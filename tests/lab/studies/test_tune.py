@@ -17,10 +17,12 @@ from solorl import scripts  # noqa: E402
 from solorl.errors import UsageError  # noqa: E402
 from solorl.lab.studies import tune  # noqa: E402
 from solorl.lab.studies.plan import load_script  # noqa: E402
-from solorl.lab.studies.space import Choice, Range, parse_space, space_of  # noqa: E402
+from solorl.lab.studies.space import parse_space, space_of  # noqa: E402
 from solorl.lab.studies.storage import Folder  # noqa: E402
 from solorl.lab.studies.study import Study  # noqa: E402
 
+Choice = optuna.distributions.CategoricalDistribution
+Int, Range = optuna.distributions.IntDistribution, optuna.distributions.FloatDistribution
 SPACE = 'learning-rate = "log 1e-5..1e-1"\nwidth = "16..64 step 16"\n'
 
 
@@ -202,14 +204,14 @@ def test_two_searches_at_once_share_the_trials(place):
     [
         ("log 1e-5..1e-2", "float", Range(1e-5, 1e-2, log=True)),
         ("0.9..0.999", "", Range(0.9, 0.999)),
-        ("1..8", "", Range(1, 8, whole=True)),
+        ("1..8", "", Int(1, 8)),
         ("1..8", "float", Range(1, 8)),
         ("1..8", "float | None", Range(1, 8)),
-        ("32..512 step 32", "int", Range(32, 512, step=32, whole=True)),
-        ("log 1_000..100_000", "int", Range(1000, 100_000, log=True, whole=True)),
-        ("1e3..1.5M", "int", Range(1_000, 1_500_000, whole=True)),
-        ("log 1k..100k", "", Range(1_000, 100_000, log=True, whole=True)),
-        ("1k..2k step 0.5k", "int", Range(1_000, 2_000, step=500, whole=True)),
+        ("32..512 step 32", "int", Int(32, 512, step=32)),
+        ("log 1_000..100_000", "int", Int(1000, 100_000, log=True)),
+        ("1e3..1.5M", "int", Int(1_000, 1_500_000)),
+        ("log 1k..100k", "", Int(1_000, 100_000, log=True)),
+        ("1k..2k step 0.5k", "int", Int(1_000, 2_000, step=500)),
         ("0.5k..2k", "float", Range(500.0, 2_000.0)),
         ("1e4 | 50k", "int", Choice((10_000, 50_000))),
         ("-1.5..2", "", Range(-1.5, 2)),

@@ -5,11 +5,12 @@ An engine is a module with `OPTIONS`, the options that `--engine-option KEY=VALU
 returns what it would submit. It knows no task: workers find theirs in the storage, which also says what runs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
 from solorl.errors import UsageError, hint, missing_extra, reason
+from solorl.lab.studies.checks import refuse_unknown
 from solorl.lab.studies.resources import Resources
 
 ENGINES = ("slurm", "ray", "aws")
@@ -35,18 +36,5 @@ def start(engine: str, job: Job, options: Mapping[str, str], dry: bool = False) 
         module = import_module(f"solorl.lab.studies.engines.{engine}")
     except ModuleNotFoundError as error:
         raise UsageError(missing_extra(f"the engine {engine}", error) or reason(error)) from None
-    for name in options:
-        if name not in module.OPTIONS:
-            raise UsageError(f"the engine {engine} has no option {name}{hint(name, module.OPTIONS, 'it has')}")
+    refuse_unknown(options, module.OPTIONS, f"the engine {engine}")
     return str(module.start(job, options, dry))
-
-
-def read_options(given: Sequence[str], verb: str) -> dict[str, str]:
-    """What `--engine-option` says, each KEY=VALUE; UsageError for one that is none."""
-    options = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise UsageError(f"{verb}: --engine-option must be KEY=VALUE, such as partition=gpu, not {text}")
-        options[key] = value
-    return options
