@@ -10,7 +10,7 @@ from conftest import ROOT, refused
 
 from solorl import cli, scripts
 from solorl.catalog import header as catalog
-from tools import budget, claims, rules, source, square
+from tools import budget, claims, rules, square
 from tools.check import problems_of
 from tools.main_block import beginnings, main_block, rebound, root
 
