@@ -39,8 +39,9 @@ LAB_MAY_IMPORT = (
     "solorl.checkpoints.replay",
 )
 # Lines that a shelf may have: code of Python as rule R1 counts it, non-blank lines of pages, styles and scripts. They
-# only fall. Of the written allowances, the boundary to environments, MJX and CUDA graphs have taken 510.
-BUDGETS = {"core": 6923, "games": 715, "lab": 4343, "cli and tools": 2369}
+# only fall. Of the written allowances, the boundary to environments, MJX and CUDA graphs have taken 510, success and
+# cost of episodes 60 (43 in the core, 17 in the lab, whose reports show them).
+BUDGETS = {"core": 6966, "games": 715, "lab": 4360, "cli and tools": 2369}
 LONGEST = 420  # lines of a module
 PAGES = (".html", ".js", ".css", ".sh")
 

@@ -7,6 +7,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
+from solorl.envs.returns import declared_in
+
 
 def as_arrays(batch: Any) -> Any:
     """A batch as NumPy arrays: of `Dict` spaces a dict of them, of `Tuple` spaces a tuple."""
@@ -71,7 +73,8 @@ class First(gym.Env[Any, Any]):
         seen = self._only(obs)
         if terminated[0] or truncated[0]:
             seen, infos = infos["final_obs"][0], infos.get("final_info", infos)
-        return seen, float(reward[0]), bool(terminated[0]), bool(truncated[0]), self._info(infos)
+        said = self._info(infos) | declared_in(infos, 0, False)
+        return seen, float(reward[0]), bool(terminated[0]), bool(truncated[0]), said
 
     def _only(self, obs: Any) -> Any:
         return next(iter(iterate(self.envs.observation_space, obs)))
