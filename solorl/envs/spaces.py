@@ -33,6 +33,18 @@ def flattens(space: Any) -> bool:
     return isinstance(flat, gym.spaces.Box) and flat.shape != (0,)
 
 
+def wrapper_for(obs: Any, action: Any) -> str:
+    """A wrapper of Gymnasium that helps where no file takes spaces, as a phrase; empty where none is known."""
+    kind, said = action_kind(action), ""
+    if obs_kind(obs) != "vector" and flattens(obs):
+        said = "FlattenObservation makes a vector of the observations"
+    elif kind == "continuous":
+        said = "DiscretizeAction makes choices of them" if action.is_bounded() else "TransformAction gives bounds"
+    elif kind.endswith("continuous"):
+        said = "TransformAction makes one axis of all"
+    return said and f"; gymnasium.wrappers.{said}"
+
+
 def obs_kind(space: Any) -> str:
     """ "vector", "image", "dict", ...: the kind of an observation space."""
     if type(space).__name__ == "Box":

@@ -314,9 +314,9 @@ def test_envpool_declares_too():
 
 # ---------------------------------------------------------------------- wrappers, masks, ends
 def test_wrappers_with_running_statistics_are_refused(train, tmp_path):
-    line = "    return gym.make(env_id, **kwargs)"
+    line = "    env = gym.make(env_id, **kwargs)"
     for wrapper in ("NormalizeObservation", "NormalizeReward"):
-        mine = script("ppo").read_text().replace(line, f"    return gym.wrappers.{wrapper}(gym.make(env_id, **kwargs))")
+        mine = script("ppo").read_text().replace(line, f"    env = gym.wrappers.{wrapper}(gym.make(env_id, **kwargs))")
         (tmp_path / "mine.py").write_text(mine)
         train(tmp_path / "mine.py", "--env-id", "CartPole-v1", *PPO, "64", code=2)
         assert f"CartPole-v1: the wrapper {wrapper} has running statistics" in train.out
