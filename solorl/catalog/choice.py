@@ -84,7 +84,6 @@ def takes(facts: Facts, name: str, seen: Seen) -> bool:
     return (
         facts.env_kind in seen.kinds
         and seen.pair in facts.spaces
-        and ("of each agent" in said) == seen.agents
         and (seen.masks or "info" not in said)
         and not misfit(seen.env_id, facts.env_kind, name)
         and not (facts.bounded and hasattr(seen.action, "is_bounded") and not seen.action.is_bounded())
