@@ -30,6 +30,10 @@ GAMES: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "TwoSenses-v0": ("two_senses:TwoSenses", 10, {}),
     "MovingDot-v0": ("moving_dot:MovingDot", 20, {}),
     "MovingDotGrey-v0": ("moving_dot:MovingDot", 20, {"height": 40, "width": 56, "grey": True}),
+    "Pole-v0": ("pole:Pole", 150, {}),
+    "PoleImage-v0": ("pole:Pole", 150, {"sees": "image"}),
+    "PoleDict-v0": ("pole:Pole", 150, {"sees": "dict"}),
+    "PoleHidden-v0": ("pole:Pole", 150, {"sees": "positions"}),
 }
 
 gym.register("games/TensorPendulum-v0", vector_entry_point="solorl.envs.batched:Pendulum")

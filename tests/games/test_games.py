@@ -23,6 +23,7 @@ SCORES = {
     "games/TwoSenses-v0": (1.0, 0.5),
     "games/MovingDot-v0": (1.0, 1 / 4),
     "games/MovingDotGrey-v0": (1.0, 1 / 4),
+    **dict.fromkeys(("games/Pole-v0", "games/PoleImage-v0", "games/PoleDict-v0", "games/PoleHidden-v0"), (1.0, 0.08)),
 }
 
 
@@ -118,6 +119,64 @@ def test_the_dot_moves_as_the_hidden_direction_says(kwargs):
         move = env.dot * np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])[env.best_action()]
         assert (np.roll(red(before), move, (0, 1)) == red(after)).all()
         before = after
+
+
+def test_the_pole_moves_by_the_equations_of_cartpole():
+    """By Gymnasium's classic task with our force and step, except for the wind on the angular velocity."""
+    env, classic = gym.make("games/Pole-v0").unwrapped, gym.make("CartPole-v1").unwrapped
+    env.reset(seed=1)
+    classic.reset(seed=1)
+    classic.tau, gusts = 0.05, []
+    for force in np.random.default_rng(0).uniform(-1.5, 1.5, 300):
+        classic.state, classic.force_mag = env.state, 10 * np.clip(force, -1, 1)
+        classic.steps_beyond_terminated = None
+        env.step(np.array([force], np.float32))
+        classic.step(1)
+        np.testing.assert_allclose(env.state[:3], classic.state[:3], atol=1e-6)
+        gusts.append(env.state[3] - classic.state[3])
+        if np.abs(env.state).max() > 2:
+            env.reset()
+    assert np.std(gusts) == pytest.approx(0.1, rel=0.2) and np.mean(gusts) == pytest.approx(0, abs=0.03)
+
+
+def test_what_is_seen_of_the_pole():
+    """Numbers of the state; the two images of a dict are those of two steps and know nothing of the cart's place."""
+    envs = {sees: gym.make("games/Pole-v0", sees=sees).unwrapped for sees in ("vector", "positions", "image", "dict")}
+    seen = {sees: env.reset(seed=1)[0] for sees, env in envs.items()}
+    for _ in range(5):
+        before, state = seen, envs["dict"].state.astype(np.float32)
+        np.testing.assert_array_equal(seen["vector"], state)
+        np.testing.assert_array_equal(seen["positions"], state[[0, 2]])
+        np.testing.assert_array_equal(seen["dict"]["cart"], state[:2])
+        seen = {sees: env.step(np.ones(1, np.float32))[0] for sees, env in envs.items()}
+        np.testing.assert_array_equal(seen["dict"]["image"][..., 0], before["dict"]["image"][..., 1])
+    obs = []
+    for place, angle in ((0, 0.3), (1, 0.3), (0, -0.3)):
+        for env in envs.values():
+            env.state = env.before = np.array([place, 2.0, angle, 3.0])
+        obs.append([envs["image"]._obs()[..., 0], envs["dict"]._obs()["image"][..., 1]])
+    (image, centred), (moved, same), (mirrored, _) = obs
+    assert (centred == same).all() and (image == centred).all() and (mirrored[:, ::-1] == image).all()
+    middle = [(x.sum(0) @ np.arange(32)) / x.sum() for x in (moved, image)]
+    assert middle[0] - middle[1] == pytest.approx(31 / 3, abs=0.1)  # 1 m of the 3 m of the track
+    with pytest.raises(ValueError, match="sees must be one of vector, positions, image, dict"):
+        gym.make("games/Pole-v0", sees="nothing")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seen", "most"), [((0, 2), 0.45), ((2, 3), 0.75), ((0, 1), 0.3)], ids=["positions", "the pole", "the cart"]
+)
+def test_what_is_hidden_of_the_pole_is_needed(seen, most):
+    """The best of many linear policies of what is seen: without memory, and with one of the two entries of a dict."""
+    env, rng, best = gym.make("games/Pole-v0"), np.random.default_rng(0), 0.0
+    for _ in range(200):
+        gains = np.zeros(4)
+        gains[list(seen)] = rng.normal(size=2) * 2 * np.array([0.7, 0.9, 6.4, 1.6])[list(seen)]
+        policy = lambda env, info, gains=gains: np.array([gains @ env.unwrapped.state], np.float32).clip(-1, 1)  # noqa: E731
+        if play(env, policy, 2) > best:  # worth a longer look
+            best = max(best, play(env, policy, 20))
+    assert 0.05 < best < most
 
 
 @pytest.mark.parametrize("env_id", ["games/Cue-v0", "games/KeyAndDoor-v0"])
