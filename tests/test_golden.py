@@ -84,6 +84,7 @@ FLAGS = {
     "basic_ac": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
     "inter_ac": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300",
     "td7": "--env-id Pendulum-v1 --total-timesteps 420 --learning-starts 380",
+    "drq_v2": "--total-timesteps 400 --learning-starts 200 --batch-size 8 --hidden-dim 32",
     "sac_lstm": "--total-timesteps 800 --learning-starts 400",
     "sac_parallel": "--env-id Pendulum-v1 --synchronous --total-timesteps 500 --learning-starts 200",
     "ippo": "--env-id team/simple_speaker_listener_v4 --num-envs 8 --total-timesteps 1024",
