@@ -24,9 +24,9 @@ def asked(solo, env_id):
     [
         ("CartPole-v1", ("vector", "discrete"), ["ppo", "pqn", "dqn"], ["ppo_masked", "ppo_atari", "sac_lstm"]),
         ("Pendulum-v1", ("vector", "continuous"), ["ppo_continuous_action"], ["ppo", "ppo_continuous_action_batched"]),
-        ("odd_actions:Boundless-v0", ("vector", "continuous"), ["ppo_continuous_action"], ["crossq", "ppo_jax"]),
-        ("odd_actions:Board-v0", ("vector", "multidiscrete"), ["ppo_multidiscrete"], ["ppo"]),
-        ("odd_actions:FromTwo-v0", ("vector", "discrete"), ["ppo", "pqn", "dqn"], ["ppo_jax"]),
+        ("odd_actions:OddBoundless-v0", ("vector", "continuous"), ["ppo_continuous_action"], ["crossq", "ppo_jax"]),
+        ("odd_actions:OddBoard-v0", ("vector", "multidiscrete"), ["ppo_multidiscrete"], ["ppo"]),
+        ("odd_actions:OddFromTwo-v0", ("vector", "discrete"), ["ppo", "pqn", "dqn"], ["ppo_jax"]),
         ("games/TwoSenses-v0", ("dict", "discrete"), ["ppo_dict"], ["ppo"]),
         ("games/MovingDot-v0", ("image", "discrete"), ["ppo_image", "dqn_image"], ["dqn_atari", "ppo"]),
         ("games/CueMasked-v0", ("vector", "discrete"), ["ppo_masked", "ppo_lstm_masked", "ppo"], ["ppo_image"]),
@@ -75,7 +75,7 @@ def test_it_is_told_in_words(solo):
 @pytest.mark.parametrize(
     ("env_id", "near", "change"),
     [("FrozenLake-v1", ["ppo", "pqn"], "FlattenObservation makes a vector"),
-     ("odd_actions:Table-v0", [], "TransformAction makes one axis")],
+     ("odd_actions:OddTable-v0", [], "TransformAction makes one axis")],
 )  # fmt: skip
 def test_where_no_file_takes_it_a_wrapper_is_named(env_id, near, change, solo):
     found = asked(solo, env_id)

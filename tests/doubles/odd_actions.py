@@ -1,4 +1,4 @@
-"""Environments whose action spaces are not those that networks give, `odd_actions:FromMinusOne-v0` and so on. Each
+"""Environments whose action spaces are not those that networks give, `odd_actions:OddFromMinusOne-v0` and so on. Each
 checks that what it gets is of its space; the reward is 1 for the largest action."""
 
 import gymnasium as gym
@@ -39,4 +39,4 @@ SPACES = {
 }
 for _name, (_space, _best) in SPACES.items():
     _kind = type(_name, (Odd,), {"action_space": _space, "best": np.array(_best, _space.dtype)})
-    gym.register(f"{_name}-v0", _kind, disable_env_checker=True)
+    gym.register(f"Odd{_name}-v0", _kind, disable_env_checker=True)

@@ -352,11 +352,11 @@ FLAT = "FlattenObservation makes a vector"
     ("name", "obs", "action", "said", "not_said"),
     [
         ("ppo", BOX, FORCE, "; use ppo_continuous_action.py\n", FLAT),
-        ("ppo", IMAGE, FORCE, "no file takes image observations with continuous actions, the nearest are ppo_image.py (image -> discrete) and ppo_continuous_action.py (vector -> continuous)\n", FLAT),  # noqa: E501
-        ("ppo_continuous_action", IMAGE, FORCE, "no file takes image observations with continuous actions", FLAT),
+        ("ppo", IMAGE, FORCE, "; use drq_v2.py\n", FLAT),
+        ("ppo_continuous_action", IMAGE, FORCE, "; use drq_v2.py\n", FLAT),
         ("ppo_dict", gym.spaces.Dict({"a": BOX}), FORCE, "the nearest are ppo_dict.py (dict -> discrete, vectors and images) and ppo_continuous_action.py", "; use"),  # noqa: E501
         ("ppo_dict", BOX, FORCE, "; use ppo_continuous_action.py\n", FLAT),
-        ("dqn", IMAGE, FORCE, "no file takes image observations with continuous actions", FLAT),
+        ("dqn", IMAGE, FORCE, "; use drq_v2.py\n", FLAT),
         ("sac_continuous_action", BOX, gym.spaces.MultiDiscrete([2, 2]), "; use ppo_multidiscrete.py\n", FLAT),
         ("ppo", gym.spaces.Sequence(BOX), None, "has sequence observations, but ppo.py takes vector observations\n", FLAT),  # noqa: E501
         ("ppo", gym.spaces.Graph(BOX, None), None, "has graph observations, but ppo.py takes vector observations\n", FLAT),  # noqa: E501

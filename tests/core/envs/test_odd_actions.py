@@ -19,7 +19,7 @@ CASES = [("ppo", "FromMinusOne", PPO), ("dqn", "FromTwo", [*DQN, "--target-netwo
 @pytest.mark.parametrize(("name", "kind", "flags"), CASES)
 def test_they_are_trained_evaluated_played_and_resumed(name, kind, flags, train, solo):
     """The environment refuses what is not of its space. A resumed run equals the whole one."""
-    env_id = f"odd_actions:{kind}-v0"
+    env_id = f"odd_actions:Odd{kind}-v0"
     whole = train(name, "--env-id", env_id, *flags)
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
     drop_last_checkpoint(run_dir)
@@ -36,7 +36,7 @@ def test_they_are_trained_evaluated_played_and_resumed(name, kind, flags, train,
 def test_every_action_of_the_space_has_a_choice(name, kind):
     """All choices lead to all actions of the space, each to another one."""
     space = SPACES[kind][0]
-    env = definitions(name)["make_env"](f"odd_actions:{kind}-v0")
+    env = definitions(name)["make_env"](f"odd_actions:Odd{kind}-v0")
     sizes = np.atleast_1d(env.action_space.nvec if name.endswith("multidiscrete") else env.action_space.n)
     assert sizes.ndim == 1 and not np.any(env.action_space.start)
     found = set()
@@ -71,7 +71,7 @@ def test_usual_spaces_are_not_wrapped(name, env_id):
 )  # fmt: skip
 def test_refusals_name_a_file_or_a_wrapper(name, kind, said, train, tmp_path):
     flags = ["--learning-starts", "1"] if name in ("dqn", "sac_continuous_action") else []
-    train(name, "--env-id", f"odd_actions:{kind}-v0", *flags, code=2)
+    train(name, "--env-id", f"odd_actions:Odd{kind}-v0", *flags, code=2)
     assert said in train.out and train.out.count("\n") == 1 and f"use {name}.py" not in train.out
     assert not (tmp_path / "runs").exists()
 
