@@ -243,7 +243,7 @@ def orthogonal_init(module, gain):
     return module
 
 
-class Encoder(nn.Module):
+class PixelEncoder(nn.Module):
     """Four convolutions of 32 filters, without a loss of pixels but that of the first stride."""
 
     def __init__(self, obs_shape):
@@ -302,7 +302,7 @@ class Agent(nn.Module):
 
     def __init__(self, obs_shape, feature_dim, hidden_dim, action_dim):
         super().__init__()
-        self.encoder = Encoder(obs_shape)
+        self.encoder = PixelEncoder(obs_shape)
         sizes = (self.encoder.size, feature_dim, hidden_dim, action_dim)
         self.actor, self.critic = Actor(*sizes), Critic(*sizes)
 

@@ -164,7 +164,7 @@ def test_the_encoder_learns_from_the_critics_only(train):
     learned = [size(v[f"{who}_optimizer"].param_groups[0]["params"]) for who in ("actor", "critic")]
     of_actor = size(v["agent"].actor.parameters())
     assert learned == [of_actor, size(v["agent"].parameters()) - of_actor]
-    assert not any(isinstance(part, FILE["Encoder"]) for part in v["target_critic"].modules())
+    assert not any(isinstance(part, FILE["PixelEncoder"]) for part in v["target_critic"].modules())
     done = v["replay"].arrays["done"][: v["replay"].inserted]
     assert not done.any()  # a time limit comes before the end of the task
     assert (v["replay"].arrays["ahead"][: v["replay"].inserted] == 0).sum() >= 120 // 7
