@@ -20,6 +20,9 @@ PAGES = "docs/algorithms"  # the page of each algorithm file, NAME.md: from the 
 FIRST = ("ppo", "dqn", "actor_critic")  # families that a file of any other may be told of
 
 
+WRAPPED = {"integer": "multidiscrete", "multibinary": "multidiscrete"}  # actions -> what `make_env` makes of them
+
+
 BUDGETS = "diff_budget.toml"  # the table of rule R3, next to the folders of the families
 
 
@@ -87,6 +90,7 @@ class Facts(NamedTuple):
     fields: dict[str, str]  # of the header
     spaces: set[tuple[str, str]]  # kinds of observations and actions, as its Spaces names them
     env_kind: str  # see `envs.ids.KINDS`
+    bounded: bool  # whether its actions need finite bounds
 
 
 def facts_of(script: Path) -> Facts:
@@ -98,7 +102,8 @@ def facts_of(script: Path) -> Facts:
         text, fields = "", {}
     obs, _, actions = fields.get("Spaces", "").partition(" -> ")
     kinds = {(obs, action.removeprefix("or ")) for action in re.split(", (?=or )|(?=,)", actions)}
-    return Facts(fields, kinds, (re.findall(r'^    env_kind = "([\w-]+)"', text, flags=re.M) or ["gymnasium"])[0])
+    kind = (re.findall(r'^    env_kind = "([\w-]+)"', text, flags=re.M) or ["gymnasium"])[0]
+    return Facts(fields, kinds, kind, '"bounded"' in text)
 
 
 known_facts = cache(facts_of)  # of the catalogue
@@ -109,6 +114,7 @@ def file_for(script: Path, obs: str, action: str, atari: bool = False) -> str:
     header names if there is any, else the nearest to the script. Where there is none, a phrase that says so and names
     the two nearest; empty where no file takes one of the two kinds."""
     own, paths = facts_of(script), script_paths()
+    action = WRAPPED.get(action.partition(" (")[0], action.partition(" (")[0])
     home = paths.get(Path(own.fields.get("Copy of", script.name).partition(" ")[0]).stem, script).parent.name
     agents = "of each agent" in own.fields.get("Spaces", "")
 
@@ -125,7 +131,7 @@ def file_for(script: Path, obs: str, action: str, atari: bool = False) -> str:
             near.append((f"{name}.py", facts))
     same_obs = [name for name, facts in near if obs in {kinds[0] for kinds in facts.spaces}]
     same_action = [name for name, facts in near if action in {kinds[1] for kinds in facts.spaces}]
-    if both := [name for name in same_obs if name in same_action]:
+    if both := [name for name in same_obs if name in same_action and name != script.name]:
         return f"; use {both[0]}"
     two = [f"{name} ({dict(near)[name].fields['Spaces']})" for name in (*same_obs[:1], *same_action[:1])]
     none = f"; no file takes {obs} observations with {action} actions, the nearest are"

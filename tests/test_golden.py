@@ -89,6 +89,7 @@ FLAGS = {
     "sac_dict": "--total-timesteps 320 --learning-starts 300 --batch-size 32",
     "dqn_her": "--total-timesteps 1500 --learning-starts 500",
     "sac_her": "--total-timesteps 500 --learning-starts 300",
+    "drq_v2": "--total-timesteps 400 --learning-starts 200 --batch-size 8 --hidden-dim 32",
     "sac_lstm": "--total-timesteps 800 --learning-starts 400",
     "sac_parallel": "--env-id Pendulum-v1 --synchronous --total-timesteps 500 --learning-starts 200",
     "ippo": "--env-id team/simple_speaker_listener_v4 --num-envs 8 --total-timesteps 1024",

@@ -56,8 +56,13 @@ class Batch(NamedTuple):
 
 
 def make_env(env_id, **kwargs):
-    """One environment, for training and for evaluation."""
-    return gym.make(env_id, **kwargs)
+    """One environment, for training and for evaluation; its actions count from 0, whatever their space starts at."""
+    env = gym.make(env_id, **kwargs)
+    space = env.action_space
+    if isinstance(space, gym.spaces.Discrete) and space.start != 0:
+        from_0 = gym.spaces.Discrete(space.n)
+        env = gym.wrappers.TransformAction(env, lambda action: action + space.start, from_0)
+    return env
 
 
 class Replay:

@@ -7,7 +7,8 @@
 Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below); GAE: https://arxiv.org/abs/1506.02438
 Run       solo train ppo_multidiscrete --env-id games/TwoNumbers-v0
 Spaces    vector -> multidiscrete
-Differs   from ppo.py: an action has several parts, each with a categorical distribution; masks where there are any
+Differs   from ppo.py: an action has several parts, each with a categorical distribution; switches and integers are
+          parts too; masks where there are any
 Not for   discrete actions: ppo.py; continuous actions: ppo_continuous_action.py; images
 Details   docs/algorithms/ppo_multidiscrete.md
 """
@@ -58,8 +59,24 @@ class Batch(NamedTuple):
 
 
 def make_env(env_id, **kwargs):
-    """One environment, for training and for evaluation."""
-    return gym.make(env_id, **kwargs)
+    """One environment, for training and for evaluation; its actions are a row of choices that count from 0, also if
+    their space is MultiBinary, a small box of integers, or a MultiDiscrete that starts elsewhere."""
+    env = gym.make(env_id, **kwargs)
+    space = env.action_space
+    if isinstance(space, gym.spaces.MultiBinary):
+        low, high = np.zeros(space.shape), np.ones(space.shape)
+    elif isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.integer):
+        low, high = space.low, space.high.astype(float)
+    elif isinstance(space, gym.spaces.MultiDiscrete) and np.any(space.start):
+        low, high = space.start, space.start + space.nvec - 1.0
+    else:
+        return env
+    sizes = (high - low + 1).flatten()
+    if sizes.max() > 1_000:  # these are no choices
+        return env
+    choices = gym.spaces.MultiDiscrete(sizes.astype(np.int64))
+    to_space = lambda action: (low + action.reshape(space.shape)).astype(space.dtype)  # noqa: E731
+    return gym.wrappers.TransformAction(env, to_space, choices)
 
 
 def tanh_mlp(*sizes, gain):

@@ -93,16 +93,49 @@ def chosen(found: Sequence[Script], wanted: dict[str, str | None]) -> list[Scrip
     return [script for script in found if all(getattr(script, name) == value for name, value in given.items())]
 
 
+def show_choice(env_id: str, as_json: bool) -> None:
+    """Print what an environment is and which files take it; UsageError where there is no such environment."""
+    from solorl.catalog import choice  # here: it loads the numerical libraries
+
+    seen = choice.look(env_id)
+    found, (near, change), (obs, action) = choice.best(seen), choice.nearest(seen), seen.pair
+    of_obs, of_action = choice.in_words(seen.obs), choice.in_words(seen.action)
+    if as_json:
+        take = [{"name": name, "for": words} for name, words in found.items()]
+        known: dict[str, Any] = {
+            "env_id": env_id,
+            "observations": obs,
+            "observation": of_obs,
+            "actions": action,
+            "action": of_action,
+        }
+        known |= {"several_agents": seen.agents, "action_mask": seen.masks, "take": take}
+        print(json.dumps(known | ({} if found else {"nearest": near, "change": change}), indent=2))
+        return
+    whose, masks = " of each agent" * seen.agents, ", some are masked" * seen.masks
+    print(f"{env_id}: {obs} observations ({of_obs}), {action} actions ({of_action}){whose}{masks}")
+    if not found:
+        print(f"no file takes it; the nearest: {', '.join(near) or 'none'}" + f"; {change}" * bool(change))
+    for line in aligned([(f"  {name}", words) for name, words in found.items() if words], right=()):
+        print(line)
+    if others := ", ".join(name for name, words in found.items() if not words):
+        print("\n".join(textwrap.wrap(f"also: {others}", 100, subsequent_indent="  ")))
+
+
 def main(argv: Sequence[str]) -> int:
     """Print the algorithms; UsageError for a property that no algorithm has."""
     parser = Parser("list", "Show the algorithms: name, family, spaces, framework, paper and title.")
     for name, what in FILTERS.items():
         parser.add_argument(f"--{name}", metavar="KIND", help=what)
-    parser.add_argument("--json", action="store_true", help="all that the headers say, for programs")
+    parser.add_argument("--for", metavar="ENV_ID", dest="env_id", help="files that take this environment, best first")
+    parser.add_argument("--json", action="store_true", help="all that is known, for programs")
     parser.add_argument("--times", action="store_true", help="core-hours of a training with the defaults, as measured")
     args = parser.parse(argv)
     if args.json and args.times:
         raise UsageError("solo list: --json and --times do not go together")
+    if args.env_id:
+        show_choice(args.env_id, args.json)
+        return 0
     found = chosen(scripts(), {name: getattr(args, name) for name in FILTERS})
     names = dict.fromkeys((*COLUMNS, *MORE))
     if args.json:

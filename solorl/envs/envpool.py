@@ -33,6 +33,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from solorl.envs.ids import check_envpool_id
+from solorl.envs.returns import DECLARED
 from solorl.envs.vector import with_next_obs
 
 ATARI_STEPS = 27_000  # of an agent, the usual limit: 108,000 frames
@@ -100,7 +101,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
         self.action_mask = mask_in(info)
         truncated = (self._steps >= self.max_steps) & ~terminated
         done = terminated | truncated
-        infos: dict[str, Any] = {}
+        infos: dict[str, Any] = {name: info[name] for name in DECLARED if name in info}
         if self.is_atari:
             lives = np.array(info["lives"])
             self._life_lost, self._lives = (lives < self._lives) & ~done, lives
@@ -110,7 +111,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
             infos["final_obs"], infos["_final_obs"] = np.full(self.num_envs, None, object), done
             for i in ended:
                 infos["final_obs"][i] = obs[i].copy()
-            infos["final_info"] = self._mask()
+            infos["final_info"] = self._mask() | {name: infos[name] for name in DECLARED if name in infos}
             first_obs, first_info = self._seen(*self.pool.reset(ended))
             obs = np.array(obs)
             obs[first_info["env_id"]] = first_obs

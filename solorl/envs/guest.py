@@ -6,7 +6,7 @@ training wrong without a word.
 `try_out` finds the usual mistakes in one reset and one step of one more environment. It also sees what the environment
 changes of the process; what can be the environment's own (`surroundings.OWN`) it then gets of its own, which takes the
 place of the process's during each of its calls. All others pay nothing for that. Of `info` only what the library needs
-is read, and the numbers that `env.metadata["numbers"]` lists.
+is read: masks, lives, success and cost (`returns.DECLARED`), and the numbers that `env.metadata["numbers"]` lists.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 import gymnasium as gym
 import numpy as np
 
-from solorl.envs.returns import teams_of
+from solorl.envs.returns import declared, number, teams_of
 from solorl.envs.spaces import not_finite
 from solorl.envs.surroundings import LIGHT, OWN, RANDOM, at_home, bring_back, now, plain, seeded, undisturbed
 from solorl.envs.vector import Masked, VectorEnvs
@@ -141,7 +141,7 @@ class Guest(Masked):
         if self._shape is not None and (found := getattr(obs, "shape", self._shape)) != self._shape:
             what = f"the observation of its {'step' if length else 'reset'} has shape {found}"
             self.fault(f"{what}, but its space has {self._shape}")
-        kept = {name: info[name] for name in READ if name in info} if info else {}
+        kept = {name: info[name] for name in READ if name in info} | declared(info) if info else {}
         mask = kept.pop("action_mask", None)
         mask = np.ones(shape, bool) if mask is None and shape is not None else mask
         if mask is not None and shape not in (None, np.shape(mask)):
@@ -160,11 +160,11 @@ class Guest(Masked):
         return reward
 
     def _number(self, what: str, value: Any) -> float:
-        array = np.asarray(value) if np.isscalar(value) or hasattr(value, "shape") else np.array(None)
-        if array.shape or array.dtype.kind not in "biuf":
-            found = f"an array of shape {array.shape}" if array.shape else f"{value!r:.60}"
+        if (one := number(value)) is None:
+            shape = getattr(value, "shape", ())
+            found = f"an array of shape {shape}" if shape else f"{value!r:.60}"
             self.fault(f"{what} must be one number, but is {found}")
-        return float(array)
+        return one
 
 
 def tell(env_id: str, changed: tuple[str, ...]) -> None:

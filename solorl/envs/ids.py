@@ -178,13 +178,13 @@ def check_env_id_of(script: Path, env_id: str, kind: str, typed: bool = True) ->
     elif kind != "jax" or not is_atari(env_id):
         check_env_id(env_id, typed)
 
-    if misfit := _misfit(env_id, kind, script.name):
-        why, *others = misfit
+    if found := misfit(env_id, kind, script.name):
+        why, *others = found
         advice = "".join(f"{use} for {what}" for what in others if (use := use_instead(script, what)))
         raise UsageError(f"{env_id} {why}{advice}")
 
 
-def _misfit(env_id: str, kind: str, name: str) -> tuple[str, ...]:
+def misfit(env_id: str, kind: str, name: str) -> tuple[str, ...]:
     """Why the file `name` of this kind does not take an environment, and what its header may call that; else empty."""
     one, several = f"has one agent, but {name} takes several", f"has several agents, but {name} takes one"
     many = fnmatch(env_id.rpartition(":")[2], "atari/*")
@@ -225,15 +225,15 @@ def check_envpool_id(env_id: str) -> Any:
 
 def is_envpool_game(env_id: str) -> bool:
     """Whether EnvPool has a game of Atari with this id; UsageError where it lacks a library of the system, as Qt."""
-    return _envpool_has(env_id, "use_fire_reset")
+    return envpool_has(env_id, "use_fire_reset")
 
 
 def is_procgen(env_id: str) -> bool:
     """Whether EnvPool has a game of Procgen with this id; UsageError as above."""
-    return _envpool_has(env_id, "distribution_mode")
+    return envpool_has(env_id, "distribution_mode")
 
 
-def _envpool_has(env_id: str, option: str) -> bool:
+def envpool_has(env_id: str, option: str) -> bool:
     """Whether EnvPool has an environment of this id with such an option."""
     if importlib.util.find_spec("envpool") is None:
         return False

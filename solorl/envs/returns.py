@@ -1,14 +1,19 @@
-"""Returns of episodes: of one agent, or of several in teams.
+"""Returns of episodes, of one agent or of several in teams, and the numbers that `info` declares of them.
 
 With several agents every reward has a last axis of agents. A team's return is the sum over its agents; the first team's
 stands for the game wherever one number is needed (best model, target, progress).
+
+`info["is_success"]` or `info["success"]` of its last step says whether an episode succeeded (0 where that step does
+not say it), `info["cost"]` is summed over its steps.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+DECLARED = ("is_success", "success", "cost")  # numbers of `info`
 Teams = Mapping[str, Sequence[int]]  # name -> places of its agents, the most important team first
 
 
@@ -69,3 +74,37 @@ def ended(
             returns[i], lengths[i] = 0.0, 0
     returns += reward[begin:].sum(0, dtype=np.float64)
     lengths += len(reward) - begin
+
+
+def number(value: Any) -> float | None:
+    """A scalar, also one in an array without axes, as a float; None of anything else."""
+    array = np.asarray(value) if np.isscalar(value) or hasattr(value, "shape") else np.array(None)
+    return None if array.shape or array.dtype.kind not in "biuf" else float(array)
+
+
+def declared(info: Mapping[str, Any]) -> dict[str, float]:
+    """Those of DECLARED that are finite numbers in the info of a step."""
+    found = {name: number(info[name]) for name in DECLARED if name in info}
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def declared_in(infos: Mapping[str, Any], place: int, done: bool) -> dict[str, float]:
+    """The same of the infos of a vector environment, of the environment at `place`, whose episode may be `done`."""
+    infos = infos.get("final_info", infos) if done else infos
+    given = [name for name in DECLARED if name in infos and (f"_{name}" not in infos or infos[f"_{name}"][place])]
+    return declared({name: infos[name][place] for name in given})
+
+
+def note(episode: dict[str, float], numbers: Mapping[str, float]) -> None:
+    """Add to an episode, metric -> number so far, what one more step declares."""
+    success = numbers.get("is_success", numbers.get("success"))
+    if success is not None or "success_rate" in episode:
+        episode["success_rate"] = success or 0.0
+    if "cost" in numbers:
+        episode["episodic_cost"] = episode.get("episodic_cost", 0.0) + numbers["cost"]
+
+
+def means(episodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric that any episode has; one that does not have it counts 0."""
+    names = sorted({name for episode in episodes for name in episode})
+    return {name: sum(episode.get(name, 0.0) for episode in episodes) / len(episodes) for name in names}

@@ -8,6 +8,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
+from solorl.envs.returns import declared_in
+
 
 def as_arrays(batch: Any) -> Any:
     """A batch as NumPy arrays: of `Dict` spaces a dict of them, of `Tuple` spaces a tuple."""
@@ -45,6 +47,18 @@ def flattens(space: Any) -> bool:
         return False
     flat = gym.spaces.flatten_space(space)
     return isinstance(flat, gym.spaces.Box) and flat.shape != (0,)
+
+
+def wrapper_for(obs: Any, action: Any) -> str:
+    """A wrapper of Gymnasium that helps where no file takes spaces, as a phrase; empty where none is known."""
+    kind, said = action_kind(action), ""
+    if obs_kind(obs) != "vector" and flattens(obs):
+        said = "FlattenObservation makes a vector of the observations"
+    elif kind == "continuous":
+        said = "DiscretizeAction makes choices of them" if action.is_bounded() else "TransformAction gives bounds"
+    elif kind.endswith("continuous"):
+        said = "TransformAction makes one axis of all"
+    return said and f"; gymnasium.wrappers.{said}"
 
 
 def obs_kind(space: Any) -> str:
@@ -87,7 +101,8 @@ class First(gym.Env[Any, Any]):
         seen = self._only(obs)
         if terminated[0] or truncated[0]:
             seen, infos = infos["final_obs"][0], infos.get("final_info", infos)
-        return seen, float(reward[0]), bool(terminated[0]), bool(truncated[0]), self._info(infos)
+        said = self._info(infos) | declared_in(infos, 0, False)
+        return seen, float(reward[0]), bool(terminated[0]), bool(truncated[0]), said
 
     def _only(self, obs: Any) -> Any:
         return next(iter(iterate(self.envs.observation_space, obs)))

@@ -11,7 +11,7 @@ from solorl.envs.async_envs import AsyncEnvs
 from solorl.envs.guest import hosted, refuse_statistics, try_out
 from solorl.envs.ids import is_atari
 from solorl.envs.returns import teams_of
-from solorl.envs.spaces import action_kind, flattens, obs_kind
+from solorl.envs.spaces import action_kind, obs_kind, wrapper_for
 from solorl.envs.surroundings import undisturbed
 from solorl.envs.vector import VectorEnvs
 from solorl.errors import UsageError
@@ -58,11 +58,10 @@ def check_spaces(script: Path, env_id: str, envs: Any, obs: str, action: str) ->
     for what, want, kind in zip(("observations", "actions"), wanted, found, strict=True):
         if kind != want:
             use = file_for(script, *found, atari=found[0] == "image" and is_atari(env_id))
-            if want == "vector" and not use.startswith("; use") and flattens(spaces[0]):
-                use += "; gymnasium.wrappers.FlattenObservation makes a vector of the observations"
+            use += "" if use.startswith("; use") or games else wrapper_for(*spaces)
             raise UsageError(f"{env_id} has {kind} {what}, but {script.name} takes {want} {what}{use}")
     if bounded and not spaces[1].is_bounded():
-        raise UsageError(f"{env_id} has actions without finite bounds")
+        raise UsageError(f"{env_id} has actions without finite bounds{'' if games else wrapper_for(*spaces)}")
     refuse_statistics(envs, env_id)
 
 

@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from solorl.compute.device import CONFIRM, EVALUATE, env_seed
 from solorl.envs.guest import hosted, say_once
-from solorl.envs.returns import named, of_game, teams_of
+from solorl.envs.returns import declared, declared_in, means, named, note, of_game, teams_of
 from solorl.envs.spaces import First, as_arrays
 from solorl.envs.vector import masks_in
 from solorl.run.meter import Diverged
@@ -24,6 +24,7 @@ from solorl.run.meter import Diverged
 # `Dict` space are a dict of arrays (n, ...), of a `Tuple` space a tuple of them; so are actions of such spaces.
 Policy = Callable[..., Any]
 MakeEnv = Callable[..., Any]  # `make_env(env_id, **kwargs)`, or of several environments `make_env(env_id, num_envs)`
+Said = list[dict[str, float]] | None  # what the infos of each episode declare: metric -> number
 Also = Mapping[str, MakeEnv] | None  # name -> other environments, in which the policy is evaluated, too
 SCORE = "eval/episodic_return"
 EPISODES = "eval/episodes"
@@ -68,24 +69,28 @@ def open_game(make_env: MakeEnv, env_id: str, render_mode: str) -> Any:
 
 
 def play_episodes(
-    envs: Sequence[Any], policy: Policy, seeds: Sequence[int], seen: Callable[[], Any] = lambda: None
+    envs: Sequence[Any], policy: Policy, seeds: Sequence[int], seen: Callable[[], Any] = lambda: None, said: Said = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """One episode in each environment, side by side: returns (n,) of raw rewards and lengths (n,) in agent steps.
 
     Every environment plays exactly one episode, so that short episodes do not count twice. `envs` are environments, or
     a list with one vector environment that resets in the same step. With several agents the returns are those of the
-    first team. `seen` is called after the reset and each step.
+    first team. `seen` is called after the reset and each step. What the infos of each episode declare (see
+    `returns.note`) is appended to `said`.
     """
-    returns, lengths = play_games(envs, policy, seeds, seen)
+    returns, lengths = play_games(envs, policy, seeds, seen, said)
     return of_game(returns, teams_of(envs[0])), lengths
 
 
 def play_games(
-    envs: Sequence[Any], policy: Policy, seeds: Sequence[int], seen: Callable[[], Any] = lambda: None
+    envs: Sequence[Any], policy: Policy, seeds: Sequence[int], seen: Callable[[], Any] = lambda: None, said: Said = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """`play_episodes` with the returns (n, num_agents) of all agents, where there are several."""
+    episodes: list[dict[str, float]] = [{} for _ in seeds]
+    if said is not None:
+        said += episodes
     if isinstance(envs[0], gym.vector.VectorEnv):
-        return _play_together(envs[0], policy, seeds)
+        return _play_together(envs[0], policy, seeds, episodes)
     space, teams = envs[0].observation_space, teams_of(envs[0])
     action_space = batch_space(envs[0].action_space, len(envs))
     begun = [env.reset(seed=seed) for env, seed in zip(envs, seeds, strict=True)]
@@ -102,6 +107,7 @@ def play_games(
             obs[i], reward, terminated, truncated, infos[i] = envs[i].step(actions[i])
             returns[i] += float(reward) if teams is None else reward
             lengths[i] += 1
+            note(episodes[i], declared(infos[i]))
             if lengths[i] == LONG:
                 tell_long(envs[i])
             if terminated or truncated or lengths[i] == MAX_STEPS:
@@ -117,7 +123,9 @@ def tell_long(env: Any) -> None:
     say_once(f"{what} in an evaluation, which cuts it at {MAX_STEPS:,}; {limit}")
 
 
-def _play_together(envs: gym.vector.VectorEnv, policy: Policy, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _play_together(
+    envs: gym.vector.VectorEnv, policy: Policy, seeds: Sequence[int], episodes: Sequence[dict[str, float]]
+) -> tuple[np.ndarray, np.ndarray]:
     """The first episode of each environment of a vector environment."""
     obs, infos = envs.reset(seed=list(seeds))  # type: ignore[arg-type]
     returns, lengths = np.zeros(envs.num_envs), np.zeros(envs.num_envs, int)
@@ -126,6 +134,8 @@ def _play_together(envs: gym.vector.VectorEnv, policy: Policy, seeds: Sequence[i
         obs, reward, terminated, truncated, infos = envs.step(act(obs, infos))
         returns += running * reward
         lengths += running
+        for i in map(int, np.flatnonzero(running)):
+            note(episodes[i], declared_in(infos, i, terminated[i] or truncated[i]))
         if lengths.max() == LONG and running.any():
             tell_long(envs)
         running &= ~(terminated | truncated) & (lengths < MAX_STEPS)
@@ -144,11 +154,13 @@ class Evaluator:
         self._confirmations = 0
         self._envs: dict[str, list[Any]] = {}
 
-    def play(self, stream: int, first: int, policy: Policy, make_env: MakeEnv, name: str = "") -> Any:
+    def play(
+        self, stream: int, first: int, policy: Policy, make_env: MakeEnv, name: str = "", said: Said = None
+    ) -> Any:
         """`play_games` with the seeds from number `first` of a stream on, in environments that are kept as `name`."""
         if name not in self._envs:
             self._envs[name] = open_games(make_env, self.args.env_id, self.args.eval_episodes)
-        return play_games(self._envs[name], policy, self.seeds(stream, first))
+        return play_games(self._envs[name], policy, self.seeds(stream, first), said=said)
 
     def seeds(self, stream: int, first: int) -> list[int]:
         """Those from number `first` of a stream on, one for each episode."""
@@ -159,11 +171,12 @@ class Evaluator:
     ) -> dict[str, float]:
         """Play, note the score, and return its row of metrics; see `Run.evaluate`. `played`: returns and lengths, where
         they are known. Raises Diverged where the mean return is not finite."""
-        returns, lengths = self.play(EVALUATE, 0, policy, make_env) if played is None else played
+        said: list[dict[str, float]] = []
+        returns, lengths = self.play(EVALUATE, 0, policy, make_env, said=said) if played is None else played
         teams = teams_of(self._envs[""][0]) if self._envs else None
         mean = float(of_game(returns, teams).mean())
         if self.args.eval_more and (mean > self.best or self.reaches(mean)):
-            more = self.play(EVALUATE, self.args.eval_episodes, policy, make_env)
+            more = self.play(EVALUATE, self.args.eval_episodes, policy, make_env, said=said)
             returns, lengths = np.concatenate([returns, more[0]]), np.concatenate([lengths, more[1]])
         scores = named(SCORE, returns, teams)
         score = scores.pop(SCORE)
@@ -182,6 +195,7 @@ class Evaluator:
             "eval/episodic_length": float(lengths.mean()),
             **({EPISODES: self.episodes} if self.args.eval_more else {}),
             **{name: float(value.mean()) for name, value in scores.items()},
+            **{f"eval/{name}": value for name, value in means(said).items()},
         }
 
     @property

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from solorl.compute.device import CONFIRM, env_seed
+from solorl.envs.returns import means
 from solorl.envs.spaces import as_arrays
 from solorl.envs.surroundings import undisturbed
 from solorl.errors import UsageError, missing_extra
@@ -104,17 +105,18 @@ class Play:
             return self.take(loaded)
         policy = loaded.required_sampler() if self.stochastic else policy
         seed = args.seed if self.seed is None else self.seed
-        seeds = [env_seed(seed, CONFIRM, 2**19 + i) for i in range(self.episodes)]
+        seeds, said = [env_seed(seed, CONFIRM, 2**19 + i) for i in range(self.episodes)], list[dict[str, float]]()
         with undisturbed():
             if self.render:
                 env = open_game(make_env, args.env_id, "human")
-                returns = np.concatenate([play_episodes([env], policy, [each])[0] for each in seeds])
+                returns = np.concatenate([play_episodes([env], policy, [each], said=said)[0] for each in seeds])
                 env.close()
             else:
-                returns, _ = play_episodes(open_games(make_env, args.env_id, len(seeds)), policy, seeds)
+                returns, _ = play_episodes(open_games(make_env, args.env_id, len(seeds)), policy, seeds, said=said)
             mean, std, low, high = scores(returns.mean(), returns.std(), returns.min(), returns.max())
             who = f"{len(seeds)} {'stochastic' if self.stochastic else 'greedy'} episodes"
-            print(f"{plain(args.env_id)}: {mean} ± {std} over {who}, from {low} to {high}")
+            also = "".join(f", {name.replace('_', ' ')} {value:.4g}" for name, value in means(said).items())
+            print(f"{plain(args.env_id)}: {mean} ± {std} over {who}, from {low} to {high}{also}")
             if self.video and (path := film_to(run_dir, "play.mp4", seeds[0], policy, make_env, args.env_id)):
                 print(f"video {plain(str(path))}")
 

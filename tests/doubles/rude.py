@@ -127,6 +127,19 @@ class Counts(Ragged):
     metadata = {"render_modes": (), "numbers": ("score",)}  # noqa: RUF012
 
 
+class Declares(Rude):
+    """Says in its last step whether its first number was small, and in every second step what it has cost: 2, 4, 6.
+    The types of these numbers differ."""
+
+    def begin(self):
+        self.small = self.np_random.random() < 0.5
+
+    def info(self):
+        cost = {2: 2, 4: np.float32(4), 6: np.array(6)}.get(self.t)
+        said = {"cost": cost} if cost is not None else {"cost": [1.0]} if self.t == 3 else {}
+        return said | ({"is_success": np.bool_(self.small), "success": "no"} if self.t == 7 else {"is_success": True})
+
+
 class Late(Rude):
     """Gives masks in some steps only, never in a reset; the second action is then forbidden."""
 
@@ -242,6 +255,7 @@ for _kind in (
     Types,
     Ragged,
     Counts,
+    Declares,
     Late,
     Gives,
     Exits,

@@ -26,6 +26,7 @@ DIGITS = 6  # significant digits of stored numbers
 MOST_BYTES = 2**24  # of a result file, unpacked, and of each JSON file of a run folder
 NOT_STORED = ("source", "method", "critic")
 EVAL_COLUMNS = ("global_step", "wall_time", "mean", "std", "length")
+DECLARED = ("success_rate", "episodic_cost")  # what some environments declare, see `envs.returns`
 TRAIN_COLUMNS = ("global_step", "wall_time", "return", "length", "episodes")
 
 Columns = dict[str, list[float]]
@@ -59,6 +60,7 @@ class Result:
     sps: float | None = None  # median environment steps per second
     together: int = 1  # runs trained at once by one process: the time is that of all, the speed that of this one
     parents: list[str] = field(default_factory=list)  # scripts that the script says it comes from, the nearest first
+    declared: dict[str, float] = field(default_factory=dict)  # DECLARED of the last evaluation that has them
     critic: dict[str, Columns] = field(default_factory=dict)  # CRITIC in bins of equal step width; not stored
     first: bool = False  # whether its variant is the first of the study
     source: str = ""  # where it was read from; not stored
@@ -151,3 +153,5 @@ def check(result: Result) -> None:
         columns = [[math.isfinite(value) for value in table[name]] for name in names if table]
         if not all(map(all, columns)) or len(set(map(len, columns))) > 1:
             raise ValueError("its columns do not fit together")
+    if not all(map(math.isfinite, result.declared.values())):
+        raise ValueError("its declared numbers are not finite")

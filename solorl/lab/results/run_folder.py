@@ -12,7 +12,7 @@ from solorl import runfolder
 from solorl.catalog.header import origins
 from solorl.files import read_regular
 from solorl.lab.results import result as results
-from solorl.lab.results.result import EVAL_COLUMNS, TRAIN_COLUMNS, Columns, Result, ResultError
+from solorl.lab.results.result import DECLARED, EVAL_COLUMNS, TRAIN_COLUMNS, Columns, Result, ResultError
 
 BINS = 200  # rows that the training episodes of one run are thinned to
 LOCAL = ("runs_dir", "resume", "resume_changed", "wandb_entity")  # arguments that say where, not what
@@ -64,6 +64,7 @@ def _result(run_dir: Path) -> Result:
         wall_time=float(status.get("wall_time") or 0.0),
         eval=evaluations(_select(rows, "eval/episodic_return", "eval/episodic_return_std", "eval/episodic_length")),
         train=thinned(episodes, total),
+        declared={name: found[-1][2] for name in DECLARED if (found := _select(rows, f"eval/{name}"))},
         critic=_critic(rows, total),
         last_100_episodes=last_mean([row[2] for row in episodes]),
         sps=median(rates) if rates else None,

@@ -84,7 +84,8 @@ def table_caption(comparison: cmp.Comparison) -> str:
         f"runs{brackets(comparison)}; steps, time and speed are medians over runs, the time with evaluations and "
         "checkpoints, the speed without"
         + ("; of seeds trained at once, time and speed are those of all of them" if several else "")
-        + "; the date is that of the oldest run."
+        + "; the date is that of the oldest run"
+        + ("; success rate and cost are means over runs of their last evaluation." if _declared(comparison) else ".")
     )
 
 
@@ -150,11 +151,18 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], left: int = 1) ->
 def summary(comparison: cmp.Comparison) -> list[list[str]]:
     """The rows, the head first, of the short table that the command prints."""
     rows, totals = env_table(comparison)[1], total_table(comparison)[1]
-    short = [[*row[:5], row[6]] for row in rows] + [[cmp.ALL, *row[:3], row[4], "-"] for row in totals]
+    short = [[*row[:5], row[6], *row[10:]] for row in rows]
+    short += [[cmp.ALL, *row[:3], row[4], *["-"] * (len(short[0]) - 5)] for row in totals]
     intervals = any(isinstance(row[3], cmp.Estimate) and row[3].interval for row in rows)
     means = " ".join(["[95 %]"] * intervals + ["(range)"] * ranges(comparison))
     head = ["environment", "method", "runs", f"IQM {means}".strip(), f"mean {means}".strip(), "steps"]
+    head += map(str.lower, env_table(comparison)[0][10:])
     return [head, *(list(map(words, row)) for row in short)]
+
+
+def _declared(comparison: cmp.Comparison) -> dict[str, None]:
+    """The names of what any run declares."""
+    return dict.fromkeys(name for runs in comparison.groups.values() for run in runs for name in run.declared)
 
 
 def training_time(row: cmp.EnvRow) -> str:
@@ -163,13 +171,21 @@ def training_time(row: cmp.EnvRow) -> str:
 
 
 def env_table(comparison: cmp.Comparison) -> Table:
-    """A row for each environment and method."""
+    """A row for each environment and method, at its end the mean over runs of what their environments declare."""
+    named = _declared(comparison)
+
+    def declared(row: cmp.EnvRow, name: str) -> str:
+        found = [run.declared[name] for run in comparison.groups[row.env_id, row.method] if name in run.declared]
+        return number(float(np.mean(found))) if found else "-"
+
     rows: list[list[Cell]] = [
         [row.env_id, row.method, str(row.seeds), row.iqm, row.mean, row.median, f"{row.steps:,.0f}",
-         training_time(row), "-" if row.sps is None else f"{row.sps:,.0f}", row.date or "-"]
+         training_time(row), "-" if row.sps is None else f"{row.sps:,.0f}", row.date or "-",
+         *(declared(row, name) for name in named)]
         for row in cmp.env_rows(comparison)
     ]  # fmt: skip
-    return ["Environment", "Method", "Seeds", "IQM", "Mean", "Median", "Steps", "Time", "Steps/s", "Date"], rows
+    head = ["Environment", "Method", "Seeds", "IQM", "Mean", "Median", "Steps", "Time", "Steps/s", "Date"]
+    return head + [name.replace("_", " ").capitalize() for name in named], rows
 
 
 def total_table(comparison: cmp.Comparison) -> Table:

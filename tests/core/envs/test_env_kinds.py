@@ -62,7 +62,8 @@ def test_a_plan_reads_what_a_file_declares(name):
     kind = load_script(name).env_kind
     text = script(name).read_text()
     assert (f'    env_kind = "{kind}"' in text) == (kind != "gymnasium") and kind in ids.KINDS
-    images = FILES[f"{name}.py"].observations == "image" and "_image" not in name  # those take any images
+    any_images = "_image" in name or name == "drq_v2"
+    images = FILES[f"{name}.py"].observations == "image" and not any_images
     assert kind.endswith("procgen") == name.endswith("_procgen")
     assert kind.endswith(("atari", "procgen")) == images
     assert kind.startswith("envpool") == ("import EnvPoolVectorEnv" in text)

@@ -1,9 +1,11 @@
 """The boundary to environments: what they change of the process, give and lack must not make a training wrong."""
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -12,8 +14,12 @@ import torch
 from conftest import comparable, drop_last_checkpoint, own_registry, rows, script
 from rude import Rude
 
+from solorl import EnvPoolVectorEnv
 from solorl.checkpoints import env_state
+from solorl.compute.device import EVALUATE
 from solorl.envs.guest import KNOWN, SAID, guest_in, hosted, try_out, vector_env
+from solorl.envs.returns import declared, means, note
+from solorl.envs.spaces import First
 from solorl.envs.surroundings import plain, random_states
 from solorl.envs.vector import VectorEnvs
 from solorl.errors import UsageError
@@ -222,11 +228,95 @@ def test_the_game_and_the_step_of_a_nan_are_named(train, tmp_path):
     assert "in environment 0 the reward of two is nan in step 3 of an episode" in train.out
 
 
+# ---------------------------------------------------------------------- success and cost
+def small(seeds):
+    """What `Declares` says in the last step of the first episode of each seed."""
+    return [float(np.random.default_rng(np.random.SeedSequence(seed)).random() < 0.5) for seed in seeds]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_success_is_that_of_the_last_step_and_costs_are_summed(together):
+    """Of environments one by one and of a vector environment, whatever the types of the numbers are."""
+    hosts, seeds = [hosted(gym.make, "rude:Declares-v0")] * 4, [1, 2, 3, 6]
+    assert 0 < sum(small(seeds)) < 4
+    said = []
+    envs = [VectorEnvs(hosts)] if together else [make() for make in hosts]
+    play_episodes(envs, lambda obs: np.zeros(4, int), seeds, said)
+    assert said == [{"success_rate": value, "episodic_cost": 12.0} for value in small(seeds)]
+    play_episodes(envs, lambda obs: np.zeros(4, int), seeds, said)
+    assert len(said) == 8 and said[:4] == said[4:]
+
+
+def test_what_is_no_finite_number_declares_nothing():
+    assert declared({"is_success": "yes", "success": None, "cost": [1.0], "x": 1}) == {}
+    assert declared({"is_success": np.nan, "cost": np.zeros(2), "success": np.array(True)}) == {"success": 1.0}
+
+
+def test_an_episode_that_never_says_success_has_failed():
+    """Where others say it: some environments only say when there is one."""
+    episodes = [{}, {}]
+    for numbers in ({"success": 1.0}, {"is_success": 0.0, "success": 1.0}, {"success": 1.0}):
+        note(episodes[0], numbers)
+    assert means(episodes) == {"success_rate": 0.5}
+    note(episodes[0], {})
+    assert means(episodes) == {"success_rate": 0.0} and means([{}, {}]) == {}
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_declared_numbers_are_metrics_of_evaluations(name, train, solo):
+    """Of two evaluations; also `solo play` says them. The training sees the same environment."""
+    sizes = [*PPO, "128"] if name == "ppo" else "--total-timesteps 128 --learning-starts 32 --eval-episodes 1".split()
+    v = train(name, "--env-id", "rude:Declares-v0", *sizes, "--eval-episodes", "3", "--eval-every", "64")
+    found = rows(v["run"].dir, "eval/success_rate")
+    wanted = np.mean(small(v["run"].evaluator.seeds(EVALUATE, 0)))
+    assert [(row["eval/success_rate"], row["eval/episodic_cost"]) for row in found] == [(wanted, 12.0)] * 2
+    assert len(rows(v["run"].dir, "eval/episodic_return")) == 2
+    code, out, err = solo("play", v["run"].dir, "--episodes", "2", "--trust-script")
+    assert code == 0 and re.search(r"to 7.0, episodic cost 12, success rate (0|0.5|1)$", out, re.M), out + err
+    train("ppo", "--env-id", "rude:Rude-v0", *PPO, "64")
+    assert not any("success" in name or "cost" in name for folder in Path("runs").glob("*Rude*")
+                   for row in rows(folder) for name in row)  # fmt: skip
+
+
+def test_envpool_declares_too():
+    """Whose infos are arrays, as those of its MetaWorld (slow to open); also of one environment of it."""
+    envpool = pytest.importorskip("envpool")
+
+    class Pool:
+        """Says success with the second step of the first environment."""
+
+        def __init__(self, *args, **kwargs):
+            self.pool, self.steps = envpool.make_gymnasium(*args, **kwargs), 0
+
+        def reset(self, *args):
+            self.steps = 0
+            obs, info = self.pool.reset(*args)
+            return obs, info | {"success": np.full(len(obs), 9.0)}
+
+        def step(self, action):
+            self.steps += 1
+            *step, info = self.pool.step(action)
+            return *step, info | {"success": np.array([self.steps == 2, False])[: len(action)]}
+
+    def saying(num_envs):
+        envs = EnvPoolVectorEnv("CartPole-v1", num_envs, 1, max_steps=2)
+        envs.envpool = SimpleNamespace(make_gymnasium=Pool)
+        return envs
+
+    said, envs, one = [], saying(2), First(saying(1))
+    play_episodes([envs], lambda obs: np.zeros(2, int), [1, 2], said)
+    play_episodes([one], lambda obs: np.zeros(1, int), [1], said)
+    assert said == [{"success_rate": 1.0}, {"success_rate": 0.0}, {"success_rate": 1.0}]
+    envs.reset(seed=[1, 2])
+    assert envs.step(np.zeros(2, int))[4]["success"].tolist() == [False, False]
+    assert envs.step(np.zeros(2, int))[4]["final_info"]["success"].tolist() == [True, False]
+
+
 # ---------------------------------------------------------------------- wrappers, masks, ends
 def test_wrappers_with_running_statistics_are_refused(train, tmp_path):
-    line = "    return gym.make(env_id, **kwargs)"
+    line = "    env = gym.make(env_id, **kwargs)"
     for wrapper in ("NormalizeObservation", "NormalizeReward"):
-        mine = script("ppo").read_text().replace(line, f"    return gym.wrappers.{wrapper}(gym.make(env_id, **kwargs))")
+        mine = script("ppo").read_text().replace(line, f"    env = gym.wrappers.{wrapper}(gym.make(env_id, **kwargs))")
         (tmp_path / "mine.py").write_text(mine)
         train(tmp_path / "mine.py", "--env-id", "CartPole-v1", *PPO, "64", code=2)
         assert f"CartPole-v1: the wrapper {wrapper} has running statistics" in train.out

@@ -114,6 +114,21 @@ def test_seeds_trained_at_once_share_their_time():
     assert "at once" not in report_text.table_caption(comparison.compare(alone))
 
 
+def test_what_environments_declare_are_columns():
+    """The mean over runs; nothing where no run declares any."""
+    fetch = ("Fetch-v4", "new")
+    some = [run_of(*fetch, seed, 9.0, declared={"success_rate": rate}) for seed, rate in ((1, 0.5), (2, 0.75))]
+    compared = comparison.compare([*made(), *some])
+    head, table = report_text.env_table(compared)
+    assert head[10:] == ["Success rate"] and "success rate and cost" in report_text.table_caption(compared)
+    assert {(row[0], row[1]): row[10] for row in table} == dict.fromkeys(SCORES, "-") | {fetch: "0.62"}
+    [names, *summary] = report_text.summary(compared)
+    assert names[-1] == "success rate" and {len(row) for row in summary} == {len(names)}
+    compared = comparison.compare(made())
+    assert report_text.env_table(compared)[0][-1] == "Date" and report_text.summary(compared)[0][-1] == "steps"
+    assert "success" not in report_text.table_caption(compared)
+
+
 def test_totals_are_of_normalised_scores():
     compared = comparison.compare(made(), baseline="old")
     row = comparison.total_rows(compared)[1]

@@ -85,6 +85,21 @@ def test_collected_numbers(tmp_path):
     assert result.script_sha256 == "ab" * 32
 
 
+def test_success_and_cost_are_those_of_the_last_evaluation(tmp_path):
+    run = make_run(tmp_path / "run")
+    assert read(collect(run, tmp_path / "results")).declared == {}
+    late = [row(step, 1, eval__success_rate=rate, eval__episodic_cost=3.5) for step, rate in ((1_500, 0.75), (9, 0.5))]
+    run = make_run(tmp_path / "other", lines=late)
+    result = read(collect(run, tmp_path / "results"))
+    assert result.declared == {"success_rate": 0.75, "episodic_cost": 3.5}
+    for wrong in ("[1.0]", '{"success_rate":"much"}'):
+        data = json.dumps(content(results.write(result, tmp_path / "results")))
+        before = json.dumps({"success_rate": 0.75, "episodic_cost": 3.5})
+        assert before in data
+        with pytest.raises(ResultError, match=r"its declared is of another kind|cannot be read"):
+            results.parse_bytes(gzip.compress(data.replace(before, wrong).encode()), "there")
+
+
 def test_seeds_trained_at_once_are_counted(tmp_path):
     run = make_run(tmp_path / "run")
     assert read(collect(run, tmp_path / "results")).together == 1

@@ -1,0 +1,129 @@
+"""Which files take an environment, the best first: in the order of which.toml, those that it does not name last."""
+
+import importlib.util
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from solorl.envs import openers
+from solorl.envs.envpool import EnvPoolVectorEnv
+from solorl.envs.guest import try_out
+from solorl.envs.ids import (
+    check_env_id,
+    envpool_has,
+    is_atari,
+    is_batched,
+    is_envpool_game,
+    is_procgen,
+    misfit,
+)
+from solorl.envs.returns import teams_of
+from solorl.envs.spaces import action_kind, obs_kind, wrapper_for
+from solorl.scripts import WRAPPED, Facts, file_for, known_facts, script_paths
+
+TABLE = Path(__file__).with_name("which.toml")
+NAMES = re.compile(r"`(\w+)`")  # of files, in a cell of it
+NEEDS = ("action_mask", "with goals")  # what headers say that a file cannot do without
+
+
+class Seen(NamedTuple):
+    """What an environment is."""
+
+    env_id: str
+    obs: Any  # the space, with several agents that of each
+    action: Any
+    kinds: Sequence[str]  # of `envs.ids.KINDS`: those that have it
+    agents: bool = False  # whether there are several
+    masks: bool = False  # whether it says which actions are allowed
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The kinds of its spaces as files name them in their headers."""
+        kind = action_kind(self.action).partition(" (")[0]
+        return obs_kind(self.obs), WRAPPED.get(kind, kind)
+
+    @property
+    def given(self) -> list[str]:
+        """Which of NEEDS it has."""
+        goals = {"achieved_goal", "desired_goal"} <= set(getattr(self.obs, "spaces", ()))
+        return ["action_mask"] * self.masks + ["with goals"] * goals
+
+
+def look(env_id: str) -> Seen:
+    """Open an environment and take some steps. UsageError where it does not exist or does not work."""
+    of_envpool = env_id not in gym.registry and (is_envpool_game(env_id) or is_procgen(env_id))
+    if not of_envpool:
+        check_env_id(env_id)
+    if of_envpool or (is_batched(env_id) and not is_atari(env_id)):
+        envs: Any = EnvPoolVectorEnv(env_id, 1) if of_envpool else gym.make_vec(env_id, 1, "vector_entry_point")
+        kinds: list[str] = ["envpool-atari", "envpool-procgen", "jax"] if of_envpool else ["batched"]
+        kinds += ["gymnasium", "jax"] if env_id.startswith("mjx/") or env_id.endswith("-MinAtar") else []
+        return Seen(env_id, envs.single_observation_space, envs.single_action_space, kinds)
+    masks, env = try_out(gym.make, env_id, needs_masks=True).mask is not None, gym.make(env_id)
+    env.close()
+    if teams_of(env):
+        game: Any = env.unwrapped
+        kinds = ["agents", "pettingzoo-atari", "agents-jax"]
+        return Seen(env_id, game.agent_observation_space, game.agent_action_space, kinds, True, masks)
+    kinds = ["gymnasium", "atari", *(["jax"] if _in_jax(env_id) else [])]
+    return Seen(env_id, env.observation_space, env.action_space, kinds, False, masks)
+
+
+def _in_jax(env_id: str) -> bool:
+    """Whether `open_envs` has it."""
+    if importlib.util.find_spec("jax") is None:
+        return False
+    from solorl.envs.classic import DYNAMICS
+
+    known = env_id in DYNAMICS or openers(env_id).compiled
+    return bool(known) or envpool_has(env_id, "max_episode_steps")
+
+
+def takes(facts: Facts, name: str, seen: Seen) -> bool:
+    """Whether a file takes an environment."""
+    said = facts.fields.get("Spaces", "")
+    return (
+        facts.env_kind in seen.kinds
+        and seen.pair in facts.spaces
+        and all(need in seen.given for need in NEEDS if need in said)
+        and not misfit(seen.env_id, facts.env_kind, name)
+        and not (facts.bounded and hasattr(seen.action, "is_bounded") and not seen.action.is_bounded())
+    )
+
+
+def best(seen: Seen) -> dict[str, str]:
+    """Name -> what it is for, of every file that takes the environment; empty for those that the table does not name.
+    Where there are masks or goals, the files that need them come first."""
+    known = {name: known_facts(path) for name, path in script_paths().items()}
+    fit, found = [name for name, facts in known.items() if takes(facts, f"{name}.py", seen)], dict[str, str]()
+    for what, _, *both in tomllib.loads(TABLE.read_text(encoding="utf-8"))["several" if seen.agents else "one"]:
+        for when, files in zip(("cheap", "dear"), both, strict=True):
+            for name in filter(fit.__contains__, NAMES.findall(files)):
+                found.setdefault(name, f"{what}; steps are {when}")
+    found |= {name: "" for name in fit if name not in found}
+    return dict(
+        sorted(found.items(), key=lambda one: not any(need in known[one[0]].fields["Spaces"] for need in NEEDS))
+    )
+
+
+def nearest(seen: Seen) -> tuple[list[str], str]:
+    """The nearest files where none takes the environment, and a wrapper that helps, as a phrase."""
+    helps = wrapper_for(seen.obs, seen.action).removeprefix("; ")
+    if "Flatten" in helps:  # then these take it
+        return list(best(seen._replace(obs=gym.spaces.flatten_space(seen.obs))))[:2], helps
+    return re.findall(r"(\w+)\.py", file_for(Path(), *seen.pair)), helps
+
+
+def in_words(space: Any) -> str:
+    """What a space has, as a phrase."""
+    if isinstance(space, gym.spaces.Discrete):
+        return f"one of {space.n}" + (f", from {space.start} on" if space.start else "")
+    if isinstance(space, gym.spaces.Box):
+        return f"{' x '.join(map(str, space.shape))} {'bytes' if space.dtype == np.uint8 else 'numbers'}"
+    parts = space.spaces if isinstance(space, gym.spaces.Dict) else dict(enumerate(getattr(space, "spaces", ()), 1))
+    return "; ".join(f"{name}: {in_words(part)}" for name, part in parts.items()) or str(space)
