@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from solorl.catalog.header import scripts
@@ -288,12 +288,11 @@ def curves():
     return found
 
 
-@lru_cache
 def blocks():
-    """(page, marker) -> text, of all parts that are not made by `solo report`."""
-    made = {(page, marker): speed(module, data) for page, marker, module, data in SPEEDS}
-    made |= {(log, "measured"): measured(log) for log in LOGS}
-    return {(ALGORITHMS, "algorithms"): algorithms(), (DQN, "qdagger"): qdagger(), **made}
+    """(page, marker) -> the function that makes the text, of all parts that are not made by `solo report`."""
+    made = {(page, marker): partial(speed, module, data) for page, marker, module, data in SPEEDS}
+    made |= {(log, "measured"): partial(measured, log) for log in LOGS}
+    return {(ALGORITHMS, "algorithms"): algorithms, (DQN, "qdagger"): qdagger, **made}
 
 
 def put(page, marker, block):
@@ -347,7 +346,8 @@ if __name__ == "__main__":
     for script in scripts():
         family = script.path.parent / "README.md"
         family.write_text(with_sizes(family.read_text(), script))
-    for (page, marker), block in (blocks() | proof()).items():
+    made = {name: make() for name, make in blocks().items()}
+    for (page, marker), block in (made | proof()).items():
         put(page, marker, block)
     for path, (comparison, shown) in (curves() | families()).items():
         if not figures.shows(path, shown):
