@@ -7,7 +7,8 @@
 Paper     Mania et al. 2018, https://arxiv.org/abs/1803.07055 (Algorithm 2: V2, V2-t where num_top < num_directions)
 Run       solo train ars --env-id Swimmer-v5
 Spaces    vector -> continuous
-Differs   relatives ppo_continuous_action.py: the same statistics of observations; all else is its own
+Differs   from ppo_continuous_action.py: a linear policy, moved along random directions by the returns of episodes;
+          no value, no gradient
 Not for   discrete actions: ppo.py; image observations: ppo_image.py
 Details   docs/algorithms/ars.md
 """
