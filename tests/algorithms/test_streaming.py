@@ -95,19 +95,23 @@ def test_an_exploring_action_clears_the_traces_after_the_step(train):
 @pytest.mark.parametrize("ends", ["time limit", "task"])
 def test_only_the_end_of_the_task_ends_the_return(train, name, ends):
     """Both clear traces and the return so far; after a time limit delta has the value of the final observation."""
-    folder = "probes_offpolicy" if name == "stream_ac_continuous" else "probes"
-    box = "Box" if folder == "probes_offpolicy" else ""
-    env_id, steps = (f"Forever{box}-v0", 10) if ends == "time limit" else (f"Delayed{box}-v0", 6)
-    v = train(name, "--env-id", f"{folder}:{env_id}", "--learning-rate", "0", "--total-timesteps", steps, *SHORT)
+    if name == "stream_ac_continuous":
+        env_id, steps = (
+            ("probes_offpolicy:ForeverBox-v0", 10) if ends == "time limit" else ("probes_offpolicy:DelayedBox-v0", 6)
+        )
+    else:
+        env_id, steps = ("probes:ShortCartPole-v0", 5) if ends == "time limit" else ("probes:Delayed-v0", 6)
+    v = train(name, "--env-id", env_id, "--learning-rate", "0", "--total-timesteps", steps, *SHORT)
     optimizers = [v[x] for x in ("optimizer", "actor_optimizer", "critic_optimizer") if x in v]
     assert v["done"][0] and not v["now"].so_far.any()
     assert not any(trace.any() for optimizer in optimizers for trace in traces(optimizer))
     agent = v["q_network"] if name == "stream_q" else v["agent"]
     final = agent.normalize(v["infos"]["next_obs"])
-    following = agent(final).max() if name == "stream_q" else agent.critic(final)
-    value = v["q"][v["action"]] if name == "stream_q" else v["value"]
-    following = float(following) if ends == "time limit" else 0.0
-    assert v["delta"] == pytest.approx(v["scaled_reward"] + 0.99 * following - float(value), abs=1e-5)
+    following = (agent(final).max() if name == "stream_q" else agent.critic(final)).item()
+    assert following != 0
+    value = (v["q"][v["action"]] if name == "stream_q" else v["value"]).item()
+    following *= ends == "time limit"
+    assert v["delta"] == pytest.approx(v["scaled_reward"] + 0.99 * following - value, abs=1e-5)
     assert bool(v["truncated"][0]) == (ends == "time limit")
 
 
