@@ -1,4 +1,4 @@
-"""ARS: its update against a loop, which episode belongs to which policy, its statistics; a policy that it must learn."""
+"""ARS: its update against a loop, which episode belongs to which policy, its statistics; a policy it must learn."""
 
 import numpy as np
 import pytest

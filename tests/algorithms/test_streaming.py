@@ -1,4 +1,4 @@
-"""Streaming agents: their optimiser and network by hand, what the traces hold, ends of episodes; what they must learn."""
+"""Streaming agents: optimiser and network by hand, what the traces hold, ends of episodes; what they must learn."""
 
 import math
 
@@ -35,7 +35,7 @@ def test_a_step_by_hand():
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
 def test_a_step_does_not_overshoot(scale):
-    """Of a linear prediction with inputs in [-1, 1]: the error keeps its sign, and 1 / kappa of it at most is removed."""
+    """Of a linear prediction with inputs in [-1, 1]: the error keeps its sign, 1 / kappa of it at most is removed."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         x = torch.rand(30, generator=generator) * 2 - 1
