@@ -12,6 +12,9 @@ train: .venv/.run
 quick: .venv/.dev
 	$(PY) tools/quick.py $(FILES)
 
+# The caches of compiled modules are written whatever the shell says: hundreds of tests start Python.
+test test-all coverage: export PYTHONDONTWRITEBYTECODE =
+
 test: .venv/.dev
 	$(PY) -m pytest -n 2 --dist worksteal -m "not slow" $(FLAGS)
 

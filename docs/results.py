@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from solorl.catalog.header import scripts
@@ -27,8 +27,8 @@ from tools import budget
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmark"), str(ROOT / "docs")]
 RESULTS, SPEED, ALGORITHMS, PROOF = "docs/results.md", "docs/speed.md", "algorithms/README.md", "docs/proof.md"
-FAMILIES = ("ppo", "dqn", "actor_critic", "pqn", "multi_agent", "offline", "goals")
-PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE, GOALS = LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
+FAMILIES = ("ppo", "dqn", "actor_critic", "pqn", "multi_agent", "offline", "goals", "streaming", "evolution")
+PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE, GOALS, STREAMING, EVOLUTION = LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
 CLASSIC, JAX = "benchmark/results/classic", "benchmark/results/jax"
 CONTINUOUS, OFF_POLICY_RUNS = "benchmark/results/ppo_continuous", "benchmark/results/actor_critic"
 PENDULUM = "--env-ids Pendulum-v1 --methods"
@@ -121,6 +121,8 @@ RUNS = {
     MULTI_AGENT: ["team_games", "teams", "foraging"],
     OFFLINE: ["offline"],
     GOALS: ["games"],
+    STREAMING: ["streaming"],
+    EVOLUTION: ["evolution"],
 }
 
 # Folders with the runs of files that have none in those of their family, finished or not.
@@ -291,12 +293,11 @@ def curves():
     return found
 
 
-@lru_cache
 def blocks():
-    """(page, marker) -> text, of all parts that are not made by `solo report`."""
-    made = {(page, marker): speed(module, data) for page, marker, module, data in SPEEDS}
-    made |= {(log, "measured"): measured(log) for log in LOGS}
-    return {(ALGORITHMS, "algorithms"): algorithms(), (DQN, "qdagger"): qdagger(), **made}
+    """(page, marker) -> the function that makes the text, of all parts that are not made by `solo report`."""
+    made = {(page, marker): partial(speed, module, data) for page, marker, module, data in SPEEDS}
+    made |= {(log, "measured"): partial(measured, log) for log in LOGS}
+    return {(ALGORITHMS, "algorithms"): algorithms, (DQN, "qdagger"): qdagger, **made}
 
 
 def put(page, marker, block):
@@ -350,7 +351,8 @@ if __name__ == "__main__":
     for script in scripts():
         family = script.path.parent / "README.md"
         family.write_text(with_sizes(family.read_text(), script))
-    for (page, marker), block in (blocks() | proof()).items():
+    made = {name: make() for name, make in blocks().items()}
+    for (page, marker), block in (made | proof()).items():
         put(page, marker, block)
     for path, (comparison, shown) in (curves() | families()).items():
         if not figures.shows(path, shown):

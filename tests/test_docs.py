@@ -296,7 +296,7 @@ def test_every_algorithm_has_its_row():
 )
 def test_generated_parts_are_those_of_the_data(page, marker):
     """Tables of speed and the table of algorithms follow from data and headers."""
-    block = RESULTS["blocks"]()[page, marker]
+    block = RESULTS["blocks"]()[page, marker]()
     text = (ROOT / page).read_text()
     assert f"<!-- {marker} -->\n{block}\n<!-- /{marker} -->" in text, "run python docs/results.py"
 

@@ -6,6 +6,7 @@ import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from functools import cache
 from io import StringIO
 from pathlib import Path
 
@@ -158,6 +159,11 @@ def top_modules(tree: ast.Module) -> dict[str, int]:
 
 def parse_header(path: Path) -> Script:
     """What the docstring of an algorithm file says; UsageError if the file has none."""
+    return _header(path, path.resolve().parent.name, read_source(path))
+
+
+@cache  # of 101 files a search reads all
+def _header(path: Path, family: str, text: str) -> Script:
     tree = parse_source(path)
     docstring = ast.get_docstring(tree, clean=False)
     if not (docstring and docstring.strip()):
@@ -165,11 +171,11 @@ def parse_header(path: Path) -> Script:
     return Script(
         name=path.stem,
         path=path,
-        family=path.resolve().parent.name,
+        family=family,
         framework="jax" if "jax" in top_modules(tree) else "torch",
         title=docstring.splitlines()[0].strip(),
         fields=header_fields(docstring),
-        lines=len(read_source(path).splitlines()),
+        lines=len(text.splitlines()),
     )
 
 

@@ -80,6 +80,22 @@ class ForeverBox(ContinuousProbe):
         return 1.0, False
 
 
+class Regulator(gym.Env):
+    """Ten steps; an action moves a point, which is to stay at 0: half of its square distance is lost in each step."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.obs = 0, self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return self.obs, {}
+
+    def step(self, action):
+        self.steps, self.obs = self.steps + 1, self.obs + action
+        return self.obs, -0.5 * float(self.obs @ self.obs), self.steps == 10, False, {}
+
+
 class Diary(gym.Env):
     """The observation tells who, when: (number of the environment's first seed, episode, step). Episodes end by turns
     after 3 steps (the task is over) and after 4 (a time limit); the reward is 100 episodes + step. `received` lists
@@ -178,7 +194,7 @@ class WideBox(ContinuousProbe):
 
 
 for cls in (
-    *(OneStepBox, AimWhereSeen, AimAside, AimTiny, AimHuge, DelayedBox, Diary, DiscreteDiary, ReusedDiary),
+    *(OneStepBox, AimWhereSeen, AimAside, AimTiny, AimHuge, DelayedBox, Regulator, Diary, DiscreteDiary, ReusedDiary),
     *(ExactBox, WholeBox, Boundless, HalfBounded, WideBox),
 ):
     gym.register(f"{cls.__name__}-v0", f"probes_offpolicy:{cls.__name__}", disable_env_checker=True)

@@ -61,8 +61,9 @@ def test_the_table_names_files_that_exist():
 
 def test_each_family_has_a_root_and_each_parent_exists():
     found = catalog.scripts()
-    for family in {script.family for script in found}:
-        assert any(script.parent is None for script in found if script.family == family), family
+    family = {script.path.name: script.family for script in found}
+    for name in set(family.values()):  # a root, or a file whose parent is in another family
+        assert any(family.get(script.parent) != name for script in found if script.family == name), name
     assert all(catalog.find_named(script, name) for script in found for name in script.parents)
 
 
