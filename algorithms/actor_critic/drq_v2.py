@@ -51,7 +51,7 @@ class Args(RunArgs):
     start_std: float = 1.0  # initial standard deviation of the noise on actions
     end_std: float = 0.1  # final standard deviation of the noise on actions
     noise_fraction: float = 0.5  # fraction of total_timesteps over which the noise is annealed, from 0 to 1
-    noise_clip: float = 0.3  # largest noise on actions in the losses
+    noise_clip: float = 0.3  # largest noise on actions in the losses; inf: do not clip
     feature_dim: int = 50  # features that an actor or the critics make of those of the encoder
     hidden_dim: int = 256  # units of the hidden layers
 

@@ -96,7 +96,8 @@ def _register(env_id: str, typed: bool) -> None:
                 continue
             if package in INSTALL:
                 raise UsageError(f"{env_id} needs a package: pip install {INSTALL[package]}")
-            raise UsageError(needs_extra(env_id, BRINGS[package]))
+            family = "pettingzoo" if registers == "solorl.envs.pettingzoo" else package  # one extra brings all of it
+            raise UsageError(needs_extra(env_id, BRINGS[family]))
         if all(map(_is_there, packages)):
             importlib.import_module(registers)
 

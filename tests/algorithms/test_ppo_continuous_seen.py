@@ -8,12 +8,12 @@ import pytest
 import torch
 from conftest import comparable, definitions, drop_last_checkpoint, rows
 from gymnasium.vector import SyncVectorEnv
-from probes_seen import HIGH, LOW, Entries
+from probes_seen import HIGH, LOW, SeenEntries
 
 import solorl
 
 ENVS = {
-    "ppo_image_continuous_action": "Image", "ppo_dict_continuous_action": "Entries",
+    "ppo_image_continuous_action": "Image", "ppo_dict_continuous_action": "SeenEntries",
     "ppo_lstm_continuous_action": "Once",
 }  # fmt: skip
 IMAGE, DICT, LSTM = ENVS
@@ -31,7 +31,7 @@ def flags(name, steps, *more):
 def make_agent(name):
     """An agent with means of some size, which has seen something."""
     torch.manual_seed(0)
-    space = {IMAGE: (3, 16, 20), DICT: Entries.observation_space.spaces, LSTM: 3}[name]
+    space = {IMAGE: (3, 16, 20), DICT: SeenEntries.observation_space.spaces, LSTM: 3}[name]
     agent = FILES[name]["Agent"](space, 2, 1.0)
     torch.nn.init.normal_((agent.actor[-1] if name == DICT else agent.actor).weight)
     agent.log_std.data = torch.tensor([0.3, -1.2])
@@ -90,7 +90,9 @@ def test_policy_is_a_gaussian(name):
 @NAMES
 def test_layers_are_orthogonal_with_their_gains(name):
     agent = make_agent(name)
-    fresh = FILES[name]["Agent"](*({IMAGE: (3, 16, 20), DICT: Entries.observation_space.spaces, LSTM: 3}[name], 2), 0.5)
+    fresh = FILES[name]["Agent"](
+        *({IMAGE: (3, 16, 20), DICT: SeenEntries.observation_space.spaces, LSTM: 3}[name], 2), 0.5
+    )
     assert set(fresh.state_dict()) == set(agent.state_dict())
     torch.testing.assert_close(fresh.log_std, torch.full((2,), math.log(0.5)))
     heads = {"actor.weight": 0.01, "critic.weight": 1.0, "actor.2.weight": 0.01, "critic.2.weight": 1.0}

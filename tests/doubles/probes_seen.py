@@ -40,7 +40,7 @@ class Image(Seen):
         return (255 * (self.target + 0.5) * self.np_random.uniform(0.5, 1, (16, 20, 3))).astype(np.uint8)
 
 
-class Entries(Seen):
+class SeenEntries(Seen):
     """The size of the number is in a vector far from 0 and of a large scale, its sign in the half of the image with a
     dot; a matrix has nothing."""
 
@@ -69,5 +69,5 @@ class Once(Seen):
         return np.array([[1000 * self.target * (self.time == 0), self.time == 0], [noise, 7.0]])
 
 
-for _cls in (Image, Entries, Once):
+for _cls in (Image, SeenEntries, Once):
     gym.register(f"{_cls.__name__}-v0", f"probes_seen:{_cls.__name__}", disable_env_checker=True)

@@ -241,9 +241,9 @@ def test_success_is_that_of_the_last_step_and_costs_are_summed(together):
     assert 0 < sum(small(seeds)) < 4
     said = []
     envs = [VectorEnvs(hosts)] if together else [make() for make in hosts]
-    play_episodes(envs, lambda obs: np.zeros(4, int), seeds, said)
+    play_episodes(envs, lambda obs: np.zeros(4, int), seeds, said=said)
     assert said == [{"success_rate": value, "episodic_cost": 12.0} for value in small(seeds)]
-    play_episodes(envs, lambda obs: np.zeros(4, int), seeds, said)
+    play_episodes(envs, lambda obs: np.zeros(4, int), seeds, said=said)
     assert len(said) == 8 and said[:4] == said[4:]
 
 
@@ -304,8 +304,8 @@ def test_envpool_declares_too():
         return envs
 
     said, envs, one = [], saying(2), First(saying(1))
-    play_episodes([envs], lambda obs: np.zeros(2, int), [1, 2], said)
-    play_episodes([one], lambda obs: np.zeros(1, int), [1], said)
+    play_episodes([envs], lambda obs: np.zeros(2, int), [1, 2], said=said)
+    play_episodes([one], lambda obs: np.zeros(1, int), [1], said=said)
     assert said == [{"success_rate": 1.0}, {"success_rate": 0.0}, {"success_rate": 1.0}]
     envs.reset(seed=[1, 2])
     assert envs.step(np.zeros(2, int))[4]["success"].tolist() == [False, False]
@@ -359,7 +359,7 @@ FLAT = "FlattenObservation makes a vector"
         ("ppo_dict", IMAGE, gym.spaces.MultiDiscrete([2, 2]), "no file takes image observations with multidiscrete actions, the nearest are ppo_image.py (image -> discrete) and ppo_multidiscrete.py (vector -> multidiscrete)\n", FLAT),  # noqa: E501
         ("dqn", IMAGE, gym.spaces.MultiDiscrete([2, 2]), "no file takes image observations with multidiscrete", FLAT),
         ("ppo_dict", BOX, FORCE, "; use ppo_continuous_action.py\n", FLAT),
-        ("dqn", IMAGE, FORCE, "; use ppo_image_continuous_action.py\n", FLAT),
+        ("dqn", IMAGE, FORCE, "; use drq_v2.py\n", FLAT),
         ("sac_continuous_action", BOX, gym.spaces.MultiDiscrete([2, 2]), "; use ppo_multidiscrete.py\n", FLAT),
         ("ppo", gym.spaces.Sequence(BOX), None, "has sequence observations, but ppo.py takes vector observations\n", FLAT),  # noqa: E501
         ("ppo", gym.spaces.Graph(BOX, None), None, "has graph observations, but ppo.py takes vector observations\n", FLAT),  # noqa: E501

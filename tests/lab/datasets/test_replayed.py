@@ -143,7 +143,7 @@ def test_damage_and_foreign_folders_are_said_in_one_sentence(train, solo, tmp_pa
     assert (tmp_path / "mine" / "000000.npz").read_bytes() == b"mine"
     segment = next(iter(sorted((folder / "replay/replay").glob("*"))))
     segment.write_bytes(segment.read_bytes()[:-1] + b"x")
-    refused(solo("dataset", "from", folder), "does not fit: the replay segment", "is damaged")
+    refused(solo("dataset", "from", folder), "does not fit: the replay segment", "damaged")
     for checkpoint in (folder / "checkpoint").iterdir():
         (checkpoint / "state.json").unlink()
     refused(solo("dataset", "from", folder), "has no whole checkpoint")

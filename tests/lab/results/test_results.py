@@ -97,7 +97,8 @@ def test_success_and_cost_are_those_of_the_last_evaluation(tmp_path):
         before = json.dumps({"success_rate": 0.75, "episodic_cost": 3.5})
         assert before in data
         with pytest.raises(ResultError, match=r"its declared is of another kind|cannot be read"):
-            results.parse_bytes(gzip.compress(data.replace(before, wrong).encode()), "there")
+            (tmp_path / "wrong.json.gz").write_bytes(gzip.compress(data.replace(before, wrong).encode()))
+            read(tmp_path / "wrong.json.gz")
 
 
 def test_seeds_trained_at_once_are_counted(tmp_path):

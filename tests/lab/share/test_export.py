@@ -159,7 +159,8 @@ def test_last_is_the_model_of_the_end(trained, solo, tmp_path):
 
 # Files whose observations or actions have parts, and what is said of them.
 ENTRIES = "observations that are not arrays of numbers"
-PARTS = {"ppo_dict": ENTRIES, "ppo_dict_continuous_action": ENTRIES, "ppo_hybrid": "must each be one array"}
+PARTS = dict.fromkeys(("ppo_dict", "ppo_dict_continuous_action", "sac_dict", "dqn_her", "sac_her"), ENTRIES)
+PARTS["ppo_hybrid"] = "must each be one array"
 
 
 @pytest.mark.parametrize("name", PARTS)
