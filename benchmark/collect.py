@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmark/results"
 # Folders of single studies, where nothing new belongs.
 CLOSED = ("queue", "stopped", "tune", "halfcheetah_search", "minatar_looks", "qdagger")
+OWN = ("streaming", "evolution")  # families whose results have a folder of that name
 # Environments that have a folder of their own, whatever the script.
 KINDS = {
     r"NoFrameskip-v\d$|^(Pong|Breakout|BeamRider)-v5$": "atari",
@@ -33,6 +34,8 @@ KINDS = {
 def home(one: Result, known: list[tuple[str, Result]]) -> str | None:
     """The folder of a result; `known`: the results that have one, with it. None where nothing tells."""
     paths, names = script_paths(), [one.script]
+    if one.script in paths and (family := paths[one.script].parent.name) in OWN:
+        return family
     for name in names:  # the script, then what its header names, the nearest first
         if found := _nearest(one, [(folder, run) for folder, run in known if run.script == name]):
             return found
