@@ -33,7 +33,9 @@ def with_next_obs(obs: Any, infos: dict[str, Any], names: Sequence[str] = ()) ->
     `next_NAME` in the same way, from `infos["final_info"]`."""
     ended = np.flatnonzero(infos.get("_final_obs", ()))
     found: dict[str, Any] = {"next_obs": (obs, infos.get("final_obs"))}
-    found |= {f"next_{name}": (infos[name], infos.get("final_info", {}).get(name)) for name in names if name in infos}
+    final = infos.get("final_info", {})  # alone where no other environment says it
+    both = {name: (infos.get(name, final.get(name)), final.get(name, infos.get(name))) for name in names}
+    found |= {f"next_{name}": pair for name, pair in both.items() if pair[0] is not None}
     return infos | {
         name: _replaced(now, ended, [last[i] for i in ended]) if ended.size else now
         for name, (now, last) in found.items()
@@ -74,7 +76,7 @@ class VectorEnvs(gym.vector.SyncVectorEnv):
     """Environments side by side, with Gymnasium's vector interface and `AutoresetMode.SAME_STEP`: `obs` begins the next
     episode where one has ended, whose last observation is in `infos["final_obs"]`, its last info, with its mask, in
     `infos["final_info"]`. `infos["next_obs"]` has the observations to which the step led, in games of Atari
-    `infos["next_lives"]` the lives that it left, see `with_next_obs`.
+    `infos["next_lives"]` the lives that it left, `infos["next_cost"]` what it cost, see `with_next_obs`.
 
     `action_mask` (num_envs, num_actions) says which actions are allowed at the current observations, True for those
     that are, also after a reset and a resume; None where the environments give no `info["action_mask"]`.
@@ -88,7 +90,7 @@ class VectorEnvs(gym.vector.SyncVectorEnv):
     def step(self, actions: Any) -> Any:
         """One step in every environment; see the class."""
         obs, *ends, infos = super().step(actions)
-        return obs, *ends, with_next_obs(obs, infos, ["lives"])
+        return obs, *ends, with_next_obs(obs, infos, ["lives", "cost"])
 
     def __reduce__(self) -> Any:
         """For an object in another process: there the same functions make environments of its own."""
