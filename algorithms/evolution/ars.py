@@ -81,11 +81,9 @@ class Agent(nn.Module):
     def _apply(self, function, recurse=True):  # what `to(device)` calls: all is NumPy, on the host
         return self
 
-    def policy(self, weight, obs):  # NumPy (action_dim, obs_dim), (batch, obs_dim) -> NumPy (batch, action_dim)
-        return (self.obs_normalizer(obs) @ weight.T).astype(np.float32)
-
     def act(self, obs):  # NumPy (batch, *obs_shape) -> NumPy (batch, action_dim)
-        return self.policy(self.weight.numpy(), obs.reshape(len(obs), -1))
+        obs = torch.as_tensor(self.obs_normalizer(obs.reshape(obs.shape[0], -1)))
+        return (obs @ self.weight.T).to(torch.float32).numpy()
 
 
 def update_direction(returns, noise, num_top):
@@ -127,7 +125,8 @@ if __name__ == "__main__":
         direction, side = divmod(now.episode, 2)
         weight = agent.weight.numpy() + (args.noise_std if side == 0 else -args.noise_std) * now.noise[direction]
         agent.seen.update(obs.reshape(1, obs_dim))
-        obs, reward, terminated, truncated, _ = envs.step(agent.policy(weight, obs.reshape(1, obs_dim)))
+        action = agent.obs_normalizer(obs.reshape(1, obs_dim)) @ weight.T
+        obs, reward, terminated, truncated, _ = envs.step(action.astype(np.float32))
         done = terminated | truncated
         run.episodes(global_step, reward, done)
 

@@ -126,7 +126,7 @@ class Agent(nn.Module):
         self.critic = sparse_mlp(obs_dim, 128, 128, 1)
 
     def normalize(self, obs):  # NumPy (batch, *obs_shape) -> (batch, obs_dim)
-        obs = self.obs_normalizer(obs.reshape(len(obs), -1))
+        obs = self.obs_normalizer(obs.reshape(obs.shape[0], -1))
         return torch.as_tensor(obs, dtype=torch.float32, device=next(self.parameters()).device)
 
     def policy(self, obs):  # (batch, obs_dim) -> means and standard deviations (batch, action_dim)

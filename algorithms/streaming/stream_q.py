@@ -122,7 +122,7 @@ class QNetwork(nn.Module):
         return self.net(obs)
 
     def normalize(self, obs):  # NumPy (batch, *obs_shape) -> (batch, obs_dim)
-        obs = self.obs_normalizer(obs.reshape(len(obs), -1))
+        obs = self.obs_normalizer(obs.reshape(obs.shape[0], -1))
         return torch.as_tensor(obs, dtype=torch.float32, device=next(self.parameters()).device)
 
     @torch.no_grad()

@@ -68,7 +68,7 @@ def converted(loaded: LoadedPolicy, inputs: Arrays, axes: dict[str, int]) -> tup
     from onnx.helper import set_model_props
 
     graph, example = Graph(loaded.policy, "state" in inputs).eval(), tensors(inputs)
-    example = [x.narrow(axes[name], 0, 3) for name, x in zip(inputs, example, strict=True)]
+    example = [x.narrow(axes[name], 0, 3).contiguous() for name, x in zip(inputs, example, strict=True)]
     scores = "logits" if any("actor" in name.split(".") for name in names_of(loaded)) else "q_values"
     batch = torch.export.Dim("batch")
     try:

@@ -65,7 +65,7 @@ def acts_as(path, policy):
     random = share.like(inputs["obs"][:500], np.random.default_rng(7))
     inputs["obs"] = np.concatenate([inputs["obs"][:500], random])
     for start, size in ((0, 1), (400, 7), (600, 64)):
-        part = share.batch(inputs, axes, start, size)
+        part = {name: value.take(np.arange(start, start + size), axes[name]) for name, value in inputs.items()}
         got = act(**part)["action"]
         if "state" in part:
             import torch
@@ -129,7 +129,7 @@ def test_a_policy_in_jax_runs_in_a_process_with_jax_and_numpy_only(name, trained
     run_dir, policy = trained(name, QUICK[name])
     assert solo("export", run_dir, tmp_path / "policy.stablehlo")[0] == 0
     inputs, axes = share.observations(policy)
-    part = share.batch(inputs, axes, 0, 300)
+    part = {name: value.take(np.arange(300), axes[name]) for name, value in inputs.items()}
     np.savez(tmp_path / "given.npz", **part)
     done = subprocess.run([sys.executable, "-c", FRESH], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -200,12 +200,14 @@ def test_every_algorithm_is_exported(name, trained, solo, tmp_path):
     for line in out.splitlines()[1:3]:
         kinds |= dict(re.findall(r"(\w+) (\w+ \([^)]*\))", line))
     images = any(word in policy.env_id for word in ("Catch", "atari/", "MovingDot", "PoleImage"))
-    assert kinds["obs"].startswith("uint8 (batch, " if images else "float32 (batch, ")
+    dtype = "float64" if name == "stream_ac_continuous" else "float32"  # with the time of the episode
+    assert kinds["obs"].startswith(f"{'uint8' if images else dtype} (batch, ")
     remembers = "lstm" in name or name.endswith(("trxl", "decision_transformer"))
     wanted = {"obs", "action"} | ({"state", "first", "next_state"} if remembers else set())
     if kinds["action"] == "int64 (batch)" and path.suffix == ".onnx":
         actors = ("ppo", "actor_critic", "offline")
-        wanted.add("logits" if scripts.script_paths()[name].parent.name in actors else "q_values")
+        has_actor = scripts.script_paths()[name].parent.name in actors or name == "stream_ac"
+        wanted.add("logits" if has_actor else "q_values")
     assert set(kinds) == wanted
 
 
