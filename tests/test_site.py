@@ -96,6 +96,14 @@ def test_a_part_of_the_site_has_no_dead_link(part):
     assert len(pages) > len(SOME) + 6
 
 
+def test_a_file_that_is_not_text_is_copied_and_linked(part):
+    (picture,) = sorted((ROOT / "docs/results").glob("ppo.pdf"))
+    part.site.file("docs/results/ppo.pdf")
+    page = part.folder / make_site.address("docs/results/ppo.pdf")
+    there = re.search(r'<a href="([^"]+)"><code>ppo.pdf</code>', page.read_text())[1]
+    assert (page.parent / there).read_bytes() == picture.read_bytes()
+
+
 def test_a_page_has_the_source_and_details_lead_to_its_lines(part):
     text = (part.folder / "algorithms/ppo.html").read_text()
     lines = SCRIPTS["ppo"].path.read_text().splitlines()

@@ -222,6 +222,9 @@ class Site:
         elif path.suffix == ".gz":
             self.copy(name, "data")
             values |= {"runs": charts.runs_below(path, ROOT), "links": []}
+        elif b"\0" in path.read_bytes():  # a picture, a model
+            self.copy(name, "data")
+            values |= {"runs": [], "links": [(path.name, here.to(f"data/{name}"))]}
         else:
             text = path.read_text(encoding="utf-8")
             assert len(text) < MOST_BYTES, f"{name} is too long for a page"
