@@ -7,7 +7,7 @@
 Paper     Ray et al. 2019, https://cdn.openai.com/safexp-short.pdf; of PPO Schulman et al. 2017,
           https://arxiv.org/abs/1707.06347 ("Eq. n" below); GAE: https://arxiv.org/abs/1506.02438
 Run       solo train ppo_lagrangian --env-id HalfCheetah-v5
-Spaces    vector -> continuous
+Spaces    vector -> continuous, with costs
 Differs   from ppo_continuous_action.py: a value of costs, whose advantage counts against that of rewards; its weight,
           the multiplier, grows while episodes cost more than --cost-limit. Costs are info["cost"] of each step
 Not for   discrete actions: ppo.py; tasks without costs: ppo_continuous_action.py; image observations
@@ -82,7 +82,7 @@ class SpeedLimit(gym.Wrapper):
         return obs, reward, terminated, truncated, info | {"cost": float(info["x_velocity"] > self.limit)}
 
 
-def make_env_with_cost(env_id, **kwargs):
+def make_env(env_id, **kwargs):
     """One environment, for training and for evaluation; it clips actions to its bounds. MuJoCo's robots get a cost."""
     env = gym.make(env_id, **kwargs)
     robot = env_id.partition("-")[0]
@@ -255,9 +255,7 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(
-        make_env_with_cost, args.env_id, args.num_envs
-    )  # where an episode ends, obs begins the next one
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="continuous")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
@@ -358,8 +356,8 @@ if __name__ == "__main__":
         metrics = {"charts/learning_rate": learning_rate, "losses/explained_variance": explained_variance}
         metrics |= {"charts/episodic_cost": recent.mean()} if now.num_episodes else {}
         run.log(global_step, metrics | {"losses/multiplier": multiplier.value.item()})
-        run.evaluate(global_step, agent.act, make_env_with_cost)
+        run.evaluate(global_step, agent.act, make_env)
         run.save(global_step)
 
     envs.close()
-    run.close(agent.act, make_env_with_cost)  # a last evaluation; `solo play` takes this policy
+    run.close(agent.act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -84,7 +84,7 @@ def test_an_environment_without_costs_is_refused(train):
 
 def test_a_robot_that_is_too_fast_costs():
     pytest.importorskip("mujoco")
-    env = LAGRANGIAN["make_env_with_cost"]("HalfCheetah-v5")
+    env = LAGRANGIAN["make_env"]("HalfCheetah-v5")
     env.reset(seed=0)
     for _ in range(20):
         info = env.step(env.action_space.sample())[4]
