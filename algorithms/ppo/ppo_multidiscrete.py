@@ -72,7 +72,7 @@ def make_env(env_id, **kwargs):
     else:
         return env
     sizes = (high - low + 1).flatten()
-    if sizes.max() > 1_000:  # these are no choices
+    if sizes.max() > 1_000:  # too many to choose from
         return env
     choices = gym.spaces.MultiDiscrete(sizes.astype(np.int64))
     to_space = lambda action: (low + action.reshape(space.shape)).astype(space.dtype)  # noqa: E731
