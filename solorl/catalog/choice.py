@@ -13,22 +13,13 @@ import numpy as np
 from solorl.envs import openers
 from solorl.envs.envpool import EnvPoolVectorEnv
 from solorl.envs.guest import try_out
-from solorl.envs.ids import (
-    check_env_id,
-    envpool_has,
-    is_atari,
-    is_batched,
-    is_envpool_game,
-    is_procgen,
-    misfit,
-)
+from solorl.envs.ids import check_env_id, envpool_has, is_batched, is_envpool_game, is_procgen, misfit
 from solorl.envs.returns import teams_of
 from solorl.envs.spaces import action_kind, obs_kind, wrapper_for
 from solorl.scripts import WRAPPED, Facts, file_for, known_facts, script_paths
 
 TABLE = Path(__file__).with_name("which.toml")
 NAMES = re.compile(r"`(\w+)`")  # of files, in a cell of it
-NEEDS = ("action_mask", "with goals")  # what headers say that a file cannot do without
 
 
 class Seen(NamedTuple):
@@ -49,9 +40,9 @@ class Seen(NamedTuple):
 
     @property
     def given(self) -> list[str]:
-        """Which of NEEDS it has."""
+        """What it has of what files need (see `Facts.needs`); whether it has costs is not known."""
         goals = {"achieved_goal", "desired_goal"} <= set(getattr(self.obs, "spaces", ()))
-        return ["action_mask"] * self.masks + ["with goals"] * goals
+        return ['info["action_mask"]'] * self.masks + ["goals"] * goals
 
 
 def look(env_id: str) -> Seen:
@@ -59,10 +50,10 @@ def look(env_id: str) -> Seen:
     of_envpool = env_id not in gym.registry and (is_envpool_game(env_id) or is_procgen(env_id))
     if not of_envpool:
         check_env_id(env_id)
-    if of_envpool or (is_batched(env_id) and not is_atari(env_id)):
+    if of_envpool or is_batched(env_id):
         envs: Any = EnvPoolVectorEnv(env_id, 1) if of_envpool else gym.make_vec(env_id, 1, "vector_entry_point")
         kinds: list[str] = ["envpool-atari", "envpool-procgen", "jax"] if of_envpool else ["batched"]
-        kinds += ["gymnasium", "jax"] if env_id.startswith("mjx/") or env_id.endswith("-MinAtar") else []
+        kinds += ["gymnasium", "jax"] if openers(env_id).compiled else []
         return Seen(env_id, envs.single_observation_space, envs.single_action_space, kinds)
     masks, env = try_out(gym.make, env_id, needs_masks=True).mask is not None, gym.make(env_id)
     env.close()
@@ -86,11 +77,10 @@ def _in_jax(env_id: str) -> bool:
 
 def takes(facts: Facts, name: str, seen: Seen) -> bool:
     """Whether a file takes an environment."""
-    said = facts.fields.get("Spaces", "")
     return (
         facts.env_kind in seen.kinds
         and seen.pair in facts.spaces
-        and all(need in seen.given for need in NEEDS if need in said)
+        and facts.needs in ("", "costs", *seen.given)
         and not misfit(seen.env_id, facts.env_kind, name)
         and not (facts.bounded and hasattr(seen.action, "is_bounded") and not seen.action.is_bounded())
     )
@@ -106,9 +96,7 @@ def best(seen: Seen) -> dict[str, str]:
             for name in filter(fit.__contains__, NAMES.findall(files)):
                 found.setdefault(name, f"{what}; steps are {when}")
     found |= {name: "" for name in fit if name not in found}
-    return dict(
-        sorted(found.items(), key=lambda one: not any(need in known[one[0]].fields["Spaces"] for need in NEEDS))
-    )
+    return dict(sorted(found.items(), key=lambda one: known[one[0]].needs not in seen.given))
 
 
 def nearest(seen: Seen) -> tuple[list[str], str]:

@@ -110,8 +110,13 @@ def read_source(path: Path) -> str:
 
 def parse_source(path: Path) -> ast.Module:
     """The syntax tree of a Python file; UsageError if it cannot be read or is not valid Python."""
+    return parsed(path, read_source(path))
+
+
+def parsed(path: Path, text: str) -> ast.Module:
+    """The syntax tree of the text of a Python file; UsageError if it is not valid Python."""
     try:
-        return ast.parse(read_source(path))
+        return ast.parse(text)
     except SyntaxError as error:
         raise UsageError(f"{path}:{error.lineno} is not valid Python: {error.msg}") from None
     except ValueError as error:  # a null byte in some versions of Python
@@ -162,9 +167,9 @@ def parse_header(path: Path) -> Script:
     return _header(path, path.resolve().parent.name, read_source(path))
 
 
-@cache  # of 101 files a search reads all
+@cache  # a search reads the headers of all files
 def _header(path: Path, family: str, text: str) -> Script:
-    tree = parse_source(path)
+    tree = parsed(path, text)
     docstring = ast.get_docstring(tree, clean=False)
     if not (docstring and docstring.strip()):
         raise UsageError(f"{path} has no header: its docstring must start with a title and say {', '.join(KEYS)}")

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -48,6 +49,9 @@ OURS = {
 def all_verbs() -> dict[str, tuple[str, str]]:
     """The verbs that there are here."""
     return VERBS | OURS if in_checkout() else VERBS
+
+
+say = partial(print, flush=True)  # a line that also the log of a scheduler has at once
 
 
 def at_least(least: int, most: int = sys.maxsize, kind: type = int) -> Callable[[str], Any]:

@@ -31,12 +31,11 @@ import time
 from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from solorl.cli import Parser, at_least
+from solorl.cli import Parser, at_least, say
 from solorl.cli.view import Lines, Table
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError
@@ -57,7 +56,6 @@ from solorl.terminal import duration, plain
 VERBS = ("status", "logs", "cancel", "retry", "collect")
 RESOURCES = ("cores", "gpus", "memory", "time")
 MOST_WORKERS = 1_000
-say = partial(print, flush=True)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from solorl.args.command_line import value_of
-from solorl.cli import Parser, at_least
-from solorl.cli.bench import MOST_WORKERS, RESOURCES, add_engine_flags, job, say, split
+from solorl.cli import Parser, at_least, say
+from solorl.cli.bench import MOST_WORKERS, RESOURCES, add_engine_flags, job, split
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, did_you_mean, missing_extra, reason
 from solorl.lab.studies.engines import start

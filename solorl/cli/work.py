@@ -1,14 +1,11 @@
 """`solo work`: a worker of a study, wherever it is started."""
 
 from collections.abc import Sequence
-from functools import partial
 
-from solorl.cli import Parser
+from solorl.cli import Parser, say
 from solorl.lab.studies.storage import refusal
 from solorl.lab.studies.study import open_study
 from solorl.lab.studies.worker import AGAIN, Pool
-
-say = partial(print, flush=True)  # a line for the scheduler's log
 
 
 def main(argv: Sequence[str]) -> int:

@@ -122,7 +122,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
             if self.action_mask is not None:
                 self.action_mask = self.action_mask.copy()
                 self.action_mask[first_info["env_id"]] = mask_in(first_info)
-        return obs, reward, terminated, truncated, with_next_obs(obs, infos, ["lives", "cost"]) | self._mask()
+        return obs, reward, terminated, truncated, with_next_obs(obs, infos) | self._mask()
 
     def _seen(self, obs: Any, info: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
         """Observations as arrays, and the infos, with the mask where it is a part of the observations."""

@@ -268,11 +268,12 @@ def has_agents(env_id: str) -> bool:
 
 
 def is_batched(env_id: str) -> bool:
-    """Whether it is a simulator as `solorl.envs.batched` describes: the vector environments of Gymnasium are not."""
+    """Whether it is a simulator as `solorl.envs.batched` describes: the vector environments of Gymnasium and ALE are
+    not."""
     import gymnasium as gym
 
     entry = gym.registry[env_id.rpartition(":")[2]].vector_entry_point
-    return entry is not None and not str(entry).startswith("gymnasium.")
+    return entry is not None and not str(entry).startswith(("gymnasium.", "ale_py."))
 
 
 def reward_threshold(env_id: str) -> float:

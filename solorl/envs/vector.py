@@ -27,7 +27,7 @@ def masks_in(infos: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> np.ndarr
     return stacked_masks([mask if here else None for mask, here in zip(masks, given, strict=True)])
 
 
-def with_next_obs(obs: Any, infos: dict[str, Any], names: Sequence[str] = ()) -> dict[str, Any]:
+def with_next_obs(obs: Any, infos: dict[str, Any], names: Sequence[str] = ("lives", "cost")) -> dict[str, Any]:
     """The infos of a step with `next_obs` (num_envs, *obs_shape), the observations to which the step led: `obs`, except
     where an episode has ended, whose last observation is in `infos["final_obs"]`. Of `names` that the infos have,
     `next_NAME` in the same way, from `infos["final_info"]`."""
@@ -90,7 +90,7 @@ class VectorEnvs(gym.vector.SyncVectorEnv):
     def step(self, actions: Any) -> Any:
         """One step in every environment; see the class."""
         obs, *ends, infos = super().step(actions)
-        return obs, *ends, with_next_obs(obs, infos, ["lives", "cost"])
+        return obs, *ends, with_next_obs(obs, infos)
 
     def __reduce__(self) -> Any:
         """For an object in another process: there the same functions make environments of its own."""

@@ -250,7 +250,8 @@ def _unchanged(imports: set[str]) -> Iterator[None]:
             yield
     finally:
         sys.excepthook = hook
-        os.environ.clear()
+        for name in set(os.environ) - set(variables):
+            del os.environ[name]
         os.environ.update(variables)
         if torch is not None:
             torch.set_num_threads(threads)

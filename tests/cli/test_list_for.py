@@ -31,6 +31,9 @@ def asked(solo, env_id):
         ("games/MovingDot-v0", ("image", "discrete"), ["ppo_image", "dqn_image"], ["dqn_atari", "ppo"]),
         ("games/CueMasked-v0", ("vector", "discrete"), ["ppo_masked", "ppo_lstm_masked", "ppo"], ["ppo_image"]),
         ("games/Tool-v0", ("vector", "tuple"), ["ppo_hybrid"], ["ppo"]),
+        ("games/BitFlip15-v0", ("dict", "discrete"), ["dqn_her", "ppo_dict"], ["sac_her"]),
+        ("games/TwoSensesContinuous-v0", ("dict", "continuous"), ["ppo_dict_continuous_action"], ["sac_her"]),
+        ("games/CueContinuous-v0", ("vector", "continuous"), ["ppo_continuous_action"], ["sac_continuous_action_jax"]),
         ("games/TensorPendulum-v0", ("vector", "continuous"), ["ppo_continuous_action_batched"], ["crossq"]),
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 from conftest import comparable, drop_last_checkpoint, environment, script
 from gymnasium.utils.env_checker import data_equivalence
 from moody import Moody
+from probes_cost import Toll
 from safetensors.numpy import load_file
 
 import solorl.games  # noqa: F401  registers them
@@ -30,6 +31,7 @@ KINDS = {
     "masks": Moody,
     "dicts": lambda: gym.make("games/TwoSenses-v0"),
     "tuples": lambda: gym.make("games/Tool-v0"),
+    "costs": Toll,
 }
 
 
