@@ -132,7 +132,12 @@ def file_for(script: Path, obs: str, action: str, atari: bool = False) -> str:
         facts, family = known_facts(paths[name]), paths[name].parent.name
         kind, spaces = facts.env_kind, facts.fields.get("Spaces", "")
         fits = kind.endswith("atari") if atari else kind in ("gymnasium", "agents", own.env_kind)
-        if fits and ("of each agent" in spaces) == agents and not facts.needs and family in (home, *FIRST):
+        if (
+            fits
+            and ("of each agent" in spaces) == agents
+            and facts.needs in ("", own.needs)
+            and family in (home, *FIRST)
+        ):
             near.append((f"{name}.py", facts))
     same_obs = [name for name, facts in near if obs in {kinds[0] for kinds in facts.spaces}]
     same_action = [name for name, facts in near if action in {kinds[1] for kinds in facts.spaces}]

@@ -274,7 +274,7 @@ if __name__ == "__main__":
     normalize = agent.obs_normalizer  # NumPy (batch, obs_dim) -> NumPy (batch, obs_dim)
     now = SimpleNamespace(
         so_far=np.zeros(args.num_envs, np.float32),  # discounted rewards of the running episodes
-        cost=np.zeros(args.num_envs),  # their costs, a sum without discount
+        cost=np.zeros(args.num_envs, np.float32),  # their costs, a sum without discount
         costs=np.zeros(100),  # of the last episodes, the newest last
         num_episodes=0,
     )
@@ -308,10 +308,6 @@ if __name__ == "__main__":
             final_obs[step] = normalize(infos["next_obs"].reshape(args.num_envs, obs_dim))  # where the step led
             run.require("next_cost" in infos, f"{args.env_id} must give a cost: a number info['cost'] in each step")
             cost[step] = infos["next_cost"]  # of the step, also where an episode ended
-            now.cost = now.cost + cost[step]
-            now.costs = np.concatenate([now.costs, now.cost[done[step] > 0]])[-100:]
-            now.num_episodes += int(done[step].sum())
-            now.cost = now.cost * (1 - done[step])
         run.episodes(global_step, reward, done)
 
         # ---- 2. credit: rewards in units of the standard deviation of the returns
@@ -329,6 +325,9 @@ if __name__ == "__main__":
         cost_advantage = gae(cost, *values, args.gamma, args.gae_lambda)
 
         # the multiplier grows where episodes cost more than allowed, before the policy learns with it
+        episodic_cost, now.cost = discounted_returns(cost, done, now.cost, 1.0)  # up to each step, without discount
+        now.costs = np.concatenate([now.costs, episodic_cost[done > 0]])[-100:]
+        now.num_episodes += int(done.sum())
         recent = now.costs[-min(now.num_episodes, 100) :]
         if now.num_episodes:
             multiplier_step(torch.tensor(recent.mean() - args.cost_limit, dtype=torch.float32, device=run.device))
