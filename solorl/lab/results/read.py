@@ -12,6 +12,7 @@ from solorl.lab.results.gather import gathered
 from solorl.lab.results.result import Result, ResultError, read, write
 from solorl.lab.results.run_folder import read_run
 from solorl.lab.results.tensorboard import read_tensorboard
+from solorl.lab.results.training import Training, of_result, of_run, of_tensorboard
 from solorl.terminal import plain
 
 OF_RUN = (runfolder.METRICS, runfolder.STATUS)
@@ -48,6 +49,25 @@ def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = Fals
         found |= {str(source.resolve()): source for source in sources}
     results, more = gathered((partial(_read, source) for source in found.values()), whole, unfinished)
     return results, [plain(problem) for problem in problems] + more
+
+
+def trainings(paths: Iterable[Path]) -> tuple[list[Training], list[str]]:
+    """The trainings at or below `paths` with all that they have logged, also those that have not ended, and a sentence
+    for each that cannot be read."""
+    found: list[Training] = []
+    problems = []
+    for path in paths:
+        sources, refused = _sources(path)
+        problems += (
+            refused if sources or refused else [f"{path} holds no training" if path.exists() else f"there is no {path}"]
+        )
+        for source in sources:
+            try:
+                of_folder = of_run if (source / runfolder.CONFIG).is_file() else of_tensorboard
+                found += [of_folder(source)] if source.is_dir() else map(of_result, _read(source))
+            except ResultError as error:
+                problems.append(str(error))
+    return found, problems
 
 
 # ---------------------------------------------------------------------- files and folders
