@@ -25,7 +25,7 @@ LARGE_KL, LARGE_CLIPFRAC = 0.1, 0.4  # in a tenth of the rows; 0.02 and 0.1 are 
 LITTLE_ENTROPY, MUCH_ENTROPY = 0.05, 0.97  # of that of the first rows
 LARGE_REWARD, LARGE_LOSS = 100.0, 1e4  # of a step in the mean; of a value
 GROWTH = 30.0  # of the loss of the values, from the second fifth of a training to the last
-FAR = 10.0  # times the default of an argument, or a tenth of it
+FAR, FAR_COUNT = 10.0, 100.0  # times the default of an argument, or this part of it; of a whole number
 LINES = 6  # of a changed script that are shown
 FREE = ("total_timesteps", "num_envs", "seed")  # arguments that may be anything
 
@@ -106,7 +106,7 @@ def _original(copy: Path) -> Path | None:
 
 
 def far_from_default(t: Training) -> str:
-    """Arguments that are ten times the defaults of the script, or a tenth."""
+    """Arguments that are ten times the defaults of the script, or a tenth; of counts a hundred times."""
     found = []
     for name, node in fields_of(ast.parse(t.copy.read_text())).items() if t.copy else ():
         value, default = _number(t.args.get(name)), _number(node.value and _constant(node.value))
@@ -114,7 +114,8 @@ def far_from_default(t: Training) -> str:
             continue
         near_1 = "gamma" in name or "lambda" in name  # what counts is the distance to 1
         a, b = (abs(1 - x) if near_1 else abs(x) for x in (value, default))
-        if not (a and b and 1 / FAR < a / b < FAR):
+        far = FAR_COUNT if isinstance(default, int) else FAR
+        if not (a and b and 1 / far < a / b < far):
             found.append(f"--{name.replace('_', '-')} is {value:g}, the default {default:g}")
     return "; ".join(found)
 
