@@ -1,14 +1,18 @@
 """`solo doctor`: each rule sees its fault in curves made for it and nothing in healthy ones; reading; the command."""
 
+import gzip
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import refused
+from conftest import ROOT, refused
 
 from solorl.lab.results import doctor
+from solorl.lab.results.read import trainings
 from solorl.lab.results.training import Training, of_run
 from solorl.scripts import script_paths
 
@@ -239,3 +243,64 @@ def test_a_tensorboard_folder_of_stable_baselines3(solo, tmp_path):
             board.add_scalar("train/entropy_loss", -0.69, i)
     code, out, _ = solo("doctor", folder)
     assert code == 0 and "The policy stays random" in out and "changes too fast" not in out
+
+
+# ---------------------------------------------------------------------- trainings with a fault
+SEEDED = (
+    ROOT / "tests/data/faults"
+)  # made by somebody who had not read the rules; its README says what is wrong in each
+# Name -> what a finding says of its true cause.
+CAUSES = {
+    "ppo_wrong_sign": r"lines about the loss .*loss = objective \+",
+    "ppo_ends_ignored": r"where episodes end .*bootstrap = next_value",
+    "ppo_reward_scale": "The scale of the rewards is too large",
+    "ppo_reward_log": "became NaN .*where episodes end|became NaN .*rewards",
+    "ppo_nan_observation": "became NaN .*lines about observations",
+    "ppo_offset": "lines about observations",
+    "ppo_entropy": "--ent-coef is 1, .*stays random",
+    "ppo_learning_rate": "--learning-rate is 2.5e-08.*The policy does not change",
+    "ppo_continuous_action_sign_reward": r"lines about rewards .*np\.sign",
+    "ppo_continuous_action_std": "--std-init is 0.01|The return never left",
+    "ppo_continuous_action_eval_raw": "The evaluation is far below the training|lines about observations",
+    "dqn_learning_rate": "--learning-rate is 0.1, the default 0.00025",
+    "dqn_target_frozen": "the target network .*the targets do not bootstrap",
+    "dqn_broadcast": r"squeeze\(1\)",
+    "dqn_learning_starts": "No gradient step was made.*--learning-starts is 100000",
+    "sac_target_entropy": "alpha_step.*The temperature grows without end",
+}
+
+
+def seeded(name, tmp_path):
+    """A training of SEEDED, as a run folder."""
+    folder = tmp_path / name
+    shutil.copytree(SEEDED / name, folder)
+    packed = folder / "metrics.jsonl.gz"
+    (folder / "metrics.jsonl").write_bytes(gzip.decompress(packed.read_bytes()))
+    return of_run(folder)
+
+
+def test_the_cause_of_each_seeded_fault_is_named(tmp_path):
+    made = [path.name for path in SEEDED.iterdir() if path.is_dir() and "healthy" not in path.name]
+    assert set(made) <= set(CAUSES) and len(made) >= 14
+    said = {name: " ".join(map(" ".join, doctor.examine(seeded(name, tmp_path)))) for name in made}
+    missed = {name: words for name, words in said.items() if not re.search(CAUSES[name], words)}
+    assert missed == {}
+
+
+def test_most_faults_show_without_the_script(tmp_path):
+    """As where a folder of TensorBoard is all there is."""
+    made = [path.name for path in SEEDED.iterdir() if path.is_dir() and "healthy" not in path.name]
+    bare = [replace(seeded(name, tmp_path), copy=None) for name in made]
+    assert sum(bool(doctor.examine(one)) for one in bare) >= 12
+
+
+@pytest.mark.parametrize("path", sorted(SEEDED.glob("*healthy*")), ids=lambda path: path.name)
+def test_healthy_trainings_have_no_finding(path, tmp_path):
+    assert doctor.examine(seeded(path.name, tmp_path)) == []
+
+
+def test_results_that_solved_their_task_have_no_finding():
+    found, problems = trainings([ROOT / "benchmark/results"])
+    solved = [one for one in found if one.is_solved]
+    assert not problems and len(solved) > 300
+    assert [one.source for one in solved if doctor.examine(one)] == []
