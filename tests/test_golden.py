@@ -86,6 +86,8 @@ FLAGS = {
     "simba_sac": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300",
     "flash_sac": "--env-id Pendulum-v1 --total-timesteps 340 --learning-starts 300 --batch-size 64",
     "sac_nstep": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
+    "mpo_continuous_action": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300 --num-samples 5 "
+    "--target-network-frequency 10",
     "inter_sac": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300",
     "mod_sac": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300",
     "basic_ac": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
