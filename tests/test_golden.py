@@ -123,6 +123,7 @@ FLAGS = {
     "bc": "--env-id CartPole-v1 --dataset DATASET --total-timesteps 800",
     "td3_bc": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 400",
     "rebrac": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 200 --batch-size 64",
+    "fql": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 200 --batch-size 64 --hidden-dim 64",
     "awac": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 300",
     "edac": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 200 --batch-size 64",
     "decision_transformer": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 300 --batch-size 8 --width 32 "
