@@ -7,6 +7,8 @@ import torch
 from conftest import definitions, documented_keys, rows
 from recorded import recorded
 
+import solorl
+
 FQL = definitions("fql")
 SIZES = (3, 2, [8, 8])
 
@@ -186,6 +188,29 @@ def test_logged_keys_are_those_of_the_page_and_targets_follow(train):
         assert {int(state["step"]) for state in v[f"{who}_optimizer"].state.values()} == {5}
     for x, y in zip(v["target_critic"].parameters(), v["critic"].parameters(), strict=True):
         assert torch.equal(x, y)
+
+
+def test_the_policy_is_distilled_from_what_the_flow_makes_of_the_same_noise(train, monkeypatch):
+    """In the real script: of the observations of the batch, by the flow as it is then."""
+    nets, same, original = {}, [], solorl.Run.gradient_step
+
+    def gradient_step(self, loss_of, module, *others):
+        step, name = original(self, loss_of, module, *others), loss_of.__name__
+        nets[name] = module
+
+        def noted(*inputs):
+            if name == "fql_actor_loss":
+                _, obs, noise, flow_action, *_ = inputs
+                same.append(torch.equal(flow_action, FQL["flow_actions"](nets["flow_loss"], obs, noise, 4)))
+            return step(*inputs)
+
+        return noted
+
+    monkeypatch.setattr("solorl.Run.gradient_step", gradient_step)
+    flags = "--env-id Pendulum-v1 --total-timesteps 5 --batch-size 8 --eval-every 0 --eval-episodes 1".split()
+    flags += "--hidden-dim 16 --num-layers 1 --flow-steps 4".split()
+    train("fql", *flags, "--dataset", recorded("Pendulum-v1"))
+    assert same == [True] * 5
 
 
 def test_the_flow_keeps_both_modes_and_the_policy_takes_the_better_one(train):
