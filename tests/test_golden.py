@@ -86,6 +86,8 @@ FLAGS = {
     "simba_sac": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300",
     "flash_sac": "--env-id Pendulum-v1 --total-timesteps 340 --learning-starts 300 --batch-size 64",
     "sac_nstep": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
+    "mpo_continuous_action": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300 --num-samples 5 "
+    "--target-network-frequency 10",
     "inter_sac": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300",
     "mod_sac": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300",
     "basic_ac": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
@@ -121,6 +123,7 @@ FLAGS = {
     "bc": "--env-id CartPole-v1 --dataset DATASET --total-timesteps 800",
     "td3_bc": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 400",
     "rebrac": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 200 --batch-size 64",
+    "fql": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 200 --batch-size 64 --hidden-dim 64",
     "awac": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 300",
     "edac": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 200 --batch-size 64",
     "decision_transformer": "--env-id Pendulum-v1 --dataset DATASET --total-timesteps 300 --batch-size 8 --width 32 "

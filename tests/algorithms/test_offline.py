@@ -16,7 +16,7 @@ import solorl
 from solorl.data.dataset import read
 
 SHORT = "--total-timesteps 30 --batch-size 8 --eval-every 0 --eval-episodes 1".split()
-NAMES = ["bc", "td3_bc", "rebrac", "awac", "edac"]
+NAMES = ["bc", "td3_bc", "rebrac", "awac", "edac", "fql"]
 BC, TD3_BC, REBRAC, AWAC, EDAC = map(definitions, ("bc", "td3_bc", "rebrac", "awac", "edac"))
 
 
@@ -112,7 +112,7 @@ def test_the_policy_plays_without_the_data(name, train, tmp_path):
     shutil.rmtree(folder)
     policy, obs = solorl.load(v["run"].dir, device="cpu"), np.random.default_rng(1).normal(size=(5, 3))
     np.testing.assert_allclose(policy(obs.astype(np.float32)), v["actor"].act(obs.astype(np.float32)), atol=1e-6)
-    if name in ("awac", "edac"):
+    if name in ("awac", "edac", "fql"):
         draw = policy.required_sampler()
         assert not np.array_equal(draw(obs.astype(np.float32)), draw(obs.astype(np.float32)))
 
