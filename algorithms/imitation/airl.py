@@ -50,7 +50,7 @@ class Args(RunArgs):
     vf_coef: float = 0.5  # c1 of Eq. 9, whose L^VF is halved here, as in the authors' code
     ent_coef: float = 0.0  # c2 of Eq. 9
     std_init: float = 1.0  # standard deviation of the policy at the start, in the units of the actions
-    reward: Literal["softplus", "logit"] = "logit"  # -ln(1 - D), never negative; or ln D - ln(1 - D), of both signs
+    reward: Literal["softplus", "logit"] = "softplus"  # -ln(1 - D), never negative; or ln D - ln(1 - D), of both signs
     max_logprob: float = 10.0  # largest size of ln pi(a|s) in the discriminator; inf: do not clip
     discriminator_steps: int = 40  # gradient steps of the discriminator per rollout; 0: it does not learn
     discriminator_batch_size: int = 256  # steps of the expert, and as many of the learner, in each
@@ -77,7 +77,7 @@ class Transitions(NamedTuple):
     action: torch.Tensor  # (n, action_dim), as the environment took it; (n, num_actions), a single 1, if discrete
     next_obs: torch.Tensor  # (n, obs_dim), normalised: where the step led
     terminated: torch.Tensor  # (n,), 1 at the end of the task, 0 at a time limit
-    logprob: torch.Tensor  # (n,), ln pi(a|s) of the present policy
+    logprob: torch.Tensor  # (n,), ln pi(a|s) of the policy that acted
 
 
 class ScaleAction(gym.ActionWrapper):

@@ -37,7 +37,7 @@ class Args(RunArgs):
     total_timesteps: int = 10_000  # environment steps, summed over environments; the expert labels each
     num_envs: int = 1  # environments stepped in parallel
     num_steps: int = 100  # length of a round in each environment
-    beta_rounds: int = 15  # rounds over which the probability that the expert acts falls linearly from 1 to 0
+    beta_rounds: int = 15  # rounds until the learner acts alone; before, the expert acts with a probability that decays linearly
     gradient_steps: int = 200  # gradient steps after each round
     batch_size: int = 64  # labelled states per gradient step
     learning_rate: float = 1e-3  # learning rate of Adam
