@@ -37,7 +37,7 @@ class Args(RunArgs):
     total_timesteps: int = 10_000  # environment steps, summed over environments; the expert labels each
     num_envs: int = 1  # environments stepped in parallel
     num_steps: int = 100  # length of a round in each environment
-    beta_rounds: int = 15  # rounds until the learner acts alone; before, the expert acts with a probability that decays linearly
+    beta_rounds: int = 15  # rounds until the learner acts alone: the probability of the expert decays linearly
     gradient_steps: int = 200  # gradient steps after each round
     batch_size: int = 64  # labelled states per gradient step
     learning_rate: float = 1e-3  # learning rate of Adam
@@ -132,7 +132,8 @@ def mixed_action(expert_action, learner_action, beta):
 def in_unit_box(action, box):
     """Continuous actions in `box`, whose bounds they may overstep, in [-1, 1] as the learner's. NumPy."""
     low, high = box.low.astype(np.float64), box.high.astype(np.float64)
-    return (2 * (np.clip(action, low, high) - low) / (high - low) - 1).astype(np.float32)
+    width = np.where(high > low, high - low, 1)
+    return (2 * (np.clip(action, low, high) - low) / width - 1).astype(np.float32)
 
 
 def discounted_returns(reward, done, so_far, gamma):

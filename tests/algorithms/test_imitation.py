@@ -19,10 +19,8 @@ DAGGER, GAIL, AIRL = (definitions(name) for name in ("dagger", "gail", "airl"))
 PPO, PPO_BOX = definitions("ppo"), definitions("ppo_continuous_action")
 SHORT = "--eval-every 0 --eval-episodes 1".split()
 ROUNDS = ["--num-envs", "2", "--num-steps", "6", "--gradient-steps", "3", "--batch-size", "8", *SHORT]
-TINY = (
-    "--num-envs 2 --num-steps 16 --num-minibatches 2 --update-epochs 2 --discriminator-batch-size 8 --discriminator-steps 3".split()
-    + SHORT
-)
+TINY = "--num-envs 2 --num-steps 16 --num-minibatches 2 --update-epochs 2".split() + SHORT
+TINY += "--discriminator-batch-size 8 --discriminator-steps 3".split()
 
 
 def episodes(env_id):
