@@ -55,7 +55,7 @@ class Args(RunArgs):
     discriminator_steps: int = 40  # gradient steps of the discriminator per rollout; 0: it does not learn
     discriminator_batch_size: int = 256  # steps of the expert, and as many of the learner, in each
     discriminator_learning_rate: float = 1e-3  # learning rate of its Adam
-    penalty_coef: float = 10.0  # weight of the penalty of steep slopes in the discriminator's loss; 0: none
+    penalty_coef: float = 0.0  # weight of the penalty of steep slopes in the discriminator's loss; 0: none
     target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
 
 

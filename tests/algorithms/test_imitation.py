@@ -120,7 +120,7 @@ def test_learns_what_the_expert_does(train, name, env_id):
         flags += ["--total-timesteps", "7680"]
     v = train(name, *expert_of(name, env_id), *flags, "--log-every", "1024")
     score = rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"]
-    assert score == 1.0 if env_id.startswith("probes:") else score > -0.1
+    assert score == 1.0 if env_id.startswith("probes:") else score > -0.25
 
 
 # ---------------------------------------------------------------------- DAgger
