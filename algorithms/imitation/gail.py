@@ -303,7 +303,9 @@ def discriminator_loss(discriminator, expert, learner, penalty_coef):
     change places."""
     expert_logit, learner_logit = discriminator(expert), discriminator(learner)
     cross_entropy = F.softplus(-expert_logit).mean() + F.softplus(learner_logit).mean()
-    loss = cross_entropy + penalty_coef * slope_penalty(discriminator, expert, learner)
+    loss = cross_entropy
+    if penalty_coef > 0:
+        loss = loss + penalty_coef * slope_penalty(discriminator, expert, learner)
     metrics = {
         "losses/discriminator_loss": cross_entropy,
         "losses/expert_accuracy": (expert_logit > 0).float().mean(),
