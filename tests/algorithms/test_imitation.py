@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, drop_last_checkpoint, rows
+from conftest import comparable, definitions, documented_keys, drop_last_checkpoint, rows
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from plain_expert import POLICIES, expert_folder
 from recorded import recorded
@@ -83,7 +83,7 @@ def test_rewards_of_the_environment_are_not_learned_from(train, name, monkeypatc
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_share_is_that_of_the_experts_return(train, name):
+def test_the_share_is_that_of_the_experts_return_and_the_keys_those_of_the_page(train, name):
     """Of episodes that ended since the last row, their mean return by the expert's."""
     env_id = "probes:ActionMustMatch-v0" if name == "dagger" else "CartPole-v1"  # where some episodes end
     v = train(name, *expert_of(name, env_id), *words(name, 96))
@@ -98,6 +98,8 @@ def test_the_share_is_that_of_the_experts_return(train, name):
                 assert row["charts/expert_share"] == pytest.approx(np.mean(returns) / expert, rel=1e-5)
             returns, shares = [], shares + bool(returns)
     assert shares > 0
+    logged = {key for row in comparable(v["run"].dir) for key in row} | {"charts/SPS"}
+    assert logged - {"global_step"} == documented_keys(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
