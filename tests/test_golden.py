@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, comparable, environment
 from pixel_probe import plays_envpool, use_fake_envpool
+from plain_expert import expert_folder
 from recorded import recorded
 
 from solorl.machine import cpu_model
@@ -77,6 +78,9 @@ FLAGS = {
     "stream_ac": "--env-id CartPole-v1 --total-timesteps 400",
     "stream_ac_continuous": "--env-id Pendulum-v1 --total-timesteps 400",
     "ars": "--env-id Pendulum-v1 --num-directions 1 --num-top 1 --total-timesteps 1700",
+    "dagger": "--env-id CartPole-v1 --expert EXPERT --num-steps 20 --total-timesteps 400 --gradient-steps 20",
+    "gail": "--env-id CartPole-v1 --dataset DATASET --num-steps 128 --total-timesteps 1536",
+    "airl": "--env-id Pendulum-v1 --dataset DATASET --num-steps 128 --total-timesteps 1536",
     "pqn_atari_envpool": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
     "pqn_atari_envpool_lstm": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
     "tqc": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",
@@ -157,11 +161,13 @@ FLAGS = {script: f"{flags} --log-every 100 --eval-episodes 2" for script, flags 
 
 
 def flags_of(script):
-    """The words of FLAGS, with the run folder of a teacher, or with a data set of the environment."""
+    """The words of FLAGS, with the run folder of a teacher or expert, or with a data set of the environment."""
     words = FLAGS[script].split()
     if "TEACHER" in words:
         teacher = importlib.import_module("catch_teacher_jax" if script.endswith("_jax") else "catch_teacher")
         words[words.index("TEACHER")] = str(teacher.teacher_folder())
+    if "EXPERT" in words:
+        words[words.index("EXPERT")] = str(expert_folder(*words[:2]))
     if "DATASET" in words:
         words[words.index("DATASET")] = str(recorded(words[words.index("--env-id") + 1]))
     return words

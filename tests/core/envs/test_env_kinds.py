@@ -49,7 +49,7 @@ def test_what_the_environment_is_comes_before_what_the_numbers_are(name, train):
         pytest.importorskip("envpool")
     each = FILES[f"{name}.py"]
     env_id = "CartPole-v1" if each.observations == "image" else OTHER[each.actions]
-    if name == "bc":  # takes continuous and discrete actions
+    if name in ("bc", "dagger", "gail", "airl"):  # take continuous and discrete actions
         env_id = "kinds:Pairs-v0"
     train(name, "--env-id", env_id, "--total-timesteps", 1, code=2)
     *warnings, sentence = train.out.splitlines()

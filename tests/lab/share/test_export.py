@@ -205,7 +205,7 @@ def test_every_algorithm_is_exported(name, trained, solo, tmp_path):
     remembers = "lstm" in name or name.endswith(("trxl", "decision_transformer"))
     wanted = {"obs", "action"} | ({"state", "first", "next_state"} if remembers else set())
     if kinds["action"] == "int64 (batch)" and path.suffix == ".onnx":
-        actors = ("ppo", "actor_critic", "offline")
+        actors = ("ppo", "actor_critic", "offline", "imitation")
         has_actor = scripts.script_paths()[name].parent.name in actors or name == "stream_ac"
         wanted.add("logits" if has_actor else "q_values")
     assert set(kinds) == wanted
