@@ -112,7 +112,10 @@ class Play:
                 returns = np.concatenate([play_episodes([env], policy, [each], said=said)[0] for each in seeds])
                 env.close()
             else:
-                returns, _ = play_episodes(open_games(make_env, args.env_id, len(seeds)), policy, seeds, said=said)
+                games = open_games(make_env, args.env_id, len(seeds))
+                returns, _ = play_episodes(games, policy, seeds, said=said)
+                if games[0].metadata.get("render_modes") == ["ansi"]:  # what it shows is text
+                    print(*(plain(str(game.unwrapped.render())) for game in games), sep="\n")
             mean, std, low, high = scores(returns.mean(), returns.std(), returns.min(), returns.max())
             who = f"{len(seeds)} {'stochastic' if self.stochastic else 'greedy'} episodes"
             also = "".join(f", {name.replace('_', ' ')} {value:.4g}" for name, value in means(said).items())
