@@ -25,7 +25,6 @@ import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 
 from solorl import Run, RunArgs, parse
 
@@ -36,7 +35,7 @@ END = 0  # the token that ends an answer
 class Args(RunArgs):
     env_kind = "text"  # --env-id is a task of text: a prompt, an answer, a program that judges it
     env_id: str = "text/reverse-8"  # id of the task, one of your own: module:Name-v0
-    total_timesteps: int = 200_000  # answers, the warm-up's included
+    total_timesteps: int = 100_000  # answers, the warm-up's included
     warmup_examples: int = 500  # right answers from which the warm-up learns, again and again
     warmup_batch_size: int = 64  # of these per gradient step
     warmup_steps: int = 20_000  # answers of the warm-up, at most; 0: no warm-up
@@ -79,6 +78,15 @@ def make_env(env_id, **kwargs):
     return gym.make(env_id, **kwargs)
 
 
+def causal_attention(query, key, value):
+    """Softmax attention of each token to itself and to those before it: query (batch, heads, length, size), key and
+    value (batch, heads, before + length, size) -> (batch, heads, length, size)."""
+    length, all_length = query.shape[2], key.shape[2]
+    later = torch.ones(length, all_length, dtype=torch.bool, device=query.device).triu(all_length - length + 1)
+    score = query @ key.mT / query.shape[-1] ** 0.5
+    return score.masked_fill(later, -torch.inf).softmax(-1) @ value
+
+
 class CausalLayer(nn.Module):
     """A layer of GPT-2: each token attends to itself and to those before it; layer normalisation stands first."""
 
@@ -90,14 +98,14 @@ class CausalLayer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x, past):
-        """x (batch, length, width); past: keys and values of the tokens before these, (batch, 2, heads, before, size)
-        -> (batch, length, width), and past with those of these tokens. Several tokens at once have nothing before."""
+        """x (batch, length, width); past: keys and values of the tokens before these, (batch, 2, heads, before, size),
+        None for the first ones -> (batch, length, width), and past with those of these tokens."""
         parts = self.query_key_value(self.norm1(x)).chunk(3, -1)
         query, *new = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in parts)
-        past = torch.cat([past, torch.stack(new, 1)], 3)
-        attended = F.scaled_dot_product_attention(query, past[:, 0], past[:, 1], is_causal=x.shape[1] > 1)
+        keys_values = torch.stack(new, 1) if past is None else torch.cat([past, torch.stack(new, 1)], 3)
+        attended = causal_attention(query, *keys_values.unbind(1))
         x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return x + self.mlp(self.norm2(x)), past
+        return x + self.mlp(self.norm2(x)), keys_values
 
 
 class Agent(nn.Module):
@@ -121,14 +129,11 @@ class Agent(nn.Module):
         """What follows each token, which depends on it and on those before: tokens (batch, length), past as this
         function gave it for the tokens before -> log-probabilities (batch, length, num_tokens), values (batch, length),
         past."""
-        if past is None:
-            size = self.token.embedding_dim // self.layers[0].heads
-            past = [self.token.weight.new_zeros(len(tokens), 2, layer.heads, 0, size) for layer in self.layers]
-        before, length = past[0].shape[3], tokens.shape[1]
-        x, after = self.token(tokens) + self.place.weight[before : before + length], []
-        for layer, remembered in zip(self.layers, past, strict=True):
-            x, remembered = layer(x, remembered)
-            after.append(remembered)
+        before, after = 0 if past is None else past[0].shape[3], []
+        x = self.token(tokens) + self.place.weight[before : before + tokens.shape[1]]
+        for i, layer in enumerate(self.layers):
+            x, keys_values = layer(x, None if past is None else past[i])
+            after.append(keys_values)
         x = self.norm(x)
         return (self.actor(x) / self.temperature).log_softmax(-1), self.critic(x).squeeze(-1), after
 
@@ -145,8 +150,9 @@ class Agent(nn.Module):
         """Answers to each prompt, token by token: prompt (n, prompt_length) -> answers, their log-probabilities and
         values, all (n * group_size, answer_length). After the end token there are only end tokens."""
         logprobs, value, past = self(prompt)
-        logprobs, value, *past = (x.repeat_interleave(group_size, 0) for x in (logprobs, value, *past))
-        ended, columns = torch.zeros(len(value), dtype=torch.bool, device=value.device), []
+        if group_size > 1:
+            logprobs, value, *past = (x.repeat_interleave(group_size, 0) for x in (logprobs, value, *past))
+        ended, columns = torch.zeros_like(value[:, -1], dtype=torch.bool), []
         for place in range(self.answer_length):
             if place > 0:
                 logprobs, value, past = self(token[:, None], past)
