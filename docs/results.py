@@ -27,7 +27,18 @@ from tools import budget
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmark"), str(ROOT / "docs")]
 RESULTS, SPEED, ALGORITHMS, PROOF = "docs/results.md", "docs/speed.md", "algorithms/README.md", "docs/proof.md"
-FAMILIES = ("ppo", "dqn", "actor_critic", "pqn", "multi_agent", "offline", "goals", "streaming", "evolution", "language")
+FAMILIES = (
+    "ppo",
+    "dqn",
+    "actor_critic",
+    "pqn",
+    "multi_agent",
+    "offline",
+    "goals",
+    "streaming",
+    "evolution",
+    "language",
+)
 PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE, GOALS, STREAMING, EVOLUTION, LANGUAGE = LOGS = [
     f"docs/results/{family}.md" for family in FAMILIES
 ]

@@ -264,7 +264,8 @@ if __name__ == "__main__":
     # imitation_step(*inputs): an optimiser step on imitation_loss(agent, *inputs); returns its metrics
     imitation_step = run.gradient_step(imitation_loss, agent, optimizer, args.max_grad_norm)
     gradient_step = run.gradient_step(grpo_loss, agent, optimizer, args.max_grad_norm)
-    examples = [torch.as_tensor(x, device=run.device) for x in task.examples(args.warmup_examples, seed=np.random.randint(2**31))]
+    examples = task.examples(args.warmup_examples, seed=np.random.randint(2**31))  # prompts, right answers
+    examples = [torch.as_tensor(x, device=run.device) for x in examples]
     now = SimpleNamespace(warmup_steps=0, exact=0.0)  # answers shown so far, and what came of it
     start = run.resume(agent=agent, reference=reference, optimizer=optimizer, now=now)  # what a checkpoint holds
 

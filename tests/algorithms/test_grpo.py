@@ -3,7 +3,6 @@
 import math
 from types import SimpleNamespace
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -215,7 +214,7 @@ def test_the_first_ratio_is_one(train):
 
 
 def test_rewards_and_groups_belong_to_their_prompts(train):
-    """Each row of the batch, by reading the tokens; the questions differ from those of the warm-up and of each other."""
+    """Each row of the batch, by reading its tokens; questions differ."""
     v = train("grpo", *CREDIT)
     reward, end = v["reward"], v["answer"] == 0
     assert reward.shape == (16, 16) and 0 < reward.mean() < 1
@@ -293,7 +292,7 @@ def test_learns_to_reverse(train):
         (["--group-size", "1"], "--group-size must be at least 2"),
         (["--temperature", "0"], "--temperature must be more than 0"),
         (["--total-timesteps", "20000"], "--total-timesteps 20000 must be at least 20512"),
-        (["--env-id", "CartPole-v1"], "CartPole-v1 is not a task of text, as text/reverse-8 is; use ppo_multidiscrete.py for other"),
+        (["--env-id", "CartPole-v1"], "CartPole-v1 is not a task of text, as text/reverse-8 is; use ppo_multi"),
         (["--env-id", "text/reverse-80"], "there is no environment text/reverse-80; did you mean text/reverse-"),
         (["--env-id", "solorl.games:games/TwoNumbers-v0"], "is not a task of text: it has no `examples` and `rewards`"),
         (["--baseline", "mean"], "--baseline must be group or others or critic or none, got 'mean'"),

@@ -1,4 +1,4 @@
-"""Tasks of text: what is asked and what is right, as characters and as tokens; one as an environment; one of your own."""
+"""Tasks of text: what is asked and what is right, in characters and in tokens; one as an environment; one's own."""
 
 import re
 
