@@ -149,18 +149,17 @@ class Agent(nn.Module):
     def generate(self, prompt, group_size=1, greedy=False):
         """Answers to each prompt, token by token: prompt (n, prompt_length) -> answers, their log-probabilities and
         values, all (n * group_size, answer_length). After the end token there are only end tokens."""
-        logprobs, value, past = self(prompt)
-        if group_size > 1:
-            logprobs, value, *past = (x.repeat_interleave(group_size, 0) for x in (logprobs, value, *past))
-        ended, columns = torch.zeros_like(value[:, -1], dtype=torch.bool), []
+        tokens, past, columns = prompt, None, []
         for place in range(self.answer_length):
-            if place > 0:
-                logprobs, value, past = self(token[:, None], past)
+            logprobs, value, past = self(tokens, past)
+            if place == 0:  # all answers to a prompt begin with what its tokens have left
+                logprobs, value, *past = (x.repeat_interleave(group_size, 0) for x in (logprobs, value, *past))
+                ended = torch.zeros_like(value[:, -1], dtype=torch.bool)
             choices = logprobs[:, -1]  # (n * group_size, num_tokens)
             token = choices.argmax(-1) if greedy else torch.multinomial(choices.exp(), 1).squeeze(-1)
             token = token.masked_fill(ended, END)
             columns.append((token, choices.gather(1, token[:, None]).squeeze(1), value[:, -1]))
-            ended = ended | (token == END)
+            ended, tokens = ended | (token == END), token[:, None]
         return tuple(torch.stack(column, 1) for column in zip(*columns, strict=True))
 
     def act(self, obs, greedy=True):  # NumPy (batch, prompt_length) -> NumPy (batch, answer_length)

@@ -12,6 +12,7 @@ from solorl.lab.results.gather import gathered
 from solorl.lab.results.result import Result, ResultError, read, write
 from solorl.lab.results.run_folder import read_run
 from solorl.lab.results.tensorboard import read_tensorboard
+from solorl.lab.results.training import Training, of_result, of_run, of_tensorboard
 from solorl.terminal import plain
 
 OF_RUN = (runfolder.METRICS, runfolder.STATUS)
@@ -50,6 +51,25 @@ def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = Fals
     return results, [plain(problem) for problem in problems] + more
 
 
+def trainings(paths: Iterable[Path]) -> tuple[list[Training], list[str]]:
+    """The trainings at or below `paths` with all that they have logged, also those that have not ended, and a sentence
+    for each that cannot be read."""
+    found: list[Training] = []
+    problems = []
+    for path in paths:
+        sources, refused = _sources(path)
+        problems += (
+            refused if sources or refused else [f"{path} holds no training" if path.exists() else f"there is no {path}"]
+        )
+        for source in sources:
+            try:
+                of_folder = of_run if (source / runfolder.CONFIG).is_file() else of_tensorboard
+                found += [of_folder(source)] if source.is_dir() else map(of_result, _read(source))
+            except ResultError as error:
+                problems.append(str(error))
+    return found, problems
+
+
 # ---------------------------------------------------------------------- files and folders
 def _sources(path: Path) -> tuple[list[Path], list[str]]:
     """The result files, run folders and TensorBoard folders at or below `path`, sorted by name.
@@ -82,10 +102,10 @@ def _sources(path: Path) -> tuple[list[Path], list[str]]:
 
 def _read(source: Path) -> list[Result]:
     """The results in a file or folder that `_sources` has found. Raises ResultError."""
-    if source.suffix == ".npz" and source.is_file():
-        from solorl.lab.results.paper import read_scores  # here, because it loads NumPy
+    if source.suffix in (".npz", ".csv") and source.is_file():
+        from solorl.lab.results import paper  # here, because it loads NumPy
 
-        return read_scores(source)
+        return paper.read_scores(source) if source.suffix == ".npz" else paper.read_points(source)
     return [read_folder(source) if source.is_dir() else read(source)]
 
 

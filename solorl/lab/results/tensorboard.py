@@ -37,7 +37,7 @@ def read_tensorboard(folder: Path, names: tuple[str, str, int] | None = None) ->
     the folder and of those around it do not tell the environment.
     """
     env_id, name, seed = names or names_of(folder)
-    series, began = _scalars(folder)
+    series, began = scalars(folder)
     episodes, evals = _table(series, TRAIN_TAGS), _table(series, EVAL_TAGS)
     if not episodes and not evals:
         tags = ", ".join(pair[0] for pair in (*TRAIN_TAGS, *EVAL_TAGS))
@@ -83,7 +83,7 @@ def _cleanrl_names(name: str, above: str) -> tuple[str, str, int] | None:
     return space + words[0], words[1], int(words[2])
 
 
-def _scalars(folder: Path) -> tuple[dict[str, Series], float]:
+def scalars(folder: Path) -> tuple[dict[str, Series], float]:
     """All scalar series by tag, and the time of the first event in seconds since 1970."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

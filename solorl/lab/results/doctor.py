@@ -1,0 +1,362 @@
+"""What looks wrong in a training, by rules over its curves, its arguments and its script; `solo doctor` prints it.
+
+A rule is a function that says in numbers what it has seen, "" for nothing, and a row of RULES with the likely cause,
+what to try, and the source. It knows a metric by its name only, and says nothing where this was not logged.
+"""
+
+import ast
+import difflib
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from solorl.catalog.header import fields_of, origins
+from solorl.errors import UsageError
+from solorl.lab.results.reference_scores import reference
+from solorl.lab.results.statistics import Array
+from solorl.lab.results.training import Training
+from solorl.scripts import script_paths
+
+LARGE_KL, LARGE_CLIPFRAC = 0.1, 0.4  # in a tenth of the rows; 0.02 and 0.1 are usual
+LITTLE_ENTROPY, MUCH_ENTROPY = 0.05, 0.97  # of that of the first rows
+LARGE_REWARD, LARGE_LOSS = 100.0, 1e4  # of a step in the mean; of a value
+GROWTH = 30.0  # of the loss of the values, from the second fifth of a training to the last
+FAR = 10.0  # times the default of an argument, or a tenth of it
+LINES = 6  # of a changed script that are shown
+FREE = ("total_timesteps", "num_envs", "seed")  # arguments that may be anything
+
+LOSSES = ("losses/value_loss", "losses/v_loss", "losses/qf_loss", "losses/qf1_loss", "losses/td_loss")
+VALUES = ("losses/q_values", "losses/qf_values", "losses/qf1_values")
+# Words of a changed line -> what it is about; the first that fits.
+TOPICS = {
+    r"terminated|truncated|done|timeout|final_|next_value": "where episodes end and what is bootstrapped",
+    r"target|tau\b|lerp_|load_state_dict": "the target network",
+    r"detach|no_grad|backward|requires_grad": "where the gradient flows",
+    r"reward": "rewards",
+    r"logprob|ratio|clamp|entropy|advantage|loss|objective": "the loss",
+    r"optim|lr\b|learning_rate": "the optimiser",
+    r"action": "actions",
+    r"obs": "observations",
+}
+
+
+class Finding(NamedTuple):
+    """What one rule found."""
+
+    what: str  # the likely cause, in words
+    seen: str  # the numbers that say so
+    remedy: str  # what to try
+    source: str  # who says so
+
+
+def number(value: float) -> str:
+    """Four digits, and no zeros that say nothing."""
+    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}" if abs(value) < 1e9 else f"{value:.3g}"
+
+
+# ---------------------------------------------------------------------- rules
+def diverged(t: Training) -> str:
+    """A number that is NaN or infinite has ended the run; its status names the first."""
+    return t.status if t.status.startswith("diverged") else ""
+
+
+def no_update(t: Training) -> str:
+    """No loss was logged before the end."""
+    starts = t.args.get("learning_starts")
+    if t.copy is None or starts is None or any(name.startswith("losses/") for name in t.curves):
+        return ""
+    return f"no loss was logged in {number(t.steps)} steps; --learning-starts is {starts}"
+
+
+def changed_script(t: Training) -> str:
+    """The script differs from the algorithm that it comes from."""
+    original = t.copy and _original(t.copy)
+    if not t.copy or not original:
+        return ""
+    theirs, own = map(_code, (original, t.copy))
+    changed = [re.sub(r"\s+", " ", line) for line in difflib.ndiff(theirs, own) if line[:2] in ("+ ", "- ")]
+    if len(changed) > len(theirs) / 3:  # another algorithm
+        return ""
+    topics = {topic: None for line in changed for topic in [_topic(line)] if topic}
+    about = f" about {' and '.join(topics)}" if topics else ""
+    more = " / ..." if len(changed) > LINES else ""
+    return f"lines{about} are not those of {original.name}: {' / '.join(changed[:LINES])}{more}" if changed else ""
+
+
+def _code(path: Path) -> list[str]:
+    """Its lines without header and comments."""
+    return [line for node in ast.parse(path.read_text()).body[1:] for line in ast.unparse(node).splitlines()]
+
+
+def _topic(line: str) -> str:
+    return next((topic for words, topic in TOPICS.items() if re.search(words, line)), "")
+
+
+def _original(copy: Path) -> Path | None:
+    """The algorithm that a script comes from: that of its name, else the nearest one that its header names."""
+    known = script_paths()
+    try:
+        return next((known[name] for name in (copy.stem, *origins(copy)) if name in known), None)
+    except UsageError:  # not valid Python
+        return None
+
+
+def far_from_default(t: Training) -> str:
+    """Arguments that are ten times the defaults of the script, or a tenth."""
+    found = []
+    for name, node in fields_of(ast.parse(t.copy.read_text())).items() if t.copy else ():
+        value, default = _number(t.args.get(name)), _number(node.value and _constant(node.value))
+        if name in FREE or value is None or default is None or value == default:
+            continue
+        near_1 = "gamma" in name or "lambda" in name  # what counts is the distance to 1
+        a, b = (abs(1 - x) if near_1 else abs(x) for x in (value, default))
+        if not (a and b and 1 / FAR < a / b < FAR):
+            found.append(f"--{name.replace('_', '-')} is {value:g}, the default {default:g}")
+    return "; ".join(found)
+
+
+def _constant(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def rate_at_zero(t: Training) -> str:
+    """A learning rate that is 0 long before the end."""
+    steps, rates = t.curves.get("charts/learning_rate", (np.zeros(0), np.zeros(0)))
+    at = steps[rates <= 1e-3 * rates.max(initial=0.0)][:1]
+    late = not len(at) or at[0] > 0.8 * t.total
+    return "" if late else f"charts/learning_rate is almost 0 at step {number(at[0])} of {number(t.total)}"
+
+
+def large_steps(t: Training) -> str:
+    """The KL divergence of an update, or the share of clipped ratios, is far above the usual."""
+    found = []
+    for name, most, usual in (("approx_kl", LARGE_KL, 0.02), ("clipfrac", LARGE_CLIPFRAC, 0.1)):
+        values = t.values(f"losses/{name}")
+        if len(values) and (high := np.quantile(values, 0.9)) > most:
+            found.append(f"{name} is {number(high)} or more in a tenth of the rows ({usual} is usual)")
+    return "; ".join(found)
+
+
+def no_steps(t: Training) -> str:
+    """The policy does not move."""
+    kl = np.abs(t.values("losses/approx_kl"))
+    still = len(kl) and (high := np.quantile(kl, 0.9)) <= 1e-6
+    return f"approx_kl is {number(high)} or less in nine tenths of the rows" if still else ""
+
+
+def _entropies(t: Training) -> tuple[float, float, float] | None:
+    """The entropy in the first rows, of the middle and of the end; None for densities, which may be negative."""
+    values = t.values("losses/entropy")
+    if len(values) < 10 or values.min() < 0:
+        return None
+    middle, late = t.values("losses/entropy", begin=0.1, end=0.6), t.values("losses/entropy", begin=0.7)
+    return float(values[:2].mean()), float(np.median(middle)), float(np.median(late))
+
+
+def collapsed(t: Training) -> str:
+    """The entropy of a policy with discrete actions is gone early."""
+    first, middle, _ = _entropies(t) or (0.0, 1.0, 0.0)
+    lost = middle < LITTLE_ENTROPY * first
+    return f"losses/entropy is {number(first)} at the start, its median before 60 % {number(middle)}" if lost else ""
+
+
+def stays_random(t: Training) -> str:
+    """The entropy of a policy with discrete actions does not fall."""
+    first, _, late = _entropies(t) or (1.0, 0.0, 0.0)
+    return (
+        f"losses/entropy is {number(first)} at the start, {number(late)} at the end"
+        if late > MUCH_ENTROPY * first
+        else ""
+    )
+
+
+def worthless_values(t: Training) -> str:
+    """The value of a state predicts returns worse than a constant does."""
+    late = t.values("losses/explained_variance", begin=0.5)
+    if not len(late) or np.median(late) > -0.05:
+        return ""
+    return f"losses/explained_variance has a median of {number(np.median(late))} in the second half"
+
+
+def _rates(t: Training) -> Array:
+    """The mean reward of a step in each training episode; empty where lengths or values are missing, or no discount."""
+    returns, lengths = t.values("charts/episodic_return"), t.values("charts/episodic_length")
+    known = len(returns) == len(lengths) and t.gamma < 1 and len(t.values(*VALUES, begin=0.7))
+    return returns / lengths.clip(1) if known else np.zeros(0)
+
+
+def high_values(t: Training) -> str:
+    """Q values above what any policy can get."""
+    rates = _rates(t)
+    if not len(rates):
+        return ""
+    alpha = t.values("losses/alpha", begin=0.7)
+    bonus = 10 * np.median(alpha) if len(alpha) else 0.0  # for entropies
+    most = max(0.0, t.values("charts/episodic_return").max(), (rates.max() + bonus) / (1 - t.gamma))
+    value = np.median(t.values(*VALUES, begin=0.7))
+    return f"the mean Q value is {number(value)}, the largest return {number(most)}" if value > 1.5 * most + 1 else ""
+
+
+def low_values(t: Training) -> str:
+    """Q values far nearer to 0 than what the policy gets, as where targets do not bootstrap."""
+    rates = _rates(t)
+    if not len(rates):
+        return ""
+    length = max(1, int(t.values("charts/episodic_length", begin=0.8).mean()))
+    left = np.arange(1, length + 1)  # steps to the end
+    mean = rates[-len(rates) // 5 :].mean() * np.mean((1 - t.gamma**left) / (1 - t.gamma))
+    value = np.median(t.values(*VALUES, begin=0.7))
+    far = abs(mean) > 2 and value / mean < 0.25
+    return f"the mean Q value is {number(value)}, that of discounted returns {number(mean)}" if far else ""
+
+
+def growing_loss(t: Training) -> str:
+    """The loss of the values grows without end."""
+    early, late = t.values(*LOSSES, begin=0.2, end=0.4), t.values(*LOSSES, begin=0.8)
+    if not len(early) or not len(late) or np.median(late) < GROWTH * max(np.median(early), 1.0):
+        return ""
+    return f"its median is {number(np.median(early))} in the second fifth, {number(np.median(late))} in the last"
+
+
+def large_rewards(t: Training) -> str:
+    """Rewards of a scale that the loss of a value cannot hold."""
+    loss, returns = t.values(*LOSSES), t.values("charts/episodic_return")
+    lengths = t.values("charts/episodic_length")
+    if not len(loss) or not len(returns) or len(returns) != len(lengths):
+        return ""
+    reward, loss_ = np.median(np.abs(returns) / lengths.clip(1)), np.median(loss)
+    large = reward > LARGE_REWARD and loss_ > LARGE_LOSS
+    return f"a step has a reward of {number(reward)}, the loss of the values is {number(loss_)}" if large else ""
+
+
+def small_buffer(t: Training) -> str:
+    """A replay buffer that does not hold one episode of each environment."""
+    size, lengths = t.args.get("buffer_size"), t.values("charts/episodic_length")
+    if size is None or not len(lengths):
+        return ""
+    needed = np.median(lengths) * float(t.args.get("num_envs") or 1)
+    return f"--buffer-size is {size:g}, the episodes of all environments have {number(needed)}" if size < needed else ""
+
+
+def keeps_exploring(t: Training) -> str:
+    """Most actions are random to the end."""
+    epsilon = t.values("charts/epsilon")[-1:]
+    return f"charts/epsilon is {number(epsilon[0])} in the end" if len(epsilon) and epsilon[0] > 0.3 else ""
+
+
+def temperature(t: Training) -> str:
+    """SAC's temperature grows without end."""
+    alpha = t.values("losses/alpha")
+    grows = len(alpha) > 5 and alpha[-1] > 5 * max(1.0, alpha[0])
+    return f"losses/alpha rises from {number(alpha[0])} to {number(alpha[-1])}" if grows else ""
+
+
+def worse_evaluation(t: Training) -> str:
+    """The greedy policy is far worse than the training episodes."""
+    scores, returns = t.values("eval/episodic_return", begin=0.6), t.values("charts/episodic_return", begin=0.8)
+    if len(scores) < 2 or not len(returns) or t.low is None:
+        return ""
+    score, mean = scores.mean() - t.low, returns.mean() - t.low
+    seen = f"{number(scores.mean())} in evaluations, {number(returns.mean())} in training, {number(t.low)} at random"
+    return seen if mean > 0 and score < 0.4 * mean else ""
+
+
+def fell(t: Training) -> str:
+    """What had been learned was lost again."""
+    scores, known = t.values("eval/episodic_return"), reference(t.env_id)
+    if len(scores) < 5 or t.low is None:
+        return ""
+    best, last = scores.max(), scores[-2:].mean()
+    little = known is not None and best - t.low < 0.3 * (known[1] - known[0])
+    lost = best > t.low and not little and last - t.low < 0.5 * (best - t.low)
+    return f"the best evaluation is {number(best)}, the mean of the last two {number(last)}" if lost else ""
+
+
+def never_left(t: Training) -> str:
+    """The return is still that of random actions."""
+    returns, known = t.values("charts/episodic_return"), reference(t.env_id)
+    if len(returns) < 20 or t.low is None or t.score is None:
+        return ""
+    noise, little = 3 * returns[:20].std() / 20**0.5, 0.05 * (known[1] - known[0]) if known else 0.0
+    left = max(t.score, t.values("charts/episodic_return", begin=0.8).mean()) > t.low + max(noise, little)
+    return "" if left else f"the score is {number(t.score)}, random actions have {number(t.low)}"
+
+
+DETAILS = "37 details of PPO, https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/"
+DQN = "Mnih et al. 2015, https://doi.org/10.1038/nature14236"
+TRIAD = "van Hasselt et al. 2018, https://arxiv.org/abs/1812.02648"
+SCALES = "van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714"
+GUIDE = "docs/guides/does_not_learn.md"
+# Rules, causes before effects: the function, the likely cause, what to try, the source.
+RULES: tuple[tuple[Callable[[Training], str], str, str, str], ...] = (
+    (diverged, "A number became NaN or infinite",
+     "a smaller learning rate, a finite --max-grad-norm; are rewards and observations finite?",
+     "the run itself; its folder crash/ has the tensors"),
+    (no_update, "No gradient step was made", "a smaller --learning-starts, or a longer training", DQN),
+    (changed_script, "The script was changed",
+     "the original on the same task, then one change at a time (solo diff)", GUIDE),
+    (far_from_default, "Settings are far from the file's own", "the defaults, with which its results were made", GUIDE),
+    (large_rewards, "The scale of the rewards is too large",
+     "rewards divided by their scale: gymnasium.wrappers.NormalizeReward or TransformReward in make_env", SCALES),
+    (high_values, "Q values diverge: they are above the largest possible return",
+     "a smaller learning rate, two critics (td3, double_dqn), target networks that move more slowly", TRIAD),
+    (low_values, "Q values are far from the returns: the targets do not bootstrap",
+     "look at the copies of the target network, at (1 - done) in the target, at the scale of rewards", DQN),
+    (rate_at_zero, "The learning rate is 0 long before the end", "--no-anneal-lr, or a slower decay", DETAILS),
+    (large_steps, "The policy changes too fast: the learning rate is too large",
+     "a smaller --learning-rate, fewer --update-epochs, or --target-kl 0.02",
+     "Schulman 2020, http://joschu.net/blog/kl-approx.html"),
+    (no_steps, "The policy does not change: there is no gradient, or it is clipped away",
+     "are all rewards equal? look at --learning-rate, --max-grad-norm and --clip-coef", DETAILS),
+    (collapsed, "The policy has stopped exploring: its entropy collapsed",
+     "a larger --ent-coef, a smaller learning rate", DETAILS),
+    (stays_random, "The policy stays random: its entropy does not fall",
+     "a smaller --ent-coef or --alpha, a larger learning rate; look at rewards and observations", DETAILS),
+    (worthless_values, "The values are worse than a constant",
+     "smaller rewards, --no-clip-vloss, a larger --vf-coef; is what the return depends on seen?", DETAILS),
+    (growing_loss, "The loss of the values grows without end", "a smaller learning rate, smaller rewards", TRIAD),
+    (small_buffer, "The replay buffer is smaller than an episode", "a larger --buffer-size", DQN),
+    (keeps_exploring, "Most actions are random to the end", "a smaller --exploration-fraction or --end-e", DQN),
+    (temperature, "The temperature grows without end: the entropy stays below its target",
+     "smaller rewards, another target entropy", "Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905"),
+    (worse_evaluation, "The evaluation is far below the training",
+     "does act() see the same observations (normalised, stacked, masked)?", GUIDE),
+    (fell, "What was learned was lost again",
+     "a smaller or falling learning rate; model.safetensors is of the best evaluation", TRIAD),
+    (never_left, "The return never left that of random actions",
+     "a task that the file solves; if random actions never find a reward, a file that explores", GUIDE),
+)  # fmt: skip
+
+
+def examine(training: Training) -> list[Finding]:
+    """What looks wrong, causes before effects; nothing in a training that has solved its task."""
+    if training.is_solved and not training.status.startswith("diverged"):
+        return []
+    return [Finding(what, seen, remedy, by) for rule, what, remedy, by in RULES if (seen := rule(training))]
+
+
+def disagreement(seeds: Sequence[Training]) -> list[Finding]:
+    """Three or more seeds of one method whose scores differ by half of what the best has gained."""
+    scores = sorted(t.score for t in seeds if t.score is not None)
+    lows = [t.low for t in seeds if t.low is not None]
+    if (
+        len(scores) < 3
+        or not lows
+        or scores[-1] - scores[0] < 0.5 * (scores[-1] - min(lows))
+        or math.isclose(*scores[:: len(scores) - 1])
+    ):
+        return []
+    remedy = "more seeds before any conclusion, and intervals (solo report)"
+    source = "Agarwal et al. 2021, https://arxiv.org/abs/2108.13264"
+    return [Finding("The seeds disagree", f"scores {', '.join(map(number, scores))}", remedy, source)]

@@ -1,0 +1,138 @@
+"""One training with all that it has logged, out of a run folder, a TensorBoard folder or a result file."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from solorl import runfolder
+from solorl.lab.results.reference_scores import reference
+from solorl.lab.results.result import Result, ResultError
+from solorl.lab.results.run_folder import LOCAL
+from solorl.lab.results.statistics import Array
+
+# Names of Stable-Baselines3 -> ours, which are CleanRL's.
+ALIASES = {
+    "train/approx_kl": "losses/approx_kl",
+    "train/clip_fraction": "losses/clipfrac",
+    "train/explained_variance": "losses/explained_variance",
+    "train/value_loss": "losses/value_loss",
+    "train/critic_loss": "losses/qf_loss",
+    "train/ent_coef": "losses/alpha",
+    "train/learning_rate": "charts/learning_rate",
+    "rollout/ep_rew_mean": "charts/episodic_return",
+    "rollout/ep_len_mean": "charts/episodic_length",
+    "rollout/exploration_rate": "charts/epsilon",
+    "eval/mean_reward": "eval/episodic_return",
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is known of one training. Curves are (steps, values), by the names of our metrics."""
+
+    source: str
+    env_id: str
+    script: str
+    seed: int
+    args: dict[str, Any] = field(default_factory=dict)
+    status: str = "finished"
+    curves: dict[str, tuple[Array, Array]] = field(default_factory=dict)
+    copy: Path | None = None  # the script that ran
+
+    @property
+    def steps(self) -> float:
+        """The last step that any curve has."""
+        return max((float(steps[-1]) for steps, _ in self.curves.values()), default=0.0)
+
+    @property
+    def total(self) -> float:
+        """The steps that it was to train."""
+        return float(self.args.get("total_timesteps") or 0) or self.steps
+
+    @property
+    def gamma(self) -> float:
+        """The discount factor; 0.99 where it is not known."""
+        return float(self.args.get("gamma") or 0.99)
+
+    def values(self, *names: str, begin: float = 0.0, end: float = 1.0) -> Array:
+        """The values of the first curve that there is, between two fractions of the steps; empty without one."""
+        for name in names:
+            if name in self.curves:
+                steps, values = self.curves[name]
+                return values[(steps >= begin * self.steps) & (steps <= end * self.steps)]
+        return np.zeros(0)
+
+    @property
+    def score(self) -> float | None:
+        """The last evaluation, else the mean of the last tenth of the training episodes."""
+        last = self.values("eval/episodic_return")[-1:]
+        last = last if len(last) else self.values("charts/episodic_return", begin=0.9)
+        return float(last.mean()) if len(last) else None
+
+    @property
+    def low(self) -> float | None:
+        """The return of random actions: as measured, else that of the first episodes."""
+        first = self.values("charts/episodic_return")[:10]
+        known = reference(self.env_id)
+        return known[0] if known else float(first.mean()) if len(first) else None
+
+    @property
+    def method(self) -> tuple[str, ...]:
+        """What its seeds share: environment, script, arguments."""
+        args = sorted((name, repr(value)) for name, value in self.args.items() if name not in ("seed", *LOCAL))
+        return self.env_id, self.script, repr(args)
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether its score is what counts as solved, where that is known."""
+        known = reference(self.env_id)
+        return known is not None and self.score is not None and self.score >= known[1]
+
+
+# ---------------------------------------------------------------------- reading
+def of_run(folder: Path) -> Training:
+    """A run folder, also of a run that has not ended. Raises ResultError where it is damaged."""
+    config = runfolder.config_of(folder)
+    try:
+        rows, args = runfolder.read_rows(folder / runfolder.METRICS)[0], dict(config["args"])
+        env_id, seed, script = str(args["env_id"]), int(args["seed"]), Path(config["script"])
+        curves = _curves((key, row["global_step"], row[key]) for row in rows for key in row if "/" in key)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ResultError(f"{folder} cannot be read as a run: {error}") from error
+    status, copy = str(runfolder.status_of(folder).get("status", "")), folder / script.name
+    return Training(str(folder), env_id, script.stem, seed, args, status, curves, copy if copy.is_file() else None)
+
+
+def of_tensorboard(folder: Path) -> Training:
+    """A TensorBoard folder of CleanRL or Stable-Baselines3. Raises ResultError."""
+    from solorl.lab.results.tensorboard import names_of, scalars
+
+    env_id, name, seed = names_of(folder)
+    series = scalars(folder)[0]
+    curves = _curves((ALIASES.get(tag, tag), row[0], row[2]) for tag, rows in series.items() for row in rows)
+    if "train/entropy_loss" in curves:
+        steps, values = curves["train/entropy_loss"]
+        curves["losses/entropy"] = steps, -values
+    return Training(str(folder), env_id, name, seed, curves=curves)
+
+
+def of_result(result: Result) -> Training:
+    """A result file, which has returns only."""
+    shown = (("charts/episodic_return", result.train, "return"), ("charts/episodic_length", result.train, "length"),
+             ("eval/episodic_return", result.eval, "mean"))  # fmt: skip
+    points = ((name, *point) for name, of, key in shown if of for point in zip(of["global_step"], of[key], strict=True))
+    who = (result.source or result.file_name, result.env_id, result.script, result.seed)
+    return Training(*who, result.args, result.status, _curves(points))
+
+
+def _curves(points: Iterable[tuple[str, Any, Any]]) -> dict[str, tuple[Array, Array]]:
+    """Curves out of (name, step, value); what is no finite number is left out."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name, step, value in points:
+        if isinstance(value, int | float) and math.isfinite(value):
+            found.setdefault(name, []).append((float(step), float(value)))
+    return {name: (table[:, 0], table[:, 1]) for name, rows in found.items() if (table := np.array(rows)).size}
