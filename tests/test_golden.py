@@ -76,7 +76,7 @@ FLAGS = {
     "stream_q": "--env-id CartPole-v1 --total-timesteps 400",
     "stream_ac": "--env-id CartPole-v1 --total-timesteps 400",
     "stream_ac_continuous": "--env-id Pendulum-v1 --total-timesteps 400",
-    "grpo": "--env-id text/sum-1 --width 32 --num-layers 1 --warmup-steps 512 --num-prompts 4 --total-timesteps 700",
+    "grpo": "--env-id text/sum-1 --width 32 --num-layers 1 --num-prompts 4 --total-timesteps 700",
     "ars": "--env-id Pendulum-v1 --num-directions 1 --num-top 1 --total-timesteps 1700",
     "pqn_atari_envpool": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
     "pqn_atari_envpool_lstm": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",

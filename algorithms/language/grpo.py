@@ -38,7 +38,7 @@ class Args(RunArgs):
     total_timesteps: int = 100_000  # answers, the warm-up's included
     warmup_examples: int = 500  # right answers from which the warm-up learns, again and again
     warmup_batch_size: int = 64  # of these per gradient step
-    warmup_steps: int = 20_000  # answers of the warm-up, at most; 0: no warm-up
+    warmup_fraction: float = 0.2  # fraction of total_timesteps that the warm-up takes at most, from 0 to 1
     warmup_exact: float = 0.25  # fraction of greedy answers to new prompts that ends it when exact, from 0 to 1
     num_prompts: int = 32  # prompts per iteration
     group_size: int = 16  # G, answers to each prompt
@@ -167,7 +167,7 @@ class Agent(nn.Module):
         return self.generate(prompt, greedy=greedy)[0].cpu().numpy()
 
 
-def counted(answer):
+def answer_mask(answer):
     """1 for each token up to and with the first end token, 0 after it: (n, answer_length) -> the same, floats."""
     ends = (answer == END).cumsum(1)
     return ((ends == 0) | ((ends == 1) & (answer == END))).float()
@@ -201,7 +201,7 @@ def token_weights(mask, mean_over):
 def imitation_loss(agent, prompt, answer):
     """The mean negative log-probability of right answers' tokens, and the metrics."""
     logprob, entropy, _ = agent.evaluate_answers(prompt, answer)
-    weight = token_weights(counted(answer), "tokens")
+    weight = token_weights(answer_mask(answer), "tokens")
     loss = -(weight * logprob).sum()
     return loss, {"losses/imitation_loss": loss, "losses/entropy": (weight * entropy).sum()}
 
@@ -220,7 +220,7 @@ def grpo_loss(agent, batch, args):
     reference_kl = (batch.weight * (log_x.exp() - log_x - 1)).sum()  # Eq. 4
     loss = -(objective - args.kl_coef * reference_kl)
 
-    mask = token_weights(counted(batch.answer), "tokens")
+    mask = token_weights(answer_mask(batch.answer), "tokens")
     value_loss = 0.5 * (mask * (value - batch.returns) ** 2).sum()
     if args.baseline == "critic":
         loss = loss + args.vf_coef * value_loss
@@ -248,10 +248,11 @@ if __name__ == "__main__":
     task = make_env(args.env_id).unwrapped  # its programs: examples of right answers, rewards
     run.require(hasattr(task, "rewards"), f"{args.env_id} is not a task of text: it has no `examples` and `rewards`")
     batch_size = args.num_prompts * args.group_size
-    warmup_iterations = args.warmup_steps // args.warmup_batch_size
-    num_iterations = (args.total_timesteps - args.warmup_steps) // batch_size
-    sentence = f"--total-timesteps {args.total_timesteps} must be at least {args.warmup_steps + batch_size}"
-    run.require(num_iterations > 0, f"{sentence}: --warmup-steps and one iteration of {batch_size} answers")
+    total = args.total_timesteps
+    warmup_iterations = int(args.warmup_fraction * total) // args.warmup_batch_size
+    num_iterations = (total - warmup_iterations * args.warmup_batch_size) // batch_size
+    sentence = f"--total-timesteps {total} leaves no iteration of {batch_size} answers after the warm-up"
+    run.require(num_iterations > 0, sentence)
     run.require(args.group_size > 1, "--group-size must be at least 2")
     run.require(args.temperature > 0, "--temperature must be more than 0")
     equal = args.width % args.num_heads == 0
@@ -299,7 +300,7 @@ if __name__ == "__main__":
         run.episode(global_step, float(reward.mean()), 1)  # one row for all answers
 
         # ---- 2. credit: advantages within each group; all tokens of an answer have that of the answer
-        mask = counted(answer)
+        mask = answer_mask(answer)
         reward = torch.as_tensor(reward, device=run.device).view(-1, args.group_size)
         equal = reward.amin(1) == reward.amax(1)  # groups from which nothing is learned
         returns = reward.flatten()[:, None].expand_as(mask)

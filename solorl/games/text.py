@@ -118,7 +118,7 @@ class Sort(Reverse):
 
 
 class Sum(TextTask):
-    """Two numbers of so many digits: 47+85=132."""
+    """Two numbers, of this number of digits: 47+85=132."""
 
     def __init__(self, digits: int, render_mode: str | None = None):
         self.low, self.high = 10 ** (digits - 1), 10**digits

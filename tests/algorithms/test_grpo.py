@@ -12,8 +12,8 @@ GRPO = definitions("grpo")
 SMALL = "--env-id text/reverse-3 --width 32 --num-layers 1 --num-heads 2".split()
 SHORT = "--warmup-examples 50 --warmup-batch-size 16 --num-prompts 4 --group-size 4 --eval-every 0".split()
 # One iteration in which some answers are right.
-CREDIT = "--env-id text/reverse-2 --width 32 --num-layers 1 --num-heads 2 --warmup-examples 100 --warmup-steps 6400"
-CREDIT += " --total-timesteps 6656 --learning-rate 2e-3 --num-prompts 16 --group-size 16 --eval-every 0"
+CREDIT = "--env-id text/reverse-2 --width 32 --num-layers 1 --num-heads 2 --warmup-examples 100"
+CREDIT += " --warmup-fraction 0.962 --total-timesteps 6656 --learning-rate 2e-3 --num-prompts 16 --group-size 16 --eval-every 0"
 CREDIT = [*CREDIT.split(), "--eval-episodes", "1"]
 DEFAULT = GRPO["Args"]()
 
@@ -108,7 +108,7 @@ def test_answers_are_drawn_from_the_policy_and_nothing_follows_an_end():
 
 def test_what_counts_of_an_answer_ends_with_its_first_end_token():
     answer = torch.tensor([[3, 0, 0, 0], [0, 0, 0, 0], [1, 2, 3, 4], [1, 2, 3, 0]])
-    assert GRPO["counted"](answer).tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
+    assert GRPO["answer_mask"](answer).tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
 
 
 # ---------------------------------------------------------------------- credit
@@ -147,7 +147,7 @@ def test_weights_by_hand():
 def batch_of(agent, n=6):
     prompt = torch.randint(7, (n, 4))
     answer, logprob, _ = agent.generate(prompt)
-    mask = GRPO["counted"](answer)
+    mask = GRPO["answer_mask"](answer)
     noise, others = torch.randn(2, *answer.shape)
     weight = GRPO["token_weights"](mask, "answers")
     returns = torch.rand(n, 1).expand(n, 5)
@@ -205,7 +205,7 @@ def test_imitation_is_the_mean_over_tokens_up_to_the_end():
 # ---------------------------------------------------------------------- the script
 def test_the_first_ratio_is_one(train):
     """With one gradient step for each batch nothing is ever clipped."""
-    flags = "--warmup-steps 32 --total-timesteps 64 --num-updates 1 --learning-rate 0".split()
+    flags = "--warmup-fraction 0.5 --total-timesteps 64 --num-updates 1 --learning-rate 0".split()
     v = train("grpo", *SMALL, *SHORT, *flags, "--eval-episodes", "1")
     again, _, _ = v["agent"].evaluate_answers(v["prompt"], v["answer"])
     torch.testing.assert_close(again.detach(), v["logprob"], atol=1e-5, rtol=1e-5)
@@ -243,7 +243,7 @@ def test_the_warm_up_ends_where_enough_answers_are_right(train):
 @pytest.mark.parametrize("flags", [["--drop-equal-groups"], ["--baseline", "critic", "--no-std-norm"]])
 def test_switches_of_credit(train, flags):
     v = train("grpo", *CREDIT, *flags)
-    batch, mask = v["batch"], GRPO["counted"](v["answer"])
+    batch, mask = v["batch"], GRPO["answer_mask"](v["answer"])
     kept = (batch.weight > 0).any(1)
     assert batch.weight.sum() == pytest.approx(1.0) and not (batch.weight * (1 - mask)).any()
     if "critic" in flags:
@@ -254,9 +254,9 @@ def test_switches_of_credit(train, flags):
 
 
 def test_the_reference_is_the_model_after_the_warm_up(train):
-    flags = [*SMALL, *SHORT, "--warmup-steps", "160", "--eval-episodes", "1"]
-    warm = train("grpo", *flags, "--total-timesteps", "176", "--num-updates", "1", "--learning-rate", "1e-3")
-    v = train("grpo", *flags, "--total-timesteps", "208", "--learning-rate", "1e-3")
+    flags = [*SMALL, *SHORT, "--eval-episodes", "1"]
+    warm = train("grpo", *flags, "--total-timesteps", "176", "--warmup-fraction", "0.91", "--learning-rate", "1e-3")
+    v = train("grpo", *flags, "--total-timesteps", "208", "--warmup-fraction", "0.77", "--learning-rate", "1e-3")
     for x, y, z in zip(*(each.parameters() for each in (warm["reference"], v["reference"], v["agent"])), strict=True):
         assert torch.equal(x, y)
         assert not torch.equal(y, z) or y.shape == (1, 32) or y.shape == (1,)  # the value head does not learn
@@ -265,7 +265,7 @@ def test_the_reference_is_the_model_after_the_warm_up(train):
 @pytest.mark.parametrize("total", ["96", "272"])
 def test_resumed_equals_uninterrupted(train, total):
     """From within the warm-up, and from after it."""
-    flags = [*SMALL, *SHORT, "--warmup-steps", "160", "--total-timesteps", "272", "--eval-episodes", "2"]
+    flags = [*SMALL, *SHORT, "--warmup-fraction", "0.59", "--total-timesteps", "272", "--eval-episodes", "2"]
     whole = train("grpo", *flags, "--save-every", total if total == "96" else "224")
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
     drop_last_checkpoint(run_dir)
@@ -278,8 +278,8 @@ def test_resumed_equals_uninterrupted(train, total):
 
 def test_learns_to_reverse(train):
     """Two digits, from hardly any right answers."""
-    flags = "--env-id text/reverse-2 --width 32 --num-layers 1 --num-heads 2 --warmup-steps 640 --warmup-examples 30"
-    flags += " --total-timesteps 26k --learning-rate 2e-3 --eval-every 0 --log-every 500"
+    flags = "--env-id text/reverse-2 --width 32 --num-layers 1 --num-heads 2 --warmup-examples 30"
+    flags += " --warmup-fraction 0.025 --total-timesteps 26k --learning-rate 2e-3 --eval-every 0 --log-every 500"
     v = train("grpo", *flags.split())
     share = [row["eval/episodic_return"] for row in rows(v["run"].dir, "eval/episodic_return")]
     assert share[-1] > 0.95
@@ -291,7 +291,7 @@ def test_learns_to_reverse(train):
         (["--width", "30"], "--width 30 must be a multiple of the 4 of --num-heads"),
         (["--group-size", "1"], "--group-size must be at least 2"),
         (["--temperature", "0"], "--temperature must be more than 0"),
-        (["--total-timesteps", "20000"], "--total-timesteps 20000 must be at least 20512"),
+        (["--total-timesteps", "600"], "--total-timesteps 600 leaves no iteration of 512 answers after the warm-up"),
         (["--env-id", "CartPole-v1"], "CartPole-v1 is not a task of text, as text/reverse-8 is; use ppo_multi"),
         (["--env-id", "text/reverse-80"], "there is no environment text/reverse-80; did you mean text/reverse-"),
         (["--env-id", "solorl.games:games/TwoNumbers-v0"], "is not a task of text: it has no `examples` and `rewards`"),

@@ -118,7 +118,7 @@ def test_other_ids_are_refused(env_id, sentence):
 
 
 def test_solo_play_prints_prompts_and_answers(train, solo):
-    flags = "--env-id text/sum-1 --width 32 --num-layers 1 --warmup-steps 64 --num-prompts 4 --total-timesteps 200"
+    flags = "--env-id text/sum-1 --width 32 --num-layers 1 --warmup-fraction 0.32 --num-prompts 4 --total-timesteps 200"
     v = train("grpo", *flags.split(), "--eval-episodes", "3", "--capture-video")
     assert "warning: no video: the environment draws no pictures" in train.out
     for words in ([], ["--stochastic"]):
