@@ -291,7 +291,7 @@ def test_learns_to_reverse(train):
         (["--width", "30"], "--width 30 must be a multiple of the 4 of --num-heads"),
         (["--group-size", "1"], "--group-size must be at least 2"),
         (["--temperature", "0"], "--temperature must be more than 0"),
-        (["--total-timesteps", "600"], "--total-timesteps 600 leaves no iteration of 512 answers after the warm-up"),
+        (["--total-timesteps", "560"], "--total-timesteps 560 leaves no iteration of 512 answers after the warm-up"),
         (["--env-id", "CartPole-v1"], "CartPole-v1 is not a task of text, as text/reverse-8 is; use ppo_multi"),
         (["--env-id", "text/reverse-80"], "there is no environment text/reverse-80; did you mean text/reverse-"),
         (["--env-id", "solorl.games:games/TwoNumbers-v0"], "is not a task of text: it has no `examples` and `rewards`"),
