@@ -13,8 +13,8 @@ SMALL = "--env-id text/reverse-3 --width 32 --num-layers 1 --num-heads 2".split(
 SHORT = "--warmup-examples 50 --warmup-batch-size 16 --num-prompts 4 --group-size 4 --eval-every 0".split()
 # One iteration in which some answers are right.
 CREDIT = "--env-id text/reverse-2 --width 32 --num-layers 1 --num-heads 2 --warmup-examples 100"
-CREDIT += " --warmup-fraction 0.962 --total-timesteps 6656 --learning-rate 2e-3 --num-prompts 16 --group-size 16 --eval-every 0"
-CREDIT = [*CREDIT.split(), "--eval-episodes", "1"]
+CREDIT += " --warmup-fraction 0.962 --total-timesteps 6656 --learning-rate 2e-3 --num-prompts 16 --group-size 16"
+CREDIT = [*CREDIT.split(), "--eval-every", "0", "--eval-episodes", "1"]
 DEFAULT = GRPO["Args"]()
 
 
