@@ -256,6 +256,7 @@ def test_switches_of_credit(train, flags):
 def test_the_reference_is_the_model_after_the_warm_up(train):
     flags = [*SMALL, *SHORT, "--eval-episodes", "1"]
     warm = train("grpo", *flags, "--total-timesteps", "176", "--warmup-fraction", "0.91", "--learning-rate", "1e-3")
+    torch.testing.assert_close(warm["batch"].reference, warm["batch"].logprob, atol=1e-5, rtol=1e-5)
     v = train("grpo", *flags, "--total-timesteps", "208", "--warmup-fraction", "0.77", "--learning-rate", "1e-3")
     for x, y, z in zip(*(each.parameters() for each in (warm["reference"], v["reference"], v["agent"])), strict=True):
         assert torch.equal(x, y)
