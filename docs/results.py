@@ -27,10 +27,9 @@ from tools import budget
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmark"), str(ROOT / "docs")]
 RESULTS, SPEED, ALGORITHMS, PROOF = "docs/results.md", "docs/speed.md", "algorithms/README.md", "docs/proof.md"
-FAMILIES = "ppo dqn actor_critic pqn multi_agent offline goals streaming evolution imitation".split()
-PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE, GOALS, STREAMING, EVOLUTION, IMITATION = LOGS = [
-    f"docs/results/{family}.md" for family in FAMILIES
-]
+FAMILIES = "ppo dqn actor_critic pqn multi_agent offline goals streaming evolution imitation language planning".split()
+LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
+PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE, GOALS, *_ = LOGS
 CLASSIC, JAX = "benchmark/results/classic", "benchmark/results/jax"
 CONTINUOUS, OFF_POLICY_RUNS = "benchmark/results/ppo_continuous", "benchmark/results/actor_critic"
 PENDULUM = "--env-ids Pendulum-v1 --methods"
@@ -123,10 +122,7 @@ RUNS = {
     PQN: ["pqn", "minatar", "atari"],
     MULTI_AGENT: ["team_games", "teams", "foraging"],
     OFFLINE: ["offline"],
-    GOALS: ["goals"],
-    STREAMING: ["streaming"],
-    EVOLUTION: ["evolution"],
-    IMITATION: ["imitation"],
+    **{f"docs/results/{family}.md": [family] for family in FAMILIES[6:]},
 }
 
 # Folders with the runs of files that have none in those of their family, finished or not.

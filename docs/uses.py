@@ -15,7 +15,7 @@ ACTIONS = {
 # What the header's Spaces says after a comma -> what the row of observations says.
 SEEN = {
     "one frame": ", one frame", "vectors and images": " of vectors and images", "with goals": " with goals",
-    "batches of tensors": " in batches of tensors",
+    "batches of tensors": " in batches of tensors", "text": ": the tokens of a prompt",
 }  # fmt: skip
 EXPORT = {"torch": "ONNX", "jax": "StableHLO"}
 
@@ -57,7 +57,7 @@ def uses(script):
             kind = words.removeprefix("or ")
             actions += f" or {ACTIONS[kind]}" if kind in ACTIONS else f", {words}"
     masks = 'required: `info["action_mask"]`' if required else 'yes, if there is an `info["action_mask"]`'
-    count = next((each for each in ("num_envs", "num_actors") if each in fields), None)
+    count = next((each for each in ("num_envs", "num_actors", "num_prompts") if each in fields), None)
     several = "the data set takes their place"
     if count:
         several = f"yes: `--{count.replace('_', '-')}`, by default {ast.unparse(fields[count].value)}"

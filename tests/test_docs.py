@@ -361,6 +361,7 @@ CAN_USE = {
     "mappo": ("no", "yes, if", "by default 128", "yes; exact", "no: masks"),
     "qmix": ("yes", "yes, if", "by default 8", SAVED, "no: masks"),
     "td3_bc": ("no", "no", "the data set", "yes; exact", "yes: ONNX"),
+    "grpo": ("no", "no", "`--num-prompts`, by default 32", "yes; exact", "yes: ONNX"),
 }
 SEEN_AND_DONE = {
     "ppo": ("vectors", "`Discrete`"),
@@ -379,6 +380,7 @@ SEEN_AND_DONE = {
     "bc": ("vectors", "`Box` or `Discrete`"),
     "gail": ("vectors", "`Box` or `Discrete`"),
     "ppo_continuous_action_batched": ("vectors in batches of tensors", "`Box`"),
+    "grpo": ("vectors: the tokens of a prompt", "`MultiDiscrete`"),
 }
 
 

@@ -77,6 +77,7 @@ FLAGS = {
     "stream_q": "--env-id CartPole-v1 --total-timesteps 400",
     "stream_ac": "--env-id CartPole-v1 --total-timesteps 400",
     "stream_ac_continuous": "--env-id Pendulum-v1 --total-timesteps 400",
+    "grpo": "--env-id text/sum-1 --width 32 --num-layers 1 --num-prompts 4 --total-timesteps 700",
     "ars": "--env-id Pendulum-v1 --num-directions 1 --num-top 1 --total-timesteps 1700",
     "dagger": "--env-id CartPole-v1 --expert EXPERT --num-steps 20 --total-timesteps 400 --gradient-steps 20",
     "gail": "--env-id CartPole-v1 --dataset DATASET --num-steps 128 --total-timesteps 1536",

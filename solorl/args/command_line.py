@@ -105,7 +105,8 @@ def value_of(flag: str, hint: typing.Any, text: str) -> typing.Any:
         return text
     kind = kinds[0]
     if kind not in (int, float, str):
-        raise argparse.ArgumentError(None, f"{flag} is of type {hint}, which only the file itself can set")
+        what = f"must be {' or '.join(words)}, got {text!r:.80}" if words else f"is of type {hint}, which only the file"
+        raise argparse.ArgumentError(None, f"{flag} {what}{'' if words else ' itself can set'}")
     try:
         return whole_number(text) if kind is int else kind(text)
     except ValueError:

@@ -61,7 +61,7 @@ def look(env_id: str) -> Seen:
         game: Any = env.unwrapped
         kinds = ["agents", "pettingzoo-atari", "agents-jax"]
         return Seen(env_id, game.agent_observation_space, game.agent_action_space, kinds, True, masks)
-    kinds = ["gymnasium", "atari", *(["jax"] if _in_jax(env_id) else [])]
+    kinds = ["gymnasium", "atari", *["text"] * hasattr(env.unwrapped, "rewards"), *["jax"] * _in_jax(env_id)]
     return Seen(env_id, env.observation_space, env.action_space, kinds, False, masks)
 
 

@@ -38,6 +38,7 @@ GAMES = {
 # Other families, likewise; those of a package register themselves.
 OTHERS = {
     "games/*": ("solorl.games",),
+    "text/*": ("solorl.games.text",),
     "*-MinAtar": ("solorl.envs.gymnax", "gymnax"),
     "mjx/*": ("solorl.envs.mjx", "mujoco.mjx"),
     "envpool/*": ("solorl.envs.envpool_env", "envpool"),
@@ -60,8 +61,10 @@ INSTALL = {
 # What `Args.env_kind` of a script can say of its --env-id: any environment of Gymnasium or of EnvPool; games of Atari,
 # Gymnasium's, EnvPool's or, of several agents, PettingZoo's; of Procgen; games of several agents, all or those written
 # in JAX (`solorl.games.teams`); environments written in JAX, and those that EnvPool and Gymnasium have under the same
-# id; simulators that step batches of tensors (`solorl.envs.batched`).
-KINDS = ("gymnasium envpool atari envpool-atari pettingzoo-atari envpool-procgen agents agents-jax jax batched").split()
+# id; simulators that step batches of tensors (`solorl.envs.batched`); tasks of text (`solorl.games.text`).
+KINDS = (
+    "gymnasium envpool atari envpool-atari pettingzoo-atari envpool-procgen agents agents-jax jax batched text".split()
+)
 
 
 def _like(env_id: str, ids: Iterable[str]) -> list[str]:
@@ -191,6 +194,8 @@ def misfit(env_id: str, kind: str, name: str) -> tuple[str, ...]:
     many = fnmatch(env_id.rpartition(":")[2], "atari/*")
     if kind == "batched" and not is_batched(env_id):
         return "does not step batches of tensors", "other environments"
+    if kind == "text" and not fnmatch(env_id, "text/*") and ":" not in env_id:
+        return "is not a task of text, as text/reverse-8 is", "other environments"
     if kind.startswith("agents") and not has_agents(env_id) and ":" not in env_id:
         return one, "one agent"
     if kind == "agents-jax" and not fnmatch(env_id, "team/*"):

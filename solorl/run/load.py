@@ -107,12 +107,15 @@ class Play:
         seed = args.seed if self.seed is None else self.seed
         seeds, said = [env_seed(seed, CONFIRM, 2**19 + i) for i in range(self.episodes)], list[dict[str, float]]()
         with undisturbed():
-            if self.render:
+            games = open_games(make_env, args.env_id, len(seeds))
+            text = games[0].metadata.get("render_modes") == ["ansi"]  # what it shows
+            if self.render and not text:
                 env = open_game(make_env, args.env_id, "human")
                 returns = np.concatenate([play_episodes([env], policy, [each], said=said)[0] for each in seeds])
                 env.close()
             else:
-                returns, _ = play_episodes(open_games(make_env, args.env_id, len(seeds)), policy, seeds, said=said)
+                returns, _ = play_episodes(games, policy, seeds, said=said)
+                print(*(f"{plain(str(game.unwrapped.render()))}\n" for game in games if text), sep="", end="")
             mean, std, low, high = scores(returns.mean(), returns.std(), returns.min(), returns.max())
             who = f"{len(seeds)} {'stochastic' if self.stochastic else 'greedy'} episodes"
             also = "".join(f", {name.replace('_', ' ')} {value:.4g}" for name, value in means(said).items())

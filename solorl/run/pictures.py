@@ -58,7 +58,8 @@ def film_to(run_dir: Path, name: str, seed: int, policy: Policy, make_env: Any, 
     except Exception as error:  # no renderer, no codec, no space: a film is not worth a training
         frames = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)}
         drawing = any(name.startswith(("gymnasium.envs.mujoco.mujoco_r", "mujoco.", "OpenGL")) for name in frames)
-        warn(f"no video: {NO_EGL * (drawing and no_display())}{type(error).__name__}: {error}")
+        what = f"{NO_EGL * (drawing and no_display())}{type(error).__name__}: {error}"
+        warn(f"no video: {'the environment draws no pictures' if 'unsupported render mode' in what else what}")
         return None
     return path
 

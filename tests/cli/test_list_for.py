@@ -35,6 +35,8 @@ def asked(solo, env_id):
         ("games/TwoSensesContinuous-v0", ("dict", "continuous"), ["ppo_dict_continuous_action"], ["sac_her"]),
         ("games/CueContinuous-v0", ("vector", "continuous"), ["ppo_continuous_action"], ["sac_continuous_action_jax"]),
         ("games/TensorPendulum-v0", ("vector", "continuous"), ["ppo_continuous_action_batched"], ["crossq"]),
+        ("text/sum-2", ("vector", "multidiscrete"), ["grpo", "ppo_multidiscrete"], ["ppo"]),
+        ("games/TwoNumbers-v0", ("vector", "multidiscrete"), ["ppo_multidiscrete"], ["grpo"]),
     ],
 )
 def test_the_files_that_take_it_are_listed_the_best_first(env_id, kinds, best, not_taken, solo):
