@@ -60,8 +60,11 @@ INSTALL = {
 # What `Args.env_kind` of a script can say of its --env-id: any environment of Gymnasium or of EnvPool; games of Atari,
 # Gymnasium's, EnvPool's or, of several agents, PettingZoo's; of Procgen; games of several agents, all or those written
 # in JAX (`solorl.games.teams`); environments written in JAX, and those that EnvPool and Gymnasium have under the same
-# id; simulators that step batches of tensors (`solorl.envs.batched`).
-KINDS = ("gymnasium envpool atari envpool-atari pettingzoo-atari envpool-procgen agents agents-jax jax batched").split()
+# id; simulators that step batches of tensors (`solorl.envs.batched`); boards on which two players move in turn
+# (`solorl.games.matches`), whose rules are `env.unwrapped.game`.
+KINDS = "gymnasium envpool atari envpool-atari pettingzoo-atari envpool-procgen agents agents-jax jax batched".split()
+KINDS.append("board")
+BOARDS = ("games/TicTacToe-v*", "games/ConnectFour-v*")
 
 
 def _like(env_id: str, ids: Iterable[str]) -> list[str]:
@@ -191,6 +194,9 @@ def misfit(env_id: str, kind: str, name: str) -> tuple[str, ...]:
     many = fnmatch(env_id.rpartition(":")[2], "atari/*")
     if kind == "batched" and not is_batched(env_id):
         return "does not step batches of tensors", "other environments"
+    if kind == "board" and ":" not in env_id and not is_board(env_id):
+        what = "several agents" if has_agents(env_id) else "one agent"
+        return "is not a game on a board, as games/TicTacToe-v0 is", what
     if kind.startswith("agents") and not has_agents(env_id) and ":" not in env_id:
         return one, "one agent"
     if kind == "agents-jax" and not fnmatch(env_id, "team/*"):
@@ -267,13 +273,18 @@ def has_agents(env_id: str) -> bool:
     return any(fnmatch(env_id, pattern) for pattern in GAMES)
 
 
+def is_board(env_id: str) -> bool:
+    """Whether it is one of `BOARDS`; boards of other modules are not known before."""
+    return any(fnmatch(env_id, pattern) for pattern in BOARDS)
+
+
 def is_batched(env_id: str) -> bool:
-    """Whether it is a simulator as `solorl.envs.batched` describes: the vector environments of Gymnasium and ALE are
-    not."""
+    """Whether it is a simulator as `solorl.envs.batched` describes: vector environments of Gymnasium and ALE are not,
+    nor are boards."""
     import gymnasium as gym
 
     entry = gym.registry[env_id.rpartition(":")[2]].vector_entry_point
-    return entry is not None and not str(entry).startswith(("gymnasium.", "ale_py."))
+    return entry is not None and not is_board(env_id) and not str(entry).startswith(("gymnasium.", "ale_py."))
 
 
 def reward_threshold(env_id: str) -> float:
