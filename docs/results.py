@@ -27,8 +27,8 @@ from tools import budget
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmark"), str(ROOT / "docs")]
 RESULTS, SPEED, ALGORITHMS, PROOF = "docs/results.md", "docs/speed.md", "algorithms/README.md", "docs/proof.md"
-FAMILIES = ("ppo", "dqn", "actor_critic", "pqn", "multi_agent", "offline", "goals", "streaming", "evolution")
-PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE, GOALS, STREAMING, EVOLUTION = LOGS = [
+FAMILIES = "ppo dqn actor_critic pqn multi_agent offline goals streaming evolution planning".split()
+PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE, GOALS, STREAMING, EVOLUTION, PLANNING = LOGS = [
     f"docs/results/{family}.md" for family in FAMILIES
 ]
 CLASSIC, JAX = "benchmark/results/classic", "benchmark/results/jax"
@@ -125,6 +125,7 @@ RUNS = {
     GOALS: ["games"],
     STREAMING: ["streaming"],
     EVOLUTION: ["evolution"],
+    PLANNING: ["planning"],
 }
 
 # Folders with the runs of files that have none in those of their family, finished or not.

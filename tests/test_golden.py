@@ -77,6 +77,8 @@ FLAGS = {
     "stream_ac": "--env-id CartPole-v1 --total-timesteps 400",
     "stream_ac_continuous": "--env-id Pendulum-v1 --total-timesteps 400",
     "ars": "--env-id Pendulum-v1 --num-directions 1 --num-top 1 --total-timesteps 1700",
+    "alphazero": "--env-id games/TicTacToe-v0 --num-envs 8 --total-timesteps 400 --batch-size 64 --hidden-dim 32 "
+    "--num-simulations 8 --eval-simulations 8 --opponents one-ply --eval-every 200",
     "pqn_atari_envpool": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
     "pqn_atari_envpool_lstm": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
     "tqc": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",

@@ -61,10 +61,9 @@ INSTALL = {
 # Gymnasium's, EnvPool's or, of several agents, PettingZoo's; of Procgen; games of several agents, all or those written
 # in JAX (`solorl.games.teams`); environments written in JAX, and those that EnvPool and Gymnasium have under the same
 # id; simulators that step batches of tensors (`solorl.envs.batched`); boards on which two players move in turn
-# (`solorl.games.matches`), whose rules are `env.unwrapped.game`.
+# (`solorl.games.matches`).
 KINDS = "gymnasium envpool atari envpool-atari pettingzoo-atari envpool-procgen agents agents-jax jax batched".split()
 KINDS.append("board")
-BOARDS = ("games/TicTacToe-v*", "games/ConnectFour-v*")
 
 
 def _like(env_id: str, ids: Iterable[str]) -> list[str]:
@@ -194,9 +193,8 @@ def misfit(env_id: str, kind: str, name: str) -> tuple[str, ...]:
     many = fnmatch(env_id.rpartition(":")[2], "atari/*")
     if kind == "batched" and not is_batched(env_id):
         return "does not step batches of tensors", "other environments"
-    if kind == "board" and ":" not in env_id and not is_board(env_id):
-        what = "several agents" if has_agents(env_id) else "one agent"
-        return "is not a game on a board, as games/TicTacToe-v0 is", what
+    if kind == "board" and not is_board(env_id):
+        return "is not a board, as games/TicTacToe-v0 is", "several agents" if has_agents(env_id) else "one agent"
     if kind.startswith("agents") and not has_agents(env_id) and ":" not in env_id:
         return one, "one agent"
     if kind == "agents-jax" and not fnmatch(env_id, "team/*"):
@@ -274,8 +272,11 @@ def has_agents(env_id: str) -> bool:
 
 
 def is_board(env_id: str) -> bool:
-    """Whether it is one of `BOARDS`; boards of other modules are not known before."""
-    return any(fnmatch(env_id, pattern) for pattern in BOARDS)
+    """Whether it is a board, or one that is registered like those: with `rules`."""
+    import gymnasium as gym
+
+    spec = gym.registry.get(env_id.rpartition(":")[2])
+    return spec is not None and "rules" in spec.kwargs
 
 
 def is_batched(env_id: str) -> bool:

@@ -47,8 +47,8 @@ gym.register("games/TensorPendulum-v0", vector_entry_point="solorl.envs.batched:
 for _name, (_entry, _steps, _kwargs) in GAMES.items():
     gym.register(f"games/{_name}", f"solorl.games.{_entry}", max_episode_steps=_steps, kwargs=_kwargs)
 for _name, _rules in BOARDS.items():
-    _entries = {"entry_point": "solorl.games.matches:Match", "vector_entry_point": "solorl.games.matches:Matches"}
-    gym.register(f"games/{_name}", **_entries, kwargs={"rules": _rules})
+    _entry, _many = (f"solorl.games.matches:{_kind}" for _kind in ("Match", "Matches"))
+    gym.register(f"games/{_name}", _entry, vector_entry_point=_many, kwargs={"rules": _rules})
 for _name, (_near, _offset) in GOALS.items():
     _kwargs = {"env_id": _name, "near": _near, "offset": _offset}
     gym.register(f"games/{_name}", "solorl.games.goals_envpool:EnvPoolGoals", kwargs=_kwargs)

@@ -61,12 +61,18 @@ class Matches(gym.vector.VectorEnv):
         lost, over = self.game.lost(self.position), won | self.game.over(self.position)
         obs, infos = self.game.observation(self.position), self._infos()
         reward, self.shown = np.where(over, 0.5 + 0.5 * won - 0.5 * lost, 0.0), self.position.copy()
-        if self.opponent == "human" and over[0]:
-            print(f"{self.game.text(self.shown[0])}\n{'you lose' if won[0] else 'you win' if lost[0] else 'a draw'}\n")
-        elif over.any():
+        if over.any():
             ends = {"final_obs": obs, "_final_obs": over, "final_info": infos}
             self.position[over] = 0
-            self._answer(over & self.second)
+            if self.opponent == "human":  # who is not asked for a move until the next reset
+                print(
+                    self.game.text(self.shown[0]),
+                    {1.0: "you lose", 0.5: "a draw", 0.0: "you win"}[reward[0]],
+                    "",
+                    sep="\n",
+                )
+            else:
+                self._answer(over & self.second)
             obs, infos = self.game.observation(self.position), self._infos() | ends
         return obs, reward, over, np.zeros(self.num_envs, bool), infos
 

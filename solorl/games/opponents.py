@@ -10,6 +10,7 @@ Each gives all moves of a position a score and draws one of the best.
 """
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -125,7 +126,10 @@ def ask(board: Board, position: np.ndarray) -> np.ndarray:
     print(board.text(position[0]))
     allowed = [str(action + 1) for action in np.flatnonzero(board.mask(position)[0])]
     sign = "X" if board.sides(position[0])[0] == position[0, 0] else "O"
-    while (word := input(f"your move, {sign} ({', '.join(allowed)}; q leaves): ").strip()) not in allowed:
-        if word == "q":
+    word = ""
+    while word not in allowed:
+        print(f"your move, {sign} ({', '.join(allowed)}; q leaves): ", end="", flush=True)
+        if (line := sys.stdin.readline()) in ("", "q\n"):
             raise SystemExit(0)
+        word = line.strip()
     return np.eye(board.num_actions)[[int(word) - 1]]
