@@ -56,7 +56,7 @@ class Batch(NamedTuple):
 
     obs: torch.Tensor  # (batch_size, obs_dim)
     mask: torch.Tensor  # (batch_size, num_actions): whether a move is allowed
-    policy: torch.Tensor  # (batch_size, num_actions), pi: share of the visits of each move
+    policy: torch.Tensor  # (batch_size, num_actions), pi: fraction of the visits of each move
     result: torch.Tensor  # (batch_size,), z: 1, 0 or -1 for the player to move
 
 
@@ -149,7 +149,7 @@ class Tree:
         """Walk down from all roots: the last nodes (n,), and the moves (n,) that leave them to new ones; -1 where the
         game is over."""
         node, action = self.root.copy(), np.full(len(self.root), -1)
-        walking = np.flatnonzero(~self.over[node])  # the trees in which the walk goes on
+        walking = np.flatnonzero(~self.over[node])  # the trees in which the walk continues
         while walking.size:
             chosen = self.select_action(node[walking], pb_c_init, pb_c_base)
             child = self.child[node[walking], chosen]
@@ -174,7 +174,7 @@ class Tree:
 
 
 def search(game, predict, position, num_simulations, args, noise=None):
-    """A Tree of so many simulations from each of these positions (n, 2). `predict` gives logits and values of
+    """A Tree of `num_simulations` from each of these positions (n, 2). `predict` gives logits and values of
     observations; `noise` (n, num_actions) is mixed into the prior of the roots."""
     tree = Tree(game, len(position), num_simulations)
     tree.backup(tree.root, tree.expand(tree.root, position, predict))

@@ -15,7 +15,7 @@ class Board:
     cell, or, where stones fall, on the lowest empty cell of a column. A full board without a row is a draw.
 
     Row 0 is the top one. A column of the board has `height` bits, its lowest cell first, and one more that is always 0,
-    so that no row goes on from the top of a column to the bottom of the next.
+    so that no row continues from the top of a column to the bottom of the next.
     """
 
     def __init__(self, height: int, width: int, length: int, stones_fall: bool):

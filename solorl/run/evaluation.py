@@ -196,7 +196,7 @@ class Evaluator:
         for name, make_other in (also or {}).items():
             others, _ = self.play(EVALUATE, 0, policy, make_other, name)
             scores[f"{SCORE}_{name}"] = of_game(others, teams_of(self._envs[name][0]))
-            if self._envs[name][0].metadata.get("points"):  # then the share of points has an interval
+            if self._envs[name][0].metadata.get("points"):  # then the fraction of points has an interval
                 bounds = zip(("low", "high"), interval(scores[f"{SCORE}_{name}"]), strict=True)
                 scores |= {f"{SCORE}_{name}_{bound}": np.array(x) for bound, x in bounds}
         return {

@@ -131,7 +131,7 @@ class Play:
                 print(f"video {plain(str(path))}")
 
     def _points(self, env_id: str, policy: Policy, make_env: MakeEnv, seeds: Sequence[int]) -> None:
-        """Say the share of points on each side of the board."""
+        """Say the fraction of points on each side of the board."""
         for side, word in enumerate(("first", "second")):
             points, _ = play_episodes(open_games(partial(make_env, side=side), env_id, len(seeds)), policy, seeds)
             low, high = interval(points)
