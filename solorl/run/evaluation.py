@@ -146,7 +146,7 @@ def interval(points: np.ndarray, z: float = 1.96) -> tuple[float, float]:
     """The 95 % interval (Wilson) of the mean of points from 0 to 1; with draws it is wider than it need be."""
     n, mean = len(points), float(points.mean())
     middle, half = mean + z * z / (2 * n), z * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
-    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
+    return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
 
 
 class Evaluator:

@@ -20,8 +20,8 @@ SETTINGS = SimpleNamespace(
 )
 TINY = "--env-id games/TicTacToe-v0 --num-envs 8 --num-simulations 8 --eval-simulations 8 --batch-size 32".split()
 TINY += "--hidden-dim 32 --opponents one-ply --eval-every 0 --eval-episodes 2".split()
-TRAINING = "--env-id games/TicTacToe-v0 --num-envs 64 --opponents one-ply --temperature-moves 6".split()
-TRAINING += "--buffer-size 40000 --eval-every 0 --eval-episodes 2".split()
+TRAINING = "--env-id games/TicTacToe-v0 --num-envs 256 --opponents one-ply --temperature-moves 4".split()
+TRAINING += "--buffer-size 40000 --eval-simulations 128 --eval-every 0 --eval-episodes 2".split()
 
 
 def network(game, seed=0):
