@@ -1,6 +1,7 @@
 """AlphaZero: its search against mctx's and against a plain recursion, its targets by hand; perfect tic-tac-toe."""
 
 import io
+import runpy
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, documented_keys, drop_last_checkpoint, refused, rows
+from conftest import ROOT, comparable, definitions, documented_keys, drop_last_checkpoint, refused, rows
 
 import solorl.games  # noqa: F401  registers games/...
 from solorl.run.evaluation import interval
@@ -214,7 +215,9 @@ def test_half_of_a_batch_is_mirrored(game):
 
 def test_replay_holds_whole_games_in_which_each_move_follows_the_search(train):
     """Of one game after the other: the positions follow each other, z is the result for who is to move."""
-    v = train("alphazero", *TINY, "--num-envs", "1", "--total-timesteps", "60", "--opening-moves", "0")
+    v = train(
+        "alphazero", *TINY, "--num-envs", "1", *"--total-timesteps 60 --opening-moves 0 --num-simulations 4".split()
+    )
     replay, game = v["replay"], v["game"]
     position, policy, result = (x[: replay.inserted] for x in replay.arrays.values())
     begins = [*np.flatnonzero((position == 0).all(1)), replay.inserted]
@@ -232,7 +235,11 @@ def test_replay_holds_whole_games_in_which_each_move_follows_the_search(train):
 
 def test_games_begin_with_random_moves_that_are_not_learned(train):
     """Up to two, each number as often; then the search, whose policy is stored with every position."""
-    v = train("alphazero", *TINY, "--total-timesteps", "3200", "--opening-moves", "2", "--replay-ratio", "0")
+    v = train(
+        "alphazero",
+        *TINY,
+        *"--num-envs 32 --total-timesteps 6400 --opening-moves 2 --replay-ratio 0 --num-simulations 2".split(),
+    )
     replay, returns = v["replay"], rows(v["run"].dir, "charts/episodic_length")
     stones = np.array([int(a | b).bit_count() for a, b in replay.arrays["position"][: replay.inserted]])
     games, lengths = len(returns), sum(row["charts/episodic_length"] for row in returns)
@@ -288,6 +295,18 @@ def test_what_is_logged_is_documented(train):
     sides, ends = ("first", "second"), ("", "_low", "_high")
     patterns = {f"eval/episodic_return_vs_one_ply_{side}{end}" for side in sides for end in ends}
     assert patterns <= logged and logged - patterns == documented_keys("alphazero")
+
+
+def test_a_board_of_ones_own_is_a_line_in_a_module(train):
+    v = train("alphazero", *TINY, "--env-id", "own_board:Three-v0", "--total-timesteps", "64", "--opponents", "perfect")
+    assert v["game"].max_moves == 12 and v["replay"].inserted > 0
+
+
+def test_the_tree_on_the_page_is_that_of_the_file():
+    page = runpy.run_path(str(ROOT / "docs/search_tree.py"))
+    tree = page["grown"]()
+    assert tree.root_visits()[0].tolist() == [0, 0, 6, 2, 0, 2, 2, 2, 2]  # what the page tells: block at 3
+    assert page["picture"](tree, TIC) == (ROOT / "docs/search_tree.svg").read_text()
 
 
 @pytest.mark.parametrize(
