@@ -6,7 +6,7 @@
 
 Paper     Silver et al. 2018, https://arxiv.org/abs/1712.01815 (AlphaZero, "Eq. 1" below); search: Schrittwieser et al.
           2020, https://arxiv.org/abs/1911.08265 (MuZero, "Eq. n" of its Appendix B below)
-Run       solo train alphazero --env-id games/TicTacToe-v0 --total-timesteps 200k
+Run       solo train alphazero --env-id games/TicTacToe-v0 --total-timesteps 100k --opponents perfect,one-ply
 Spaces    vector -> discrete, with info["action_mask"]
 Differs   root of its family
 Not for   one agent: ppo_masked.py; several agents: ippo.py; images: ppo_image.py
@@ -30,7 +30,7 @@ from solorl import Run, RunArgs, parse
 class Args(RunArgs):
     env_kind = "board"
     env_id: str = "games/ConnectFour-v0"  # a game on a board
-    total_timesteps: int = 4_000_000  # moves, summed over games
+    total_timesteps: int = 10_000_000  # moves, summed over games
     num_envs: int = 256  # games of self-play side by side
     num_steps: int = 4  # moves of each game per iteration
     opponents: str = "minimax-4,one-ply,random"  # of evaluations, separated by commas; the first one gives the score
