@@ -270,7 +270,6 @@ if __name__ == "__main__":
     agent = Agent(game, args).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, weight_decay=args.weight_decay)
     gradient_step = run.gradient_step(alphazero_loss, agent, optimizer)
-    predict = run.fast(agent)  # NumPy to NumPy, with the current weights
     replay = SelfPlayReplay(game, args.buffer_size)
     envs = np.arange(args.num_envs)
     now = SimpleNamespace(
@@ -291,7 +290,7 @@ if __name__ == "__main__":
             # ---- 1. act: a search from the position of every game, then a move by its visit counts
             position = now.position[now.move, envs]
             noise = dirichlet(args.dirichlet_alpha, game.mask(position))
-            visits = search(game, predict, position, args.num_simulations, args, noise).root_visits()
+            visits = search(game, agent.predict, position, args.num_simulations, args, noise).root_visits()
             policy = visits / args.num_simulations
             drawn = (np.log(np.maximum(policy, 1e-30)) + np.random.gumbel(size=policy.shape)).argmax(1)
             action = np.where(now.move < args.temperature_moves, drawn, visits.argmax(1))
