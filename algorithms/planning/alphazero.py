@@ -100,7 +100,8 @@ class Agent(nn.Module):
         position = self.game.position(obs)
         return search(self.game, self.predict, position, self.args.eval_simulations, self.args)
 
-    def act(self, obs, action_mask):  # NumPy (batch, *obs_shape), (batch, num_actions) -> the most visited moves
+    # NumPy (batch, *obs_shape), (batch, num_actions) -> the most visited moves; the rules say what the mask says
+    def act(self, obs, action_mask):
         return self.search(obs).root_visits().argmax(1)
 
     def tell(self, obs, action_mask):  # a sentence on each position, for `solo play --opponent human`
