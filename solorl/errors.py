@@ -92,6 +92,7 @@ BRINGS = {
     **{"Box2D": "box2d", "optuna": "tune", "ale_py": "atari", "cv2": "atari"},
     **{"mujoco.mjx": "mjx", "lbforaging": "lbf", "boto3": "aws", "s3fs": "aws", "huggingface_hub": "hub"},
     **dict.fromkeys(("mpe2", "multi_agent_ale_py"), "pettingzoo"),
+    **dict.fromkeys(("pgx", "mctx"), "planning"),
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
     **dict.fromkeys(("minari", "h5py"), "minari"),
 }

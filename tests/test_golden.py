@@ -82,6 +82,8 @@ FLAGS = {
     "dagger": "--env-id CartPole-v1 --expert EXPERT --num-steps 20 --total-timesteps 400 --gradient-steps 20",
     "gail": "--env-id CartPole-v1 --dataset DATASET --num-steps 128 --total-timesteps 1536",
     "airl": "--env-id Pendulum-v1 --dataset DATASET --num-steps 128 --total-timesteps 1536",
+    "alphazero": "--env-id games/TicTacToe-v0 --num-envs 8 --total-timesteps 400 --batch-size 64 --hidden-dim 32 "
+    "--num-simulations 8 --eval-simulations 8 --opponents one-ply --eval-every 200",
     "pqn_atari_envpool": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
     "pqn_atari_envpool_lstm": "--env-id Catch-v5 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 96",
     "tqc": "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300",

@@ -13,7 +13,7 @@ import numpy as np
 from solorl.envs import openers
 from solorl.envs.envpool import EnvPoolVectorEnv
 from solorl.envs.guest import try_out
-from solorl.envs.ids import check_env_id, envpool_has, is_batched, is_envpool_game, is_procgen, misfit
+from solorl.envs.ids import check_env_id, envpool_has, is_batched, is_board, is_envpool_game, is_procgen, misfit
 from solorl.envs.returns import teams_of
 from solorl.envs.spaces import action_kind, obs_kind, wrapper_for
 from solorl.scripts import WRAPPED, Facts, file_for, known_facts, script_paths
@@ -62,6 +62,7 @@ def look(env_id: str) -> Seen:
         kinds = ["agents", "pettingzoo-atari", "agents-jax"]
         return Seen(env_id, game.agent_observation_space, game.agent_action_space, kinds, True, masks)
     kinds = ["gymnasium", "atari", *["text"] * hasattr(env.unwrapped, "rewards"), *["jax"] * _in_jax(env_id)]
+    kinds += ["board"] * is_board(env_id)
     return Seen(env_id, env.observation_space, env.action_space, kinds, False, masks)
 
 

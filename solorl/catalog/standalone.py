@@ -117,7 +117,7 @@ def standalone(path: Path, name: str) -> str:
         raise UsageError(f"{path.name} cannot stand alone: its teacher is a run folder, which the library reads")
     if "dataset" in used:
         raise UsageError(f"{path.name} cannot stand alone: its data set is a folder, which the library reads")
-    if "multi_agent_env" in used or "PettingZooEnvs" in [alias.name for alias in ours.names]:
+    if "multi_agent_env" in used or "PettingZooEnvs" in [alias.name for alias in ours.names] or '"board"' in text:
         raise UsageError(f"{path.name} cannot stand alone: the library has its games of several agents and opponents")
     lines = text.splitlines(keepends=True)
     body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]

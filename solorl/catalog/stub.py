@@ -161,7 +161,7 @@ class Run:
         """Environments side by side, which reset in the same step."""
         return VectorEnvs([lambda: make_env(env_id)] * num_envs)
 
-    def close(self, policy, make_env, sample=None):
+    def close(self, policy, make_env, sample=None, tell=None):
         """Evaluate the policy and save the weights."""
         if self.processes:
             self.processes.close()

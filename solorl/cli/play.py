@@ -39,6 +39,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--video", action="store_true", help="film the episodes into RUN_DIR/videos")
     parser.add_argument("--render", action="store_true", help="show the episodes in a window")
     parser.add_argument("--stochastic", action="store_true", help="draw the actions at random, if the script can")
+    who = "on boards: random, one-ply, uct-N, minimax-N, perfect, or human, who plays in this terminal"
+    parser.add_argument("--opponent", metavar="NAME", default="", help=who)
     parser.add_argument("--seed", metavar="S", type=at_least(0), help="seed of the first episode")
     parser.add_argument("--trust-script", action="store_true", help="execute the folder's script, whatever it does")
     args = parser.parse(argv)
@@ -54,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(not_trusted(copy))
     if args.render and no_display():
         raise UsageError("solo play: --render needs a display and there is none here; --video films the episodes")
-    play = Play(args.episodes, args.video, args.render, args.seed, args.stochastic, model)
+    play = Play(args.episodes, args.video, args.render, args.seed, args.stochastic, args.opponent, model)
     how = "" if args.trust_script else FLAG
     play_script(original or copy, run_dir, play, neighbours=original not in (None, copy), how=how)
     return 0

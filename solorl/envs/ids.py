@@ -61,10 +61,10 @@ INSTALL = {
 # What `Args.env_kind` of a script can say of its --env-id: any environment of Gymnasium or of EnvPool; games of Atari,
 # Gymnasium's, EnvPool's or, of several agents, PettingZoo's; of Procgen; games of several agents, all or those written
 # in JAX (`solorl.games.teams`); environments written in JAX, and those that EnvPool and Gymnasium have under the same
-# id; simulators that step batches of tensors (`solorl.envs.batched`); tasks of text (`solorl.games.text`).
-KINDS = (
-    "gymnasium envpool atari envpool-atari pettingzoo-atari envpool-procgen agents agents-jax jax batched text".split()
-)
+# id; simulators that step batches of tensors (`solorl.envs.batched`); tasks of text (`solorl.games.text`); boards on
+# which two players move in turn (`solorl.games.matches`).
+KINDS = "gymnasium envpool atari envpool-atari pettingzoo-atari envpool-procgen agents agents-jax jax batched".split()
+KINDS += ["text", "board"]
 
 
 def _like(env_id: str, ids: Iterable[str]) -> list[str]:
@@ -196,6 +196,8 @@ def misfit(env_id: str, kind: str, name: str) -> tuple[str, ...]:
         return "does not step batches of tensors", "other environments"
     if kind == "text" and not fnmatch(env_id, "text/*") and ":" not in env_id:
         return "is not a task of text, as text/reverse-8 is", "other environments"
+    if kind == "board" and not is_board(env_id):
+        return "is not a board, as games/TicTacToe-v0 is", "several agents" if has_agents(env_id) else "one agent"
     if kind.startswith("agents") and not has_agents(env_id) and ":" not in env_id:
         return one, "one agent"
     if kind == "agents-jax" and not fnmatch(env_id, "team/*"):
@@ -272,13 +274,21 @@ def has_agents(env_id: str) -> bool:
     return any(fnmatch(env_id, pattern) for pattern in GAMES)
 
 
+def is_board(env_id: str) -> bool:
+    """Whether it is a board, or one that is registered like those: with `rules`."""
+    import gymnasium as gym
+
+    spec = gym.registry.get(env_id.rpartition(":")[2])
+    return spec is not None and "rules" in spec.kwargs
+
+
 def is_batched(env_id: str) -> bool:
-    """Whether it is a simulator as `solorl.envs.batched` describes: the vector environments of Gymnasium and ALE are
-    not."""
+    """Whether it is a simulator as `solorl.envs.batched` describes: vector environments of Gymnasium and ALE are not,
+    nor are boards."""
     import gymnasium as gym
 
     entry = gym.registry[env_id.rpartition(":")[2]].vector_entry_point
-    return entry is not None and not str(entry).startswith(("gymnasium.", "ale_py."))
+    return entry is not None and not is_board(env_id) and not str(entry).startswith(("gymnasium.", "ale_py."))
 
 
 def reward_threshold(env_id: str) -> float:

@@ -1,4 +1,4 @@
-"""Small games that need memory, exploration, masks, goals, or more than one kind of observation or action.
+"""Small games that need memory, exploration, masks, goals, an opponent, or more than one kind of observation or action.
 
     import gymnasium as gym
     import solorl.games  # registers games/Cue-v0 and its like
@@ -37,6 +37,8 @@ GAMES: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "PoleDict-v0": ("pole:Pole", 150, {"sees": "dict"}),
     "PoleHidden-v0": ("pole:Pole", 150, {"sees": "positions"}),
 }
+# Boards: height, width, stones in a row that win, whether stones fall.
+BOARDS = {"TicTacToe-v0": (3, 3, 3, False), "ConnectFour-v0": (6, 7, 4, True)}
 # Tasks of EnvPool with goals: the distance that counts as reached; the reward elsewhere, which is 1 less than there.
 # The reward of parking is minus the distance.
 GOALS = {"FetchReach-v4": (0.05, -1.0), "PointMaze_UMaze-v3": (0.45, 0.0), "parking-v0": (0.0, 0.0)}
@@ -44,6 +46,9 @@ GOALS = {"FetchReach-v4": (0.05, -1.0), "PointMaze_UMaze-v3": (0.45, 0.0), "park
 gym.register("games/TensorPendulum-v0", vector_entry_point="solorl.envs.batched:Pendulum")
 for _name, (_entry, _steps, _kwargs) in GAMES.items():
     gym.register(f"games/{_name}", f"solorl.games.{_entry}", max_episode_steps=_steps, kwargs=_kwargs)
+for _name, _rules in BOARDS.items():
+    _entry, _many = (f"solorl.games.matches:{_kind}" for _kind in ("Match", "Matches"))
+    gym.register(f"games/{_name}", _entry, vector_entry_point=_many, kwargs={"rules": _rules})
 for _name, (_near, _offset) in GOALS.items():
     _kwargs = {"env_id": _name, "near": _near, "offset": _offset}
     gym.register(f"games/{_name}", "solorl.games.goals_envpool:EnvPoolGoals", kwargs=_kwargs)

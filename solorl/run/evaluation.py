@@ -142,6 +142,13 @@ def _play_together(
     return returns, lengths
 
 
+def interval(points: np.ndarray, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % interval (Wilson) of the mean of points from 0 to 1; with draws it is wider than it need be."""
+    n, mean = len(points), float(points.mean())
+    middle, half = mean + z * z / (2 * n), z * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
+    return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
+
+
 class Evaluator:
     """Plays greedy policies on `--eval-episodes` environments with seeds of their own."""
 
@@ -189,6 +196,9 @@ class Evaluator:
         for name, make_other in (also or {}).items():
             others, _ = self.play(EVALUATE, 0, policy, make_other, name)
             scores[f"{SCORE}_{name}"] = of_game(others, teams_of(self._envs[name][0]))
+            if self._envs[name][0].metadata.get("points"):  # then the fraction of points has an interval
+                bounds = zip(("low", "high"), interval(scores[f"{SCORE}_{name}"]), strict=True)
+                scores |= {f"{SCORE}_{name}_{bound}": np.array(x) for bound, x in bounds}
         return {
             SCORE: mean,
             "eval/episodic_return_std": std,

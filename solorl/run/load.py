@@ -16,18 +16,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from solorl.compute.device import CONFIRM, env_seed
+from solorl.envs.ids import is_board
 from solorl.envs.returns import means
 from solorl.envs.spaces import as_arrays
 from solorl.envs.surroundings import undisturbed
 from solorl.errors import UsageError, missing_extra
 from solorl.files import is_plain_name, missing
-from solorl.run.evaluation import MakeEnv, Policy, open_game, open_games, play_episodes
+from solorl.run.evaluation import MakeEnv, Policy, interval, open_game, open_games, play_episodes
 from solorl.run.pictures import film_to
 from solorl.runfolder import CONFIG, LAST_MODEL, MODEL, config_of
 from solorl.terminal import plain, scores
@@ -93,11 +95,12 @@ class Play:
     render: bool = False
     seed: int | None = None
     stochastic: bool = False  # play the policy that draws its actions at random
+    opponent: str = ""  # on boards, see `solorl.games.opponents`; empty: that of the script
     model: str = MODEL  # empty: none, the networks stay as the script makes them
     take: Callable[[LoadedPolicy], None] | None = None  # gets it; then nothing is played
 
     def __call__(
-        self, args: Any, run_dir: Path, policy: Policy, make_env: MakeEnv, models: Any, sample: Policy | None = None
+        self, args: Any, run_dir: Path, policy: Policy, make_env: Any, models: Any, sample: Any = None, tell: Any = None
     ) -> None:
         """Hand over the loaded policies and their models, or evaluate one; film or show it on request."""
         loaded = LoadedPolicy(args.env_id, replace(args), policy, make_env, models, None, sample)
@@ -107,10 +110,17 @@ class Play:
         seed = args.seed if self.seed is None else self.seed
         seeds, said = [env_seed(seed, CONFIRM, 2**19 + i) for i in range(self.episodes)], list[dict[str, float]]()
         with undisturbed():
+            if self.opponent:
+                if not is_board(args.env_id):
+                    raise UsageError(f"{args.env_id} has no opponents; boards have, such as games/TicTacToe-v0")
+                make_env = partial(make_env, opponent=self.opponent)
+            if self.opponent not in ("", "human"):
+                return self._points(args.env_id, policy, make_env, seeds)
             games = open_games(make_env, args.env_id, len(seeds))
             text = games[0].metadata.get("render_modes") == ["ansi"]  # what it shows
-            if self.render and not text:
-                env = open_game(make_env, args.env_id, "human")
+            if (self.render and not text) or self.opponent:
+                policy = partial(_told, policy, tell) if self.opponent and tell else policy
+                env = open_game(make_env, args.env_id, "human" if self.render else "rgb_array")
                 returns = np.concatenate([play_episodes([env], policy, [each], said=said)[0] for each in seeds])
                 env.close()
             else:
@@ -122,6 +132,20 @@ class Play:
             print(f"{plain(args.env_id)}: {mean} ± {std} over {who}, from {low} to {high}{also}")
             if self.video and (path := film_to(run_dir, "play.mp4", seeds[0], policy, make_env, args.env_id)):
                 print(f"video {plain(str(path))}")
+
+    def _points(self, env_id: str, policy: Policy, make_env: MakeEnv, seeds: Sequence[int]) -> None:
+        """Say the fraction of points on each side of the board."""
+        for side, word in enumerate(("first", "second")):
+            points, _ = play_episodes(open_games(partial(make_env, side=side), env_id, len(seeds)), policy, seeds)
+            low, high = interval(points)
+            said = f"{points.mean():.3f} of the points in {len(seeds)} games, 95 % interval {low:.3f} to {high:.3f}"
+            print(f"{plain(env_id)} against {plain(self.opponent)}, moving {word}: {said}")
+
+
+def _told(policy: Policy, tell: Policy, obs: Any, action_mask: Any) -> Any:
+    """The actions of a policy that says first what it thinks."""
+    print(*tell(obs, action_mask), sep="\n")
+    return policy(obs, action_mask)
 
 
 _PLAY: ContextVar[Play | None] = ContextVar("play", default=None)

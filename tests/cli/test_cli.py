@@ -562,7 +562,8 @@ def test_play_scores_a_real_run(twins):
 
 TORCH = [path for path in scripts.script_paths().values() if catalog.parse_header(path).framework == "torch"]
 STUDENTS = [path for path in TORCH if "run.keep(" in path.read_text()]
-SEVERAL = [path for path in TORCH if re.search(r"PettingZooEnvs\(|run.multi_agent_env\(", path.read_text())]
+GAMES = r"PettingZooEnvs\(|run.multi_agent_env\(|env_kind = .board"
+SEVERAL = [path for path in TORCH if re.search(GAMES, path.read_text())]
 OFFLINE = [path for path in TORCH if "run.dataset(" in path.read_text()]
 ALONE = [path for path in TORCH if path not in STUDENTS + SEVERAL + OFFLINE]
 

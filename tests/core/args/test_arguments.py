@@ -106,7 +106,10 @@ def test_values_are_accepted_as_in_the_table(name, monkeypatch):
     fields = [field.name for field in dataclasses.fields(args_type) if field.name in TABLE]
     offline = any(field.name == "dataset" for field in dataclasses.fields(args_type))
     assert {"seed", "target_return"} <= set(fields)
-    assert offline or {"total_timesteps", *(["gamma"] if name not in ("ars", "dagger", "grpo", "alphazero") else [])} <= set(fields)
+    assert offline or {
+        "total_timesteps",
+        *(["gamma"] if name not in ("ars", "dagger", "grpo", "alphazero") else []),
+    } <= set(fields)
     for field in fields:
         accepted, flag = [], "--" + field.replace("_", "-")
         for text in VALUES.split():
