@@ -29,7 +29,7 @@ def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[s
         "NOTES": f'<h2>Notes</h2>\n<ul class="quiet">\n{notes}</ul>\n' if notes else "",
         "DATA": as_json(_data(comparison, axis)),
     }
-    for name in ("uplot.css", "uplot.js", "chart.js"):
+    for name in ("uplot.css", "page.css", "uplot.js", "chart.js"):
         parts[name.upper().replace(".", "_")] = (CHART / name).read_text(encoding="utf-8")
     return filled(CHART / "page.html", parts)
 
@@ -55,20 +55,22 @@ def _data(comparison: cmp.Comparison, axis: str) -> dict[str, Any]:
 
 def lines(comparison: cmp.Comparison, curves: Mapping[str, cv.Curve], most: int | None = None) -> list[dict[str, Any]]:
     """The curves of a panel by their methods, each with those of its first `most` seeds."""
-    return [
-        {
-            "m": comparison.methods.index(method), "band": curve.kind, "x": _numbers(curve.x), "y": _numbers(curve.y),
-            "lo": _numbers(curve.band[:, 0]), "hi": _numbers(curve.band[:, 1]),
-            "seeds": {seed: _numbers(values) for seed, values in [*curve.seeds.items()][:most]},
-        }
-        for method, curve in curves.items()
-    ]  # fmt: skip
+    return [line(comparison.methods.index(method), curve, most) for method, curve in curves.items()]
 
 
-def _numbers(values: Iterable[float]) -> list[float]:
-    """Numbers for JSON, with DIGITS significant digits."""
+def line(method: int, curve: cv.Curve, most: int | None = None) -> dict[str, Any]:
+    """The curve of a method by its number, with those of its first `most` seeds."""
+    return {
+        "m": method, "band": curve.kind, "x": _numbers(curve.x), "y": _numbers(curve.y),
+        "lo": _numbers(curve.band[:, 0]), "hi": _numbers(curve.band[:, 1]),
+        "seeds": {seed: _numbers(values) for seed, values in [*curve.seeds.items()][:most]},
+    }  # fmt: skip
+
+
+def _numbers(values: Iterable[float]) -> list[float | None]:
+    """Numbers for JSON, with DIGITS significant digits; None where there is none (NaN)."""
     short = (float(f"{value:.{DIGITS}g}") for value in values)
-    return [int(value) if value.is_integer() else value for value in short]
+    return [None if value != value else int(value) if value.is_integer() else value for value in short]
 
 
 # ---------------------------------------------------------------------- tables
