@@ -29,9 +29,17 @@ def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[s
         "NOTES": f'<h2>Notes</h2>\n<ul class="quiet">\n{notes}</ul>\n' if notes else "",
         "DATA": as_json(_data(comparison, axis)),
     }
-    for name in ("uplot.css", "page.css", "uplot.js", "chart.js"):
-        parts[name.upper().replace(".", "_")] = (CHART / name).read_text(encoding="utf-8")
-    return filled(CHART / "page.html", parts)
+    return filled_in(parts)
+
+
+def filled_in(parts: Mapping[str, str], *scripts: str) -> str:
+    """page.html with its parts, styles and scripts, after these `scripts` of the folder."""
+    files = {"UPLOT_CSS": ["uplot.css"], "PAGE_CSS": ["page.css"], "UPLOT_JS": ["uplot.js"]}
+    files["CHART_JS"] = ["chart.js", *scripts]
+    read = {
+        part: "".join((CHART / name).read_text(encoding="utf-8") for name in names) for part, names in files.items()
+    }
+    return filled(CHART / "page.html", {**parts, **read})
 
 
 # ---------------------------------------------------------------------- data of the charts
@@ -78,16 +86,16 @@ def _tables(comparison: cmp.Comparison) -> str:
     parts = []
     for title, caption, (head, rows) in text.tables(comparison):
         parts.append(f"<h2>{title}</h2>\n<p>{html.escape(caption)}</p>\n")
-        parts.append(_grouped(head, rows) if title == "Results" else _table(head, rows))
+        parts.append(by_environment(head, rows) if title == "Results" else table(head, rows))
     return "".join(parts)
 
 
-def _grouped(head: Sequence[str], rows: Sequence[Sequence[text.Cell]]) -> str:
+def by_environment(head: Sequence[str], rows: Sequence[Sequence[text.Cell]]) -> str:
     """The rows of one environment below a line with its name."""
     lines: list[str | Sequence[text.Cell]] = []
     for env, of_env in groupby(rows, key=lambda row: str(row[0])):
         lines += [env, *(row[1:] for row in of_env)]
-    return _table(head[1:], lines)
+    return table(head[1:], lines)
 
 
 def _cell(cell: text.Cell) -> str:
@@ -99,7 +107,7 @@ def _cell(cell: text.Cell) -> str:
     return f'<span class="names">{words}</span>' if isinstance(cell, list) and cell else words
 
 
-def _table(head: Sequence[str], rows: Sequence[str | Sequence[text.Cell]]) -> str:
+def table(head: Sequence[str], rows: Sequence[str | Sequence[text.Cell]]) -> str:
     """A table that scrolls sideways on its own; a string instead of a row is a line across it."""
     lines = []
     for row in rows:
