@@ -29,9 +29,9 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         raise UsageError(f"port {args.port} cannot be used ({error.strerror}); --port 0 takes a free one") from None
     say(f"{server.address} shows {args.folder}; Ctrl+C ends it")
-    if not args.no_browser and not no_display():
-        webbrowser.open(server.address)
     with suppress(KeyboardInterrupt):
+        if not args.no_browser and not no_display():
+            webbrowser.open(server.address)
         server.serve_forever()
     server.store.keep()
     say("ended")

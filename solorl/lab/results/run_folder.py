@@ -47,18 +47,12 @@ def _result(run_dir: Path) -> Result:
     rates = [float(row["charts/SPS"]) for row in rows if "charts/SPS" in row]
     copy = run_dir / Path(config["script"]).name
     return described(
-        run_dir,
-        config,
-        status,
-        global_step=total,
-        eval=evaluations(select(rows, *EVAL_NAMES)),
-        train=thinned(episodes, total),
+        run_dir, config, status, global_step=total,
+        eval=evaluations(select(rows, *EVAL_NAMES)), train=thinned(episodes, total), critic=_critic(rows, total),
         declared={name: found[-1][2] for name in DECLARED if (found := select(rows, f"eval/{name}"))},
-        critic=_critic(rows, total),
-        last_100_episodes=last_mean([row[2] for row in episodes]),
-        sps=median(rates) if rates else None,
+        last_100_episodes=last_mean([row[2] for row in episodes]), sps=median(rates) if rates else None,
         parents=origins(copy) if copy.is_file() else [],
-    )
+    )  # fmt: skip
 
 
 def described(run_dir: Path, config: dict[str, Any], status: dict[str, Any], **measured: Any) -> Result:
@@ -66,23 +60,13 @@ def described(run_dir: Path, config: dict[str, Any], status: dict[str, Any], **m
     args, script = config["args"], Path(config["script"])
     variant = str(args.get("exp_name") or "")
     return Result(
-        env_id=args["env_id"],
-        script=script.stem,
-        seed=args["seed"],
-        variant="" if variant == script.stem else variant,
-        script_sha256=str(config.get("script_sha256", "")),
-        args=_portable(args),
-        git=config.get("git"),
-        python=str(config.get("python", "")),
-        versions=dict(config.get("versions") or {}),
-        machine=_described(dict(config.get("machine") or {})),
-        started=str(config.get("started", "")),
-        status=str(status["status"]),
-        wall_time=float(status.get("wall_time") or 0.0),
-        together=_together(run_dir),
-        source=str(run_dir),
-        **measured,
-    )
+        env_id=args["env_id"], script=script.stem, seed=args["seed"], variant="" if variant == script.stem else variant,
+        script_sha256=str(config.get("script_sha256", "")), args=_portable(args), git=config.get("git"),
+        python=str(config.get("python", "")), versions=dict(config.get("versions") or {}),
+        machine=_described(dict(config.get("machine") or {})), started=str(config.get("started", "")),
+        status=str(status["status"]), wall_time=float(status.get("wall_time") or 0.0), together=_together(run_dir),
+        source=str(run_dir), **measured,
+    )  # fmt: skip
 
 
 def _critic(rows: Sequence[dict[str, Any]], total: int) -> dict[str, Columns]:
