@@ -12,6 +12,7 @@ import json
 import math
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -61,7 +62,7 @@ def opened(folder):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         page = urllib.request.urlopen(process.stdout.readline().split()[0]).read()
         seconds = time.perf_counter() - began
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
     cpu = sum(os.times()[2:4]) - sum(before[2:4])  # with what it keeps at its end
     return f"{seconds:.2f} s, {cpu:.2f} s of CPU, page of {len(page) / 1e6:.1f} MB"
 
@@ -72,6 +73,7 @@ def main():
     parser.add_argument("--rows", type=int, default=5_000)
     parser.add_argument("--folder", type=Path, help="where to make the runs, and to leave them (default: for the time)")
     args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job after `&` ignores it, and so would `solo dash`
     with tempfile.TemporaryDirectory() as name:
         folder = args.folder or Path(name)
         runs = [make(folder, number, args.rows) for number in range(args.runs)]
