@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmark/results"
 # Folders of single studies, where nothing new belongs.
 CLOSED = ("queue", "stopped", "tune", "halfcheetah_search", "minatar_looks", "qdagger")
-OWN = ("streaming", "evolution")  # families whose results have a folder of that name
+OWN = ("goals", "streaming", "evolution")  # families whose results have a folder of that name
 # Environments that have a folder of their own, whatever the script.
 KINDS = {
     r"NoFrameskip-v\d$|^(Pong|Breakout|BeamRider)-v5$": "atari",

@@ -91,6 +91,7 @@ TABLES = [
     (MULTI_AGENT, "speaker-listener", f"{TEAMS} team/simple_speaker_listener_v4 --baseline 'maddpg single'"),
     (MULTI_AGENT, "tag", f"{TEAMS} team/simple_tag_v3 --baseline 'maddpg single'"),
     (MULTI_AGENT, "foraging", "benchmark/results/foraging --baseline vdn"),
+    (GOALS, "bit-flipping", "benchmark/results/goals --env-ids games/BitFlip15-v0 --baseline 'dqn_her plain'"),
     *((OFFLINE, marker, f"benchmark/results/offline {words}") for marker, words in DATA_SETS.items()),
 ]
 
@@ -122,7 +123,7 @@ RUNS = {
     PQN: ["pqn", "minatar", "atari"],
     MULTI_AGENT: ["team_games", "teams", "foraging"],
     OFFLINE: ["offline"],
-    GOALS: ["games"],
+    GOALS: ["goals"],
     STREAMING: ["streaming"],
     EVOLUTION: ["evolution"],
 }

@@ -128,16 +128,11 @@ def file_for(script: Path, obs: str, action: str, atari: bool = False) -> str:
         return not named, paths[name].parent.name != home, ("_jax" in name) != ("_jax" in script.stem), len(name), name
 
     near = []
-    for name in sorted(paths, key=distance):
-        facts, family = known_facts(paths[name]), paths[name].parent.name
-        kind, spaces = facts.env_kind, facts.fields.get("Spaces", "")
+    for name in sorted((name for name in paths if paths[name].parent.name in (home, *FIRST)), key=distance):
+        facts = known_facts(paths[name])
+        kind, alike = facts.env_kind, ("of each agent" in facts.fields.get("Spaces", "")) == agents
         fits = kind.endswith("atari") if atari else kind in ("gymnasium", "agents", own.env_kind)
-        if (
-            fits
-            and ("of each agent" in spaces) == agents
-            and facts.needs in ("", own.needs)
-            and family in (home, *FIRST)
-        ):
+        if fits and alike and facts.needs in ("", own.needs):
             near.append((f"{name}.py", facts))
     same_obs = [name for name, facts in near if obs in {kinds[0] for kinds in facts.spaces}]
     same_action = [name for name, facts in near if action in {kinds[1] for kinds in facts.spaces}]

@@ -35,7 +35,8 @@ load_qt()  # before a test imports EnvPool by itself
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 # `probes:...` as environment ids; some modules of tests take a fixture or a reference from one in another folder.
-sys.path[:0] = [str(TESTS), *(str(folder) for folder in sorted(TESTS.rglob("[!_]*")) if folder.is_dir())]
+FOLDERS = [x for x in sorted(TESTS.rglob("[!_]*")) if x.is_dir() and TESTS / "data" not in x.parents]
+sys.path[:0] = [str(TESTS), *map(str, FOLDERS)]
 
 
 def pytest_addoption(parser):

@@ -567,7 +567,8 @@ def texts():
     for folder, pattern in (("docs", "*.py"), ("solorl", "**/*.py"), ("benchmark", "*.py")):
         paths += sorted((ROOT / folder).glob(pattern))
     found = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
-    for path in [*sorted((ROOT / "algorithms").glob("*/*.py")), *sorted((ROOT / "tests").rglob("*.py"))]:
+    tests = [path for path in sorted((ROOT / "tests").rglob("*.py")) if "faults" not in path.parent.parts[-2:-1]]
+    for path in [*sorted((ROOT / "algorithms").glob("*/*.py")), *tests]:
         found[str(path.relative_to(ROOT))] = remarks(path.read_text())
     return found
 

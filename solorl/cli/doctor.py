@@ -20,10 +20,10 @@ def main(argv: Sequence[str]) -> int:
     from solorl.lab.results.read import trainings
 
     found, problems = trainings(args.paths)
-    for problem in problems:
-        print(plain(f"note: {problem}"))
     if not found:
         raise UsageError(f"nothing to examine: {'; '.join(problems[:3])}")
+    for problem in problems:
+        print(plain(f"note: {problem}"))
     for training in found:
         findings = doctor.examine(training)
         score = "" if training.score is None else f", score {doctor.number(training.score)}"

@@ -13,7 +13,8 @@ from solorl.files import shown, write
 from solorl.terminal import aligned
 
 PATHS_HELP = """result files, run folders, TensorBoard folders of CleanRL or Stable-Baselines3, and folders of these;
-scores as rliable takes them, in a file .npz (with --against: folders of result files, default benchmark/results)"""
+scores as rliable takes them, in a file .npz; a table of environment, method, seed, step, return, in a file .csv (with
+--against: folders of result files, default benchmark/results)"""
 
 
 def parser() -> Parser:

@@ -25,7 +25,7 @@ LARGE_KL, LARGE_CLIPFRAC = 0.1, 0.4  # in a tenth of the rows; 0.02 and 0.1 are 
 LITTLE_ENTROPY, MUCH_ENTROPY = 0.05, 0.97  # of that of the first rows
 LARGE_REWARD, LARGE_LOSS = 100.0, 1e4  # of a step in the mean; of a value
 GROWTH = 30.0  # of the loss of the values, from the second fifth of a training to the last
-FAR = 10.0  # times the default of an argument, or a tenth of it
+FAR, FAR_COUNT = 10.0, 100.0  # times the default of an argument, or this part of it; of a whole number
 LINES = 6  # of a changed script that are shown
 FREE = ("total_timesteps", "num_envs", "seed")  # arguments that may be anything
 
@@ -77,7 +77,7 @@ def changed_script(t: Training) -> str:
     original = t.copy and _original(t.copy)
     if not t.copy or not original:
         return ""
-    theirs, own = (ast.unparse(ast.parse(path.read_text()).body[1:]).splitlines() for path in (original, t.copy))
+    theirs, own = map(_code, (original, t.copy))
     changed = [re.sub(r"\s+", " ", line) for line in difflib.ndiff(theirs, own) if line[:2] in ("+ ", "- ")]
     if len(changed) > len(theirs) / 3:  # another algorithm
         return ""
@@ -85,6 +85,11 @@ def changed_script(t: Training) -> str:
     about = f" about {' and '.join(topics)}" if topics else ""
     more = " / ..." if len(changed) > LINES else ""
     return f"lines{about} are not those of {original.name}: {' / '.join(changed[:LINES])}{more}" if changed else ""
+
+
+def _code(path: Path) -> list[str]:
+    """Its lines without header and comments."""
+    return [line for node in ast.parse(path.read_text()).body[1:] for line in ast.unparse(node).splitlines()]
 
 
 def _topic(line: str) -> str:
@@ -101,28 +106,29 @@ def _original(copy: Path) -> Path | None:
 
 
 def far_from_default(t: Training) -> str:
-    """Arguments that are ten times the defaults of the script, or a tenth."""
+    """Arguments that are ten times the defaults of the script, or a tenth; of counts a hundred times."""
     found = []
     for name, node in fields_of(ast.parse(t.copy.read_text())).items() if t.copy else ():
-        value, default = t.args.get(name), _constant(node.value)
-        if name in FREE or not (_is_number(value) and _is_number(default)) or value == default:
+        value, default = _number(t.args.get(name)), _number(node.value and _constant(node.value))
+        if name in FREE or value is None or default is None or value == default:
             continue
         near_1 = "gamma" in name or "lambda" in name  # what counts is the distance to 1
         a, b = (abs(1 - x) if near_1 else abs(x) for x in (value, default))
-        if not (a and b and 1 / FAR < a / b < FAR):
+        far = FAR_COUNT if isinstance(default, int) else FAR
+        if not (a and b and 1 / far < a / b < far):
             found.append(f"--{name.replace('_', '-')} is {value:g}, the default {default:g}")
     return "; ".join(found)
 
 
-def _constant(node: ast.expr | None) -> Any:
+def _constant(node: ast.expr) -> Any:
     try:
-        return ast.literal_eval(node) if node else None
+        return ast.literal_eval(node)
     except ValueError:
         return None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def rate_at_zero(t: Training) -> str:

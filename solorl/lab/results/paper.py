@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,11 +79,14 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int, captio
 
 
 # ---------------------------------------------------------------------- numbers
+COLUMNS = ("environment", "method", "seed", "step", "return")  # of Open RL Benchmark's tables
+
+
 def points(comparison: cmp.Comparison) -> str:
     """The curves of all runs as CSV: environment, method, seed, step, return."""
     data = io.StringIO()
     table = csv.writer(data, lineterminator="\n")
-    table.writerow(["environment", "method", "seed", "step", "return"])
+    table.writerow(COLUMNS)
     for (env_id, method), runs in comparison.groups.items():
         for run in runs:
             steps, returns = cv.points(run, comparison.metric, "steps")
@@ -90,6 +94,25 @@ def points(comparison: cmp.Comparison) -> str:
                 [env_id, method, run.seed, f"{x:.0f}", f"{y:.6g}"] for x, y in zip(steps, returns, strict=True)
             )
     return data.getvalue()
+
+
+def read_points(path: Path) -> list[Result]:
+    """The runs in a table as `points` makes it, also with further columns. Raises ResultError for any other table."""
+    curves: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
+    rows = csv.DictReader(io.StringIO(read_regular(path, MOST_BYTES).decode(errors="replace")))
+    if missing := [name for name in COLUMNS if name not in (rows.fieldnames or ())]:
+        raise ResultError(f"{path} has no column {', '.join(missing)}; a table of curves has {', '.join(COLUMNS)}")
+    for line, row in enumerate(rows, 2):
+        try:
+            key, point = (
+                (row["environment"], row["method"], int(row["seed"])),
+                (float(row["step"]), float(row["return"])),
+            )
+        except (TypeError, ValueError) as error:
+            raise ResultError(f"{path} is damaged in line {line}: {error}") from None
+        if all(map(math.isfinite, point)):
+            curves.setdefault(key, []).append(point)
+    return [_run(path, method, env_id, seed, sorted(curve)) for (env_id, method, seed), curve in curves.items()]
 
 
 def scores(comparison: cmp.Comparison) -> tuple[dict[str, st.Array], list[str]]:
@@ -123,12 +146,15 @@ def read_scores(path: Path) -> list[Result]:
         envs = [f"environment {i + 1}" for i in range(table.shape[1])] if names is None else names.astype(str).tolist()
         if len(envs) != table.shape[1]:
             raise ResultError(f"{path}: {method} has {table.shape[1]} columns, but there are {len(envs)} environments")
-        results += [_run(path, method, env, seed, float(table[seed, i]))
+        results += [_run(path, method, env, seed, [(0.0, float(table[seed, i]))])
                     for i, env in enumerate(envs) for seed in range(len(table))]  # fmt: skip
     return results
 
 
-def _run(path: Path, method: str, env_id: str, seed: int, value: float) -> Result:
-    """A run of which only the score is known."""
-    columns = {"global_step": [0.0], "wall_time": [0.0], "mean": [value], "std": [0.0], "length": [0.0]}
-    return Result(env_id, method, seed, eval=columns, source=f"{path} ({method}, {env_id}, run {seed})")
+def _run(path: Path, method: str, env_id: str, seed: int, curve: Sequence[tuple[float, float]]) -> Result:
+    """A run of which only steps and returns are known."""
+    steps, returns = (list(column) for column in zip(*curve, strict=True))
+    nothing = [0.0] * len(curve)
+    columns = {"global_step": steps, "wall_time": nothing, "mean": returns, "std": nothing, "length": nothing}
+    source = f"{path} ({method}, {env_id}, run {seed})"
+    return Result(env_id, method, seed, global_step=int(steps[-1]), eval=columns, source=source)

@@ -102,10 +102,10 @@ def places(path: Path) -> tuple[list[Path], list[str]]:
 
 def _read(source: Path) -> list[Result]:
     """The results in a file or folder that `places` has found. Raises ResultError."""
-    if source.suffix == ".npz" and source.is_file():
-        from solorl.lab.results.paper import read_scores  # here, because it loads NumPy
+    if source.suffix in (".npz", ".csv") and source.is_file():
+        from solorl.lab.results import paper  # here, because it loads NumPy
 
-        return read_scores(source)
+        return paper.read_scores(source) if source.suffix == ".npz" else paper.read_points(source)
     return [read_folder(source) if source.is_dir() else read(source)]
 
 

@@ -42,6 +42,7 @@ class Training:
     status: str = "finished"
     curves: dict[str, tuple[Array, Array]] = field(default_factory=dict)
     copy: Path | None = None  # the script that ran
+    sha256: str = ""  # of this script
 
     @property
     def steps(self) -> float:
@@ -82,15 +83,15 @@ class Training:
 
     @property
     def method(self) -> tuple[str, ...]:
-        """What its seeds share: environment, script, arguments."""
+        """What its seeds share: environment, script and its contents, arguments."""
         args = sorted((name, repr(value)) for name, value in self.args.items() if name not in ("seed", *LOCAL))
-        return self.env_id, self.script, repr(args)
+        return self.env_id, self.script, self.sha256, repr(args)
 
     @property
     def is_solved(self) -> bool:
-        """Whether its score is what counts as solved, where that is known."""
-        known = reference(self.env_id)
-        return known is not None and self.score is not None and self.score >= known[1]
+        """Whether its score is what counts as solved, where that is known; not where rewards have another scale."""
+        known, score = reference(self.env_id), self.score
+        return known is not None and score is not None and known[1] <= score <= known[1] + 10 * (known[1] - known[0])
 
 
 # ---------------------------------------------------------------------- reading
@@ -104,7 +105,9 @@ def of_run(folder: Path) -> Training:
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ResultError(f"{folder} cannot be read as a run: {error}") from error
     status, copy = str(runfolder.status_of(folder).get("status", "")), folder / script.name
-    return Training(str(folder), env_id, script.stem, seed, args, status, curves, copy if copy.is_file() else None)
+    kept = copy if copy.is_file() else None
+    sha256 = str(config.get("script_sha256", ""))
+    return Training(str(folder), env_id, script.stem, seed, args, status, curves, kept, sha256)
 
 
 def of_tensorboard(folder: Path) -> Training:
@@ -126,7 +129,7 @@ def of_result(result: Result) -> Training:
              ("eval/episodic_return", result.eval, "mean"))  # fmt: skip
     points = ((name, *point) for name, of, key in shown if of for point in zip(of["global_step"], of[key], strict=True))
     who = (result.source or result.file_name, result.env_id, result.script, result.seed)
-    return Training(*who, result.args, result.status, _curves(points))
+    return Training(*who, result.args, result.status, _curves(points), sha256=result.script_sha256)
 
 
 def _curves(points: Iterable[tuple[str, Any, Any]]) -> dict[str, tuple[Array, Array]]:

@@ -48,11 +48,12 @@ class Script:
             plain = name.replace("_", "-")
             if plain in RESERVED:
                 raise UsageError(f"{name} cannot be a flag for the scripts; use {RESERVED[plain]}")
-            allowed = [f"--{'no-' * no}{arg.replace('_', '-')}" for arg in self._flags() for no in (False, True)]
+            allowed = [f"--{'no-' * no}{arg.replace('_', '-')}" for arg in self.arguments() for no in (False, True)]
             if self.ours and self.args and plain not in allowed:
                 raise UsageError(f"{self.path.name} has no flag {name}{did_you_mean(plain, allowed)}")
 
-    def _flags(self) -> list[str]:
+    def arguments(self) -> list[str]:
+        """The names of all its arguments."""
         from solorl.args.arguments import RunArgs
 
         return [*self.args, *(item.name for item in fields(RunArgs))]

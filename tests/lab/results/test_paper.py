@@ -59,6 +59,34 @@ def test_the_csv_has_every_point_of_every_run(compared):
             assert [float(row["return"]) for row in own] == run.eval["mean"]
 
 
+def test_a_report_reads_the_csv_that_it_writes(compared, tmp_path, solo):
+    table = tmp_path / "curves.csv"
+    table.write_text(paper.points(compared))
+    runs, problems = read_all([table])
+    assert not problems and len(runs) == sum(map(len, compared.groups.values()))
+    assert paper.points(cmp.compare(named(runs), baseline="old")) == table.read_text()
+    code, _, _ = solo("report", table, "--out", tmp_path / "report")
+    assert code == 0 and (tmp_path / "report" / "curves.csv").read_text() == table.read_text()
+
+
+def test_a_csv_of_others_may_have_more_columns_in_any_order(tmp_path):
+    lines = ["step,seed,return,method,environment,loss", "20,1,5,a,X-v0,0", "10,1,3,a,X-v0,", "10,2,nan,a,X-v0,0"]
+    (tmp_path / "theirs.csv").write_text("\n".join(lines))
+    (run,), problems = read_all([tmp_path / "theirs.csv"])
+    assert not problems and (run.env_id, run.script, run.seed, run.global_step) == ("X-v0", "a", 1, 20)
+    assert run.eval["global_step"] == [10, 20] and run.eval["mean"] == [3, 5]  # what is no number is left out
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [("a,b\n1,2\n", "has no column environment, method, seed, step, return"),
+     ("environment,method,seed,step,return\nX,a,1,2,3\nX,a,one,2,3\n", "is damaged in line 3")],
+)  # fmt: skip
+def test_another_table_is_refused(tmp_path, solo, text, why):
+    (tmp_path / "x.csv").write_text(text)
+    refused(solo("report", tmp_path / "x.csv"), why)
+
+
 def test_scores_are_those_of_the_comparison_and_come_back(compared, tmp_path):
     assert paper.write_all(compared, tmp_path) == []
     with np.load(tmp_path / "scores.npz") as file:

@@ -1,0 +1,53 @@
+"""`solo repro`: does a published number still hold?"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from solorl.cli import Parser, at_least, say
+from solorl.errors import UsageError
+from solorl.terminal import paint, plain
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train again what result files say, and compare; exit code 1 where something is not consistent. UsageError where
+    there are none."""
+    about = "Does a published number still hold? Compares script, packages and the first evaluation of the same seed."
+    parser = Parser("repro", about)
+    known = "an algorithm, whose rows are in benchmark/results; or result files and folders of them"
+    parser.add_argument("rows", metavar="ROW", nargs="+", help=known)
+    parser.add_argument("--env-ids", metavar="ID", nargs="+", default=[], help="only these environments")
+    parser.add_argument("--seeds", metavar="N", type=at_least(0), default=0, help="also train N new seeds to the end")
+    args = parser.parse(argv)
+    from solorl.lab.results import comparison as cmp  # here, because it loads NumPy
+    from solorl.lab.results.read import read_all
+    from solorl.lab.studies import repro
+
+    paths = [Path(row) for row in args.rows if Path(row).exists()]
+    names = [row for row in args.rows if not Path(row).exists()]
+    results, problems = read_all([*paths, *[Path("benchmark/results")] * bool(names)], whole=True)
+    if names:
+        results = [run for run in results if run.script in names]
+    results = [run for run in results if not args.env_ids or run.env_id in args.env_ids]
+    if not results:
+        raise UsageError(f"no result of {', '.join(args.rows)}: {'; '.join(problems[:3]) or 'nothing was found'}")
+    worst = 0
+    for (env_id, method), runs in cmp.grouped(results).items():
+        first = min(runs, key=lambda run: run.seed)
+        say(paint(plain(f"{method} on {env_id}, {len(runs)} seeds of {first.started[:10]}"), "bold"))
+        try:
+            task = repro.task_of(first, first.seed)
+            for line in repro.circumstances(first, task):
+                say(f"  {plain(line)}")
+            said = [repro.first_evaluation(first)]
+            say(f"  evaluation  {said[0]}")
+            if args.seeds:
+                begin = max(run.seed for run in runs) + 1
+                now = [repro.train(repro.task_of(first, begin + i))[-1][1] for i in range(args.seeds)]
+                then = [score for run in runs if (score := cmp.score(run, "eval")) is not None]
+                said += [repro.verdict(then, now)]
+                say(f"  new seeds   {said[1]}")
+            worst |= any(words.startswith("not ") for words in said)
+        except (UsageError, RuntimeError) as error:
+            say(plain(f"  cannot be repeated: {error}"))
+            worst = 1
+    return worst
