@@ -13,9 +13,7 @@ from solorl.machine import no_display
 
 def main(argv: Sequence[str]) -> int:
     """Show the page until Ctrl+C; UsageError where the folder is missing or the port is taken."""
-    parser = Parser(
-        "dash", "Watch trainings in the browser: curves over seeds, speed, films. Nothing leaves the machine."
-    )
+    parser = Parser("dash", "Watch trainings in the browser: curves over seeds, speed, films.")
     parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, default=Path("runs"), help="of runs (runs)")
     parser.add_argument("--port", type=at_least(0, 65535), default=8090, help="8090 by default; 0: any free one")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")

@@ -43,17 +43,13 @@ MOST_FILM = 2**28  # bytes
 FILES = (runfolder.CONFIG, runfolder.STATUS, runfolder.METRICS)
 SHOWN = {"eval steps": "evaluation", "train steps": "training"}  # curves; the first that a group has is its score
 HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")  # any port: a tunnel may begin at another one
+SCRIPT = page.CHART / "dash.js"
 LIVE = ["Run", "Steps", "Steps/s", "Time left", "Return", "Evaluation", "Time goes to"]
-CAPTION = (
-    "Lines are interquartile means over runs, bands their 95 % bootstrap intervals; of fewer than 4 runs means and "
-    "ranges. A curve ends where its shortest run does; runs that have not come 0.9 times as far as half of their group "
-    "are left out. A click on a curve shows the film nearest to that step."
-)
-SEEDS = (
-    "More seeds: how many would find a difference like that of now, at the last step that both have reached, in 80 % "
-    "of studies (two-sided 5 %), if differences and deviations are as they seem now and scores are normally "
-    "distributed. It takes two seeds of each that have come to a common step."
-)
+CAPTION = """Lines are interquartile means over runs, bands their 95 % bootstrap intervals; of fewer than 4 runs means
+and ranges. A curve ends where its shortest run does; runs not 0.9 times as far as half of their group are left out. A
+click on a curve shows the film nearest to that step."""
+SEEDS = """More seeds: so many would find a difference like that of now, at the last common step, in 80 % of studies
+(two-sided 5 %), if difference and deviations are as they seem and scores normal. It takes two seeds of each."""
 
 
 class Store:
@@ -117,12 +113,10 @@ class Store:
         """The page; groups are compared with those of the method `first`."""
         with self.lock:
             began, said = time.monotonic(), self.read()
-            films = [
-                (one, path) for one in said if isinstance(one, Result) for path in films_of(self.folder / one.source)
-            ]
+            films = [(run, f) for run in said if isinstance(run, Result) for f in films_of(self.folder / run.source)]
             if self._shown[0] != (said, films, first):
-                parts = self._parts(said, films, first)
-                self._shown = (said, films, first), page.filled_in(parts, "dash.js").encode()
+                whole = page.filled_in(self._parts(said, films, first), SCRIPT.read_text(encoding="utf-8"))
+                self._shown = (said, films, first), whole.encode()
             if time.monotonic() > began + 2:  # so much was new that it should not be read again
                 self.keep()
             return self._shown[1]
@@ -174,9 +168,8 @@ class Store:
         known, of = self.groups.get("\n".join(key), {}), [[run.source, self.rows[run.source]["at"]] for run in runs]
         if known.get("of") == of:
             return dict(known)
-        drawn = {
-            f"{each} {axis}": curve_of(runs, each, axis) for each, axis in product(comparison.METRICS, comparison.AXES)
-        }
+        kinds = product(comparison.METRICS, comparison.AXES)
+        drawn = {f"{metric} {axis}": curve_of(runs, metric, axis) for metric, axis in kinds}
         return {"of": of, "lines": {key: page.line(0, curve) for key, curve in drawn.items() if curve}}
 
 
@@ -197,7 +190,7 @@ def add(kept: dict[str, Any], rows: Sequence[runfolder.Row], step: int) -> dict[
     kept["last"] = [*kept["last"], *(row[2] for row in episodes)][-100:]
     kept["eval"] += run_folder.select(rows, *run_folder.EVAL_NAMES)
     kept["step"] = step = max([step, kept["step"], *(int(row["global_step"]) for row in rows[-1:])])
-    report = next((row for row in reversed(rows) if "charts/SPS" in row), kept["report"])
+    report = next((row for row in reversed(rows) if math.isfinite(row.get("charts/SPS", math.nan))), kept["report"])
     kept["report"] = {key: float(report[key]) for key in report if key == "charts/SPS" or key.startswith("time/")}
     bins = sorted((int(edge), *values) for edge, values in kept["bins"].items())
     train = [(min(edge, max(step, at)), when, total / n, length / n, n) for edge, at, when, total, length, n in bins]
@@ -317,9 +310,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         for header in headers.items():
             self.send_header(*header)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
+        with contextlib.suppress(ConnectionError):  # the reader has left
+            self.end_headers()
+            self.wfile.write(data if self.command == "GET" else b"")
 
     def log_message(self, *words: object) -> None:
         """Nothing: the terminal is for what went wrong."""

@@ -32,14 +32,11 @@ def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[s
     return filled_in(parts)
 
 
-def filled_in(parts: Mapping[str, str], *scripts: str) -> str:
-    """page.html with its parts, styles and scripts, after these `scripts` of the folder."""
-    files = {"UPLOT_CSS": ["uplot.css"], "PAGE_CSS": ["page.css"], "UPLOT_JS": ["uplot.js"]}
-    files["CHART_JS"] = ["chart.js", *scripts]
-    read = {
-        part: "".join((CHART / name).read_text(encoding="utf-8") for name in names) for part, names in files.items()
-    }
-    return filled(CHART / "page.html", {**parts, **read})
+def filled_in(parts: Mapping[str, str], script: str = "") -> str:
+    """page.html with its parts, styles and scripts, and at their end one more `script`."""
+    names = ("uplot.css", "page.css", "uplot.js", "chart.js")
+    files = {name.upper().replace(".", "_"): (CHART / name).read_text(encoding="utf-8") for name in names}
+    return filled(CHART / "page.html", {**parts, **files, "CHART_JS": files["CHART_JS"] + script})
 
 
 # ---------------------------------------------------------------------- data of the charts

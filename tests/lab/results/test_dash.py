@@ -170,6 +170,19 @@ def test_a_run_that_trains_has_speed_time_left_and_where_its_time_goes(a_run, st
     assert cells(store, "groups")[0][1] == "1 killed"
 
 
+def test_numbers_that_are_none_are_not_shown(a_run, store):
+    folder = a_run(1, end=10_000, status="running")
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"global_step": 11000, "wall_time": 9, "charts/SPS": NaN, "time/update": NaN}\n')
+        file.write(
+            '{"global_step": 12000, "wall_time": 9, "charts/episodic_return": NaN, "eval/episodic_return": NaN}\n'
+        )
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        [[_, done, speed, *rest]] = cells(store, "live")
+    assert (done, speed, rest[-1]) == ("12,000 (30%)", "1,000", "-") and "nan" not in "".join(rest)
+
+
 # ---------------------------------------------------------------------- only new bytes are read
 def test_only_new_bytes_are_read_also_after_a_new_start(a_run, store, reads, tmp_path):
     one, two = a_run(1, end=10_000), a_run(2, end=10_000)
@@ -222,7 +235,9 @@ def test_a_group_is_drawn_again_only_where_a_run_has_gone_on(a_run, store, monke
     assert set(drawn) == {"CartPole-v1"}
 
 
-@pytest.mark.parametrize("kept", ["", "[]", '{"format": 1, "rows": {"CartPole-v1__ppo__1__0": {"at": 3}}}'])
+@pytest.mark.parametrize(
+    "kept", ["", "[]", '{"format": 0, "rows": 3}', '{"format": 1, "rows": {"CartPole-v1__ppo__1__0": {"at": 3}}}']
+)
 def test_what_was_kept_may_be_damaged(a_run, store, tmp_path, kept):
     a_run(1)
     expected = data_of(store)
@@ -280,7 +295,8 @@ def test_names_cannot_script_the_page(a_run, store):
     (folder / "metrics.jsonl").write_text("<script>alert(1)</script>\n")
     (store.folder / "<i>" / "videos").mkdir()
     (store.folder / '<i>/videos/"><s>.mp4').write_bytes(b"")
-    text = store.page(evil).decode()
+    text = store.page(f"ppo lr={evil}").decode()
+    assert "<h2>Against ppo lr=&lt;img" in text
     body = text.partition("<body>")[2].partition("<script>")[0]
     assert not re.search(r"<(img|b>|i>|u>|s>)", re.sub(r"<b>[\d.]+</b>", "", body)) and body.count("</script>") == 1
     assert body.count("&lt;img") > 3
