@@ -1,6 +1,6 @@
 """`solo dash`: a page on 127.0.0.1 that shows the runs below a folder while they train.
 
-Methods, curves and bands are those of `solo report`. Of a run that goes on only the new rows are read; what was read is
+Methods, curves and bands are those of `solo report`. Of a run that continues only the new rows are read; the curves are
 kept, thinned, in `.solo/dash.json` below the folder, for the next start. Nothing of a run is executed, and of its files
 only films are handed out.
 """
@@ -48,8 +48,8 @@ LIVE = ["Run", "Steps", "Steps/s", "Time left", "Return", "Evaluation", "Time go
 CAPTION = """Lines are interquartile means over runs, bands their 95 % bootstrap intervals; of fewer than 4 runs means
 and ranges. A curve ends where its shortest run does; runs not 0.9 times as far as half of their group are left out. A
 click on a curve shows the film nearest to that step."""
-SEEDS = """More seeds: so many would find a difference like that of now, at the last common step, in 80 % of studies
-(two-sided 5 %), if difference and deviations are as they seem and scores normal. It takes two seeds of each."""
+SEEDS = """More seeds: the number that would find a difference like that of now, at the last common step, in 80 % of
+studies (two-sided 5 %), if difference and deviations are as they seem and scores normal. It takes two seeds of each."""
 
 
 class Store:
@@ -164,7 +164,7 @@ class Store:
         }  # fmt: skip
 
     def _group(self, key: tuple[str, str], runs: Sequence[Result]) -> dict[str, Any]:
-        """The state of a group's runs and its curves, made again where one of them has gone on."""
+        """The state of a group's runs and its curves, made again where one of them has new rows."""
         known, of = self.groups.get("\n".join(key), {}), [[run.source, self.rows[run.source]["at"]] for run in runs]
         if known.get("of") == of:
             return dict(known)
