@@ -44,7 +44,8 @@ LAB_MAY_IMPORT = (
 # list --for` 119 (in the core 90, the catalogue's choice, the cli 29), kinds of spaces and wrappers 12,
 # `solo doctor`, `solo repro` and tables of curves 480 in the lab and 85 in the cli, tasks of text 85 (75 games, 10 in
 # the core: their kind of ids, `solo play`), boards and opponents 280 (238 in the games, 40 in the core, 2 in the cli).
-BUDGETS = {"core": 6908, "games": 1162, "lab": 4595, "cli and tools": 2370}
+# `solo dash` 303 and 30: the lab is 183 lines above what was allowed for doctor, dash and repro, and owes them.
+BUDGETS = {"core": 6908, "games": 1162, "lab": 4894, "cli and tools": 2400}
 LONGEST = 420  # lines of a module
 PAGES = (".html", ".js", ".css", ".sh")
 

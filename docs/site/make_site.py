@@ -259,7 +259,8 @@ class Site:
     def static(self):
         """Styles, scripts, the sources for the comparison and the index of the search."""
         for folder in (HERE / "scripts", CHART):
-            shutil.copytree(folder, self.out / "scripts", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.html"))
+            ours = shutil.ignore_patterns("*.html", "page.css", "dash.js")  # of pages of their own
+            shutil.copytree(folder, self.out / "scripts", dirs_exist_ok=True, ignore=ours)
         shutil.copyfile(HERE / "style.css", self.out / "style.css")
         (self.out / "search").mkdir(exist_ok=True)
         data = json.dumps(self.entries, ensure_ascii=False, separators=(",", ":"))

@@ -36,6 +36,7 @@ VERBS = {
     "work": ("solorl.cli.work", "a worker of a study, started anywhere:  solo work STORAGE"),
     "tune": ("solorl.cli.tune", "search hyper-parameters:  solo tune ppo --env-ids CartPole-v1 --space FILE.toml"),
     "report": ("solorl.cli.report", "tables, curves and verdicts from runs:  solo report runs/"),
+    "dash": ("solorl.cli.dash", "watch trainings in the browser:  solo dash runs/"),
     "repro": ("solorl.cli.repro", "does a published number still hold:  solo repro ppo --env-ids CartPole-v1"),
     "doctor": ("solorl.cli.doctor", "what looks wrong in a training, and what to try:  solo doctor RUN_DIR"),
     "plot": ("solorl.cli.plot", "a picture of trainings, also while they run:  solo plot RUN_DIR"),

@@ -9,8 +9,10 @@ import subprocess
 from pathlib import Path
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+OURS = ("file:", "data:", "blob:", "http://127.0.0.1:")  # addresses of this machine
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --remote-debugging-pipe --host-resolver-rules='MAP * ~NOTFOUND' "
+    "--headless --no-sandbox --disable-gpu --remote-debugging-pipe "
+    "--host-resolver-rules='MAP * ~NOTFOUND, EXCLUDE 127.0.0.1' "
     "--allow-file-access-from-files=false --hide-scrollbars --no-first-run"
 )
 
@@ -51,7 +53,7 @@ class Browser:
             self.problems.append(str(params["args"]))
         if method == "Log.entryAdded" and params["entry"]["level"] == "error":
             self.problems.append(params["entry"]["text"] + params["entry"].get("url", ""))
-        if method == "Network.requestWillBeSent" and not params["request"]["url"].startswith(("file:", "data:")):
+        if method == "Network.requestWillBeSent" and not params["request"]["url"].startswith(OURS):
             self.problems.append(f"asks for {params['request']['url']}")
         return found
 
@@ -71,7 +73,7 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        url = path if str(path).startswith("file:") else Path(path).resolve().as_uri()
+        url = path if str(path).startswith(OURS) else Path(path).resolve().as_uri()
         loads = "loaderId" in self.call("Page.navigate", url=url)  # another place on the same page loads nothing
         while loads and "Page.loadEventFired" not in self.waiting:
             self.waiting.append(self.message().get("method"))

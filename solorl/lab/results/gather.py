@@ -21,17 +21,18 @@ def gathered(
     problems: list[str] = []
     for read_one in readers:
         try:
-            found = list(map(_printable, read_one()))
+            found = list(map(printable, read_one()))
             if not unfinished and (early := [one for one in found if one.status != "finished"]):
                 raise ResultError(f"{early[0].source} is left out: the run is not finished ({early[0].status[:99]})")
             results += found
         except ResultError as error:
             problems.append(plain(str(error)))
-    kept, left_out = _newest(named(_each_once(results), whole))
+    kept, left_out = newest(named(_each_once(results), whole))
     return kept, problems + left_out
 
 
-def _printable(result: Result) -> Result:
+def printable(result: Result) -> Result:
+    """The result with names that a terminal and a page show as they are."""
     names = ("env_id", "script", "variant", "status", "source")
     texts: dict[str, Any] = {name: plain(getattr(result, name)) for name in names}
     return replace(result, **texts)
@@ -49,7 +50,7 @@ def _each_once(results: Sequence[Result]) -> list[Result]:
     return list(kept.values())
 
 
-def _newest(results: Sequence[Result]) -> tuple[list[Result], list[str]]:
+def newest(results: Sequence[Result]) -> tuple[list[Result], list[str]]:
     """One result for each environment, method and seed, the newest, and a sentence for each of the others."""
     kept: dict[tuple[str, str, int], Result] = {}
     left_out = []

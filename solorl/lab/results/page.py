@@ -29,9 +29,14 @@ def page(comparison: cmp.Comparison, title: str, axis: str, problems: Sequence[s
         "NOTES": f'<h2>Notes</h2>\n<ul class="quiet">\n{notes}</ul>\n' if notes else "",
         "DATA": as_json(_data(comparison, axis)),
     }
-    for name in ("uplot.css", "uplot.js", "chart.js"):
-        parts[name.upper().replace(".", "_")] = (CHART / name).read_text(encoding="utf-8")
-    return filled(CHART / "page.html", parts)
+    return filled_in(parts)
+
+
+def filled_in(parts: Mapping[str, str], script: str = "") -> str:
+    """page.html with its parts, styles and scripts, and at their end one more `script`."""
+    names = ("uplot.css", "page.css", "uplot.js", "chart.js")
+    files = {name.upper().replace(".", "_"): (CHART / name).read_text(encoding="utf-8") for name in names}
+    return filled(CHART / "page.html", {**parts, **files, "CHART_JS": files["CHART_JS"] + script})
 
 
 # ---------------------------------------------------------------------- data of the charts
@@ -55,20 +60,22 @@ def _data(comparison: cmp.Comparison, axis: str) -> dict[str, Any]:
 
 def lines(comparison: cmp.Comparison, curves: Mapping[str, cv.Curve], most: int | None = None) -> list[dict[str, Any]]:
     """The curves of a panel by their methods, each with those of its first `most` seeds."""
-    return [
-        {
-            "m": comparison.methods.index(method), "band": curve.kind, "x": _numbers(curve.x), "y": _numbers(curve.y),
-            "lo": _numbers(curve.band[:, 0]), "hi": _numbers(curve.band[:, 1]),
-            "seeds": {seed: _numbers(values) for seed, values in [*curve.seeds.items()][:most]},
-        }
-        for method, curve in curves.items()
-    ]  # fmt: skip
+    return [line(comparison.methods.index(method), curve, most) for method, curve in curves.items()]
 
 
-def _numbers(values: Iterable[float]) -> list[float]:
-    """Numbers for JSON, with DIGITS significant digits."""
+def line(method: int, curve: cv.Curve, most: int | None = None) -> dict[str, Any]:
+    """The curve of a method by its number, with those of its first `most` seeds."""
+    return {
+        "m": method, "band": curve.kind, "x": _numbers(curve.x), "y": _numbers(curve.y),
+        "lo": _numbers(curve.band[:, 0]), "hi": _numbers(curve.band[:, 1]),
+        "seeds": {seed: _numbers(values) for seed, values in [*curve.seeds.items()][:most]},
+    }  # fmt: skip
+
+
+def _numbers(values: Iterable[float]) -> list[float | None]:
+    """Numbers for JSON, with DIGITS significant digits; None where there is none (NaN)."""
     short = (float(f"{value:.{DIGITS}g}") for value in values)
-    return [int(value) if value.is_integer() else value for value in short]
+    return [None if value != value else int(value) if value.is_integer() else value for value in short]
 
 
 # ---------------------------------------------------------------------- tables
@@ -76,16 +83,16 @@ def _tables(comparison: cmp.Comparison) -> str:
     parts = []
     for title, caption, (head, rows) in text.tables(comparison):
         parts.append(f"<h2>{title}</h2>\n<p>{html.escape(caption)}</p>\n")
-        parts.append(_grouped(head, rows) if title == "Results" else _table(head, rows))
+        parts.append(by_environment(head, rows) if title == "Results" else table(head, rows))
     return "".join(parts)
 
 
-def _grouped(head: Sequence[str], rows: Sequence[Sequence[text.Cell]]) -> str:
+def by_environment(head: Sequence[str], rows: Sequence[Sequence[text.Cell]]) -> str:
     """The rows of one environment below a line with its name."""
     lines: list[str | Sequence[text.Cell]] = []
     for env, of_env in groupby(rows, key=lambda row: str(row[0])):
         lines += [env, *(row[1:] for row in of_env)]
-    return _table(head[1:], lines)
+    return table(head[1:], lines)
 
 
 def _cell(cell: text.Cell) -> str:
@@ -97,7 +104,7 @@ def _cell(cell: text.Cell) -> str:
     return f'<span class="names">{words}</span>' if isinstance(cell, list) and cell else words
 
 
-def _table(head: Sequence[str], rows: Sequence[str | Sequence[text.Cell]]) -> str:
+def table(head: Sequence[str], rows: Sequence[str | Sequence[text.Cell]]) -> str:
     """A table that scrolls sideways on its own; a string instead of a row is a line across it."""
     lines = []
     for row in rows:

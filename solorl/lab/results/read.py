@@ -42,7 +42,7 @@ def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = Fals
     found: dict[str, Path] = {}
     problems = []
     for path in paths:
-        sources, refused = _sources(path)
+        sources, refused = places(path)
         problems += refused
         if not sources and not refused:
             problems.append(f"{path} holds no result" if path.exists() else f"there is no {path}")
@@ -57,7 +57,7 @@ def trainings(paths: Iterable[Path]) -> tuple[list[Training], list[str]]:
     found: list[Training] = []
     problems = []
     for path in paths:
-        sources, refused = _sources(path)
+        sources, refused = places(path)
         problems += (
             refused if sources or refused else [f"{path} holds no training" if path.exists() else f"there is no {path}"]
         )
@@ -71,7 +71,7 @@ def trainings(paths: Iterable[Path]) -> tuple[list[Training], list[str]]:
 
 
 # ---------------------------------------------------------------------- files and folders
-def _sources(path: Path) -> tuple[list[Path], list[str]]:
+def places(path: Path) -> tuple[list[Path], list[str]]:
     """The result files, run folders and TensorBoard folders at or below `path`, sorted by name.
 
     And a sentence for each folder that cannot be read. A folder counts once, so that links in a circle end.
@@ -101,7 +101,7 @@ def _sources(path: Path) -> tuple[list[Path], list[str]]:
 
 
 def _read(source: Path) -> list[Result]:
-    """The results in a file or folder that `_sources` has found. Raises ResultError."""
+    """The results in a file or folder that `places` has found. Raises ResultError."""
     if source.suffix in (".npz", ".csv") and source.is_file():
         from solorl.lab.results import paper  # here, because it loads NumPy
 

@@ -141,11 +141,12 @@ def reading(source: object) -> Iterator[None]:
 
 
 WRONG = (TypeError, ValueError, AttributeError)  # what values of another kind lead to
+KINDS = get_type_hints(Result)
 
 
 def check(result: Result) -> None:
     """ValueError where a value of a result is not of its kind, or its columns are not of numbers and equally long."""
-    for name, hint in get_type_hints(Result).items():
+    for name, hint in KINDS.items():
         kinds = [get_origin(each) or each for each in (get_args(hint) if isinstance(hint, UnionType) else [hint])]
         if not isinstance(getattr(result, name), (*kinds, *[int] * (float in kinds))):
             raise ValueError(f"its {name} is of another kind")

@@ -15,6 +15,7 @@ from solorl.lab.results import result as results
 from solorl.lab.results.result import DECLARED, EVAL_COLUMNS, TRAIN_COLUMNS, Columns, Result, ResultError
 
 BINS = 200  # rows that the training episodes of one run are thinned to
+EVAL_NAMES = ("eval/episodic_return", "eval/episodic_return_std", "eval/episodic_length")
 LOCAL = ("runs_dir", "resume", "resume_changed", "wandb_entity")  # arguments that say where, not what
 CRITIC_COLUMNS = ("global_step", "wall_time", "mean", "rows")
 # What a critic learns -> the metrics that say it, of which a run has the first one that it logs.
@@ -41,44 +42,38 @@ def _result(run_dir: Path) -> Result:
     if metrics.exists() and not metrics.is_file():
         raise ResultError(f"{metrics} cannot be read: it is not a regular file")
     rows = runfolder.read_rows(metrics, strict=True)[0]
-    args = config["args"]
     total = int(status.get("global_step") or (rows[-1]["global_step"] if rows else 0))
-    episodes = _select(rows, "charts/episodic_return", "charts/episodic_length")
+    episodes = select(rows, "charts/episodic_return", "charts/episodic_length")
     rates = [float(row["charts/SPS"]) for row in rows if "charts/SPS" in row]
-    variant, script = str(args.get("exp_name") or ""), Path(config["script"])
-    copy = run_dir / script.name
-    return Result(
-        env_id=args["env_id"],
-        script=script.stem,
-        seed=args["seed"],
-        variant="" if variant == script.stem else variant,
-        script_sha256=str(config.get("script_sha256", "")),
-        args=_portable(args),
-        git=config.get("git"),
-        python=str(config.get("python", "")),
-        versions=dict(config.get("versions") or {}),
-        machine=_described(dict(config.get("machine") or {})),
-        started=str(config.get("started", "")),
-        status=str(status["status"]),
-        global_step=total,
-        wall_time=float(status.get("wall_time") or 0.0),
-        eval=evaluations(_select(rows, "eval/episodic_return", "eval/episodic_return_std", "eval/episodic_length")),
-        train=thinned(episodes, total),
-        declared={name: found[-1][2] for name in DECLARED if (found := _select(rows, f"eval/{name}"))},
-        critic=_critic(rows, total),
-        last_100_episodes=last_mean([row[2] for row in episodes]),
-        sps=median(rates) if rates else None,
-        together=_together(run_dir),
+    copy = run_dir / Path(config["script"]).name
+    return described(
+        run_dir, config, status, global_step=total,
+        eval=evaluations(select(rows, *EVAL_NAMES)), train=thinned(episodes, total), critic=_critic(rows, total),
+        declared={name: found[-1][2] for name in DECLARED if (found := select(rows, f"eval/{name}"))},
+        last_100_episodes=last_mean([row[2] for row in episodes]), sps=median(rates) if rates else None,
         parents=origins(copy) if copy.is_file() else [],
-        source=str(run_dir),
-    )
+    )  # fmt: skip
+
+
+def described(run_dir: Path, config: dict[str, Any], status: dict[str, Any], **measured: Any) -> Result:
+    """The result of a run folder: what its files say of it, and what was measured."""
+    args, script = config["args"], Path(config["script"])
+    variant = str(args.get("exp_name") or "")
+    return Result(
+        env_id=args["env_id"], script=script.stem, seed=args["seed"], variant="" if variant == script.stem else variant,
+        script_sha256=str(config.get("script_sha256", "")), args=_portable(args), git=config.get("git"),
+        python=str(config.get("python", "")), versions=dict(config.get("versions") or {}),
+        machine=_described(dict(config.get("machine") or {})), started=str(config.get("started", "")),
+        status=str(status["status"]), wall_time=float(status.get("wall_time") or 0.0), together=_together(run_dir),
+        source=str(run_dir), **measured,
+    )  # fmt: skip
 
 
 def _critic(rows: Sequence[dict[str, Any]], total: int) -> dict[str, Columns]:
     """What a run has logged of its critic."""
     logged = {name for row in rows for name in row}
     names = {kind: next((name for name in known if name in logged), "") for kind, known in CRITIC.items()}
-    return {kind: thinned(_select(rows, name), total, CRITIC_COLUMNS) for kind, name in names.items() if name}
+    return {kind: thinned(select(rows, name), total, CRITIC_COLUMNS) for kind, name in names.items() if name}
 
 
 def _together(run_dir: Path) -> int:
@@ -100,7 +95,7 @@ def _described(machine: dict[str, Any]) -> dict[str, Any]:
     return {**machine, "system": system.group() if system else ""}
 
 
-def _select(rows: Sequence[dict[str, Any]], *names: str) -> list[list[float]]:
+def select(rows: Sequence[dict[str, Any]], *names: str) -> list[list[float]]:
     """[global_step, wall_time, *values] of every row that has the first name, by step; missing values are 0."""
     chosen = [row for row in rows if names[0] in row]
     table = [[float(row.get(name) or 0.0) for name in ("global_step", "wall_time", *names)] for row in chosen]

@@ -8,7 +8,9 @@ taken over the last axis and keep the others. Every interval comes from the perc
 that the same scores always give the same interval.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,6 +126,16 @@ def mann_whitney(x: Array, y: Array) -> float:
     expected = n * (len(everyone) + 1)
     distance = np.abs(np.arange(ways.shape[1]) - expected)
     return float(ways[n, distance >= abs(ranks[:n].sum() - expected)].sum() / ways[n].sum())
+
+
+def seeds_needed(x: Array, y: Array) -> int | None:
+    """Runs of each method with which a two-sided test at 5 % finds a difference like that between runs x and y in 80 %
+    of studies: 2 (z_0.975 + z_0.8)^2 s^2 / d^2, d the difference of the means, s^2 the pooled variance; at least 2.
+    None where the means are equal.
+    """
+    z, d = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8), float(x.mean() - y.mean())
+    pooled = (x.var() * len(x) + y.var() * len(y)) / (len(x) + len(y) - 2)
+    return max(2, math.ceil(2 * z**2 * pooled / d**2)) if d else None
 
 
 # ---------------------------------------------------------------------- common scales and axes

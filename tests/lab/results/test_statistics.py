@@ -195,6 +195,24 @@ def test_rank_sum_test_of_equal_runs_and_of_few():
     assert st.mann_whitney(np.arange(4.0), np.arange(4.0) + 9) == pytest.approx(2 / 70)
 
 
+def test_seeds_needed_give_a_power_of_80_percent():
+    """Studies with as many seeds as it says find the difference in 80 % of cases, by a test that knows s."""
+    rng = np.random.default_rng(0)
+    x, y = np.array([10.0, 14.0, 9.0]), np.array([12.0, 15.0, 11.0, 16.0])
+    pooled = (((x - x.mean()) ** 2).sum() + ((y - y.mean()) ** 2).sum()) / 5
+    needed = st.seeds_needed(x, y)
+    assert needed == 16  # 2 * 2.8016 ** 2 * 6.2 / 2.5 ** 2 = 15.57, rounded up
+    for count, found in ((needed, 0.8), (needed // 2, 0.5)):
+        studies = rng.normal(0, pooled**0.5, (20_000, 2, count)).mean(-1)
+        gap = np.abs(studies[:, 0] - studies[:, 1] + x.mean() - y.mean()) / np.sqrt(2 * pooled / count)
+        assert (gap > 1.96).mean() == pytest.approx(found, abs=0.03)
+
+
+def test_seeds_needed_at_the_edges():
+    assert st.seeds_needed(np.array([1.0, 3.0]), np.array([3.0, 1.0])) is None
+    assert st.seeds_needed(np.array([1.0, 1.0]), np.array([2.0, 2.0])) == 2
+
+
 # ---------------------------------------------------------------------- common scales and axes
 def test_normalise():
     assert st.normalise(np.array([22.6, 475.0, 248.8]), 22.6, 475.0) == pytest.approx([0, 1, 0.5])

@@ -113,6 +113,10 @@ function start(figure) {
       const at = Math.max(0, Math.min(last, (plot.cursor.idx ?? -1) + step));
       plot.setCursor({left: plot.valToPos(plot.data[0][at], "x"), top: 0});
     };
+    canvas.onclick = () => {
+      const detail = [item.title, plot.data[0][plot.cursor.idx ?? 0]];
+      if (axis === "steps") figure.dispatchEvent(new CustomEvent("pick", {detail}));
+    };
     state.plots.push(plot);
   }
   function draw() {
@@ -125,5 +129,6 @@ function start(figure) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   let waiting;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(draw, 150); });
+  figure.show = panels => { data.panels = panels; draw(); };
 }
 document.querySelectorAll("figure.chart").forEach(start);

@@ -1,0 +1,318 @@
+"""`solo dash`: a page on 127.0.0.1 that shows the runs below a folder while they train.
+
+Methods, curves and bands are those of `solo report`. Of a run that continues only the new rows are read; the curves are
+kept, thinned, in `.solo/dash.json` below the folder, for the next start. Nothing of a run is executed, and of its files
+only films are handed out.
+"""
+
+import base64
+import contextlib
+import hashlib
+import html
+import json
+import math
+import os
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+import numpy as np
+
+from solorl import runfolder
+from solorl.files import read_json, read_regular, write_atomically
+from solorl.lab.results import comparison, curves, page, run_folder, statistics, text
+from solorl.lab.results.gather import SAME, named, newest, printable
+from solorl.lab.results.read import places
+from solorl.lab.results.result import TRAIN_COLUMNS, Result, ResultError, check, reading
+from solorl.terminal import duration, plain
+
+FORMAT = 1  # of what is kept
+STEPS = 1_000_000  # for which the curve of a run is thinned that does not say how long it trains
+FAR = 0.9  # of the steps that half of its runs have come: a run that has come less far is not in a group's curve
+MARK = 64  # bytes before the place up to which was read; where they differ the file was cut back and has grown again
+MOST_FILM = 2**28  # bytes
+FILES = (runfolder.CONFIG, runfolder.STATUS, runfolder.METRICS)
+SHOWN = {"eval steps": "evaluation", "train steps": "training"}  # curves; the first that a group has is its score
+HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")  # any port: a tunnel may begin at another one
+SCRIPT = page.CHART / "dash.js"
+LIVE = ["Run", "Steps", "Steps/s", "Time left", "Return", "Evaluation", "Time goes to"]
+CAPTION = """Lines are interquartile means over runs, bands their 95 % bootstrap intervals; of fewer than 4 runs means
+and ranges. A curve ends where its shortest run does; runs not 0.9 times as far as half of their group are left out. A
+click on a curve shows the film nearest to that step."""
+SEEDS = """More seeds: the number that would find a difference like that of now, at the last common step, in 80 % of
+studies (two-sided 5 %), if difference and deviations are as they seem and scores normal. It takes two seeds of each."""
+
+
+class Store:
+    """What is known of the runs below a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.file, self.lock = folder, folder / ".solo" / "dash.json", threading.Lock()
+        kept = read_json(self.file)
+        kept = kept if kept.get("format") == FORMAT else {}
+        self.rows: dict[str, Any] = dict(kept.get("rows", {}))  # run -> what its rows have said, thinned
+        self.groups: dict[str, Any] = dict(kept.get("groups", {}))  # group -> the state of its runs, and its curves
+        self.films: dict[str, Path] = {}  # address -> file
+        self._read = lru_cache(2**14)(self._result)
+        self._shown: tuple[Any, bytes] = (None, b"")  # what all runs have said, and the page of it
+
+    def keep(self) -> None:
+        """Write what was read for the next start, where the folder can be written."""
+        content = {"format": FORMAT, "rows": self.rows, "groups": self.groups}
+        with contextlib.suppress(OSError):
+            if not self.file.parent.is_symlink():
+                self.file.parent.mkdir(exist_ok=True)
+                write_atomically(self.file, json.dumps(content, separators=(",", ":")).encode())
+
+    # ------------------------------------------------------------------ reading
+    def read(self) -> list[Result | str]:
+        """What each run has said so far, or why it cannot be read; what links lead to elsewhere is left out."""
+        paths, problems = places(self.folder)
+        found: list[Result | str] = [*problems]
+        for run in paths:
+            if (run / runfolder.CONFIG).is_file() and run.resolve().is_relative_to(self.folder.resolve()):
+                states = [(run / name).stat() for name in FILES if (run / name).exists()]
+                trains = (run / runfolder.LOCK).is_file() and runfolder.is_locked(run)
+                found.append(self._read(run, tuple((state.st_size, state.st_mtime_ns) for state in states), trains))
+        return found
+
+    def _result(self, run: Path, state: object, trains: bool) -> Result | str:
+        """What a run has said so far, of whose rows only the new ones are read, or why it cannot be read."""
+        name, metrics = str(run.relative_to(self.folder)), run / runfolder.METRICS
+        kept = before = self.rows.pop(name, None)
+        try:
+            with reading(run):
+                if any((run / each).is_symlink() for each in FILES) or not metrics.is_file():
+                    raise ResultError(f"{run} is left out: not all of its files are regular files")
+                config, status = runfolder.config_of(run), runfolder.status_of(run)
+                width = math.ceil((config["args"].get("total_timesteps") or STEPS) / run_folder.BINS)
+                if kept is None or kept["width"] != width or mark(metrics, kept["at"]) != kept["mark"]:
+                    kept = {"width": width, "at": 0, "step": 0, "bins": {}, "eval": [], "last": [], "report": {}}
+                rows, at = runfolder.read_rows(metrics, kept["at"], strict=True)
+                measured = add(kept, rows, int(status.get("global_step") or 0))
+                kept |= {"at": at, "mark": mark(metrics, at)}
+                said = run_folder.described(run, config, status, **measured)
+                check(said)
+        except ResultError as error:  # where what was kept does not fit, or to name the damaged line: all again
+            return plain(str(error)) if before is None else self._result(run, state, trains)
+        self.rows[name] = kept
+        word = said.status.partition(":")[0]
+        return replace(printable(said), source=name, status="killed" if word == "running" and not trains else word)
+
+    # ------------------------------------------------------------------ showing
+    def page(self, first: str = "") -> bytes:
+        """The page; groups are compared with those of the method `first`."""
+        with self.lock:
+            began, said = time.monotonic(), self.read()
+            films = [(run, f) for run in said if isinstance(run, Result) for f in films_of(self.folder / run.source)]
+            if self._shown[0] != (said, films, first):
+                whole = page.filled_in(self._parts(said, films, first), SCRIPT.read_text(encoding="utf-8"))
+                self._shown = (said, films, first), whole.encode()
+            if time.monotonic() > began + 2:  # so much was new that it should not be read again
+                self.keep()
+            return self._shown[1]
+
+    def _parts(self, said: list[Result | str], films: list[tuple[Result, Path]], first: str) -> dict[str, str]:
+        runs, left_out = newest(named([one for one in said if isinstance(one, Result)]))
+        groups = comparison.grouped(runs)
+        self.groups = {"\n".join(key): self._group(key, members) for key, members in groups.items()}
+        lines = {key: self.groups["\n".join(key)]["lines"] for key in groups}
+        methods, panels = list(dict.fromkeys(name for _, name in groups)), dict[str, dict[str, Any]]()
+        for (env, name), drawn in lines.items():
+            for key, line in drawn.items():
+                panels.setdefault(env, {}).setdefault(key, []).append(line | {"m": methods.index(name)})
+        metric = "eval" if all("eval steps" in drawn for drawn in panels.values()) else "train"
+        data = {"methods": methods, "start": {"axis": "steps", "metric": metric},
+                "panels": [{"title": env, "lines": drawn} for env, drawn in panels.items()]}  # fmt: skip
+        live = [progress(one, self.rows[one.source]["report"]) for one in runs if one.status == "running"]
+        rows, pairs = list[list[text.Cell]](), list[list[text.Cell]]()
+        first = first if first in methods or not methods else methods[0]
+        for (env, name), members in groups.items():
+            counts = Counter(run.status for run in members)
+            words = ", ".join(f"{count} {word}" for word, count in counts.items())
+            rows.append([env, name, words, *score(lines[env, name])])
+            if name != first and (env, first) in groups:
+                differ, more = changes(groups[env, first][0], members[0]), hint(lines[env, first], lines[env, name])
+                pairs.append([env, name, differ, more])
+        links = ", ".join(f'<a href="?first={quote(name)}">{html.escape(name)}</a>' for name in methods)
+        notes = [*(one for one in said if isinstance(one, str)), *left_out]
+        self.films = {f"/film/{quote(os.fsencode(path.relative_to(self.folder)))}": path for _, path in films}
+        options = "".join(
+            f'<option value="{address[1:]}" data-env="{html.escape(run.env_id)}" data-step="{step_of(path)}">'
+            f"{html.escape(plain(f'{run.source}: {path.stem}'))}</option>"
+            for address, (run, path) in zip(self.films, films, strict=True)
+        )
+        return {
+            "TITLE": "Trainings", "COMMAND": "", "CAPTION": CAPTION, "DATA": page.as_json(data),
+            "INTRO": f'<h2>Running</h2>\n<div id="live">{page.table(LIVE, live) if live else "Nothing runs."}</div>',
+            "TABLES": f'<aside hidden><h3>Films</h3><select id="films" aria-label="film">{options}</select>'
+            '<video id="film" controls loop muted></video></aside>\n<div id="groups"><h2>Groups</h2>'
+            f'{page.by_environment(["Environment", "Method", "Runs", "Score", "At step", "Of"], rows)}'
+            f"<h2>Against {html.escape(first)}</h2>\n"
+            f'{page.by_environment(["Environment", "Method", "Arguments that differ", "More seeds"], pairs)}'
+            f"<p>{SEEDS} Against another method: {links}.</p></div>",
+            "NOTES": f'<ul class="quiet" id="notes">{"".join(f"<li>{html.escape(note)}</li>" for note in notes)}</ul>',
+        }  # fmt: skip
+
+    def _group(self, key: tuple[str, str], runs: Sequence[Result]) -> dict[str, Any]:
+        """The state of a group's runs and its curves, made again where one of them has new rows."""
+        known, of = self.groups.get("\n".join(key), {}), [[run.source, self.rows[run.source]["at"]] for run in runs]
+        if known.get("of") == of:
+            return dict(known)
+        kinds = product(comparison.METRICS, comparison.AXES)
+        drawn = {f"{metric} {axis}": curve_of(runs, metric, axis) for metric, axis in kinds}
+        return {"of": of, "lines": {key: page.line(0, curve) for key, curve in drawn.items() if curve}}
+
+
+def mark(path: Path, at: int) -> str:
+    """The last bytes of a file before the place `at`."""
+    with open(path, "rb") as file:
+        file.seek(max(0, at - MARK))
+        return file.read(min(at, MARK)).hex()
+
+
+def add(kept: dict[str, Any], rows: Sequence[runfolder.Row], step: int) -> dict[str, Any]:
+    """Count new rows into what is kept of a run, and return what was measured; training episodes as in `thinned`."""
+    episodes = run_folder.select(rows, "charts/episodic_return", "charts/episodic_length")
+    for at, seconds, total, length in episodes:
+        edge = str(math.ceil(max(1, at) / kept["width"]) * kept["width"])
+        _, _, totals, lengths, count = kept["bins"].get(edge, [0, 0.0, 0.0, 0.0, 0])
+        kept["bins"][edge] = [int(at), seconds, totals + total, lengths + length, count + 1]
+    kept["last"] = [*kept["last"], *(row[2] for row in episodes)][-100:]
+    kept["eval"] += run_folder.select(rows, *run_folder.EVAL_NAMES)
+    kept["step"] = step = max([step, kept["step"], *(int(row["global_step"]) for row in rows[-1:])])
+    report = next((row for row in reversed(rows) if math.isfinite(row.get("charts/SPS", math.nan))), kept["report"])
+    kept["report"] = {key: float(report[key]) for key in report if key == "charts/SPS" or key.startswith("time/")}
+    bins = sorted((int(edge), *values) for edge, values in kept["bins"].items())
+    train = [(min(edge, max(step, at)), when, total / n, length / n, n) for edge, at, when, total, length, n in bins]
+    return {
+        "global_step": step, "eval": run_folder.evaluations(kept["eval"]), "sps": kept["report"].get("charts/SPS"),
+        "train": {name: [row[i] for row in train] for i, name in enumerate(TRAIN_COLUMNS)},
+        "last_100_episodes": run_folder.last_mean(kept["last"]),
+    }  # fmt: skip
+
+
+def films_of(run: Path) -> list[Path]:
+    """The films of a run, that of the first steps first."""
+    return sorted((run / "videos").glob("[!.]*.mp4"), key=step_of)
+
+
+def step_of(film: Path) -> int:
+    """The step after which a film was made; that of `solo play` counts as made at the end."""
+    return int(film.stem[5:]) if film.stem[5:].isdecimal() else 10**15
+
+
+# ---------------------------------------------------------------------- what is seen
+def curve_of(runs: Sequence[Result], metric: str, axis: str) -> curves.Curve | None:
+    """The curve of a group, over the runs that have come nearly as far as half of them have."""
+    ends = {run.seed: x[-1] for run in runs if len(x := curves.points(run, metric, "steps")[0])}
+    far = [run for run in runs if run.seed in ends and ends[run.seed] >= FAR * curves.most(ends.values())]
+    begun, end = curves.in_time({str(run.seed): curves.points(run, metric, axis) for run in far}, axis)
+    return curves.over_runs(begun, end) if begun else None
+
+
+def score(lines: Mapping[str, Any]) -> list[text.Cell]:
+    """Where the curve of a group ends, at which step, and what it is of."""
+    line = next((lines[key] for key in SHOWN if key in lines), None)
+    if not line:
+        return ["-", "-", "-"]
+    step, value, *ends = (line[name][-1] for name in ("x", "y", "lo", "hi"))
+    interval, span = ((ends[0], ends[1]) if line["band"] == kind else None for kind in ("interval", "range"))
+    return [
+        comparison.Estimate(value, interval, span),
+        f"{step:,.0f}",
+        next(SHOWN[key] for key in SHOWN if key in lines),
+    ]
+
+
+def progress(run: Result, report: Mapping[str, float]) -> list[text.Cell]:
+    """A run that trains, as a row of LIVE."""
+    total, speed = run.args.get("total_timesteps"), run.sps
+    done = f"{run.global_step:,}" + (f" ({run.global_step / total:.0%})" if total else "")
+    left = duration(max(0.0, total - run.global_step) / speed) if total and speed else "-"
+    scores = ["-" if x is None else text.number(x) for x in (run.last_100_episodes, [None, *run.eval["mean"]][-1])]
+    times = {key.removeprefix("time/"): value for key, value in report.items() if key.startswith("time/")}
+    shares = ", ".join(f"{name} {value / (sum(times.values()) or 1):.0%}" for name, value in times.items())
+    name = f"{run.env_id}: {run.name}, seed {run.seed}"
+    return [name, done, f"{speed:,.0f}" if speed else "-", left, *scores, shares or "-"]
+
+
+def changes(one: Result, other: Result) -> list[str]:
+    """The arguments in which a run differs from another one."""
+    names = sorted({*one.args, *other.args} - SAME - {"exp_name"})
+    pairs = [(name, *(plain(str(run.args.get(name, "missing"))) for run in (other, one))) for name in names]
+    said = [f"{name} {new} (there {old})" for name, new, old in pairs if new != old]
+    return said + ["the script itself"] * (one.script_sha256 != other.script_sha256)
+
+
+def hint(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """How many more seeds would separate two groups, by their curves."""
+    pair = next(((one[key], other[key]) for key in SHOWN if key in one and key in other), ())
+    step = min((line["x"][-1] for line in pair), default=0.0)
+    runs = [np.array([np.interp(step, line["x"], run) for run in line["seeds"].values()]) for line in pair]
+    if min(map(len, runs), default=0) < 2 or step < max(line["x"][0] for line in pair):
+        return "-"
+    if not (needed := statistics.seeds_needed(*runs)):
+        return "they do not differ"
+    more = needed - min(map(len, runs))
+    return f"about {more:,} of each, {needed:,} in all" if more > 0 else f"enough: {needed:,} of each"
+
+
+# ---------------------------------------------------------------------- serving
+class Server(ThreadingHTTPServer):
+    """The server of the page, for this machine only. OSError where the port is taken."""
+
+    def __init__(self, store: Store, port: int):
+        super().__init__(("127.0.0.1", port), Handler)
+        self.store, self.address = store, f"http://127.0.0.1:{self.server_port}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD: the page, films."""
+
+    server: Server
+    timeout = 60
+
+    def do_GET(self) -> None:
+        """Answer, where the request names this machine: another site's name may lead here, too."""
+        store, (name, _, query) = self.server.store, self.path.partition("?")
+        if not HOST.fullmatch(self.headers.get("Host", "")):
+            self.send_error(403, "This page is for this machine only")
+        elif name == "/":
+            self._send(store.page(parse_qs(query).get("first", [""])[0]), "text/html; charset=utf-8")
+        elif name in store.films and store.films[name].resolve().is_relative_to(store.folder.resolve()):
+            self._send(read_regular(store.films[name], MOST_FILM), "video/mp4")
+        else:
+            self.send_error(404)
+
+    do_HEAD = do_GET
+
+    def _send(self, data: bytes, kind: str) -> None:
+        scripts = [hashlib.sha256(one).digest() for one in re.findall(rb"<script>(.*?)</script>", data, re.DOTALL)]
+        allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in scripts) or "'none'"
+        policy = (
+            f"script-src {allowed}; style-src 'unsafe-inline'; connect-src 'self'; media-src blob:; base-uri 'none'"
+        )
+        headers = {
+            "Content-Type": kind, "Content-Length": str(len(data)), "Cache-Control": "no-store",
+            "Content-Security-Policy": f"default-src 'none'; form-action 'none'; frame-ancestors 'none'; {policy}",
+            "X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin",
+        }  # fmt: skip
+        self.send_response(200)
+        for header in headers.items():
+            self.send_header(*header)
+        with contextlib.suppress(ConnectionError):  # the reader has left
+            self.end_headers()
+            self.wfile.write(data if self.command == "GET" else b"")
+
+    def log_message(self, *words: object) -> None:
+        """Nothing: the terminal is for what went wrong."""
