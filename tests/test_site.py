@@ -225,6 +225,11 @@ def test_what_scrolls_sideways_has_a_name_and_can_be_reached_by_keyboard(part):
     assert count > 10
 
 
+def test_an_empty_cell_in_the_head_of_a_table_is_not_the_name_of_a_column():
+    head = make_site.writing.render("| | b |\n|---|---|\n| x | y |", "page.md", None).body.partition("</thead>")[0]
+    assert "<td></td>" in head and '<th scope="col">b</th>' in head and head.count("scope=") == 1
+
+
 def test_the_search_stays_small():
     assert len((ROOT / "docs/site/scripts/search.js").read_text().splitlines()) < 80
 

@@ -65,8 +65,8 @@ def render(text, path, site):
     page.body = PARSER.renderer.render(tokens, PARSER.options, {})
     page.body = page.body.replace("</table>", "</table></div>")
     page.body = re.sub(r"<p>(<figure.*?</figure>)</p>", r"\1", page.body, flags=re.S)
-    page.body = re.sub(r'<th( style="[^"]*")?>', r'<th scope="col"\1>', page.body)
     page.body = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", page.body)
+    page.body = re.sub(r'<th( style="[^"]*")?>', r'<th scope="col"\1>', page.body)
     return page
 
 
