@@ -42,7 +42,9 @@ def test_every_equation_of_all_pages_is_set():
     assert sum(map(len, found.values())) > 200 and len([page for page in found if found[page]]) > 40
     for page, several in found.items():
         for latex in several:
-            assert equations.mathml(latex).startswith("<math"), f"{page.name}: {latex}"
+            parts = re.findall("<math.*?</math>", equations.mathml(latex))
+            widest = max(len(html.unescape(re.sub("<.*?>", "", part))) for part in parts)
+            assert widest <= 33, f"{page.name}: {latex} is too wide for 390 pixels"
         for text, of_text in texts(page):
             assert text.count("$") in (2 * len(of_text), 4 * len(of_text)), f"{page.name}: {text}"
 

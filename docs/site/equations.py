@@ -22,8 +22,9 @@ BETTER = (
     # fonts of text, which a machine without a font for mathematics has, raise a prime by themselves
     (r"<msup>(<mi>[^<]+</mi>)<mi>&#x02032;</mi></msup>", r'<mrow>\1<mo lspace="0" rspace="0">&#x2032;</mo></mrow>'),
 )
-RELATIONS, TERMS = set("=∝←∼"), set("+−")  # a line may end after one of these
-SHORT = 12  # signs of an equation, or of its part before a plus, that stays in one piece
+SHORT = 12  # signs of an equation that stays in one piece
+# A line may end after one of these -> if there are more signs than this in front of it.
+BREAKS = dict.fromkeys("=∝←∼", 1) | dict.fromkeys("+−/", 10) | {",": 24}
 
 
 def mathml(latex, block=False):
@@ -49,8 +50,8 @@ def pieces(row):
     parts = [[]]
     for node in row:
         parts[-1].append(node)
-        sign = node.text if node.tag == "mo" and not node.get("form") and len(parts[-1]) > 1 else None
-        if sign in RELATIONS or (sign in TERMS and len(signs(*parts[-1])) > SHORT):
+        most = BREAKS.get(node.text) if node.tag == "mo" and not node.get("form") else None
+        if most and len(signs(*parts[-1])) > most:
             node.set("form", "infix")  # as if more came after it
             parts.append([])
     return "".join(f"<math>{''.join(ElementTree.tostring(each, 'unicode') for each in part)}</math>" for part in parts)
