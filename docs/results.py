@@ -342,11 +342,6 @@ def with_results(page, script):
     return page
 
 
-def with_own_parts(page, script):
-    """An algorithm's page with all that is made from its file and its data."""
-    return importlib.import_module("uses").with_uses(with_results(page, script), script)
-
-
 if __name__ == "__main__":
     for script in scripts():
         family = script.path.parent / "README.md"
@@ -360,7 +355,7 @@ if __name__ == "__main__":
             figures.write_curves(comparison, shown, path, kinds)
     for script in scripts():
         page = ROOT / f"docs/algorithms/{script.name}.md"
-        page.write_text(with_own_parts(page.read_text(), script))
+        page.write_text(importlib.import_module("uses").with_uses(with_results(page.read_text(), script), script))
     commands = [*(words(*entry) for entry in TABLES), REPORT]
     solo = [sys.executable, "-m", "solorl.cli"]
     sys.exit(max(subprocess.run([*solo, *command], cwd=ROOT).returncode for command in commands))

@@ -1,7 +1,6 @@
 """Learning curves and tables of scores, from the data in benchmark/results."""
 
 import ast
-import html
 import shlex
 import sys
 from pathlib import Path
@@ -40,31 +39,26 @@ class Chart:
         panels = [{"title": env, "lines": lines} for env, lines in found.items() if f"{metric} steps" in lines]
         return {"methods": self.comparison.methods, "start": {"axis": "steps", "metric": metric}, "panels": panels}
 
-    def table(self):
-        """The scores after training, a row for each environment and method."""
-        head = ["environment", "method", "score", "seeds", "steps", "time", "date"]
-        lines, others = [], any(runs[0].script != self.script.name for runs in self.comparison.groups.values())
+    def rows(self):
+        """The scores after training, a row for each environment and method, and whether it is one of the file itself
+        among those of others."""
+        others = any(runs[0].script != self.script.name for runs in self.comparison.groups.values())
         for row in cmp.env_rows(self.comparison):
             runs = self.comparison.groups[row.env_id, row.method]
             score = text.estimate(row.iqm).replace("-", "\N{MINUS SIGN}")
-            cells = [row.env_id, row.method, score, str(row.seeds), f"{row.steps:,.0f}", text.training_time(row)]
-            own = others and runs[0].script == self.script.name
-            cells.append(row.date)
-            lines.append(f"<tr{' class=own' * own}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>")
-        titles = "".join(f'<th scope="col">{name}</th>' for name in head)
-        return (
-            f'<div class="scroll" tabindex="0"><table class="scores"><thead><tr>{titles}</tr></thead>'
-            f"<tbody>{''.join(lines)}</tbody></table></div>"
-        )
+            cells = [row.env_id, row.method, score, row.seeds, f"{row.steps:,.0f}", text.training_time(row), row.date]
+            yield others and runs[0].script == self.script.name, cells
+
+    def bands(self):
+        """What the bands around the curves are."""
+        kinds = {curve.kind for curve in self.curves.values() if curve.kind}
+        return {"the 95 % interval" if kind == "interval" else "the range of the runs" for kind in kinds}
 
     def commands(self):
         """The commands that repeat the rows of the algorithm itself."""
-        found = []
-        for (env, _), runs in self.comparison.groups.items():
-            if runs[0].script == self.script.name:
-                seeds = sorted(run.seed for run in runs)
-                found.append((env, command(runs, self.script), seeds))
-        return found
+        groups = self.comparison.groups.items()
+        own = [(env, runs) for (env, _), runs in groups if runs[0].script == self.script.name]
+        return [(env, command(runs, self.script), sorted(run.seed for run in runs)) for env, runs in own]
 
 
 def command(runs, script):
@@ -95,28 +89,22 @@ def defaults_of(path):
     return found
 
 
-def figure(chart, picture, made_by, words):
-    """The chart of a page, its table and commands; the picture where scripts are off."""
-    rows = "".join(
-        f"<li>{html.escape(env)}, seeds {', '.join(map(str, seeds))}: <code>{html.escape(words_)}</code></li>"
-        for env, words_, seeds in chart.commands()
-    )
-    kind = {"interval": "the 95 % interval"}
-    kinds = {kind.get(curve.kind, "the range of the runs") for curve in chart.curves.values() if curve.kind}
-    band = f"; band: {' or '.join(sorted(kinds))}" if kinds else ""
-    return (
-        f'<figure class="chart"><div class="chart-box" hidden></div><noscript>{picture}</noscript>'
-        f'<script type="application/json">{page.as_json(chart.data())}</script>'
-        f"<figcaption>{html.escape(words)}: interquartile mean over seeds{band}. Made by <code>{made_by}</code>; "
-        f"this page by <code>make site</code></figcaption></figure>{chart.table()}"
-        '<p class="note">Score: interquartile mean over seeds [95 % interval]; of fewer than four (range).</p>'
-        f'<details class="repeat"><summary>Commands that repeat these numbers</summary><ul>{rows}</ul></details>'
-    )
+def chosen(found, names):
+    """The data of one chart of several algorithms: a panel for each with its own curve on one environment, and what its
+    bands are."""
+    panels, bands, names = [], set(), [each for each in names if each[0] in found]
+    for number, (name, env) in enumerate(names):
+        data, bands = found[name].data(), bands | found[name].bands()
+        lines, own = next(each["lines"] for each in data["panels"] if each["title"] == env), data["methods"].index(name)
+        lines = {key: [line | {"m": number} for line in of_key if line["m"] == own] for key, of_key in lines.items()}
+        panels.append({"title": f"{name}, {env}", "lines": lines})
+    methods, start = [name for name, _ in names], {"axis": "steps", "metric": "eval"}
+    return {"methods": methods, "start": start, "panels": panels}, bands
 
 
 def runs_below(path, root):
     """What a page says of the result files in a folder, or of one: a row for each run."""
-    files = [path] if path.is_file() else sorted(path.glob("*.json.gz"))
+    files = sorted(path.glob("*.json.gz")) if path.is_dir() else [path] * (path.suffix == ".gz")
     found, _ = read_all(files) if files else ([], [])
     return [
         {

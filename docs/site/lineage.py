@@ -1,7 +1,5 @@
 """The family trees of the algorithm files as one picture."""
 
-import html
-
 import diffs
 
 ROW, COLUMN, LETTER, LEFT = 26, 276, 7.9, 12  # pixels: height of a row, distance of generations, width of a letter
@@ -9,7 +7,7 @@ MIDDLE = 13  # pixels from the top of a row to the middle of its names
 
 
 def picture(families, scripts, titles):
-    """The forest as an SVG with links: names lead to pages, numbers to diffs."""
+    """What the template of the page draws of the forest: names lead to pages, numbers to diffs."""
     pairs = diffs.edges(scripts)
     first = {child.name: parent.name for parent, child in reversed(pairs)}
     below = {}
@@ -25,9 +23,7 @@ def picture(families, scripts, titles):
             put(child, depth + 1)
 
     for family, files in families.items():
-        marks.append(
-            f'<text class="family" x="{LEFT}" y="{row * ROW + MIDDLE + 9}">{html.escape(titles[family])}</text>'
-        )
+        marks.append((titles[family], row * ROW + MIDDLE + 9))
         row += 1.4
         for script in files:
             if script.name not in first:
@@ -36,16 +32,7 @@ def picture(families, scripts, titles):
         row += 0.6
     width = max(x + len(name) * LETTER for name, (x, _) in spots.items()) + LEFT
     arrows = [arrow(spots, parent, child, first[child.name] != parent.name) for parent, child in pairs]
-    names = [node(name, *spot) for name, spot in spots.items()]
-    return (
-        f'<svg viewBox="0 0 {width:.0f} {row * ROW:.0f}" width="{width:.0f}" height="{row * ROW:.0f}" role="group" '
-        f'aria-label="Family trees of the algorithm files">{"".join([*marks, *arrows, *names])}</svg>'
-    )
-
-
-def node(name, x, y):
-    """The name of a file, which leads to its page."""
-    return f'<a href="algorithms/{name}.html"><text class="name" x="{x}" y="{y + 4}">{name}</text></a>'
+    return {"width": width, "height": row * ROW, "left": LEFT, "marks": marks, "arrows": arrows, "spots": spots}
 
 
 def arrow(spots, parent, child, second):
@@ -53,7 +40,6 @@ def arrow(spots, parent, child, second):
     (x0, y0), (x1, y1) = spots[parent.name], spots[child.name]
     start = x0 + len(parent.name) * LETTER + 6
     added, removed = diffs.changes(parent, child)
-    address = html.escape(diffs.address(parent, child))
     words = f"{parent.name} to {child.name}: {added} lines added, {removed} removed"
     number = x1 - 46, y1 + 4
     if second:
@@ -64,8 +50,4 @@ def arrow(spots, parent, child, second):
     else:
         bend = x0 + 18
         path = f"M{bend} {y0 + 9} V{y1 - 8} Q{bend} {y1} {bend + 8} {y1} H{x1 - 52}"
-    return (
-        f'<path class="arrow{" second" * second}" d="{path}"/><a href="{address}" '
-        f'aria-label="{words}"><title>{words}</title><text class="count" x="{number[0]}" y="{number[1]}">'
-        f"{added + removed:>3}</text></a>"
-    )
+    return path, second, diffs.address(parent, child), words, number, added + removed

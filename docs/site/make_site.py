@@ -29,7 +29,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: E402
 from markupsafe import Markup  # noqa: E402
 
 from solorl.catalog.header import scripts  # noqa: E402
-from solorl.lab.results.page import CHART  # noqa: E402
+from solorl.lab.results.page import CHART, as_json  # noqa: E402
 
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 # Page of the repository -> its address where that does not follow from its place, as `address` says.
@@ -56,6 +56,9 @@ NAVIGATION = [
 # The part of the navigation that a page belongs to, by the beginning of its address.
 SECTIONS = {"algorithms/": "algorithms.html", "families/": "algorithms.html", "guides/": "guides.html",
             "results/": "results.html", "reports/": "results.html"}  # fmt: skip
+# Algorithm and task of the curves on the first page.
+CURVES = (("ppo", "LunarLander-v3"), ("c51", "CartPole-v1"), ("sac_continuous_action", "Pendulum-v1"),
+          ("mappo", "team/simple_spread_v3"))  # fmt: skip
 MOST_BYTES = 400_000  # of a file that is shown whole
 
 
@@ -113,14 +116,20 @@ class Place:
         """A picture with the command that makes it again; a chart where its data are known."""
         name = Path(os.path.relpath((ROOT / path).parent / source, ROOT)).as_posix()
         command = next(command for start, command in COMMANDS if name.startswith(start))
-        self.site.copy(name)
-        picture = f'<img src="{self.to(f"pictures/{name}")}" alt="{html.escape(words)}" loading="lazy">'
         script = re.fullmatch(r"docs/curves/(\w+)\.png", name)
-        if script and (chart := self.site.charts().get(script[1])):
-            return charts.figure(chart, picture, command, words)
-        return (
-            f"<figure>{picture}<figcaption>{html.escape(words)}. Made by <code>{command}</code></figcaption></figure>"
-        )
+        chart = self.site.charts().get(script[1]) if script else None
+        drawn = (chart.data(), chart.bands(), chart) if chart else ()
+        return self.chart(self.picture(name, words), command, words, *drawn)
+
+    def picture(self, name, words):
+        """A picture alone."""
+        self.site.copy(name)
+        return f'<img src="{self.to(f"pictures/{name}")}" alt="{html.escape(words)}" loading="lazy">'
+
+    def chart(self, picture, command, words, data=None, bands=(), chart=None):
+        """A picture, or in its place curves that a script draws, and of one algorithm a table and commands."""
+        page = self.site.jinja.get_template("chart.html")
+        return page.render(picture=picture, command=command, words=words, data=data, bands=bands, chart=chart)
 
 
 class Site:
@@ -138,6 +147,7 @@ class Site:
             loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined,
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
+        self.jinja.globals |= {"navigation": NAVIGATION, "repository": REPOSITORY, "as_json": as_json}
 
     @cache  # noqa: B019
     def charts(self):
@@ -148,18 +158,9 @@ class Site:
         """Write a page."""
         assert url not in self.written, f"{url} is written twice"
         self.written.add(url)
-        here = Place(self, url)
         section = next((there for start, there in SECTIONS.items() if url.startswith(start)), url)
-        text = self.jinja.get_template(template).render(
-            title=title,
-            description=description,
-            to=here.to,
-            url=url,
-            navigation=NAVIGATION,
-            repository=REPOSITORY,
-            section=section,
-            **values,
-        )
+        page, to = self.jinja.get_template(template), Place(self, url).to
+        text = page.render(title=title, description=description, to=to, url=url, section=section, **values)
         path = self.out / url
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -178,13 +179,16 @@ class Site:
             if texts:
                 self.entries.append([f"{url}#{anchor}" if anchor else url, page.title, heading, start, " ".join(words)])
 
+    def text(self, url, page, source):
+        """A page of text, with its contents."""
+        self.index(url, page)
+        parts = [part for part in page.headings if part[0] == 2]
+        self.write(url, "page.html", page.title, body=Markup(page.body), parts=parts, source=source)
+
     def markdown(self, name):
         """The page of a Markdown file of the repository."""
         url = address(name)
-        page = writing.render((ROOT / name).read_text(encoding="utf-8"), name, Place(self, url))
-        self.index(url, page)
-        body, contents = Markup(page.body), Markup(writing.contents(page.headings))
-        self.write(url, "page.html", page.title, body=body, contents=contents, source=name)
+        self.text(url, writing.render((ROOT / name).read_text(encoding="utf-8"), name, Place(self, url)), name)
 
     def algorithm(self, script):
         """The page of an algorithm file."""
@@ -196,12 +200,10 @@ class Site:
         readme = (ROOT / family).read_text(encoding="utf-8")
         metrics = writing.render(writing.part(readme, "Logged metrics"), family, here)
         body = page.body.partition("</h1>")[2]
-        text = script.path.read_text(encoding="utf-8")
+        listing = sources.listing(script.path.read_text(encoding="utf-8"), script.path.name, script.path)
         self.write(
             url, "algorithm.html", script.name, script.title, script=script, body=Markup(body),
-            metrics=Markup(metrics.body), contents=Markup(writing.contents(page.headings)),
-            family=readme.partition("\n")[0].removeprefix("# "),
-            listing=Markup(sources.listing(text, script.path.name, script.path)),
+            metrics=Markup(metrics.body), listing=Markup(listing), family=readme.partition("\n")[0].removeprefix("# "),
             parents=diffs.parents(script, self.scripts), children=diffs.children(script, self.scripts),
             source=script.path.relative_to(ROOT).as_posix(), chart=bool(re.search(r"class=.chart", body)),
         )  # fmt: skip
@@ -213,18 +215,14 @@ class Site:
         if path.is_dir():
             below = sorted(each for each in path.iterdir() if not each.name.startswith((".", "__")))
             runs = charts.runs_below(path, ROOT)
-            for each in below if runs else ():
-                if each.name.endswith(".gz"):
-                    self.copy(each.relative_to(ROOT).as_posix(), "data")
+            for each in path.glob("*.gz") if runs else ():
+                self.copy(each.relative_to(ROOT).as_posix(), "data")
             links = [] if runs else [each.relative_to(ROOT).as_posix() for each in below]
             self.wanted |= {each for each in links if address(each).startswith("files/")}
             values |= {"runs": runs, "links": [(Path(each).name, here.to(address(each))) for each in links]}
-        elif path.suffix == ".gz":
+        elif path.suffix == ".ipynb" or b"\0" in path.read_bytes():  # a notebook, a picture, a model, data of a run
             self.copy(name, "data")
-            values |= {"runs": charts.runs_below(path, ROOT), "links": []}
-        elif b"\0" in path.read_bytes():  # a picture, a model
-            self.copy(name, "data")
-            values |= {"runs": [], "links": [(path.name, here.to(f"data/{name}"))]}
+            values |= {"runs": charts.runs_below(path, ROOT), "links": [(path.name, here.to(f"data/{name}"))]}
         else:
             text = path.read_text(encoding="utf-8")
             assert len(text) < MOST_BYTES, f"{name} is too long for a page"
@@ -239,14 +237,14 @@ class Site:
         ppo = self.scripts["ppo"].path
         start, end = sources.places(ppo)["ppo_loss"]
         code = "\n".join(ppo.read_text(encoding="utf-8").splitlines()[start - 1 : end])
-        chart = here.figure("docs/curves/ppo.png", "PPO on four small tasks", "README.md")
-        chart = Markup(chart.partition("</figure>")[0])  # without its table
+        picture = here.picture("docs/curves/dqn.png", "Learning curves of DQN on three small tasks")
+        chart = here.chart(picture, COMMANDS[0][1], "Four files, each on a task", *charts.chosen(self.charts(), CURVES))
         film = here.figure("docs/lunarlander.gif", "PPO lands on LunarLander-v3 after a million steps", "README.md")
         self.write(
             "index.html", "front.html", "SoloRL", "Deep reinforcement learning, one file per algorithm.",
             code=Markup(sources.block(code, "ppo.py")), line=start, film=Markup(film),
             proof=Markup(writing.render(proof, "README.md", here).body), families=self.families,
-            titles=self.titles(), count=len(self.scripts), chart=chart,
+            titles=self.titles(), count=len(self.scripts), chart=Markup(chart), curves=CURVES,
         )  # fmt: skip
 
     def titles(self):
@@ -281,16 +279,13 @@ class Site:
     def differences(self):
         """The family trees, and the page on which any two files are compared."""
         names = {family: [script.name for script in files] for family, files in self.families.items()}
-        picture = Markup(lineage.picture(self.families, self.scripts, self.titles()))
-        self.write("lineage.html", "lineage.html", "Lineage", picture=picture)
+        trees = lineage.picture(self.families, self.scripts, self.titles())
+        self.write("lineage.html", "lineage.html", "Lineage", **trees)
         self.write("compare.html", "compare.html", "Compare two files", names=names, titles=self.titles())
 
     def api(self):
         """The page of the verbs."""
-        page = verbs.page(Place(self, "api.html"))
-        self.index("api.html", page)
-        body, contents = Markup(page.body), Markup(writing.contents(page.headings))
-        self.write("api.html", "page.html", page.title, body=body, contents=contents, source="solorl/__init__.py")
+        self.text("api.html", verbs.page(Place(self, "api.html")), "solorl/__init__.py")
 
     def files(self):
         """The files and folders that pages link to; known when all other pages are written."""

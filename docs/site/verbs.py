@@ -50,27 +50,18 @@ def signature(node, owner=""):
 
 def page(here):
     """The page: a section for each name, below it the methods of classes and the fields of dataclasses."""
-    parts = [INTRODUCTION]
-    anchors = {}
-    for name in sorted(
-        solorl.__all__, key=lambda name: (name not in ("parse", "RunArgs", "Run", "Runs", "load"), name)
-    ):
+    parts, anchors, first = [INTRODUCTION], {}, ("parse", "RunArgs", "Run", "Runs", "load")
+    for name in sorted(solorl.__all__, key=lambda name: (name not in first, name)):
         node, _ = definition(name)
         parts.append(f"## {name}\n")
         if isinstance(node, ast.FunctionDef):
             parts += [code(signature(node)), ast.get_docstring(node) or ""]
             continue
-        parts.append(ast.get_docstring(node) or "")
-        if name == "RunArgs":
-            parts.append(fields(name))
+        parts += [ast.get_docstring(node) or "", fields(name) if name == "RunArgs" else ""]
         for method in methods(name):
-            anchors[f"{name}.{method.name}"] = f"{name}.{method.name}"
-            owner = {"Run": "run.", "Runs": "run."}.get(name, f"{name}.")
-            parts += [
-                f"### {name}.{method.name}\n",
-                code(signature(method, owner)),
-                inspect.cleandoc(ast.get_docstring(method)),
-            ]
+            title, owner = f"{name}.{method.name}", "run." if name in ("Run", "Runs") else f"{name}."
+            anchors[title] = title
+            parts += [f"### {title}\n", code(signature(method, owner)), inspect.cleandoc(ast.get_docstring(method))]
     made = writing.render("\n\n".join(parts), "README.md", here)
     for anchor in anchors:  # dots are kept, so that `Run.log` and `Runs.log` read as they are called
         made.body = made.body.replace(f'id="{writing.slug(anchor, {})}"', f'id="{anchor}"')
@@ -96,7 +87,6 @@ def fields(name):
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and each.value is not None:
             comment = lines[each.end_lineno - 1].partition("  # ")[2].replace("|", "\\|")
-            rows.append(
-                f"| `--{each.target.id.replace('_', '-')}` | `{ast.unparse(each.value)}` | {html.unescape(comment)} |"
-            )
+            flag = each.target.id.replace("_", "-")
+            rows.append(f"| `--{flag}` | `{ast.unparse(each.value)}` | {html.unescape(comment)} |")
     return "\n".join(rows)

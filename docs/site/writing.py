@@ -4,11 +4,14 @@ import html
 import re
 from dataclasses import dataclass, field
 
+import equations
 import sources
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 PARSER = MarkdownIt("commonmark").enable("table").enable("strikethrough")
+HTML = ("html_inline", "", 0)  # a token that is already HTML
+PARSER.inline.ruler.before("escape", "equation", equations.rule)
 
 
 @dataclass
@@ -30,14 +33,15 @@ def slug(title, seen):
 
 def words_of(children):
     """The text of inline tokens."""
-    return "".join(" " if each.type in ("softbreak", "hardbreak") else each.content for each in children or ())
+    gaps = ("softbreak", "hardbreak")
+    return "".join(" " if each.type in gaps else each.meta.get("words", each.content) for each in children or ())
 
 
 def render(text, path, site):
     """A page of Markdown. `site` answers `link(target, path, words)`, the address of what is linked from `path`,
     `figure(source, words, path)`, a picture as HTML, and `code_link(words, path)`, the address of a flag or verb."""
-    tokens, seen = PARSER.parse(re.sub(r"<!--.*?-->\n?", "", text, flags=re.S)), {}
-    page = Page("", "", [], [["", "", []]])
+    tokens, seen = PARSER.parse(re.sub(r"<!--.*?-->\n?", "", text, flags=re.S), {"page": path}), {}
+    page, tables = Page("", "", [], [["", "", []]]), 0
     for i, token in enumerate(tokens):
         if token.type == "heading_open":
             words = words_of(tokens[i + 1].children)
@@ -52,17 +56,17 @@ def render(text, path, site):
             token.children = inline(token.children, path, site)
         elif token.type == "fence":
             page.sections[-1][2].append(token.content)
-            language = token.info.strip() or "text"
-            token.type, token.content = "html_block", sources.block(token.content, language)
+            token.type, token.content = "html_block", sources.block(token.content, token.info.strip() or "text")
         elif token.type == "table_open":
-            tokens[i].meta["scroll"] = True
+            tables += 1
+            label = html.escape(f"Table {tables} {page.sections[-1][1]}")
+            region = f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
+            token.type, token.content = "html_block", f"{region}<table>\n"
     page.body = PARSER.renderer.render(tokens, PARSER.options, {})
-    page.body = page.body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace(
-        "</table>", "</table></div>"
-    )
+    page.body = page.body.replace("</table>", "</table></div>")
     page.body = re.sub(r"<p>(<figure.*?</figure>)</p>", r"\1", page.body, flags=re.S)
-    page.body = re.sub(r'<th( style="[^"]*")?>', r'<th scope="col"\1>', page.body)
     page.body = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", page.body)
+    page.body = re.sub(r'<th( style="[^"]*")?>', r'<th scope="col"\1>', page.body)
     return page
 
 
@@ -76,24 +80,12 @@ def inline(children, path, site):
         elif token.type == "link_close":
             inside = False
         elif token.type == "image":
-            token = html_token(site.figure(token.attrGet("src"), words_of(token.children), path))
+            token = Token(*HTML, content=site.figure(token.attrGet("src"), words_of(token.children), path))
         elif token.type == "code_inline" and not inside and (target := site.code_link(token.content, path)):
-            token = html_token(f'<a class="quiet" href="{target}"><code>{html.escape(token.content)}</code></a>')
+            words = html.escape(token.content)
+            token = Token(*HTML, content=f'<a class="quiet" href="{target}"><code>{words}</code></a>')
         found.append(token)
     return found
-
-
-def html_token(text):
-    """A token that is already HTML."""
-    return Token("html_inline", "", 0, content=text)
-
-
-def contents(headings):
-    """The headings of the second level as a list of links."""
-    links = [
-        f'<li><a href="#{anchor}">{html.escape(words)}</a></li>' for level, anchor, words in headings if level == 2
-    ]
-    return f"<ol>{''.join(links)}</ol>" if len(links) > 2 else ""
 
 
 def part(text, heading):
