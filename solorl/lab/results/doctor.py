@@ -140,7 +140,7 @@ def rate_at_zero(t: Training) -> str:
 
 
 def large_steps(t: Training) -> str:
-    """The KL divergence of an update, or the share of clipped ratios, is far above the usual."""
+    """The KL divergence of an update, or the fraction of clipped ratios, is far above the usual."""
     found = []
     for name, most, usual in (("approx_kl", LARGE_KL, 0.02), ("clipfrac", LARGE_CLIPFRAC, 0.1)):
         values = t.values(f"losses/{name}")

@@ -133,7 +133,7 @@ def of_result(result: Result) -> Training:
 
 
 def _curves(points: Iterable[tuple[str, Any, Any]]) -> dict[str, tuple[Array, Array]]:
-    """Curves out of (name, step, value); what is no finite number is left out."""
+    """Curves out of (name, step, value); what is not a finite number is left out."""
     found: dict[str, list[tuple[float, float]]] = {}
     for name, step, value in points:
         if isinstance(value, int | float) and math.isfinite(value):

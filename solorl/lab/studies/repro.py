@@ -18,7 +18,7 @@ from solorl.machine import cpu_model, dying_with_parent
 from solorl.scripts import PACKAGE, in_checkout
 
 ENOUGH = 4  # scores, for an interval
-# Arguments that are no flags of a study, or change nothing that is learned.
+# Arguments that cannot be flags of a study, or change nothing that is learned.
 LEFT_OUT = ("env_id", "seed", "num_seeds", "exp_name", "track", "wandb_project_name", "hf_entity", "capture_video",
             "upload_model", "plot", "save_model")  # fmt: skip
 
