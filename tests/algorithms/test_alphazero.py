@@ -298,12 +298,14 @@ def test_what_is_logged_is_documented(train):
 
 
 def test_a_board_of_ones_own_is_a_line_in_a_module(train):
-    v = train("alphazero", *TINY, "--env-id", "own_board:Three-v0", "--total-timesteps", "64", "--opponents", "perfect")
+    v = train(
+        "alphazero", *TINY, "--env-id", "own_board:ThreeInARow-v0", "--total-timesteps", "64", "--opponents", "perfect"
+    )
     assert v["game"].max_moves == 12 and v["replay"].inserted > 0
 
 
 def test_the_tree_on_the_page_is_that_of_the_file():
-    page = runpy.run_path(str(ROOT / "docs/search_tree.py"))
+    page = runpy.run_path(str(ROOT / "benchmark/search_tree.py"))
     tree = page["grown"]()
     assert tree.root_visits()[0].tolist() == [0, 0, 6, 2, 0, 2, 2, 2, 2]  # what the page tells: block at 3
     assert page["picture"](tree, TIC) == (ROOT / "docs/search_tree.svg").read_text()

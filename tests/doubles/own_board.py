@@ -3,7 +3,7 @@
 import gymnasium as gym
 
 gym.register(
-    "Three-v0",
+    "ThreeInARow-v0",
     "solorl.games.matches:Match",
     vector_entry_point="solorl.games.matches:Matches",
     kwargs={"rules": (3, 4, 3, False)},

@@ -68,7 +68,7 @@ def circumstances(result: Result, task: Task) -> Iterator[str]:
     golden = PACKAGE.parent / "tests" / "test_golden.py"
     if in_checkout() and golden.is_file():
         name = f"{golden}::test_the_first_iterations_are_the_recorded_ones[{result.script}]"
-        words = [task.argv()[0], "-m", "pytest", "-q", "-n", "0", name]
+        words = [task.argv()[0], "-mpytest", "-q", "-n", "0", name]
         held = subprocess.run(words, capture_output=True, cwd=PACKAGE.parent).returncode == 0
         yield f"first steps {'as recorded' if held else 'not as recorded in tests/golden'}"
     from importlib.metadata import PackageNotFoundError, version

@@ -1,6 +1,6 @@
 """Makes docs/search_tree.svg: the tree that `alphazero.py` builds in a position of tic-tac-toe, with no network at all.
 
-python docs/search_tree.py
+python benchmark/search_tree.py
 """
 
 import runpy
@@ -11,7 +11,7 @@ import numpy as np
 
 from solorl.games.boards import Board
 
-DOCS = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 SIMULATIONS, MOVES = 16, (0, 4, 1)  # X has 1 and 2, O has 5 and must move to 3
 CELL, WIDTH, HEIGHT = 14, 96, 112  # of a cell of a board; of the place of a node
 
@@ -23,7 +23,7 @@ def predict(obs):
 
 def grown():
     """The tree."""
-    file = runpy.run_path(str(DOCS.parent / "algorithms/planning/alphazero.py"), run_name="imported")
+    file = runpy.run_path(str(ROOT / "algorithms/planning/alphazero.py"), run_name="imported")
     game, settings = Board(3, 3, 3, False), SimpleNamespace(pb_c_init=1.25, pb_c_base=19_652.0)
     position = game.start(1)
     for move in MOVES:
@@ -73,4 +73,4 @@ def picture(tree, game):
 
 
 if __name__ == "__main__":
-    (DOCS / "search_tree.svg").write_text(picture(grown(), Board(3, 3, 3, False)))
+    (ROOT / "docs/search_tree.svg").write_text(picture(grown(), Board(3, 3, 3, False)))
