@@ -91,6 +91,7 @@ TABLES = [
     (MULTI_AGENT, "tag", f"{TEAMS} team/simple_tag_v3 --baseline 'maddpg single'"),
     (MULTI_AGENT, "foraging", "benchmark/results/foraging --baseline vdn"),
     (GOALS, "bit-flipping", "benchmark/results/goals --env-ids games/BitFlip15-v0 --baseline 'dqn_her plain'"),
+    (GOALS, "point", "benchmark/results/goals --env-ids games/PointReach-v0 --baseline 'sac_her plain'"),
     *((OFFLINE, marker, f"benchmark/results/offline {words}") for marker, words in DATA_SETS.items()),
 ]
 
