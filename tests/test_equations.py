@@ -64,8 +64,8 @@ def test_github_sets_every_equation():
                 before, after = text[: match.start()][-1:], text[match.end() :][:1]
                 assert before in ("", " ", "\n", "(") and after in ("", *" \n.,:;)"), f"{page.name}: {match[0]}"
     greek = "alpha beta gamma delta Delta eta kappa lambda mu nu pi sigma tau theta varepsilon"
-    names = "cos exp log max min tanh mathrm mathbf mathcal text bar hat tilde frac left right"
-    others = "cdot cdots circ geq int lVert ldots leftarrow lt mid nabla neq parallel propto rVert sim sum"
+    names = "cos exp ln log max min sqrt tanh mathrm mathbf mathcal text bar hat tilde frac left right"
+    others = "cdot cdots circ geq int lVert ldots le leftarrow lt mid nabla neq parallel propto rVert sim sum"
     assert macros == {*greek.split(), *names.split(), *others.split()}
 
 
