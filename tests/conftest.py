@@ -89,9 +89,10 @@ def definitions(name):
 
 
 def rows(run_dir, key=None):
-    """The rows of metrics.jsonl; with `key` only those that have it."""
+    """The rows of metrics.jsonl, without where the time went (`time/...`); with `key` only those that have it."""
     lines = (Path(run_dir) / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if key is None or key in row]
+    found = [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
+    return [row for row in found if key is None or key in row]
 
 
 def comparable(run_dir):

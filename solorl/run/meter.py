@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,6 +49,7 @@ class Meter:
         self._due: dict[str, int] = {}  # step of the last call per verb
         self._elapsed, self._resumed_at = 0.0, time.perf_counter()  # seconds of earlier sessions, start of this one
         self._paused = 0.0  # seconds spent on evaluation and saving since the last row
+        self._spent: dict[str, float] = {}  # name -> seconds since the last row in what `timed` looks at
         self._last_row = (0, 0.0)  # its step and wall time
         self._stopped = 0  # the loop in which the run that is resumed stopped
 
@@ -57,7 +58,7 @@ class Meter:
         """The iterations of one more loop; none where the training is `over` or was resumed in a later loop. Training
         time counts from the first loop on. UsageError where the script has other loops than it had."""
         if self.phase < 0:
-            self._resumed_at = time.perf_counter()
+            self._resumed_at, self._spent = time.perf_counter(), dict.fromkeys(self._spent, 0.0)
         self.phase += 1
         if self.trained and not over:
             raise UsageError("a loop came after the last one: those before it say last=False")
@@ -89,6 +90,17 @@ class Meter:
         began = time.perf_counter()
         yield
         self.pause(time.perf_counter() - began)
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function; each row says as `time/NAME` how many seconds it took since the row before."""
+
+        def call(*inputs: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            result = function(*inputs, **named)
+            self._spent[name] = self._spent.get(name, 0.0) + time.perf_counter() - began
+            return result
+
+        return call
 
     def is_due(self, verb: str, every: int, step: int) -> bool:
         """Whether a multiple of `every` steps (0: never) lies between the last call for this verb and `step`."""
@@ -167,8 +179,9 @@ class Meter:
         return rows
 
     def report(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Add the row of `step`: metrics, the means of what was learned, and the steps per second. Returns it with the
-        means of the episodes that have ended since the last one. Raises Diverged, and then adds no row."""
+        """Add the row of `step`: metrics, the means of what was learned, the steps per second, and where the time went.
+        Returns it with the means of the episodes that have ended since the last one. Raises Diverged, and then adds no
+        row."""
         means = {name: total / count for name, (total, count) in self._learned().items()}
         self._means, self._vectors = {}, {}
         values = {name: float(value) for name, value in (*metrics.items(), *means.items())}
@@ -178,7 +191,10 @@ class Meter:
         now = self.wall_time()
         seconds = max(1e-9, now - self._last_row[1] - self._paused)
         self.sps = values["charts/SPS"] = round((step - self._last_row[0]) / seconds)
-        self._last_row, self._paused = (step, now), 0.0
+        if self._spent:
+            spent = self._spent | {"other": max(0.0, seconds - sum(self._spent.values()))}
+            values |= {f"time/{name}": round(value, 3) for name, value in spent.items()}
+        self._last_row, self._paused, self._spent = (step, now), 0.0, dict.fromkeys(self._spent, 0.0)
         names = [name for name in (self.rows[0] if self.rows else ()) if name.startswith("charts/episodic_")]
         episodes = {name: float(np.mean([row[name] for row in self.rows])) for name in names}
         self.add_row(step, values)

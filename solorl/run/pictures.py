@@ -73,8 +73,6 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, episodes: int)
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    from solorl.glyphs import legible
-
     rows = []
     for row in read_rows(metrics)[0] if metrics.exists() else ():
         with contextlib.suppress(ValueError, TypeError, OverflowError):
@@ -104,7 +102,6 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, episodes: int)
     axes.grid(alpha=0.25)
     if (train | test).any():
         axes.legend(frameon=False)
-    legible(figure)
     data = BytesIO()
     FigureCanvasAgg(figure).print_png(data)
     write_atomically(picture, data.getvalue())

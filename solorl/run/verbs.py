@@ -311,9 +311,8 @@ class Run:
         average = self.ranks.average if self.world_size > 1 else None
         with in_one_sentence():
             graphs = self._graphs() if average is None else None
-            return GradientStep(
-                loss_of, module, optimizer, max_grad_norm, self.compile, self.args.fast, average, graphs
-            )
+            parts = (loss_of, module, optimizer, max_grad_norm, self.compile, self.args.fast, average, graphs)
+            return self.meter.timed("update", GradientStep(*parts))
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.compile(function)` with `--compile`, else the function itself."""
@@ -358,6 +357,7 @@ class Run:
         self.checkpoints.name(parts, models)
         for envs in filter(env_state.is_vector_env, parts.values()):
             refuse_statistics(envs, self.env_id)
+            envs.step = self.meter.timed("environment", envs.step)
             if teams := teams_of(envs):
                 self.meter.teams, self.meter.agents = teams, list(envs.agents)
         if self.play:

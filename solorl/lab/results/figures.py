@@ -19,7 +19,6 @@ from PIL import Image
 
 from solorl.errors import UsageError
 from solorl.files import write
-from solorl.glyphs import legible
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
 
@@ -266,7 +265,6 @@ def _write(figure: Figure, path: Path, kinds: Sequence[str] = ("png", "svg", "pd
     metadata = {"png": png, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context({"svg.hashsalt": "solorl", "pdf.fonttype": 42}):  # TrueType, which publishers ask for
         FigureCanvasAgg(figure)
-        legible(figure)
         for kind in kinds:
             data = BytesIO()
             figure.savefig(data, format=kind, metadata=metadata[kind])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import gymnasium as gym
@@ -23,7 +24,9 @@ from safetensors.numpy import load_file
 from solorl import Run, RunArgs, __version__
 from solorl.checkpoints import checkpoint as state
 from solorl.compute import device
+from solorl.compute.speed import GradientStep
 from solorl.envs.surroundings import random_states, undisturbed
+from solorl.envs.vector import VectorEnvs
 from solorl.errors import UsageError
 from solorl.lab.results import figures
 from solorl.run import evaluation, trackers
@@ -180,6 +183,23 @@ def test_every_row_has_step_and_time_and_all_keys_of_the_page(train):
     assert [row["wall_time"] for row in every] == sorted(row["wall_time"] for row in every)
     keys = {key for row in every for key in row} - {"global_step", "wall_time"}
     assert keys == documented_keys("ppo")
+
+
+def test_rows_say_where_the_time_went(train, monkeypatch):
+    """Seconds of the environments, of gradient steps and of all else, which add up to those since the row before."""
+    step, slow = VectorEnvs.step, GradientStep.__call__
+    monkeypatch.setattr(VectorEnvs, "step", lambda *inputs: (time.sleep(0.002), step(*inputs))[1])
+    monkeypatch.setattr(GradientStep, "__call__", lambda *inputs: (time.sleep(0.01), slow(*inputs))[1])
+    v = train("ppo", *TINY)
+    lines = (v["run"].dir / "metrics.jsonl").read_text().splitlines()
+    every = [row for row in map(json.loads, lines) if "charts/SPS" in row]
+    assert len(every) > 2
+    args = v["args"]
+    for before, row in pairwise(every):
+        spent = {name: row[f"time/{name}"] for name in ("environment", "update", "other")}
+        assert spent["environment"] >= 0.002 * args.num_steps and spent["other"] >= 0
+        assert spent["update"] >= 0.01 * args.update_epochs * args.num_minibatches
+        assert sum(spent.values()) <= row["wall_time"] - before["wall_time"] + 0.01
 
 
 def test_tensorboard_holds_what_the_metrics_file_holds(train):
