@@ -280,7 +280,7 @@ def test_weights_over_shards_are_those_of_one_buffer(name, train, monkeypatch):
     seen, step = [], GradientStep.__call__
 
     def note(self, target_network, batch, weight):
-        v = sys._getframe(1).f_globals
+        v = sys._getframe(2).f_globals  # of the file, above the clock of gradient steps
         trees = [shard.tree.sum[shard.tree.size :] for shard in v["shards"]]
         every = np.concatenate(trees)
         every = every[every > 0]
