@@ -349,7 +349,7 @@ def examine(training: Training) -> list[Finding]:
 
 def disagreement(seeds: Sequence[Training]) -> list[Finding]:
     """Three or more seeds of one method whose scores differ by half of what the best has gained."""
-    scores = sorted(t.score for t in seeds if t.score is not None)
+    scores = sorted(t.score for t in seeds if t.score is not None and not diverged(t))
     lows = [t.low for t in seeds if t.low is not None]
     if (
         len(scores) < 3

@@ -167,6 +167,8 @@ def test_seeds_disagree():
     assert doctor.disagreement(ending(300, 350, 400)) == []
     assert doctor.disagreement(ending(30, 400)) == []  # two say nothing
     assert doctor.disagreement(ending(22.6, 22.6, 22.6)) == []
+    lost = [replace(one, status="diverged: x is nan") for one in ending(30, 200, 400)]
+    assert doctor.disagreement(lost) == []  # each has said so
 
 
 # ---------------------------------------------------------------------- reading and the command
