@@ -56,7 +56,7 @@ DATA_SETS = {
     "cal-ql": f"{HOPPER} 'cal_ql medium-replay early'",
 }
 BOTH = "benchmark/results/imitation benchmark/results/offline"
-EPISODES = " ".join(f"'{name} 5 episodes'" for name in ("bc", "dagger", "gail", "airl"))
+EPISODES = " ".join(f"'{name} 5 episodes'" for name in ("bc", "dagger"))
 TEAMS = "benchmark/results/teams --env-ids"
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
 OFF_POLICY_JAX = OFF_POLICY.replace("action", "action_jax")
