@@ -74,7 +74,7 @@ def no_update(t: Training) -> str:
 
 def changed_script(t: Training) -> str:
     """The script differs from the algorithm that it comes from."""
-    original = t.copy and _original(t.copy)
+    original = t.copy and t.edited and _original(t.copy)
     if not t.copy or not original:
         return ""
     theirs, own = map(_code, (original, t.copy))

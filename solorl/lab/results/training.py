@@ -43,6 +43,7 @@ class Training:
     curves: dict[str, tuple[Array, Array]] = field(default_factory=dict)
     copy: Path | None = None  # the script that ran
     sha256: str = ""  # of this script
+    edited: bool = True  # whether it may be another than some version of the library has
 
     @property
     def steps(self) -> float:
@@ -106,8 +107,9 @@ def of_run(folder: Path) -> Training:
         raise ResultError(f"{folder} cannot be read as a run: {error}") from error
     status, copy = str(runfolder.status_of(folder).get("status", "")), folder / script.name
     kept = copy if copy.is_file() else None
-    sha256 = str(config.get("script_sha256", ""))
-    return Training(str(folder), env_id, script.stem, seed, args, status, curves, kept, sha256)
+    sha256, clean = str(config.get("script_sha256", "")), not (config.get("git") or {}).get("dirty")
+    edited = not (clean and "algorithms" in Path(str(config.get("script_path", ""))).parts)
+    return Training(str(folder), env_id, script.stem, seed, args, status, curves, kept, sha256, edited)
 
 
 def of_tensorboard(folder: Path) -> Training:

@@ -125,6 +125,19 @@ def test_the_changed_lines_of_a_script_are_shown_with_what_they_are_about(tmp_pa
     assert doctor.changed_script(training(copy=mine)) == ""
 
 
+@pytest.mark.parametrize(
+    "where, dirty, is_seen",
+    [("/home/me/solorl/algorithms/dqn/dqn.py", False, False),  # an older version of the library ran
+     ("/home/me/solorl/algorithms/dqn/dqn.py", True, True), ("/home/me/dqn.py", False, True)],
+)  # fmt: skip
+def test_a_file_of_an_older_version_is_not_a_changed_one(tmp_path, where, dirty, is_seen):
+    run = a_run(tmp_path / "run", ROWS, script="dqn")
+    copy, config = run / "dqn.py", json.loads((run / "config.json").read_text())
+    copy.write_text(copy.read_text().replace("terminated, next_obs))", "terminated | truncated, next_obs))"))
+    (run / "config.json").write_text(json.dumps(config | {"script_path": where, "git": {"dirty": dirty}}))
+    assert bool(doctor.changed_script(of_run(run))) == is_seen
+
+
 def test_settings_ten_times_the_default_or_a_tenth_of_it(tmp_path):
     copy = Path(shutil.copy(script_paths()["ppo"], tmp_path / "ppo.py"))
     args = {
