@@ -1,11 +1,13 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["solorl[planning]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "jax>=0.4.34", "optax>=0.2.3", "mctx>=0.0.71"]
+# dependencies = [
+#     "solorl[planning]>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "jax>=0.4.34", "optax>=0.2.3", "mctx>=0.0.71",
+# ]
 # ///
 """AlphaZero: a network that plays board games against itself and learns from its own tree search; in JAX, with mctx.
 
-Paper     Silver et al. 2018, https://arxiv.org/abs/1712.01815 (AlphaZero, "Eq. 1" below); search: Danihelka et al. 2022,
-          https://openreview.net/forum?id=bERaNdoegnO (Gumbel AlphaZero), or Schrittwieser et al. 2020,
+Paper     Silver et al. 2018, https://arxiv.org/abs/1712.01815 (AlphaZero, "Eq. 1" below); search: Danihelka et al.
+          2022, https://openreview.net/forum?id=bERaNdoegnO (Gumbel AlphaZero), or Schrittwieser et al. 2020,
           https://arxiv.org/abs/1911.08265 (MuZero, "Eq. n" of its Appendix B below)
 Run       solo train alphazero_jax --env-id games/TicTacToe-v0 --total-timesteps 200k --opponents perfect,one-ply
 Spaces    vector -> discrete, with info["action_mask"]
@@ -134,7 +136,7 @@ def lost(game, obs):  # (batch, *obs_shape) -> (batch,): whether the other playe
 
 
 def openings(key, game, count, most):
-    """Positions (count, *obs_shape) after 0 to `most` random moves, each number as often; none where the game is over."""
+    """Positions (count, *obs_shape) after 0 to `most` random moves, as often each; none where the game is over."""
     length_key, moves_key = jax.random.split(key)
     length = jax.random.randint(length_key, (count,), 0, most + 1)
 
@@ -190,8 +192,8 @@ def predict(params, game, obs):
 
 # ---- the search
 def search(params, key, game, obs, num_simulations, args, noise):
-    """What mctx's search finds in these positions: its policy `action_weights`, a move `action`, and its tree; with noise
-    at the root, for self-play, or without. With Gumbel `action` is the move that the search has selected."""
+    """What mctx's search finds in these positions: its policy `action_weights`, a move `action`, and its tree. With
+    noise at the root, for self-play, or without."""
 
     def simulate(params, key, action, node):
         """One more move in the search: the game itself is the model. All numbers are those of who is to move."""
@@ -208,8 +210,8 @@ def search(params, key, game, obs, num_simulations, args, noise):
     root = mctx.RootFnOutput(prior_logits=logits, value=value, embedding=(obs, jnp.zeros(len(obs), bool)))
     given = (params, key, root, simulate, num_simulations, ~allowed(game, obs))
     if args.search == "gumbel":  # sequential halving; its policy is softmax(logits + sigma(completed Q))
-        considered = args.max_considered
-        return mctx.gumbel_muzero_policy(*given, max_num_considered_actions=considered, gumbel_scale=float(noise))
+        noise, most = float(noise), args.max_considered
+        return mctx.gumbel_muzero_policy(*given, max_num_considered_actions=most, gumbel_scale=noise)
     # Eq. 2 and 5; its policy are the fractions of the visits
     return mctx.muzero_policy(
         *given,
@@ -232,8 +234,7 @@ def results(won, done):
     each. Who makes the last move has won or it is a draw; one move before the other player was to move."""
 
     def before(after, step):
-        z, known = after
-        won, done = step
+        (z, known), (won, done) = after, step
         after = jnp.where(done, won, -z), done | known
         return after, after
 
@@ -318,9 +319,8 @@ def train_iteration(training, setup):
     learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(learn_key, args.update_epochs))
 
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
-    sums = {name: values.sum() for name, values in metrics.items()}
-    training = Training(*learner, next_obs, key, training.iteration + 1)
-    return training, (reward, done, sums, jnp.int32(args.update_epochs * args.num_minibatches))
+    sums, count = jax.tree.map(jnp.sum, metrics), jnp.int32(args.update_epochs * args.num_minibatches)
+    return Training(*learner, next_obs, key, training.iteration + 1), (reward, done, sums, count)
 
 
 if __name__ == "__main__":
