@@ -222,7 +222,9 @@ def search(params, key, game, obs, num_simulations, args, noise):
     )
 
 
-def act(params, obs, setup):  # (batch, *obs_shape) -> (batch,): the best moves by a search without noise
+# (batch, *obs_shape), (batch, num_actions) -> (batch,): the best moves by a search without noise; the rules say what the
+# mask says
+def act(params, obs, action_mask, setup):
     args, game, _ = setup
     found = search(params, jax.random.PRNGKey(0), game, obs, args.eval_simulations, args, noise=False)
     return found.action if args.search == "gumbel" else found.action_weights.argmax(-1)
@@ -344,12 +346,10 @@ if __name__ == "__main__":
     optimizer = optax.chain(optax.add_decayed_weights(args.weight_decay), optax.adam(args.learning_rate))
     optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
     setup = Setup(args, make_game(rules.height, rules.width, rules.length, rules.stones_fall), optimizer)
+    act = partial(act, setup=setup)
     training, start = run.resume(lambda key: begin(key, setup), model="params")
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=1)
-
-    def policy(params, obs, action_mask):  # the rules say what the mask says
-        return act(params, obs, setup)
 
     for iterations in run.loop(start, num_iterations, batch_steps):  # ranges of at most `chunk` iterations
         global_step = iterations.stop * batch_steps
@@ -357,6 +357,6 @@ if __name__ == "__main__":
         run.episodes(global_step, reward, done)
         run.learned(sums, count)
         run.log(global_step, {"charts/learning_rate": np.full(args.num_seeds, args.learning_rate)})
-        run.evaluate(global_step, policy, make_env, also=also)
+        run.evaluate(global_step, act, make_env, also=also)
         run.save(global_step, training)
-    run.close(policy, make_env)  # a last evaluation; `solo play` takes this policy
+    run.close(act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -20,7 +20,7 @@ pytest.importorskip("mctx")
 JAX, TORCH = definitions("alphazero_jax"), definitions("alphazero")
 BOARDS = {"tic-tac-toe": TIC, "connect-four": FOUR, "wide": Board(3, 5, 3, False), "falling": Board(4, 3, 3, True)}
 BOTH = pytest.mark.parametrize("board", [TIC, FOUR], ids=["tic-tac-toe", "connect-four"])
-SEARCHES = pytest.mark.parametrize("search", ["gumbel", "classic"])
+SEARCHES = pytest.mark.parametrize("search", ["gumbel", pytest.param("classic", marks=pytest.mark.slow)])
 TINY = "--env-id games/TicTacToe-v0 --num-envs 8 --num-steps 8 --num-minibatches 2 --num-simulations 4".split()
 TINY += "--eval-simulations 4 --hidden-dim 16 --opponents one-ply --eval-every 0 --eval-episodes 2".split()
 
@@ -58,18 +58,15 @@ def searched(params, board, position, num_simulations, noise=False, key=0, **mor
 def test_the_rules_are_those_of_the_library(board):
     """Which moves are allowed, where they lead, and who has lost, for all moves from positions of random games."""
     game, (position, _) = game_of(board), random_positions(board, 200)
+    position, action = np.repeat(position, board.num_actions, 0), np.tile(np.arange(board.num_actions), 200)
     obs, mask = board.observation(position), board.mask(position)
     np.testing.assert_array_equal(JAX["allowed"](game, obs), mask)
-    lost = []
-    for action in range(board.num_actions):
-        may = mask[:, action]
-        after = JAX["play"](game, jnp.asarray(obs), jnp.full(200, action))
-        want = board.play(position, action)
-        np.testing.assert_array_equal(after[may], board.observation(want)[may])
-        np.testing.assert_array_equal(JAX["lost"](game, after)[may], board.lost(want)[may])
-        np.testing.assert_array_equal(after[~may].sum((1, 2, 3)), obs[~may].sum((1, 2, 3)))  # no stone is set
-        lost.append(board.lost(want)[may].mean())
-    assert 0 < np.mean(lost) < 1
+    may, want = mask[np.arange(len(mask)), action], board.play(position, action)
+    after = jax.jit(partial(JAX["play"], game))(obs, action)
+    np.testing.assert_array_equal(after[may], board.observation(want)[may])
+    np.testing.assert_array_equal(after[~may].sum((1, 2, 3)), obs[~may].sum((1, 2, 3)))  # no stone is set
+    np.testing.assert_array_equal(JAX["lost"](game, after)[may], board.lost(want)[may])
+    assert 0 < board.lost(want)[may].mean() < 1 and 0 < may.mean() < 1
 
 
 def test_every_row_of_connect_four_wins():
@@ -131,20 +128,19 @@ def test_the_policy_of_gumbel_is_the_improved_one_of_the_paper():
 
 @SEARCHES
 def test_it_wins_at_once_and_blocks(search):
-    """With any network: X has three stones in a row, and moves, or O moves and must stop them."""
-    _, params = twins(FOUR)
+    """With a network that knows nothing: X has three stones in a row, and moves, or O moves and must stop them. (Eq. 5
+    scales values by those found so far: the classic search finds the winning move after 60 simulations.)"""
+    params = JAX["init_params"](jax.random.PRNGKey(0), 84, 7, 64)
     position = FOUR.start(1)
     for move in (1, 0, 2, 0, 3, 6):  # X has 1 to 3 at the bottom of columns 1, 2 and 3; O 0, 0, 6
         position = FOUR.play(position, np.array([move]))
-    setup = JAX["Setup"](arguments(search=search, eval_simulations=64), game_of(FOUR), None)
+    setup = JAX["Setup"](arguments(search=search, eval_simulations=200), game_of(FOUR), None)
     act = jax.jit(partial(JAX["act"], setup=setup))
-    assert act(params, jnp.asarray(FOUR.observation(position))).tolist() == [4]
+    assert act(params, FOUR.observation(position), FOUR.mask(position)).tolist() == [4]
     position = FOUR.start(1)
     for move in (0, 1, 0, 5, 0):  # X threatens column 0
         position = FOUR.play(position, np.array([move]))
-    assert act(params, jnp.asarray(FOUR.observation(position))).tolist() == [0]
-    found = searched(params, FOUR, position, 64, search=search)
-    assert found.search_tree.summary().value[0] <= 1
+    assert act(params, FOUR.observation(position), FOUR.mask(position)).tolist() == [0]
 
 
 @SEARCHES
@@ -256,6 +252,7 @@ def test_self_play_follows_the_search_and_no_move_is_against_the_rules(search, m
     assert known.any() and not known.all() and set(np.unique(reward)) == {0, 0.5, 1}
 
 
+@pytest.mark.slow
 def test_it_logs_what_is_documented_and_plays_on_a_board_of_ones_own(train, solo):
     v = train(
         "alphazero_jax", *TINY, *"--env-id own_board:ThreeInARow-v0 --opponents perfect --total-timesteps 64".split()
@@ -289,7 +286,7 @@ def test_bad_input_is_one_sentence(train, flags, words):
 def points_against(v, opponent, side, games, seed=7):
     """The points of the trained policy in each of so many games."""
     envs = v["make_envs"]("games/TicTacToe-v0", games, opponent=opponent, side=side)
-    act, params = jax.jit(v["policy"]), v["training"].params
+    act, params = jax.jit(v["act"]), v["training"].params
     obs, infos = envs.reset(seed=[seed + i for i in range(games)])
     points, running = np.zeros(games), np.ones(games, bool)
     while running.any():
@@ -315,7 +312,7 @@ def test_some_seconds_of_training_do_not_lose_to_one_ply(train, search):
 def test_perfect_tic_tac_toe(train):
     """It loses on no line, and no game against a perfect player."""
     v = train("alphazero_jax", *TRAINING, "--total-timesteps", "200000", "--eval-simulations", "128")
-    act = jax.jit(v["policy"])
+    act = jax.jit(v["act"])
 
     def best(obs, mask):  # in batches of one size, so that it is compiled once
         padded = np.zeros((1024, *obs.shape[1:]), np.float32)
