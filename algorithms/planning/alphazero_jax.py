@@ -9,7 +9,8 @@
 Paper     Silver et al. 2018, https://arxiv.org/abs/1712.01815 (AlphaZero, "Eq. 1" below); search: Danihelka et al.
           2022, https://openreview.net/forum?id=bERaNdoegnO (Gumbel AlphaZero), or Schrittwieser et al. 2020,
           https://arxiv.org/abs/1911.08265 (MuZero, "Eq. n" of its Appendix B below)
-Run       solo train alphazero_jax --env-id games/TicTacToe-v0 --total-timesteps 200k --opponents perfect,one-ply
+Run       solo train alphazero_jax --env-id games/TicTacToe-v0 --num-envs 128 --num-steps 16 --num-minibatches 8
+          --total-timesteps 100k --opponents perfect,one-ply
 Spaces    vector -> discrete, with info["action_mask"]
 Differs   root of its family
 Twin      alphazero.py
@@ -222,8 +223,8 @@ def search(params, key, game, obs, num_simulations, args, noise):
     )
 
 
-# (batch, *obs_shape), (batch, num_actions) -> (batch,): the best moves by a search without noise; the rules say what the
-# mask says
+# (batch, *obs_shape), (batch, num_actions) -> (batch,): the best moves by a search without noise
+# the rules say what the mask says
 def act(params, obs, action_mask, setup):
     args, game, _ = setup
     found = search(params, jax.random.PRNGKey(0), game, obs, args.eval_simulations, args, noise=False)
