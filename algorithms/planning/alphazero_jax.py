@@ -196,19 +196,18 @@ def search(params, key, game, obs, num_simulations, args, noise):
     """What mctx's search finds in these positions: its policy `action_weights`, a move `action`, and its tree. With
     noise at the root, for self-play, or without."""
 
-    def simulate(params, key, action, node):
-        """One more move in the search: the game itself is the model. All numbers are those of who is to move."""
-        obs, over = node
+    def simulate(params, key, action, obs):
+        """One more move in the search: the game itself is the model."""
         obs = play(game, obs, action)
         logits, value = predict(params, game, obs)
-        reward = jnp.where(over, 0.0, lost(game, obs))  # of who has moved: 1 if the next player has lost
-        over |= lost(game, obs) | ~allowed(game, obs).any(-1)
-        # what is good for the next player is bad for who has moved; after the end nothing more comes
-        discount, value = jnp.where(over, 0.0, -1.0), jnp.where(over, 0.0, value)
-        return mctx.RecurrentFnOutput(reward=reward, discount=discount, prior_logits=logits, value=value), (obs, over)
+        won = lost(game, obs)  # who has moved, because the next player has lost
+        over = won | ~allowed(game, obs).any(-1)
+        # what is good for the next player is bad for who has moved; what the search plays after an end does not count
+        discount = jnp.where(over, 0.0, -1.0)
+        return mctx.RecurrentFnOutput(reward=won * 1.0, discount=discount, prior_logits=logits, value=value), obs
 
     logits, value = predict(params, game, obs)
-    root = mctx.RootFnOutput(prior_logits=logits, value=value, embedding=(obs, jnp.zeros(len(obs), bool)))
+    root = mctx.RootFnOutput(prior_logits=logits, value=value, embedding=obs)
     given = (params, key, root, simulate, num_simulations, ~allowed(game, obs))
     if args.search == "gumbel":  # sequential halving; its policy is softmax(logits + sigma(completed Q))
         noise, most = float(noise), args.max_considered
