@@ -121,7 +121,7 @@ def allowed(game, obs):  # (batch, *obs_shape) -> (batch, num_actions): columns,
     return empty[:, 0] if game.stones_fall else empty.reshape(len(obs), -1)
 
 
-def play(game, obs, action):
+def after_move(game, obs, action):
     """The positions after these moves, seen by the next player; a move that is not allowed sets no stone."""
     empty = 1 - obs.sum(-1)
     if game.stones_fall:  # the empty cells of a column are above its stones: the lowest is the last of them
@@ -144,7 +144,7 @@ def openings(key, game, count, most):
     def move(obs, drawn):
         number, key = drawn
         action = jax.random.categorical(key, jnp.where(allowed(game, obs), 0.0, -jnp.inf))
-        after = play(game, obs, action)
+        after = after_move(game, obs, action)
         goes_on = (number < length) & ~lost(game, after) & allowed(game, after).any(-1)
         return jnp.where(goes_on[:, None, None, None], after, obs), None
 
@@ -198,7 +198,7 @@ def search(params, key, game, obs, num_simulations, args, noise):
 
     def simulate(params, key, action, obs):
         """One more move in the search: the game itself is the model."""
-        obs = play(game, obs, action)
+        obs = after_move(game, obs, action)
         logits, value = predict(params, game, obs)
         won = lost(game, obs)  # who has moved, because the next player has lost
         over = won | ~allowed(game, obs).any(-1)
@@ -285,7 +285,7 @@ def train_iteration(training, setup):
         if args.search == "classic":
             drawn = jax.random.categorical(draw_key, jnp.log(found.action_weights))
             action = jnp.where(moves < args.temperature_moves, drawn, found.action_weights.argmax(-1))
-        after = play(game, obs, action)
+        after = after_move(game, obs, action)
         won = lost(game, after)  # who has moved
         done = won | ~allowed(game, after).any(-1)
         # random openings, so that the network also knows positions that good players do not come to

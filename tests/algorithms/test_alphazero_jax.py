@@ -62,7 +62,7 @@ def test_the_rules_are_those_of_the_library(board):
     obs, mask = board.observation(position), board.mask(position)
     np.testing.assert_array_equal(JAX["allowed"](game, obs), mask)
     may, want = mask[np.arange(len(mask)), action], board.play(position, action)
-    after = jax.jit(partial(JAX["play"], game))(obs, action)
+    after = jax.jit(partial(JAX["after_move"], game))(obs, action)
     np.testing.assert_array_equal(after[may], board.observation(want)[may])
     np.testing.assert_array_equal(after[~may].sum((1, 2, 3)), obs[~may].sum((1, 2, 3)))  # no stone is set
     np.testing.assert_array_equal(JAX["lost"](game, after)[may], board.lost(want)[may])
