@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT / "benchmark"), str(ROOT / "docs")]
 RESULTS, SPEED, ALGORITHMS, PROOF = "docs/results.md", "docs/speed.md", "algorithms/README.md", "docs/proof.md"
 FAMILIES = "ppo dqn actor_critic pqn multi_agent offline goals streaming evolution imitation language planning".split()
 LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
-PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE, GOALS, _, _, IMITATION, LANGUAGE, PLANNING = LOGS
+PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE, GOALS, _, _, IMITATION, LANGUAGE, _ = LOGS
 CLASSIC, JAX = "benchmark/results/classic", "benchmark/results/jax"
 CONTINUOUS, OFF_POLICY_RUNS = "benchmark/results/ppo_continuous", "benchmark/results/actor_critic"
 PENDULUM = "--env-ids Pendulum-v1 --methods"
@@ -95,7 +95,6 @@ TABLES = [
     (GOALS, "bit-flipping", "benchmark/results/goals --env-ids games/BitFlip15-v0 --baseline 'dqn_her plain'"),
     (IMITATION, "cartpole", f"{BOTH} --env-ids CartPole-v1 --methods {EPISODES} --baseline 'bc 5 episodes'"),
     (LANGUAGE, "reverse", "benchmark/results/language --env-ids text/reverse-8"),
-    (PLANNING, "tic-tac-toe", "benchmark/results/planning --env-ids games/TicTacToe-v0"),
     (GOALS, "arm", "benchmark/results/goals --env-ids games/FetchReach-v4"),
     (GOALS, "point", "benchmark/results/goals --env-ids games/PointReach-v0 --baseline 'sac_her plain'"),
     *((OFFLINE, marker, f"benchmark/results/offline {words}") for marker, words in DATA_SETS.items()),

@@ -154,6 +154,8 @@ FLAGS = {
     "pqn_jax": "--env-id CartPole-v1 --total-timesteps 1536 --eval-every 512",
     "pqn_vdn_jax": "--num-envs 8 --num-steps 16 --total-timesteps 512 --eval-every 128",
     "mappo_jax": "--num-envs 8 --total-timesteps 512 --eval-every 256",
+    "alphazero_jax": "--env-id games/TicTacToe-v0 --num-envs 8 --num-steps 16 --total-timesteps 1024 "
+    "--num-minibatches 4 --hidden-dim 32 --num-simulations 8 --eval-simulations 8 --opponents one-ply --eval-every 512",
     "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari_jax": f"{POOLED} --buffer-size 1000",
     "c51_atari_jax": f"{POOLED} --buffer-size 100 --target-network-frequency 100",

@@ -21,6 +21,10 @@ OFF_POLICY = "--total-timesteps 1200 --learning-starts 100 --batch-size 16 --buf
 PPO = "--total-timesteps 1280 --num-envs 2 --num-steps 16 --num-minibatches 2"
 EVERY = "--eval-episodes 1 --eval-every 400 --save-every 400"
 ON_POLICY = {name for name in TWINS if name.startswith(("ppo", "pqn", "mappo"))}  # without replay
+ROLLOUTS = {  # where the twin has a replay buffer: the fields that differ
+    "alphazero": "buffer_size replay_ratio batch_size num_envs num_steps update_epochs num_minibatches "
+    "search max_considered"
+}
 GAMES = {name for name in TWINS if "atari" in name}  # of EnvPool, which cannot be saved
 OFFLINE = {"iql"}  # from a data set
 ROOTS = ("ppo", "dqn")  # the others are in `make test-all`
@@ -29,6 +33,12 @@ ALONE = {"ppo_minatar_jax", "pqn_vdn_jax"}  # the games are in JAX: in torch the
 
 def short(name):
     """The flags of a short training."""
+    if name in ROLLOUTS:
+        words = "--env-id games/TicTacToe-v0 --opponents random --num-envs 8 --num-steps 8 --num-minibatches 2"
+        return [
+            *words.split(),
+            *"--num-simulations 2 --eval-simulations 2 --hidden-dim 16 --total-timesteps 1280".split(),
+        ]
     if name in OFFLINE:
         words = "--env-id Pendulum-v1 --total-timesteps 1600 --batch-size 16 --log-every 100 --dataset"
         return [*words.split(), recorded("Pendulum-v1")]
@@ -49,6 +59,8 @@ def test_arguments_are_those_of_the_torch_twin(name):
     if name in BODIES | GAMES:
         assert ("env_id", str, "Pendulum-v1" if name in BODIES else "Pong-v5") in mine
         mine, torch = ([field for field in each if field[0] != "env_id"] for each in (mine, torch))
+    own = ROLLOUTS.get(name, "").split()
+    mine, torch = ([field for field in each if field[0] not in own] for each in (mine, torch))
     assert sorted(mine, key=repr) == sorted(torch, key=repr) and len(mine) > 10
 
 
@@ -75,7 +87,7 @@ def test_a_stopped_training_goes_on_exactly(name, train, tmp_path):
     assert 0 < stopped_at < 1000 and last_steps[0] == last_steps[1] >= 1200
     a, b = training(whole), training(cut)
     assert a.keys() == b.keys() == before.keys() and all(np.array_equal(a[key], b[key]) for key in a)
-    assert ("/parts/training/replay.obs" in a) == (name not in ON_POLICY | OFFLINE)
+    assert ("/parts/training/replay.obs" in a) == (name not in ON_POLICY | OFFLINE | {*ROLLOUTS})
     learned = [key for key in a if any(part in key for part in ("params", "actor", "critic", "optimizer"))]
     learned = [key for key in learned if not key.endswith((".mean", ".std"))]  # of a data set
     assert learned and all(not np.array_equal(before[key], b[key]) for key in learned)

@@ -108,7 +108,7 @@ def test_values_are_accepted_as_in_the_table(name, monkeypatch):
     assert {"seed", "target_return"} <= set(fields)
     assert offline or {
         "total_timesteps",
-        *(["gamma"] if name not in ("ars", "dagger", "grpo", "alphazero") else []),
+        *(["gamma"] if name not in ("ars", "dagger", "grpo", "alphazero", "alphazero_jax") else []),
     } <= set(fields)
     for field in fields:
         accepted, flag = [], "--" + field.replace("_", "-")
