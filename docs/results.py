@@ -32,15 +32,12 @@ LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
 PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE, GOALS, _, _, IMITATION, LANGUAGE, _ = LOGS
 CLASSIC, JAX = "benchmark/results/classic", "benchmark/results/jax"
 CONTINUOUS, OFF_POLICY_RUNS = "benchmark/results/ppo_continuous", "benchmark/results/actor_critic"
-PENDULUM = "--env-ids Pendulum-v1 --methods"
 NAME = "ppo_continuous_action"
 PPO_CONTINUOUS = f"{NAME} '{NAME} tuned' rpo_continuous_action {NAME}_jax '{NAME}_jax tuned'"
 LANDER = "ppo 'ppo unclipped' sb3_ppo ppo_jax 'ppo_jax unclipped'"
-PPO_PENDULUM = f"{NAME}_jax '{NAME}_jax unclipped'"
 DQNS = "dqn dqn_jax c51 c51_jax double_dqn dueling_dqn d3qn ez_greedy_dqn"
-OTHER = "BipedalWalker-v3 Hopper-v5 InvertedPendulum-v5 Walker2d-v5"
 LONG = "BipedalWalker-v3 HalfCheetah-v5 Hopper-v5 LunarLanderContinuous-v3"
-HALFCHEETAH, HOPPER = "--env-ids HalfCheetah-v5 --methods", "--env-ids Hopper-v5 --methods"
+HALFCHEETAH, HOPPER, PENDULUM = (f"--env-ids {env} --methods" for env in "HalfCheetah-v5 Hopper-v5 Pendulum-v1".split())
 SHORT = " ".join(f"'{name} medium short'" for name in ("bc", "td3_bc", "iql", "awac", "rebrac"))
 # What learned from the same data, by marker.
 DATA_SETS = {
@@ -55,8 +52,7 @@ DATA_SETS = {
     "transformer": f"{HALFCHEETAH} 'decision_transformer medium-replay early'",
     "cal-ql": f"{HOPPER} 'cal_ql medium-replay early'",
 }
-BOTH = "benchmark/results/imitation benchmark/results/offline"
-EPISODES = " ".join(f"'{name} 5 episodes'" for name in ("bc", "dagger"))
+BOTH = "benchmark/results/imitation benchmark/results/offline --env-ids CartPole-v1 --baseline 'bc 5 episodes'"
 TEAMS = "benchmark/results/teams --env-ids"
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
 OFF_POLICY_JAX = OFF_POLICY.replace("action", "action_jax")
@@ -69,13 +65,13 @@ TABLES = [
     (PPO, "mountaincar", "benchmark/results/mountaincar"),
     (PPO, "lunarlander", f"{JAX} {CLASSIC} --env-ids LunarLander-v3 --methods {LANDER}"),
     (PPO, "unclipped", f"{JAX} --env-ids CartPole-v1 Acrobot-v1 --methods ppo_jax 'ppo_jax unclipped'"),
-    (PPO, "unclipped-pendulum", f"{JAX} --env-ids Pendulum-v1 --methods {PPO_PENDULUM}"),
+    (PPO, "unclipped-pendulum", f"{JAX} --env-ids Pendulum-v1 --methods {NAME}_jax '{NAME}_jax unclipped'"),
     (PPO, "pendulum", f"{CONTINUOUS} {JAX} {PENDULUM} {NAME} rpo_continuous_action {NAME}_jax"),
     (PPO, "halfcheetah", f"{CONTINUOUS} {JAX} --env-ids HalfCheetah-v5 --methods {PPO_CONTINUOUS}"),
     (PPO, "minatar", "benchmark/results/minatar --methods ppo_jax ppo_minatar_jax 'rejax_gymnax ppo'"),
     (PPO, "minatar-looks", "benchmark/results/minatar_looks --methods ppo_jax ppo_minatar_jax"),
     (PPO, "atari", "benchmark/results/atari --methods 'ppo_atari_envpool budget'"),
-    (PPO, "other", f"{CONTINUOUS} --env-ids {OTHER}"),
+    (PPO, "other", f"{CONTINUOUS} --env-ids BipedalWalker-v3 Hopper-v5 InvertedPendulum-v5 Walker2d-v5"),
     (DQN, "results", f"benchmark/results/dqn {JAX} --methods {DQNS}"),
     (DQN, "minatar", "benchmark/results/minatar --methods dqn_jax"),
     (PQN, "cartpole", "benchmark/results/pqn"),
@@ -93,7 +89,7 @@ TABLES = [
     (MULTI_AGENT, "tag", f"{TEAMS} team/simple_tag_v3 --baseline 'maddpg single'"),
     (MULTI_AGENT, "foraging", "benchmark/results/foraging --baseline vdn"),
     (GOALS, "bit-flipping", "benchmark/results/goals --env-ids games/BitFlip15-v0 --baseline 'dqn_her plain'"),
-    (IMITATION, "cartpole", f"{BOTH} --env-ids CartPole-v1 --methods {EPISODES} --baseline 'bc 5 episodes'"),
+    (IMITATION, "cartpole", f"{BOTH} --methods 'bc 5 episodes' 'dagger 5 episodes'"),
     (LANGUAGE, "reverse", "benchmark/results/language --env-ids text/reverse-8"),
     (GOALS, "arm", "benchmark/results/goals --env-ids games/FetchReach-v4"),
     (GOALS, "point", "benchmark/results/goals --env-ids games/PointReach-v0 --baseline 'sac_her plain'"),
@@ -135,7 +131,6 @@ RUNS = {
 ELSEWHERE = ["games", "qdagger", "atari", "stopped"]
 MOST_TASKS, MOST_METHODS = 6, 7  # in the picture of a family
 
-NOT_YET = "Not measured yet."
 
 REPORT = ["report", CLASSIC, "--out", "benchmark/reports/classic", "--title", "PPO, here and in Stable-Baselines3"]
 
@@ -148,7 +143,7 @@ def words(page, marker, report):
 def speed(module, data):
     """The Markdown table that a benchmark makes of its data; a sentence where it has not been run."""
     path = ROOT / f"benchmark/results/speed/{data}.json"
-    return importlib.import_module(module).table(path) if path.exists() else NOT_YET
+    return importlib.import_module(module).table(path) if path.exists() else "Not measured yet."
 
 
 @lru_cache
