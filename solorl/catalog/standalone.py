@@ -11,7 +11,7 @@ from pathlib import Path
 
 from solorl.catalog.header import ENTRANCES, METADATA, parse_source, read_source, with_header
 from solorl.errors import UsageError
-from solorl.scripts import PACKAGE, header_fields, in_checkout
+from solorl.scripts import PACKAGE, facts_of, header_fields, in_checkout
 
 STUB = Path(__file__).with_name("stub.py")
 ENVPOOL = (
@@ -117,7 +117,7 @@ def standalone(path: Path, name: str) -> str:
         raise UsageError(f"{path.name} cannot stand alone: its teacher is a run folder, which the library reads")
     if "dataset" in used:
         raise UsageError(f"{path.name} cannot stand alone: its data set is a folder, which the library reads")
-    if "multi_agent_env" in used or "PettingZooEnvs" in [alias.name for alias in ours.names] or '"board"' in text:
+    if {"multi_agent_env", "PettingZooEnvs", "board"} & {*used, facts_of(path).env_kind, *(a.name for a in ours.names)}:
         raise UsageError(f"{path.name} cannot stand alone: the library has its games of several agents and opponents")
     lines = text.splitlines(keepends=True)
     body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]

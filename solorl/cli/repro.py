@@ -27,9 +27,9 @@ def main(argv: Sequence[str]) -> int:
     results, problems = read_all([*paths, *[Path("benchmark/results")] * bool(names)], whole=True)
     if names:
         results = [run for run in results if run.script in names]
-    results = [run for run in results if not args.env_ids or run.env_id in args.env_ids]
     if not results:
         raise UsageError(f"no result of {', '.join(args.rows)}: {'; '.join(problems[:3]) or 'nothing was found'}")
+    results = cmp.only(results, args.env_ids)
     worst = 0
     for (env_id, method), runs in cmp.grouped(results).items():
         first = min(runs, key=lambda run: run.seed)

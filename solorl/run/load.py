@@ -116,14 +116,14 @@ class Play:
                 make_env = partial(make_env, opponent=self.opponent)
             if self.opponent not in ("", "human"):
                 return self._points(args.env_id, policy, make_env, seeds)
-            games = open_games(make_env, args.env_id, len(seeds))
-            text = games[0].metadata.get("render_modes") == ["ansi"]  # what it shows
+            text = getattr(args, "env_kind", "") == "text"  # prompts and answers are printed
             if (self.render and not text) or self.opponent:
                 policy = partial(_told, policy, tell) if self.opponent and tell else policy
                 env = open_game(make_env, args.env_id, "human" if self.render else "rgb_array")
                 returns = np.concatenate([play_episodes([env], policy, [each], said=said)[0] for each in seeds])
                 env.close()
             else:
+                games = open_games(make_env, args.env_id, len(seeds))
                 returns, _ = play_episodes(games, policy, seeds, said=said)
                 print(*(f"{plain(str(game.unwrapped.render()))}\n" for game in games if text), sep="", end="")
             mean, std, low, high = scores(returns.mean(), returns.std(), returns.min(), returns.max())

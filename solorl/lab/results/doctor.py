@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from solorl.catalog.header import fields_of, origins
+from solorl.catalog.header import fields_of, origins, parse_source
 from solorl.errors import UsageError
 from solorl.lab.results.reference_scores import reference
 from solorl.lab.results.statistics import Array
@@ -89,7 +89,7 @@ def changed_script(t: Training) -> str:
 
 def _code(path: Path) -> list[str]:
     """Its lines without header and comments."""
-    return [line for node in ast.parse(path.read_text()).body[1:] for line in ast.unparse(node).splitlines()]
+    return [line for node in parse_source(path).body[1:] for line in ast.unparse(node).splitlines()]
 
 
 def _topic(line: str) -> str:
@@ -108,7 +108,7 @@ def _original(copy: Path) -> Path | None:
 def far_from_default(t: Training) -> str:
     """Arguments that are ten times the defaults of the script, or a tenth; of counts a hundred times."""
     found = []
-    for name, node in fields_of(ast.parse(t.copy.read_text())).items() if t.copy else ():
+    for name, node in fields_of(parse_source(t.copy)).items() if t.copy else ():
         value, default = _number(t.args.get(name)), _number(node.value and _constant(node.value))
         if name in FREE or value is None or default is None or value == default:
             continue

@@ -39,6 +39,28 @@ def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = Fals
     silently: a path that does not exist or holds no result is a sentence, too. Runs that have not come to their end
     are left out unless `unfinished` ones are wanted.
     """
+    sources, problems = _all_places(paths)
+    results, more = gathered((partial(_read, source) for source in sources), whole, unfinished)
+    return results, [plain(problem) for problem in problems] + more
+
+
+def trainings(paths: Iterable[Path]) -> tuple[list[Training], list[str]]:
+    """The trainings at or below `paths` with all that they have logged, also those that have not ended, and a sentence
+    for each that cannot be read."""
+    found: list[Training] = []
+    sources, problems = _all_places(paths)
+    for source in sources:
+        try:
+            of_folder = of_run if (source / runfolder.CONFIG).is_file() else of_tensorboard
+            found += [of_folder(source)] if source.is_dir() else map(of_result, _read(source))
+        except ResultError as error:
+            problems.append(str(error))
+    return found, problems
+
+
+# ---------------------------------------------------------------------- files and folders
+def _all_places(paths: Iterable[Path]) -> tuple[Iterable[Path], list[str]]:
+    """What `places` finds at or below all `paths`, each once, and a sentence for a path where that is nothing."""
     found: dict[str, Path] = {}
     problems = []
     for path in paths:
@@ -47,30 +69,9 @@ def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = Fals
         if not sources and not refused:
             problems.append(f"{path} holds no result" if path.exists() else f"there is no {path}")
         found |= {str(source.resolve()): source for source in sources}
-    results, more = gathered((partial(_read, source) for source in found.values()), whole, unfinished)
-    return results, [plain(problem) for problem in problems] + more
+    return found.values(), problems
 
 
-def trainings(paths: Iterable[Path]) -> tuple[list[Training], list[str]]:
-    """The trainings at or below `paths` with all that they have logged, also those that have not ended, and a sentence
-    for each that cannot be read."""
-    found: list[Training] = []
-    problems = []
-    for path in paths:
-        sources, refused = places(path)
-        problems += (
-            refused if sources or refused else [f"{path} holds no training" if path.exists() else f"there is no {path}"]
-        )
-        for source in sources:
-            try:
-                of_folder = of_run if (source / runfolder.CONFIG).is_file() else of_tensorboard
-                found += [of_folder(source)] if source.is_dir() else map(of_result, _read(source))
-            except ResultError as error:
-                problems.append(str(error))
-    return found, problems
-
-
-# ---------------------------------------------------------------------- files and folders
 def places(path: Path) -> tuple[list[Path], list[str]]:
     """The result files, run folders and TensorBoard folders at or below `path`, sorted by name.
 

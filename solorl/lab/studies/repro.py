@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 
 from solorl import runfolder
+from solorl.lab.results.comparison import ENOUGH
 from solorl.lab.results.result import Result, rounded
 from solorl.lab.studies.plan import as_flag, load_script, merge
 from solorl.lab.studies.task import Task
@@ -17,7 +18,6 @@ from solorl.lab.studies.worker import SCORE
 from solorl.machine import cpu_model, dying_with_parent
 from solorl.scripts import PACKAGE, in_checkout
 
-ENOUGH = 4  # scores, for an interval
 # Arguments that cannot be flags of a study, or change nothing that is learned.
 LEFT_OUT = ("env_id", "seed", "num_seeds", "exp_name", "track", "wandb_project_name", "hf_entity", "capture_video",
             "upload_model", "plot", "save_model")  # fmt: skip

@@ -234,6 +234,12 @@ def test_the_command_names_cause_numbers_remedy_and_source(solo, tmp_path):
         assert part in out
 
 
+def test_a_run_that_is_named_twice_is_examined_once(solo, tmp_path):
+    run = a_run(tmp_path / "runs" / "0", ROWS)
+    code, out, _ = solo("doctor", tmp_path / "runs", run, run)
+    assert code == 0 and out.count("seed 1: 49 steps") == 1
+
+
 def test_a_healthy_run_is_said_to_be_so(solo, tmp_path):
     rows = [row | {"losses/approx_kl": 0.01, "eval/episodic_return": 20.0 + 9 * i} for i, row in enumerate(ROWS)]
     code, out, _ = solo("doctor", a_run(tmp_path / "run", rows))
