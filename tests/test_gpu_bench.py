@@ -158,7 +158,7 @@ def test_a_wheel_of_some_files(tmp_path):
 
 def test_files_that_no_table_names():
     files = module("files")
-    assert "droq" in files.unseen() and "ppo" not in files.unseen()
+    assert "apex_dqn" in files.unseen() and "ppo" not in files.unseen()
     assert files.outcome("", 0) == "yes" and files.outcome("a\nb", 2) == ["a", "b", "exit code 2"]
     assert "Pong-v5" in files.short("ppo_atari_envpool")
     sys.path.remove(str(ROOT / "tests"))

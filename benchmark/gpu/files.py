@@ -34,7 +34,7 @@ def unseen():
 
 def run(words, limit):
     """The exit code (None: ended after `limit` seconds) and output of `solo train WORDS`."""
-    path = f"{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"
+    path = f"{ROOT / 'tests/doubles'}:{os.environ.get('PYTHONPATH', '')}"
     variables = {"PYTHONPATH": path, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OMP_NUM_THREADS": "1"}
     inherited = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     process = subprocess.Popen(

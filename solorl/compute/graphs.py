@@ -139,6 +139,8 @@ class Recorded:
                 entry.calls, entry.state, entry.again = 0, state, None
             entry.calls += 1
             if entry.calls <= WARM_UP:
+                if self.from_host:  # which waits
+                    inputs = replace(inputs, (x.to(self.backend.device, copy=True) for x in tensors))
                 return self._warm_up(entry, inputs)
             if entry.again is None:
                 self._record(entry, inputs, tensors)

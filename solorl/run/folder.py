@@ -48,6 +48,9 @@ def own_state() -> str:
     return f"sha256.{files.hexdigest()[:12]}"
 
 
+git_at_start = cache(git_state)  # a process may begin thousands of runs
+
+
 def circumstances(args: RunArgs, script: Path, device: Any) -> dict[str, Any]:
     """The circumstances of a run: its arguments, command, versions, git commit and machine."""
     versions = {}
@@ -62,7 +65,7 @@ def circumstances(args: RunArgs, script: Path, device: Any) -> dict[str, Any]:
         "args": asdict(args),
         "command": [script.name, *sys.argv[1:]],
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "git": git_state(script.parent),
+        "git": git_at_start(script.parent),
         "python": platform.python_version(),
         "versions": versions,
         "machine": {

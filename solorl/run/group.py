@@ -27,18 +27,14 @@ def arguments_of(args: Any, threads: int) -> list[Any]:
         names = read_json(first / TOGETHER).get("runs")
         names = names if isinstance(names, list) and names and all(map(is_plain_name, names)) else [first.name]
         if len(names) != args.num_seeds or names[0] != first.name:
-            raise UsageError(
-                f"{first} is one of {len(names)} seeds trained together; continue them all by "
-                f"--resume {shlex.quote(str(first.with_name(names[0])))} --num-seeds {len(names)}, "
-                "or with one by its own folder"
-            )
+            all_of_them = f"--resume {shlex.quote(str(first.with_name(names[0])))} --num-seeds {len(names)}"
+            what = f"{first} is one of {len(names)} seeds trained together"
+            raise UsageError(f"{what}; continue them all by {all_of_them}, or with one by its own folder")
         folders = [str(first.with_name(name)) for name in names]
         if gone := [folder for folder in folders if not Path(folder, CONFIG).exists()]:
             raise UsageError(f"there is no run folder {gone[0]}; continue one seed by its own folder")
     alone: dict[str, Any] = {"num_seeds": 1, "threads": threads}
-    arguments = [
-        dataclasses.replace(args, seed=args.seed + i, resume=folder, **alone) for i, folder in enumerate(folders)
-    ]
+    arguments = [dataclasses.replace(args, seed=args.seed + i, resume=each, **alone) for i, each in enumerate(folders)]
     for each in arguments[1:] if args.resume else ():
         check_unchanged(each, saved_arguments(Path(each.resume), type(each)))
     return arguments
@@ -64,9 +60,7 @@ def choose_checkpoints(runs: Sequence[Run], say: Callable[[str], None]) -> tuple
     saves = [len(checkpoints(runs[i].dir)) for i in active]
     if common is None and (min(saves) > 0 or max(saves) > 1):  # else they were killed before each had saved once
         why = "; ".join(notes) or f"their newest are of the steps {newest}"
-        raise UsageError(
-            f"the seeds have no whole checkpoint of one step ({why}); resume each alone, by its own folder"
-        )
+        raise UsageError(f"the seeds have no whole checkpoint of one step ({why}); resume each alone, by its folder")
     for note in notes:
         warn(f"{note}; all seeds continue from the checkpoint before it")
     for i, run in enumerate(runs):

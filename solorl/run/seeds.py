@@ -32,7 +32,7 @@ from solorl.machine import check_array, own_cores
 from solorl.run.ending import UNSAVED, Voice, how_to_go_on
 from solorl.run.evaluation import Also, MakeEnv
 from solorl.run.group import TOGETHER, arguments_of, choose_checkpoints, note_group
-from solorl.run.trainings import JaxReplay, Part, PolicyOfSeed, Trainings, replays_of, with_own_buffers, without_replay
+from solorl.run.trainings import JaxReplay, Part, PolicyOfSeed, Trainings, without_replay
 from solorl.run.verbs import Run
 from solorl.terminal import Progress, paint, scores, warn
 
@@ -123,12 +123,10 @@ class Runs:
         lost = tuple(envs) if envs and not self._envs.saved else ()
         if self.play:
             begin = functools.partial(without_replay, begin)
-        start = jax.jit(begin)
         keys = [jax.random.PRNGKey(run.args.seed) for run in self.runs]
         for leaf in jax.tree.leaves(jax.eval_shape(begin, keys[0])) if xla.is_cpu(self.runs[0].device) else ():
             check_array(self.args, leaf.shape, leaf.dtype.itemsize * self.num_seeds)
-        self.trainings.each = [with_own_buffers(start(key)) for key in keys]
-        self.trainings.apart = replays_of(self.trainings.each[0])
+        self.trainings.begin(begin, keys, self.side_by_side)
         again = jax.jit(lambda key: {field: getattr(begin(key), field) for field in lost})
         if teams := getattr(self._envs, "teams", None):
             for run in self.runs:

@@ -114,9 +114,18 @@ class Trainings:
         self.apart: tuple[str, ...] = ()
         self._stack: Any = None
 
+    def begin(self, begin: Callable[[Any], Any], keys: Sequence[Any], side_by_side: bool) -> None:
+        """The training of each key; where they will be stacked `side_by_side`, they wait in the memory of the host."""
+        if side_by_side:
+            all_seeds = jax.device_get(jax.jit(jax.vmap(begin))(jnp.stack(keys)))
+            self.each = [jax.tree.map(lambda x, i=i: x[i], all_seeds) for i in range(len(keys))]
+        else:
+            self.each = [with_own_buffers(jax.jit(begin)(key)) for key in keys]
+        self.apart = replays_of(self.each[0])
+
     def stack(self) -> None:
         """From now on all seeds are trained by one call."""
-        self._stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self.each)
+        self._stack = jax.tree.map(lambda *leaves: jnp.array(np.stack(leaves)), *self.each)
 
     def of(self, index: int, field: str = "", rows: Any = ...) -> Any:
         """The training of one seed as it is now, one field of it, or some rows of one array. Its arrays are gone once
@@ -133,9 +142,7 @@ class Trainings:
 
     def all(self) -> Any:
         """The trainings of all seeds as the script has them, see `Runs.resume`."""
-        if self._stack is not None:
-            return self._stack
-        return self.each[0] if len(self.each) == 1 else list(self.each)
+        return self._stack or (self.each[0] if len(self.each) == 1 else list(self.each))
 
     def take(self, training: Any) -> None:
         """Continue from the trainings that the script has."""
@@ -155,7 +162,7 @@ class Trainings:
 
         def one(index: int, count: int) -> Any:
             self.each[index], report = call(self.each[index], jnp.int32(count), *shared)
-            return jax.tree.map(lambda x: np.asarray(x)[:count], report)  # waits for the end
+            return jax.tree.map(lambda x: x[:count], jax.device_get(report))  # waits for the end
 
         def train(iterations: range, active: Sequence[int]) -> Any:
             found = pool.map(lambda index: one(index, len(iterations)), active)
@@ -171,7 +178,7 @@ class Trainings:
 
         def train(iterations: range, active: Sequence[int]) -> Any:
             self._stack, report = call(self._stack, jnp.int32(len(iterations)), *shared)
-            return jax.tree.map(lambda x: np.moveaxis(np.asarray(x)[: len(iterations)], 1, 0), report)
+            return jax.tree.map(lambda x: np.moveaxis(x[: len(iterations)], 1, 0), jax.device_get(report))
 
         return train
 

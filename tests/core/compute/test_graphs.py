@@ -352,6 +352,22 @@ def test_a_forward_pass_is_recorded_and_has_the_current_weights():
     assert (backend.recordings, backend.replays) == (1, 8 - graphs.WARM_UP - 1)
 
 
+def test_a_forward_pass_does_not_wait_for_its_input(monkeypatch, capsys):
+    """A copy from the host waits for the GPU, which a strict warm-up refuses."""
+    to, x = torch.Tensor.to, np.ones((5, 3), np.float32)
+
+    def refuse(tensor, *args, **kwargs):
+        if tensor.data_ptr() == x.ctypes.data and "copy" not in kwargs:
+            raise Waits("called a synchronizing CUDA operation")
+        return to(tensor, *args, **kwargs)
+
+    forward = Forward(Heads(), True, Traced())
+    monkeypatch.setattr(torch.Tensor, "to", refuse)
+    for _ in range(graphs.WARM_UP + 2):
+        forward(x)
+    assert forward.in_torch.why == "" and "without" not in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------------- when, and the means of metrics
 def test_graphs_are_for_cuda(monkeypatch):
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
@@ -437,3 +453,4 @@ def test_on_a_gpu_a_forward_pass_is_recorded():
             expected = [y.cpu().numpy() for y in module(torch.from_numpy(x).cuda())]
         np.testing.assert_allclose(logits, expected[0], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(value, expected[1], rtol=1e-5, atol=1e-6)
+    assert forward.in_torch.why == ""
