@@ -52,6 +52,7 @@ DATA_SETS = {
     "transformer": f"{HALFCHEETAH} 'decision_transformer medium-replay early'",
     "cal-ql": f"{HOPPER} 'cal_ql medium-replay early'",
 }
+IMITATORS = "'dagger 5 episodes' 'gail 5 episodes' 'airl 5 episodes' 'gail no discriminator'"
 BOTH = "benchmark/results/imitation benchmark/results/offline --env-ids CartPole-v1 --baseline 'bc 5 episodes'"
 TEAMS = "benchmark/results/teams --env-ids"
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
@@ -89,7 +90,7 @@ TABLES = [
     (MULTI_AGENT, "tag", f"{TEAMS} team/simple_tag_v3 --baseline 'maddpg single'"),
     (MULTI_AGENT, "foraging", "benchmark/results/foraging --baseline vdn"),
     (GOALS, "bit-flipping", "benchmark/results/goals --env-ids games/BitFlip15-v0 --baseline 'dqn_her plain'"),
-    (IMITATION, "cartpole", f"{BOTH} --methods 'bc 5 episodes' 'dagger 5 episodes'"),
+    (IMITATION, "cartpole", f"{BOTH} --methods 'bc 5 episodes' {IMITATORS}"),
     (LANGUAGE, "reverse", "benchmark/results/language --env-ids text/reverse-8"),
     (GOALS, "arm", "benchmark/results/goals --env-ids games/FetchReach-v4"),
     (GOALS, "point", "benchmark/results/goals --env-ids games/PointReach-v0 --baseline 'sac_her plain'"),
