@@ -121,8 +121,9 @@ class GoalReplay:
         rows = SimpleNamespace(**{name: array[number % self.capacity] for name, array in self.arrays.items()})
         replaced = np.random.random(batch_size) < k / (k + 1)
         goal = np.where(replaced[:, None], self.arrays["achieved"][later % self.capacity], rows.goal)
-        # of the goal that the step has reached, not of the one before it
-        reward = np.where(replaced, compute_reward(rows.achieved, goal, {}), rows.reward).astype(np.float32)
+        # of the goal that the step has reached, not of the one before it; other rewards, as of a crash, stay
+        own, new = (compute_reward(rows.achieved, each, {}) for each in (rows.goal, goal))
+        reward = (rows.reward + (new - own)).astype(np.float32)
         obs, next_obs = np.concatenate([rows.obs, goal], 1), np.concatenate([rows.next_obs, goal], 1)
         columns = (obs, rows.action, reward, rows.done, next_obs)
         return Batch(*(torch.from_numpy(column).to(device) for column in columns))

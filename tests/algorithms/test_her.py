@@ -31,15 +31,16 @@ def minus_distance(achieved, desired, info):
 
 def filled(capacity, num_envs=4, steps=40, seed=0):
     """A buffer of random episodes, and the record: (environment, step) -> what was inserted. An achieved goal names the
-    environment and the step, so that it says of which row it is; an episode's goal is negative."""
+    environment and the step, so that it says of which row it is; an episode's goal is negative. A terminal step costs
+    100 more, as a crash does."""
     generator = np.random.default_rng(seed)
     spaces = dict.fromkeys(("observation", "desired_goal"), Box)
     replay, record, first, goal = DQN["GoalReplay"](capacity, num_envs, spaces, Box), {}, np.ones(num_envs, bool), None
     for t in range(steps):
         goal = np.where(first, -generator.integers(1, 10**6, num_envs), goal if t else 0)
         achieved = 1000.0 * np.arange(num_envs) + t
-        reward = minus_distance(achieved[:, None], goal[:, None], {})
         terminated, limit = generator.random((2, num_envs)) < 0.1
+        reward = minus_distance(achieved[:, None], goal[:, None], {}) - 100 * terminated
         action = generator.normal(size=(num_envs, 1))
         row = (
             achieved[:, None] - 1,
@@ -106,7 +107,8 @@ def test_the_last_row_is_that_of_the_episode():
 
 @pytest.mark.parametrize("k", [0, 1, 4])
 def test_of_k_plus_1_transitions_k_have_another_goal(k):
-    """The others are as they were stored; all keep observation, action, and end; rewards are those of the goal."""
+    """The others are as they were stored; all keep observation, action, end, and what the end costs; the rest of their
+    rewards is that of the goal."""
     replay, record = filled(64)
     np.random.seed(0)
     size = 4_000
@@ -118,7 +120,8 @@ def test_of_k_plus_1_transitions_k_have_another_goal(k):
         assert batch.action[row] == action and batch.done[row] == done
         replaced += int(new >= 0)
         assert new >= 0 or (new == goal and batch.reward[row] == reward)
-        assert batch.reward[row].item() == pytest.approx(-abs(achieved.item() - new.item()), rel=1e-6)
+        expected = -abs(achieved.item() - new.item()) - 100 * done
+        assert batch.reward[row].item() == pytest.approx(expected, abs=0.2)
     assert replaced / size == pytest.approx(k / (k + 1), abs=5 * 0.5 / size**0.5 if k else 0)
 
 
