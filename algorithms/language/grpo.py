@@ -250,9 +250,9 @@ if __name__ == "__main__":
     batch_size = args.num_prompts * args.group_size
     total = args.total_timesteps
     warmup_iterations = int(args.warmup_fraction * total) // args.warmup_batch_size
-    num_iterations = (total - warmup_iterations * args.warmup_batch_size) // batch_size
+    left = total - warmup_iterations * args.warmup_batch_size  # at least
     sentence = f"--total-timesteps {total} leaves no iteration of {batch_size} answers after the warm-up"
-    run.require(num_iterations > 0, sentence)
+    run.require(left >= batch_size, sentence)
     run.require(args.group_size > 1, "--group-size must be at least 2")
     run.require(args.temperature > 0, "--temperature must be more than 0")
     equal = args.width % args.num_heads == 0
@@ -285,7 +285,8 @@ if __name__ == "__main__":
         run.log(global_step, {"charts/warmup_exact": now.exact})
         run.save(global_step)
 
-    # ---- reinforcement learning
+    # ---- reinforcement learning, with the answers that the warm-up has left
+    num_iterations = (total - now.warmup_steps) // batch_size
     for iteration in run.loop(start, num_iterations):
         global_step = now.warmup_steps + (iteration + 1) * batch_size
         if iteration == 0:

@@ -237,7 +237,7 @@ def test_the_warm_up_ends_where_enough_answers_are_right(train):
     assert shares[-1] >= 0.25 > max(shares[:-1]) and len(warm) > 1
     assert v["now"].warmup_steps == warm[-1]["global_step"] == 64 * len(warm) < 6400
     last = rows(v["run"].dir)[-1]
-    assert last["global_step"] == v["now"].warmup_steps + 256
+    assert 6656 - 256 < last["global_step"] <= 6656  # the answers that it has left are used
 
 
 @pytest.mark.parametrize("flags", [["--drop-equal-groups"], ["--baseline", "critic", "--no-std-norm"]])
