@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT / "benchmark"), str(ROOT / "docs")]
 RESULTS, SPEED, ALGORITHMS, PROOF = "docs/results.md", "docs/speed.md", "algorithms/README.md", "docs/proof.md"
 FAMILIES = "ppo dqn actor_critic pqn multi_agent offline goals streaming evolution imitation language planning".split()
 LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
-PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE, GOALS, _, _, IMITATION, LANGUAGE, _ = LOGS
+PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE, GOALS, _, _, IMITATION, LANGUAGE, PLANNING = LOGS
 CLASSIC, JAX = "benchmark/results/classic", "benchmark/results/jax"
 CONTINUOUS, OFF_POLICY_RUNS = "benchmark/results/ppo_continuous", "benchmark/results/actor_critic"
 NAME = "ppo_continuous_action"
@@ -92,6 +92,7 @@ TABLES = [
     (GOALS, "bit-flipping", "benchmark/results/goals --env-ids games/BitFlip15-v0 --baseline 'dqn_her plain'"),
     (IMITATION, "cartpole", f"{BOTH} --methods 'bc 5 episodes' {IMITATORS}"),
     (LANGUAGE, "reverse", "benchmark/results/language --env-ids text/reverse-8"),
+    (PLANNING, "tic-tac-toe", "benchmark/results/planning --env-ids games/TicTacToe-v0"),
     (GOALS, "arm", "benchmark/results/goals --env-ids games/FetchReach-v4"),
     (GOALS, "point", "benchmark/results/goals --env-ids games/PointReach-v0 --baseline 'sac_her plain'"),
     *((OFFLINE, marker, f"benchmark/results/offline {words}") for marker, words in DATA_SETS.items()),
@@ -348,13 +349,11 @@ if __name__ == "__main__":
     for script in scripts():
         family = script.path.parent / "README.md"
         family.write_text(with_sizes(family.read_text(), script))
-    made = {name: make() for name, make in blocks().items()}
-    for (page, marker), block in (made | proof()).items():
+    for (page, marker), block in ({name: make() for name, make in blocks().items()} | proof()).items():
         put(page, marker, block)
     for path, (comparison, shown) in (curves() | families()).items():
         if not figures.shows(path, shown):
-            kinds = ("png", "pdf") if path.parent.name == "results" else ("png",)
-            figures.write_curves(comparison, shown, path, kinds)
+            figures.write_curves(comparison, shown, path, ("png", "pdf")[: 1 + (path.parent.name == "results")])
     for script in scripts():
         page = ROOT / f"docs/algorithms/{script.name}.md"
         page.write_text(importlib.import_module("uses").with_uses(with_results(page.read_text(), script), script))
