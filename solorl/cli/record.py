@@ -53,6 +53,7 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
     import inspect
     from dataclasses import replace
 
+    import gymnasium as gym
     import numpy as np
 
     from solorl.compute.device import RECORD, env_seed, seed_all
@@ -69,13 +70,17 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
     seed = loaded.args.seed if args.seed is None else args.seed
     seed_all(replace(loaded.args, seed=seed))
     spaces = (envs.single_observation_space, envs.single_action_space)
+    bare = getattr(getattr(envs, "envs", [None])[0], "unwrapped", envs).action_space
+    clips = isinstance(bare, gym.spaces.Box) and bare.shape == spaces[1].shape and bare.is_bounded()
+    clips = clips and not spaces[1].is_bounded()  # a wrapper clips actions: what it gives the environment is recorded
     envs.action_space.seed(seed)
     spaces[1].seed(seed)
     obs, infos = envs.reset(seed=[env_seed(seed, RECORD, i) for i in range(count)])
     run, config = run_dir.resolve().name, config_of(run_dir)
     how = "random actions" if act is None else f"the {'stochastic' if args.stochastic else 'greedy'} policy of {run}"
     about = {"env_id": env_id, "policy": how, "of_run": run, "seed": seed}
-    recording.open(about | {key: config.get(key) for key in ("script", "git")}, spaces, obs)
+    about |= {key: config.get(key) for key in ("script", "git")}
+    recording.open(about, (spaces[0], bare) if clips else spaces, obs)
     player, first = stepwise(act, count) if act else None, np.ones(count, bool)
     for _ in range(-(-args.steps // count)):
         masks: Any = masks_in(infos)
@@ -86,7 +91,8 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
         else:
             action = np.array([spaces[1].sample(mask=mask.astype(np.int8)) for mask in masks])
         obs, reward, terminated, truncated, infos = envs.step(action)
-        recording.add(action, reward, terminated, truncated, infos["next_obs"], obs)
+        given = action.clip(bare.low, bare.high) if clips else action
+        recording.add(given, reward, terminated, truncated, infos["next_obs"], obs)
         first = terminated | truncated
     recording.flush()
     envs.close()

@@ -39,6 +39,18 @@ def test_the_policies_of_a_run(folder, solo, tmp_path):
     assert about["policy"] == f"the stochastic policy of {folder.name}" and about["env_id"] == "Pendulum-v1"
 
 
+def test_actions_that_a_wrapper_clips_are_those_of_the_environment(train, solo, tmp_path):
+    """As of PPO, whose policy knows no bounds; so that others can learn from them."""
+    flags = ("--env-id", "Pendulum-v1", *SHORT, "--num-envs", 1, "--num-steps", 64, "--num-minibatches", 1)
+    folder = train("ppo_continuous_action", *flags)["run"].dir
+    words = ("record", folder, "--random", "--steps", 400, "--num-envs", 1, "--out", tmp_path / "clipped")
+    assert solo(*words)[0] == 0
+    action, space = read(tmp_path / "clipped").action, read_about(tmp_path / "clipped")["action_space"]
+    assert (space["low"], space["high"]) == ([-2.0], [2.0])
+    assert np.abs(action).max() == 2 and 0 < (np.abs(action) == 2).mean() < 0.2  # drawn from a normal distribution
+    train("bc", "--env-id", "Pendulum-v1", "--dataset", tmp_path / "clipped", "--total-timesteps", 4)
+
+
 def test_random_actions_are_allowed_ones(train, solo, tmp_path, monkeypatch):
     folder = train("ppo_masked", "--env-id", "moody:Moody-v0", *SHORT, "--num-envs", 2, "--num-steps", 64)["run"].dir
     step, seen = VectorEnvs.step, []
