@@ -60,6 +60,15 @@ def told(what: str, why: Callable[[BaseException], str] = reason) -> Iterator[No
         raise UsageError(f"{what}: {why(error)}") from error
 
 
+@contextmanager
+def denied(what: str) -> Iterator[None]:
+    """What the system denies inside becomes a UsageError of one sentence: `what`, and its reason."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{what}: {error.strerror}") from None
+
+
 def fitting(what: str) -> AbstractContextManager[None]:
     """Whatever is raised inside becomes a UsageError: `what`, read from a file, does not fit. A file can be well-formed
     and wrong in more ways than can be listed, hence every exception."""

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from solorl.errors import UsageError
+from solorl.errors import UsageError, denied
 from solorl.files import near, read_json, write_atomically
 from solorl.terminal import warn
 
@@ -83,10 +83,8 @@ def newest_step(folder: Path) -> int | None:
 def lock(folder: Path) -> Any:
     """Keep other processes from training in a run folder: an open file, to be closed in the end. UsageError where one
     does so already; a warning where the file system has no locks."""
-    try:
+    with denied(f"the run folder {near(folder)} cannot be written"):
         file = open(folder / LOCK, "a")  # noqa: SIM115
-    except OSError as error:
-        raise UsageError(f"the run folder {near(folder)} cannot be written: {error.strerror}") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

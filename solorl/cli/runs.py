@@ -13,7 +13,7 @@ from typing import Any
 
 from solorl import runfolder
 from solorl.cli import Parser
-from solorl.errors import UsageError, hint
+from solorl.errors import UsageError, denied, hint
 from solorl.files import missing
 from solorl.runfolder import is_locked
 from solorl.terminal import aligned, duration, scores
@@ -122,10 +122,8 @@ def delete(runs: Sequence[Run], yes: bool) -> int:
             print("nothing is deleted")
             return 1
         for run in runs:
-            try:
+            with denied(f"{run['folder']} cannot be deleted"):
                 shutil.rmtree(run["folder"])
-            except OSError as error:
-                raise UsageError(f"{run['folder']} cannot be deleted: {error.strerror}") from None
     print(f"deleted {count}, {size}")
     return 0
 

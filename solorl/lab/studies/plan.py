@@ -20,7 +20,7 @@ from typing import Any
 
 from solorl.catalog.header import fields_of, find_path, parse_source
 from solorl.envs.ids import check_env_id_of
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, denied, did_you_mean
 from solorl.files import missing, sha256
 from solorl.lab.results.result import Result
 from solorl.lab.studies.checks import check_texts, refuse_unknown
@@ -93,10 +93,8 @@ def short(flags: Flags) -> str:
 def load_script(name: str, near: Path | None = None) -> Script:
     """The script of a name or path, looked for next to `near` first; UsageError where there is none."""
     there = near / name if near else None
-    try:
+    with denied(f"the script {shown(name)} cannot be read"):  # its name is too long, for example
         path = there if there and there.is_file() and there.suffix == ".py" else find_path(name)
-    except OSError as error:  # its name is too long, for example
-        raise UsageError(f"the script {shown(name)} cannot be read: {error.strerror}") from None
     tree = parse_source(path)
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     names = {each.name for node in imports if node.module == "solorl" and not node.level for each in node.names}
@@ -291,13 +289,13 @@ def need(right: object, what: str, such: str, value: object) -> None:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file; UsageError where it cannot be read or holds text that cannot be shown."""
+    if not path.exists():
+        raise missing("file", path, "*.toml")
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise missing("file", path, "*.toml") from None
-    except (OSError, ValueError, RecursionError) as error:  # a number of thousands of digits is not a TOMLDecodeError
-        how = "cannot be read" if isinstance(error, OSError) else "is not valid TOML"
+        with denied(f"{path} cannot be read"):
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is not a TOMLDecodeError
         why = "its lists or tables are nested too deeply" if isinstance(error, RecursionError) else error
-        raise UsageError(f"{path} {how}: {why}") from None
+        raise UsageError(f"{path} is not valid TOML: {why}") from None
     check_texts(table, str(path))
     return table

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl import __version__
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, denied, did_you_mean
 from solorl.lab.studies.lease import holder, is_fresh
 from solorl.lab.studies.resources import Resources
 from solorl.lab.studies.storage import Storage, open_storage, read_object
@@ -195,10 +195,8 @@ def read_plans(storage: Storage) -> Study | None:
 def open_study(where: str) -> Study:
     """The study at a path or URL; UsageError where there is none."""
     storage = open_storage(where.rstrip("/") or "/", make=False)
-    try:
+    with denied(f"the plan in {where} cannot be read"):
         study = read_plans(storage)
-    except OSError as error:
-        raise UsageError(f"the plan in {where} cannot be read: {error.strerror}") from None
     if study is None:
         raise UsageError(f"there is no study in {where}: it has no plan; `solo bench --storage` makes one")
     return study

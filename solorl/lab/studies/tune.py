@@ -23,7 +23,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
 
-from solorl.errors import UsageError
+from solorl.errors import UsageError, denied, told
 from solorl.lab.studies.plan import Flags, Script, Task, as_flag, merge
 from solorl.lab.studies.resources import Resources
 from solorl.lab.studies.runs import find
@@ -105,7 +105,7 @@ def open_trials(folder: Path, search: Search, pruner: str, prune_after: int, see
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = (folder / JOURNAL).absolute()  # Optuna's lock is a link to it, which must not point nowhere
     median = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=prune_after, n_min_trials=3)
-    try:
+    with told(f"{path} is not a journal of Optuna"), denied(f"{path} cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         found = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(path))), study_name=search.script.name, direction="maximize",
@@ -114,10 +114,6 @@ def open_trials(folder: Path, search: Search, pruner: str, prune_after: int, see
         # a study that continues must not draw the same again
         first = None if seed is None else seed + len(found.trials)
         found.sampler = optuna.samplers.TPESampler(seed=first, multivariate=True)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    except (ValueError, KeyError) as error:
-        raise UsageError(f"{path} is not a journal of Optuna: {error}") from None
     about, saved = search.about(), found.user_attrs.get("solorl")
     if saved is None:
         found.set_user_attr("solorl", about)
