@@ -22,7 +22,7 @@ CONFIG, STATUS, METRICS, LOCK, STOP = "config.json", "status.json", "metrics.jso
 MODEL, LAST_MODEL = "model.safetensors", "model_last.safetensors"  # of the best evaluation; at the end
 CHECKPOINTS, PICTURE = "checkpoint", "learning_curve.png"
 FORMAT = 2  # of a run folder; those of version 0.1 have 1, or none
-TAIL = 60_000  # bytes that `last_rows` reads
+TAIL = 60_000  # bytes at the end of the rows, which are enough for the newest ones
 
 Row = dict[str, Any]  # metric -> value, with global_step (environment steps) and wall_time (seconds)
 
@@ -144,8 +144,8 @@ def read_rows(path: Path, start: int = 0, key: str = "", strict: bool = False) -
     return rows, start + len(data)
 
 
-def last_rows(path: Path) -> list[Row]:
-    """The rows in the last TAIL bytes; none where the file cannot be read."""
+def rows_of(path: Path, start: int = 0, key: str = "") -> list[Row]:
+    """The rows of `read_rows`; none where the file cannot be read."""
     with contextlib.suppress(OSError):
-        return read_rows(path, -TAIL)[0]
+        return read_rows(path, start, key)[0]
     return []

@@ -37,7 +37,7 @@ def run_folders(path: Path) -> Iterator[Path]:
 def read(path: Path) -> Run:
     """What the files of a run folder say; a run without its process was killed."""
     config, status = runfolder.config_of(path), runfolder.status_of(path)
-    rows = runfolder.last_rows(path / runfolder.METRICS)
+    rows = runfolder.rows_of(path / runfolder.METRICS, -runfolder.TAIL)
     word = str(status.get("status", "unknown")).partition(":")[0]
     if word == "running" and not is_locked(path):
         word = "killed"

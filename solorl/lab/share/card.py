@@ -73,9 +73,7 @@ def facts_of(run_dir: Path) -> Facts:
             model = file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise UsageError(f"{run_dir} has no {runfolder.MODEL} that can be read ({error})") from None
-    rows: list[Row] = []
-    with contextlib.suppress(OSError):
-        rows = runfolder.read_rows(run_dir / runfolder.METRICS, key=SCORE)[0]
+    rows = runfolder.rows_of(run_dir / runfolder.METRICS, key=SCORE)
     rows = [row for row in rows if all(isinstance(row.get(name), int | float) for name in (SCORE, STD, "global_step"))]
     if not rows:
         raise UsageError(f"{run_dir} has no evaluation yet, so there is no score to publish; train it to its end")

@@ -9,7 +9,6 @@ left by a worker that is gone: the next worker takes that same trial, its parame
 none is lost or counted twice, and nothing is queued again. (Optuna's own heartbeat needs a database, and ends a trial.)
 """
 
-import contextlib
 import fcntl
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,7 @@ from solorl.lab.studies.space import Space
 from solorl.lab.studies.study import Study
 from solorl.lab.studies.task import words
 from solorl.lab.studies.worker import SCORE, Pool, Worker
-from solorl.runfolder import METRICS, read_rows
+from solorl.runfolder import METRICS, rows_of
 
 JOURNAL = "optuna.log"
 SEED_STEPS = 10_000  # pruning steps of one seed: its evaluations 1, 2, ...; the last step is the score so far
@@ -83,9 +82,7 @@ class Search:
 
 def values(run_dir: Path | None, metric: str) -> list[float]:
     """All values so far of a metric of a run."""
-    with contextlib.suppress(OSError):
-        return [float(row[metric]) for row in read_rows(run_dir / METRICS, key=metric)[0]] if run_dir else []
-    return []
+    return [float(row[metric]) for row in rows_of(run_dir / METRICS, key=metric)] if run_dir else []
 
 
 def final_score(run_dir: Path | None, metric: str) -> float | None:
