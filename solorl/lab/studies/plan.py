@@ -26,6 +26,7 @@ from solorl.lab.results.result import Result
 from solorl.lab.studies.checks import check_texts, refuse_unknown
 from solorl.lab.studies.resources import Resources, read_resources
 from solorl.lab.studies.task import Flags, Script, Task
+from solorl.scripts import facts_of
 
 JOB_KEYS = (
     "script", "scripts", "python", "env_ids", "seeds", "num_seeds", "start_seed", "flags", "variants", "env_flags",
@@ -98,7 +99,7 @@ def load_script(name: str, near: Path | None = None) -> Script:
     tree = parse_source(path)
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     names = {each.name for node in imports if node.module == "solorl" and not node.level for each in node.names}
-    return Script(path, sha256(path), "RunArgs" in names, tuple(fields_of(tree)), env_kind(tree))
+    return Script(path, sha256(path), "RunArgs" in names, tuple(fields_of(tree)), facts_of(path).env_kind)
 
 
 def find_python(name: str, near: Path | None = None) -> str:
@@ -112,14 +113,6 @@ def find_python(name: str, near: Path | None = None) -> str:
     inside = Path(given) / "bin/python"
     more = f"; did you mean {inside}?" if inside.is_file() else "; name one such as venv/bin/python"
     raise UsageError(f"there is no Python interpreter {shown(name)} that can be executed{more}")
-
-
-def env_kind(tree: ast.Module) -> str:
-    """The line `env_kind = "..."` of a file's class Args, or what RunArgs says; see `solorl.envs.ids.KINDS`."""
-    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args")
-    lines = (line for node in classes for line in node.body if isinstance(line, ast.Assign))
-    said = (line.value for line in lines if ast.unparse(line.targets[0]) == "env_kind")
-    return next((str(value.value) for value in said if isinstance(value, ast.Constant)), "gymnasium")
 
 
 # ---------------------------------------------------------------------- tasks
