@@ -88,9 +88,7 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, episodes: int)
         axes.plot(step[train][window - 1 :], mean, color="#7a7a7a", label=f"mean of {window} episodes")
     if test.any():
         number = np.where(np.isfinite(count), count, episodes)[test]
-        error = (
-            np.nan_to_num(std[test]) / np.maximum(1, number - 1) ** 0.5
-        )  # the band lies within the episodes' returns
+        error = np.nan_to_num(std[test]) / np.maximum(1, number - 1) ** 0.5  # the band is within the episodes' returns
         low, high, width = score[test] - error, score[test] + error, 8 * (test.sum() == 1)  # a single one has a bar
         axes.fill_between(step[test], low, high, color="#1f6feb", alpha=0.15, linewidth=width)
         label = "greedy evaluation, standard error"

@@ -296,13 +296,6 @@ class Runs:
                 signals.restore(self._before)
 
     # ------------------------------------------------------------------ parts of the verbs
-    def _end(self, index: int, code: Any) -> None:
-        """A seed has diverged; the others continue, if there are any."""
-        self._code = code
-        self._active.remove(index)
-        if not (self._active or self._waiting):
-            raise SystemExit(code)
-
     def _policy(self, act: Callable[..., Any], index: int) -> PolicyOfSeed:
         """A policy of one seed, NumPy to NumPy."""
         if act not in self._acts:
@@ -318,7 +311,10 @@ class Runs:
             try:
                 verb(i, self.runs[i])
             except SystemExit as end:
-                self._end(i, end.code)
+                self._code = end.code
+                self._active.remove(i)
+                if not (self._active or self._waiting):
+                    raise
             for other in self._active if paused else ():
                 self.runs[other].meter.pause((other != i) * (time.perf_counter() - began))
 

@@ -63,7 +63,7 @@ class Recording:
 def replayed(run_dir: Path, args: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """All transitions of a training, from the replay buffer of its newest checkpoint: arrays (steps, num_envs, ...) by
     the names of ROWS. `args` are those of the run. UsageError where the buffer does not hold each step of it."""
-    where = f"the checkpoint in {run_dir}"
+    where, buffer = f"the checkpoint in {run_dir}", f"the replay buffer of {run_dir}"
     tree, notes = load_checkpoint(run_dir / CHECKPOINTS)
     if tree is None:
         raise UsageError(f"{run_dir} has no whole checkpoint{': ' * bool(notes)}{'; '.join(notes)}")
@@ -75,13 +75,12 @@ def replayed(run_dir: Path, args: Mapping[str, Any]) -> dict[str, np.ndarray]:
         log, segments = ReplayLog(run_dir / "replay" / name), saved["segments"]
         arrays = log.arrays(saved) if Path(name).name == name and segments else {}
         if others or arrays.keys() != {*ROWS} or "envs" not in tree["parts"]:
-            what = f"the replay buffer of {run_dir}"
-            raise UsageError(f"{what} does not hold single steps of its environments, as those of dqn and SAC do")
+            raise UsageError(f"{buffer} does not hold single steps of its environments, as those of dqn and SAC do")
         inserted = saved["inserted"]
         kept = min(inserted, int(args.get("buffer_size", inserted)), inserted - segments[0]["start"])
         if kept < steps or inserted != steps or steps % num_envs:
-            what = f"the replay buffer of {run_dir} holds {kept:,} of {steps:,} steps"
-            raise UsageError(f"{what}: it holds all with --save-replay from the start and a --buffer-size that large")
+            how = "it holds all with --save-replay from the start and a --buffer-size that large"
+            raise UsageError(f"{buffer} holds {kept:,} of {steps:,} steps: {how}")
         log.load(SimpleNamespace(arrays=arrays, inserted=0, state=saved.get("state", {})), saved)
         return {key: rows.reshape(-1, num_envs, *rows.shape[1:]) for key, rows in arrays.items()}
 

@@ -88,10 +88,8 @@ class Result:
 
 def write(result: Result, folder: Path) -> Path:
     """Write a result into `folder`, which is made where it is missing. Raises OSError where that fails."""
-    content = {"format": FORMAT, **asdict(result)}
-    for name in NOT_STORED:
-        del content[name]
-    text = json.dumps(rounded(content), separators=(",", ":"), allow_nan=False)
+    stored = {name: value for name, value in asdict(result).items() if name not in NOT_STORED}
+    text = json.dumps(rounded({"format": FORMAT, **stored}), separators=(",", ":"), allow_nan=False)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / result.file_name
     write_atomically(path, gzip.compress(text.encode(), compresslevel=9, mtime=0))

@@ -69,7 +69,8 @@ def converted(loaded: LoadedPolicy, inputs: Arrays, axes: dict[str, int]) -> tup
 
     graph, example = Graph(loaded.policy, "state" in inputs).eval(), tensors(inputs)
     example = [x.narrow(axes[name], 0, 3).contiguous() for name, x in zip(inputs, example, strict=True)]
-    scores = "logits" if any("actor" in name.split(".") for name in names_of(loaded)) else "q_values"
+    parts = [name for key, part in loaded.models.items() for name in (key, *dict(part.named_modules()))]
+    scores = "logits" if any("actor" in name.split(".") for name in parts) else "q_values"
     batch = torch.export.Dim("batch")
     try:
         with quiet():
@@ -107,8 +108,3 @@ def converted(loaded: LoadedPolicy, inputs: Arrays, axes: dict[str, int]) -> tup
 def tensors(arrays: Arrays) -> list[torch.Tensor]:
     """The arrays as tensors."""
     return [torch.as_tensor(x) for x in arrays.values()]
-
-
-def names_of(loaded: LoadedPolicy) -> list[str]:
-    """The names of the parts of the models."""
-    return [name for key, part in loaded.models.items() for name in (key, *dict(part.named_modules()))]
