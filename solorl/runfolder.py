@@ -21,6 +21,7 @@ from solorl.terminal import warn
 CONFIG, STATUS, METRICS, LOCK, STOP = "config.json", "status.json", "metrics.jsonl", ".lock", "stop"
 MODEL, LAST_MODEL = "model.safetensors", "model_last.safetensors"  # of the best evaluation; at the end
 CHECKPOINTS, PICTURE = "checkpoint", "learning_curve.png"
+TOGETHER = "together.json"  # of seeds that are trained together: the names of all their folders
 FORMAT = 2  # of a run folder; those of version 0.1 have 1, or none
 TAIL = 60_000  # bytes at the end of the rows, which are enough for the newest ones
 
@@ -97,10 +98,8 @@ def lock(folder: Path) -> Any:
 def refuse_old(folder: Path) -> None:
     """UsageError where a run folder was made by a version whose runs this one cannot resume."""
     if config_of(folder).get("format", 1) != FORMAT:
-        where = "check out the version that made it (git checkout a9e391d), or start a new run"
-        raise UsageError(
-            f"the run in {near(folder)} was made by SoloRL 0.1 and can be played, but not resumed: {where}"
-        )
+        what = f"the run in {near(folder)} was made by SoloRL 0.1 and can be played, but not resumed"
+        raise UsageError(f"{what}: check out the version that made it (git checkout a9e391d), or start a new run")
 
 
 def is_locked(folder: Path) -> bool:

@@ -31,9 +31,10 @@ from solorl.files import near
 from solorl.machine import check_array, own_cores
 from solorl.run.ending import UNSAVED, Voice, how_to_go_on
 from solorl.run.evaluation import Also, MakeEnv
-from solorl.run.group import TOGETHER, arguments_of, choose_checkpoints, note_group
+from solorl.run.group import arguments_of, choose_checkpoints, note_group
 from solorl.run.trainings import JaxReplay, Part, PolicyOfSeed, Trainings, without_replay
 from solorl.run.verbs import Run
+from solorl.runfolder import TOGETHER
 from solorl.terminal import Progress, paint, scores, warn
 
 WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they change nothing

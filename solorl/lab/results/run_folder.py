@@ -74,8 +74,9 @@ def _critic(rows: Sequence[dict[str, Any]], total: int) -> dict[str, Columns]:
 
 def _together(run_dir: Path) -> int:
     """How many runs the process trained at once."""
-    path = run_dir / "together.json"
-    return len(json.loads(read_regular(path, results.MOST_BYTES))) if path.exists() else 1
+    path = run_dir / runfolder.TOGETHER
+    names = json.loads(read_regular(path, results.MOST_BYTES)) if path.exists() else [run_dir.name]
+    return len(names["runs"] if isinstance(names, dict) else names)  # a list in runs of version 0.1
 
 
 def _portable(args: dict[str, Any]) -> dict[str, Any]:
