@@ -19,12 +19,6 @@ MOST_ROWS, MOST_BYTES = 10_000, 2**26  # of a piece: so much a killed process lo
 ROWS = ("obs", "action", "reward", "done", "next_obs")  # arrays of a replay buffer of single steps
 
 
-def piece_steps(obs_space: gym.Space, num_envs: int) -> int:
-    """The steps of a piece."""
-    size = num_envs * (gym.spaces.flatdim(obs_space) * obs_space.dtype.itemsize + 64)  # type: ignore[union-attr]
-    return max(1, min(MOST_ROWS // num_envs, MOST_BYTES // size))
-
-
 class Recording:
     """A data set that is being recorded. The steps that wait are written where they fill a piece, and by `flush`."""
 
@@ -38,7 +32,9 @@ class Recording:
         environment, `obs` (num_envs, *obs_shape) the observations before the first step."""
         self.writer.open({**about, "num_envs": len(obs)}, spaces)
         self._types = [*(space.dtype for space in spaces), np.dtype(np.float32), np.dtype(bool), np.dtype(bool)]
-        self._obs, self._most = np.array(obs, spaces[0].dtype), piece_steps(spaces[0], len(obs))
+        self._obs = np.array(obs, spaces[0].dtype)
+        size = self._obs.nbytes + 64 * len(obs)  # of a step
+        self._most = max(1, min(MOST_ROWS // len(obs), MOST_BYTES // size))  # steps of a piece
 
     def add(self, action: Any, reward: Any, terminated: Any, truncated: Any, final_obs: Any, obs: Any) -> None:
         """One step of all environments, arrays (num_envs, ...). Where an episode has ended, its last observation is in

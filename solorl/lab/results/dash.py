@@ -217,8 +217,7 @@ def curve_of(runs: Sequence[Result], metric: str, axis: str) -> curves.Curve | N
     """The curve of a group, over the runs that have come nearly as far as half of them have."""
     ends = {run.seed: x[-1] for run in runs if len(x := curves.points(run, metric, "steps")[0])}
     far = [run for run in runs if run.seed in ends and ends[run.seed] >= FAR * curves.most(ends.values())]
-    begun, end = curves.in_time({str(run.seed): curves.points(run, metric, axis) for run in far}, axis)
-    return curves.over_runs(begun, end) if begun else None
+    return curves.curve_of(far, metric, axis)
 
 
 def score(lines: Mapping[str, Any]) -> list[text.Cell]:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from solorl.catalog.header import fields_of, origins, parse_source
-from solorl.errors import UsageError
 from solorl.lab.results.reference_scores import reference
 from solorl.lab.results.statistics import Array
 from solorl.lab.results.training import Training
@@ -115,10 +114,7 @@ def _topic(line: str) -> str:
 def _original(copy: Path) -> Path | None:
     """The algorithm that a script comes from: that of its name, else the nearest one that its header names."""
     known = script_paths()
-    try:
-        return next((known[name] for name in (copy.stem, *origins(copy)) if name in known), None)
-    except UsageError:  # not valid Python
-        return None
+    return next((known[name] for name in (copy.stem, *origins(copy)) if name in known), None)
 
 
 def far_from_default(t: Training) -> str:

@@ -65,22 +65,15 @@ def names_of(folder: Path) -> tuple[str, str, int]:
     parts = ("", "", "", *folder.resolve().parts)
     last = re.fullmatch(r"(.+?)(?:_(\d+))?", parts[-1])
     for place, above in zip(parts[-1:-4:-1], parts[-2:-5:-1], strict=True):
-        if found := _cleanrl_names(place, above):
-            return found
+        words = place.split("__")  # of CleanRL
+        if len(words) > 2 and words[0] and words[2].isdecimal():
+            space = f"{above}/" if f"{above}/*" in OTHERS else ""  # CleanRL lets ALE/Pong-v5 make a folder ALE
+            return space + words[0], words[1], int(words[2])
         if match := VERSIONED.match(place):  # ppo/Hopper-v4_1 of the zoo; or PPO_1 in a folder of this name
             name, number = last.groups() if last and place != parts[-1] else (above, None)
             return match["env"], name.lower(), int(match["n"] or number or 0)
     ways = "name it ENV__NAME__SEED or put it below a folder named ENV, as in CartPole-v1/PPO_1"
     raise ResultError(f"{folder} does not tell its environment; {ways}")
-
-
-def _cleanrl_names(name: str, above: str) -> tuple[str, str, int] | None:
-    """What `names_of` wants, out of ENV__NAME__SEED; None for another name."""
-    words = name.split("__")
-    if len(words) < 3 or not words[0] or not words[2].isdecimal():
-        return None
-    space = f"{above}/" if f"{above}/*" in OTHERS else ""  # CleanRL lets ALE/Pong-v5 make a folder ALE
-    return space + words[0], words[1], int(words[2])
 
 
 def scalars(folder: Path) -> tuple[dict[str, Series], float]:

@@ -206,17 +206,16 @@ def pull(repo: str, folder: Path, revision: str | None = None, max_size: float =
     return _pull(api, repo, folder, _commit_of(api, repo, revision), max_size)
 
 
-def fetch(address: str, max_size: float = MAX_SIZE) -> Path:
+def fetch(address: str) -> Path:
     """The folder of `hf://USER/NAME` or `hf://USER/NAME@REVISION` in the cache, pulled unless it is there. A revision
     that is a whole commit hash needs no network then."""
     repo, _, revision = address.removeprefix(PREFIX).partition("@")
     api = _api()
     _check_name(repo)
-    commit = revision if COMMIT.fullmatch(revision) else ""
-    if not commit or not _cached(repo, commit).is_dir():
-        commit = _commit_of(api, repo, revision or None)
+    known = COMMIT.fullmatch(revision) and _cached(repo, revision).is_dir()
+    commit = revision if known else _commit_of(api, repo, revision or None)
     if not (folder := _cached(repo, commit)).is_dir():
-        _pull(api, repo, folder, commit, max_size)
+        _pull(api, repo, folder, commit, MAX_SIZE)
     return folder
 
 
