@@ -113,7 +113,7 @@ def needs_extra(what: str, extra: str) -> str:
     return f"{what} needs an extra: pip install 'solorl[{extra}]'{note}"
 
 
-def missing_extra(who: str, error: Exception) -> str:
+def missing_extra(who: str, error: BaseException) -> str:
     """The sentence that names the extra for a module that `who` cannot import; empty where none brings it."""
     parts = (getattr(error, "name", None) or "").split(".")
     module = next((each for each in (".".join(parts[:2]), parts[0]) if each in BRINGS), "")

@@ -245,8 +245,8 @@ def _pull(api: Any, repo: str, folder: Path, commit: str, max_size: float) -> st
         check_files(repo, entries, max_size)
         folder.parent.mkdir(parents=True, exist_ok=True)
         remove_old(folder.parent.parent, "*/.pull-*")
-        staging = Path(tempfile.mkdtemp(prefix=".pull-", dir=folder.parent))
-        try:
+        with tempfile.TemporaryDirectory(prefix=".pull-", dir=folder.parent) as temporary:
+            staging = Path(temporary)
             for entry in entries:
                 api.hf_hub_download(repo, entry.path, revision=commit, local_dir=staging)
                 _check_contents(repo, staging / entry.path, entry)
@@ -255,8 +255,6 @@ def _pull(api: Any, repo: str, folder: Path, commit: str, max_size: float) -> st
             staging.chmod(0o755)
             _check_run(repo, staging)
             staging.rename(folder)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
     return commit
 
 
