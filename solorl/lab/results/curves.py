@@ -160,10 +160,9 @@ def panels(
 
 
 def profiles(comparison: Comparison) -> dict[str, Curve]:
-    """The performance profile of every method over the shared environments: x are thresholds of normalised scores."""
+    """The performance profile of every method over the shared environments, of which there must be one: x are
+    thresholds of normalised scores."""
     envs = comparison.shared
-    if not envs:
-        return {}
     by_method = {m: [comparison.scores(env, m, normalised=True) for env in envs] for m in comparison.methods}
     everything = st.pooled([st.pooled(scores) for scores in by_method.values()])
     low, high = min(0.0, everything.min()), max(1.0, everything.max())

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from solorl.envs.ids import OTHERS
-from solorl.lab.results.result import Result, ResultError
+from solorl.lab.results.result import Result, ResultError, reading
 from solorl.lab.results.run_folder import evaluations, last_mean, thinned
 
 TRAIN_TAGS = (  # return, length; the first that a folder holds
@@ -82,12 +82,10 @@ def scalars(folder: Path) -> tuple[dict[str, Series], float]:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
         raise ResultError(f"{folder} needs an extra to be read: pip install 'solorl[tensorboard]'") from error
-    try:
+    with reading(folder):
         events: Any = EventAccumulator(str(folder), size_guidance={"scalars": 0})
         events.Reload()
         found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
-    except Exception as error:  # a damaged file fails in many ways
-        raise ResultError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
     began = min((event.wall_time for rows in found.values() for event in rows), default=0.0)
     series = {}
     for tag, events in found.items():

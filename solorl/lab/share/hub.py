@@ -260,10 +260,9 @@ def _pull(api: Any, repo: str, folder: Path, commit: str, max_size: float) -> st
 
 def check_files(repo: str, entries: list[Any], max_size: float) -> None:
     """UsageError unless the entries of a repository are plain files of one run, of at most `max_size` MB in all."""
-    scripts = []
+    scripts = [entry for entry in entries if _may_be_script(str(entry.path))]
     for entry in entries:
         path = str(entry.path)
-        scripts += [path] if _may_be_script(path) else []
         for wrong, which in (
             (path.lower().endswith(PICKLES), "may execute code when it is read"),
             (getattr(entry, "size", None) is None, "is not a plain file"),  # a folder, a link, a submodule

@@ -20,7 +20,7 @@ from typing import Any
 
 from solorl.catalog.header import fields_of, find_path, parse_source
 from solorl.envs.ids import check_env_id_of
-from solorl.errors import UsageError, denied, did_you_mean
+from solorl.errors import UsageError, denied, did_you_mean, told
 from solorl.files import missing, sha256
 from solorl.lab.results.result import Result
 from solorl.lab.studies.checks import check_texts, refuse_unknown
@@ -284,11 +284,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file; UsageError where it cannot be read or holds text that cannot be shown."""
     if not path.exists():
         raise missing("file", path, "*.toml")
-    try:
-        with denied(f"{path} cannot be read"):
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits is not a TOMLDecodeError
-        why = "its lists or tables are nested too deeply" if isinstance(error, RecursionError) else error
-        raise UsageError(f"{path} is not valid TOML: {why}") from None
+    with denied(f"{path} cannot be read"):
+        data = path.read_bytes()
+    deep = "its lists or tables are nested too deeply"
+    with told(f"{path} is not valid TOML", lambda error: deep if isinstance(error, RecursionError) else str(error)):
+        table = tomllib.loads(data.decode())
     check_texts(table, str(path))
     return table
