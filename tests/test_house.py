@@ -46,7 +46,7 @@ LAB_MAY_IMPORT = (
 # the core: their kind of ids, `solo play`), boards and opponents 280 (238 in the games, 40 in the core, 2 in the cli).
 # `solo dash` 303 and 30, of which fonts for odd signs paid 3: the lab is 180 lines above what was allowed for doctor,
 # dash and repro, and owes them.
-BUDGETS = {"core": 6867, "games": 1162, "lab": 4712, "cli and tools": 2393}
+BUDGETS = {"core": 6853, "games": 1162, "lab": 4712, "cli and tools": 2393}
 LONGEST = 420  # lines of a module
 PAGES = (".html", ".js", ".css", ".sh")
 

@@ -115,13 +115,10 @@ def parsed(path: Path, text: str) -> ast.Module:
 
 def split_header(text: str) -> tuple[str, str, str]:
     """What stands above the docstring of a file (its PEP 723 block), the docstring, and what follows it."""
-    first = next(iter(ast.parse(text).body), None)
-    lines = text.splitlines(keepends=True)
-    if not (
-        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
-    ):
+    tree, lines = ast.parse(text), text.splitlines(keepends=True)
+    if ast.get_docstring(tree, clean=False) is None:
         return "", "", text
-    start, end = first.lineno - 1, first.end_lineno or 0
+    start, end = tree.body[0].lineno - 1, tree.body[0].end_lineno or 0
     return "".join(lines[:start]), "".join(lines[start:end]), "".join(lines[end:])
 
 

@@ -199,12 +199,9 @@ def score_of(model: Path) -> float | None:
     """The mean return of the evaluation after which a model file was saved; None where it names none."""
     from safetensors import safe_open
 
-    with safe_open(model, framework="numpy") as file:
-        said = (file.metadata() or {}).get("eval/episodic_return", "")
-    try:
-        return float(said)
-    except ValueError:
-        return None
+    with contextlib.suppress(ValueError), safe_open(model, framework="numpy") as file:
+        return float((file.metadata() or {}).get("eval/episodic_return", ""))
+    return None
 
 
 def play_script(

@@ -6,6 +6,7 @@ logged.
 """
 
 import ast
+import contextlib
 import difflib
 import math
 import re
@@ -138,10 +139,9 @@ def far_from_default(t: Training) -> str:
 
 
 def _constant(node: ast.expr) -> Any:
-    try:
+    with contextlib.suppress(ValueError):
         return ast.literal_eval(node)
-    except ValueError:
-        return None
+    return None
 
 
 def _number(value: Any) -> float | None:
