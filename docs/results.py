@@ -175,7 +175,7 @@ def algorithms():
         for script in in_order(files):
             what = re.split(r"[,;] (?:discrete|continuous|vector|image|in JAX)", script.title.rstrip("."))[0]
             what += ", in JAX" if script.framework == "jax" else ""
-            paper = re.sub(r"^(.*?),? (https?://[^\s;]+).*", r"[\1](\2)", script.paper)
+            paper = re.sub(r"^(.*?),? (https?://[^\s;]+).*", r"[\1](\2)", script.fields["Paper"])
             near = [Path(each).stem for each in script.relatives]
             parent = f"`{Path(script.parent).stem}`" if script.parent else relatives(near)
             spaces = script.spaces.replace("->", "→")

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from solorl.catalog.header import definitions, fields_of, parse_source
-from solorl.scripts import facts_of
+from solorl.scripts import facts_of, not_for
 
 HEADING, NEXT = "## Can I use?\n", "## Implementation details\n"
 OBSERVATIONS = {"vector": "vectors", "image": "images", "dict": "`Dict`"}
@@ -77,7 +77,7 @@ def uses(script):
         "resume": resuming(script, tree, facts.env_kind),
         "export": f"no: {' and '.join(unfit)}" if unfit else f"yes: {EXPORT[script.framework]}",
     }
-    return rows | {what: f"no: [`{file}`]({Path(file).stem}.md)" for what, file in script.not_for.items()}
+    return rows | {what: f"no: [`{file}`]({Path(file).stem}.md)" for what, file in not_for(script.fields).items()}
 
 
 def with_uses(page, script):

@@ -60,6 +60,15 @@ def told(what: str, why: Callable[[BaseException], str] = reason) -> Iterator[No
         raise UsageError(f"{what}: {why(error)}") from error
 
 
+@contextmanager
+def denied(what: str) -> Iterator[None]:
+    """What the system denies inside becomes a UsageError of one sentence: `what`, and its reason."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{what}: {error.strerror}") from None
+
+
 def fitting(what: str) -> AbstractContextManager[None]:
     """Whatever is raised inside becomes a UsageError: `what`, read from a file, does not fit. A file can be well-formed
     and wrong in more ways than can be listed, hence every exception."""
@@ -104,7 +113,7 @@ def needs_extra(what: str, extra: str) -> str:
     return f"{what} needs an extra: pip install 'solorl[{extra}]'{note}"
 
 
-def missing_extra(who: str, error: Exception) -> str:
+def missing_extra(who: str, error: BaseException) -> str:
     """The sentence that names the extra for a module that `who` cannot import; empty where none brings it."""
     parts = (getattr(error, "name", None) or "").split(".")
     module = next((each for each in (".".join(parts[:2]), parts[0]) if each in BRINGS), "")

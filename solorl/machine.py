@@ -36,10 +36,9 @@ def dying_with_parent() -> tuple[str, ...]:
     """Words before those of a command for the same as `end_with_parent`; none where the system lacks that tool. They
     run nothing between fork and exec, which is slow, and unsafe where there are threads."""
     words = (shutil.which("setpriv") or "", "--pdeathsig", "TERM", "--")
-    try:
+    with contextlib.suppress(OSError):
         return words if words[0] and subprocess.run([*words, "true"], capture_output=True).returncode == 0 else ()
-    except OSError:
-        return ()
+    return ()
 
 
 def command_of(*words: object, python: str = sys.executable) -> list[str]:
@@ -67,13 +66,10 @@ def visible_gpus() -> list[str]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip()]
-    if not (tool := shutil.which("nvidia-smi")):
-        return []
-    try:
-        listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [str(i) for i in range(sum(line.startswith("GPU ") for line in listing.splitlines()))]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # there is no driver, or it does not answer
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20).stdout
+        return [str(i) for i in range(sum(line.startswith("GPU ") for line in listing.splitlines()))]
+    return []
 
 
 @contextlib.contextmanager
@@ -117,10 +113,9 @@ def process_start(pid: int) -> str | None:
 
 def _ps(pid: int, columns: str) -> str:
     """What `ps` says about a process, on systems without /proc."""
-    try:
+    with contextlib.suppress(OSError):
         return subprocess.run(["ps", "-o", columns, "-p", str(pid)], capture_output=True, text=True).stdout.strip()
-    except OSError:
-        return ""
+    return ""
 
 
 def no_display() -> bool:
@@ -140,12 +135,11 @@ def without_screen() -> None:
 
 def cpu_model() -> str:
     """The name of the processor with its numbers: a virtual machine may show the same name for different ones."""
-    try:
+    with contextlib.suppress(OSError, KeyError):
         first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
         about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
         return f"{about['model name']}, family {about['cpu family']}, model {about['model']}"
-    except (OSError, KeyError):
-        return platform.processor()
+    return platform.processor()
 
 
 # ---------------------------------------------------------------------- memory

@@ -14,15 +14,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-from solorl.errors import UsageError
+from solorl.errors import UsageError, denied
 from solorl.files import near, read_json, write_atomically
 from solorl.terminal import warn
 
 CONFIG, STATUS, METRICS, LOCK, STOP = "config.json", "status.json", "metrics.jsonl", ".lock", "stop"
 MODEL, LAST_MODEL = "model.safetensors", "model_last.safetensors"  # of the best evaluation; at the end
 CHECKPOINTS, PICTURE = "checkpoint", "learning_curve.png"
+TOGETHER = "together.json"  # of seeds that are trained together: the names of all their folders
 FORMAT = 2  # of a run folder; those of version 0.1 have 1, or none
-TAIL = 60_000  # bytes that `last_rows` reads
+TAIL = 60_000  # bytes at the end of the rows, which are enough for the newest ones
 
 Row = dict[str, Any]  # metric -> value, with global_step (environment steps) and wall_time (seconds)
 
@@ -83,10 +84,8 @@ def newest_step(folder: Path) -> int | None:
 def lock(folder: Path) -> Any:
     """Keep other processes from training in a run folder: an open file, to be closed in the end. UsageError where one
     does so already; a warning where the file system has no locks."""
-    try:
+    with denied(f"the run folder {near(folder)} cannot be written"):
         file = open(folder / LOCK, "a")  # noqa: SIM115
-    except OSError as error:
-        raise UsageError(f"the run folder {near(folder)} cannot be written: {error.strerror}") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -99,10 +98,8 @@ def lock(folder: Path) -> Any:
 def refuse_old(folder: Path) -> None:
     """UsageError where a run folder was made by a version whose runs this one cannot resume."""
     if config_of(folder).get("format", 1) != FORMAT:
-        where = "check out the version that made it (git checkout a9e391d), or start a new run"
-        raise UsageError(
-            f"the run in {near(folder)} was made by SoloRL 0.1 and can be played, but not resumed: {where}"
-        )
+        what = f"the run in {near(folder)} was made by SoloRL 0.1 and can be played, but not resumed"
+        raise UsageError(f"{what}: check out the version that made it (git checkout a9e391d), or start a new run")
 
 
 def is_locked(folder: Path) -> bool:
@@ -110,10 +107,8 @@ def is_locked(folder: Path) -> bool:
     try:
         with open(folder / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
@@ -146,8 +141,8 @@ def read_rows(path: Path, start: int = 0, key: str = "", strict: bool = False) -
     return rows, start + len(data)
 
 
-def last_rows(path: Path) -> list[Row]:
-    """The rows in the last TAIL bytes; none where the file cannot be read."""
+def rows_of(path: Path, start: int = 0, key: str = "") -> list[Row]:
+    """The rows of `read_rows`; none where the file cannot be read."""
     with contextlib.suppress(OSError):
-        return read_rows(path, -TAIL)[0]
+        return read_rows(path, start, key)[0]
     return []

@@ -107,7 +107,7 @@ def facts_of(script: Path) -> Facts:
         text, fields = "", {}
     obs, _, actions = fields.get("Spaces", "").partition(" -> ")
     kinds = {(obs, action.removeprefix("or ")) for action in re.split(", (?=or )|(?=,)", actions)}
-    kind = (re.findall(r'^    env_kind = "([\w-]+)"', text, flags=re.M) or ["gymnasium"])[0]
+    kind = (re.findall(r"""^    env_kind = ["']([\w-]+)["']""", text, flags=re.M) or ["gymnasium"])[0]
     return Facts(fields, kinds, kind, '"bounded"' in text)
 
 

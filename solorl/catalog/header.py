@@ -12,7 +12,7 @@ from pathlib import Path
 
 import solorl
 from solorl.errors import UsageError, did_you_mean
-from solorl.scripts import KEYS, VALUE_COLUMN, header_fields, in_catalogue, not_for, script_paths
+from solorl.scripts import KEYS, VALUE_COLUMN, header_fields, in_catalogue, script_paths
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 METADATA = re.compile(r"# /// script\n((?:#(?: .*)?\n)+?)# ///\n")  # PEP 723, at the top of the file
@@ -31,11 +31,6 @@ class Script:
     title: str
     fields: dict[str, str] = field(default_factory=dict)
     lines: int = 0
-
-    @property
-    def paper(self) -> str:
-        """Authors, year and address."""
-        return self.fields.get("Paper", "")
 
     @property
     def run(self) -> str:
@@ -87,11 +82,6 @@ class Script:
         """The file name in `Twin   X.py`: the torch file that a file in JAX corresponds to; None without one."""
         return self.fields.get("Twin") or None
 
-    @property
-    def not_for(self) -> dict[str, str]:
-        """What the file is not made for, each with the file that is: `{"images": "ppo_atari.py"}`."""
-        return not_for(self.fields)
-
 
 def scripts(folder: Path | None = None) -> list[Script]:
     """Every algorithm of the catalogue; UsageError if one of the files has no header."""
@@ -125,13 +115,10 @@ def parsed(path: Path, text: str) -> ast.Module:
 
 def split_header(text: str) -> tuple[str, str, str]:
     """What stands above the docstring of a file (its PEP 723 block), the docstring, and what follows it."""
-    first = next(iter(ast.parse(text).body), None)
-    lines = text.splitlines(keepends=True)
-    if not (
-        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
-    ):
+    tree, lines = ast.parse(text), text.splitlines(keepends=True)
+    if ast.get_docstring(tree, clean=False) is None:
         return "", "", text
-    start, end = first.lineno - 1, first.end_lineno or 0
+    start, end = tree.body[0].lineno - 1, tree.body[0].end_lineno or 0
     return "".join(lines[:start]), "".join(lines[start:end]), "".join(lines[end:])
 
 

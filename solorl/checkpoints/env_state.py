@@ -51,7 +51,7 @@ class Recorder(gym.Wrapper):
         self.start: dict[str, Any] = {}
         self.actions: list[Any] = []
         self.obs: Any = None
-        self.hands_out_state = emulator_of(env) is not None
+        self.hands_out_state = hasattr(getattr(env.unwrapped, "ale", None), "cloneState")  # as Atari's emulator does
         if self.hands_out_state:
             _note_actions(env.unwrapped)
 
@@ -93,12 +93,6 @@ def _give(env: gym.Env, saved: Mapping[str, Any]) -> None:
     """Give them back to the guest."""
     if (guest := guest_in(env)) and guest.own and "random" in saved:
         guest.own[RANDOM] = saved["random"]
-
-
-def emulator_of(env: gym.Env) -> Any:
-    """The Arcade Learning Environment inside of `env`, None where there is none."""
-    ale = getattr(env.unwrapped, "ale", None)
-    return ale if hasattr(ale, "cloneState") else None
 
 
 def _note_actions(game: Any) -> None:

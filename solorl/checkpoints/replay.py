@@ -35,11 +35,6 @@ def _state(replay: Any) -> dict[str, Any]:
     return state if isinstance(state, dict) else vars(state)
 
 
-def _name(start: int, stop: int) -> str:
-    """The file of the rows from `start` on, before `stop`."""
-    return f"{start:012d}_{stop:012d}.safetensors"
-
-
 class ReplayLog:
     """The segments of one buffer in a folder of its own."""
 
@@ -61,9 +56,9 @@ class ReplayLog:
         return {"inserted": stop, "segments": self._segments, "state": dict(_state(replay))}
 
     def _write(self, replay: Any, start: int, stop: int) -> dict[str, Any]:
-        """One segment, whole on the disk."""
+        """One segment, the rows from `start` on, before `stop`, whole on the disk."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        name, rows = _name(start, stop), np.arange(start, stop)
+        name, rows = f"{start:012d}_{stop:012d}.safetensors", np.arange(start, stop)
         arrays = {key: array[rows % len(array)] for key, array in replay.arrays.items()}
         write_atomically(self.folder / name, b"".join(safetensors_pieces(arrays)))
         sync_file(self.folder)

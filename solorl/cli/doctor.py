@@ -32,8 +32,8 @@ def main(argv: Sequence[str]) -> int:
         if not findings:
             print("  nothing looks wrong" + ": the task is solved" * training.is_solved)
         show(findings)
-    method = attrgetter("method")
-    for _, group in groupby(sorted(found, key=method), key=method):
+    kind = attrgetter("kind")
+    for _, group in groupby(sorted(found, key=kind), key=kind):
         if findings := doctor.disagreement(seeds := list(group)):
             print(f"\n{paint(plain(f'{seeds[0].script} on {seeds[0].env_id}, all seeds'), 'bold')}")
             show(findings)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl.cli import Parser, at_least
-from solorl.errors import UsageError
+from solorl.errors import UsageError, denied
 from solorl.files import shown
 from solorl.runfolder import config_of
 from solorl.terminal import plain
@@ -37,11 +37,8 @@ def main(argv: Sequence[str]) -> int:
     recording.writer.check()
     loaded = load(run_dir, trust_script=args.trust_script)
     act = None if args.random else loaded.required_sampler() if args.stochastic else loaded.policy
-    try:
-        with undisturbed():
-            record(loaded, act, recording, args, run_dir)
-    except OSError as error:
-        raise UsageError(f"{recording.writer.folder} cannot be written: {error.strerror}") from None
+    with denied(f"{recording.writer.folder} cannot be written"), undisturbed():
+        record(loaded, act, recording, args, run_dir)
     about, where = recording.writer.about, shown(recording.writer.folder)
     count = sum(piece["transitions"] for piece in about["pieces"])
     print(f"recorded {count:,} transitions of {plain(about['policy'])} in {where}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from solorl.cli import Parser
-from solorl.errors import UsageError
+from solorl.errors import UsageError, denied
 from solorl.files import shown, write
 from solorl.terminal import aligned
 
@@ -87,12 +87,10 @@ def write_report(comparison, out: Path, args: Namespace, problems: Sequence[str]
     from solorl.lab.results import figures, paper, text
     from solorl.lab.results import page as report_page
 
-    try:
+    with denied(f"{out} cannot be written"):
         out.mkdir(parents=True, exist_ok=True)
         pictures = [path.name for path in figures.write_figures(comparison, out)]
         problems = [*problems, *paper.write_all(comparison, out)]
-    except OSError as error:
-        raise UsageError(f"{out} cannot be written: {error.strerror}") from None
     pictures.sort(key=lambda name: not name.startswith(f"curves_{args.x}"))
     write(out / "report.md", text.report(comparison, args.title, pictures, problems, command).encode())
     write(out / "report.html", report_page.page(comparison, args.title, args.x, problems, command).encode())

@@ -13,7 +13,7 @@ from typing import Any
 
 from solorl import runfolder
 from solorl.cli import Parser
-from solorl.errors import UsageError, hint
+from solorl.errors import UsageError, denied, hint
 from solorl.files import missing
 from solorl.runfolder import is_locked
 from solorl.terminal import aligned, duration, scores
@@ -37,7 +37,7 @@ def run_folders(path: Path) -> Iterator[Path]:
 def read(path: Path) -> Run:
     """What the files of a run folder say; a run without its process was killed."""
     config, status = runfolder.config_of(path), runfolder.status_of(path)
-    rows = runfolder.last_rows(path / runfolder.METRICS)
+    rows = runfolder.rows_of(path / runfolder.METRICS, -runfolder.TAIL)
     word = str(status.get("status", "unknown")).partition(":")[0]
     if word == "running" and not is_locked(path):
         word = "killed"
@@ -122,10 +122,8 @@ def delete(runs: Sequence[Run], yes: bool) -> int:
             print("nothing is deleted")
             return 1
         for run in runs:
-            try:
+            with denied(f"{run['folder']} cannot be deleted"):
                 shutil.rmtree(run["folder"])
-            except OSError as error:
-                raise UsageError(f"{run['folder']} cannot be deleted: {error.strerror}") from None
     print(f"deleted {count}, {size}")
     return 0
 

@@ -8,7 +8,7 @@ from solorl.files import DAY
 from solorl.lab.studies.bench import Bench
 from solorl.lab.studies.runs import find
 from solorl.lab.studies.worker import SCORE, Worker
-from solorl.runfolder import METRICS, args_of, last_rows
+from solorl.runfolder import METRICS, TAIL, args_of, rows_of
 from solorl.terminal import scores
 
 
@@ -76,7 +76,7 @@ class Table:
 def progress(worker: Worker) -> tuple[float | None, float | None]:
     """The fraction of its steps that a worker has done and its last evaluation, where they are known."""
     run_dir = next((find(worker.study, task).run_dir for task in worker.tasks), None)
-    if not run_dir or not (rows := last_rows(run_dir / METRICS)):
+    if not run_dir or not (rows := rows_of(run_dir / METRICS, -TAIL)):
         return None, None
     total, step = args_of(run_dir).get("total_timesteps"), rows[-1].get("global_step", 0)
     scores = [row[SCORE] for row in rows if SCORE in row]

@@ -25,7 +25,7 @@ import gymnasium as gym
 import numpy as np
 
 from solorl import machine
-from solorl.errors import UsageError, fitting, reason, told
+from solorl.errors import UsageError, denied, fitting, reason, told
 from solorl.files import is_plain_name, read_json, read_regular, write_atomically
 from solorl.trust import refuse_links
 
@@ -116,11 +116,9 @@ class Writer:
         self.check()
         described_spaces = {key: described(space) for key, space in zip(SPACES, spaces, strict=True)}
         self.about = {"format": FORMAT, **about, **described_spaces, "pieces": []}
-        try:
+        with denied(f"{self.folder} cannot be written"):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write_about()
-        except OSError as error:
-            raise UsageError(f"{self.folder} cannot be written: {error.strerror}") from None
 
     def add(self, piece: Mapping[str, np.ndarray]) -> None:
         """Write the arrays of a piece (see the module), then the list that names it. OSError."""

@@ -259,13 +259,18 @@ def _envpool_config(envpool: Any, env_id: str) -> Any:
     return envpool.make_spec(env_id).config if env_id in envpool.list_all_envs() else None
 
 
+def _spec(env_id: str) -> Any:
+    """What Gymnasium's registry says of an environment; None where it does not have it."""
+    import gymnasium as gym  # here, because the verbs that need no environment start without it
+
+    return gym.registry.get(env_id.rpartition(":")[2])
+
+
 def is_atari(env_id: str) -> bool:
     """Whether it is a game of Atari, Gymnasium's (or one that is made like those) or EnvPool's."""
-    import gymnasium as gym
-
+    if spec := _spec(env_id):
+        return "game" in spec.kwargs
     name = env_id.rpartition(":")[2]
-    if name in gym.registry:
-        return "game" in gym.registry[name].kwargs
     return not any(fnmatch(name, pattern) for pattern in FAMILIES) and is_envpool_game(env_id)
 
 
@@ -276,26 +281,20 @@ def has_agents(env_id: str) -> bool:
 
 def is_board(env_id: str) -> bool:
     """Whether it is a board, or one that is registered like those: with `rules`."""
-    import gymnasium as gym
-
-    spec = gym.registry.get(env_id.rpartition(":")[2])
+    spec = _spec(env_id)
     return spec is not None and "rules" in spec.kwargs
 
 
 def is_batched(env_id: str) -> bool:
     """Whether it is a simulator as `solorl.envs.batched` describes: vector environments of Gymnasium and ALE are not,
     nor are boards."""
-    import gymnasium as gym
-
-    entry = gym.registry[env_id.rpartition(":")[2]].vector_entry_point
+    entry = _spec(env_id).vector_entry_point
     return entry is not None and not is_board(env_id) and not str(entry).startswith(("gymnasium.", "ale_py."))
 
 
 def reward_threshold(env_id: str) -> float:
     """The mean return from which on an environment counts as solved; UsageError where its spec does not say it."""
-    import gymnasium as gym
-
-    spec = gym.registry.get(env_id.rpartition(":")[2])
+    spec = _spec(env_id)
     if spec is None or spec.reward_threshold is None:
         raise UsageError(f"{env_id} has no reward threshold for --target-return auto; give a number")
     return float(spec.reward_threshold)

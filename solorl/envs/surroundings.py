@@ -47,16 +47,6 @@ def plain(states: Mapping[str, Any]) -> Any:
     return states["python"], arrays, states["torch"].tolist() if "torch" in states else None
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Whatever runs inside leaves the global random states as they were."""
-    states = random_states()
-    try:
-        yield
-    finally:
-        set_random_states(states)
-
-
 def _dtype() -> str:
     torch = sys.modules.get("torch")
     return str(torch.get_default_dtype()) if torch else "torch.float32"  # as it will be
@@ -95,11 +85,18 @@ def bring_back(states: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def at_home() -> Iterator[None]:
-    """Whatever code of others runs inside leaves the process as it was, and sees no flags of the command line."""
-    before = now(STATES)
-    del sys.argv[1:]
+def undisturbed(names: Iterable[str] = (RANDOM,)) -> Iterator[None]:
+    """Whatever runs inside leaves these states of the process, by default the random ones, as they were."""
+    before = now(names)
     try:
         yield
     finally:
         bring_back(before)
+
+
+@contextmanager
+def at_home() -> Iterator[None]:
+    """Whatever code of others runs inside leaves the process as it was, and sees no flags of the command line."""
+    with undisturbed(STATES):
+        del sys.argv[1:]
+        yield

@@ -17,7 +17,7 @@ from typing import Any
 
 from solorl.args.arguments import ONCE, RunArgs
 from solorl.compute.device import device_name
-from solorl.errors import UsageError
+from solorl.errors import UsageError, denied
 from solorl.files import git_state, near, remove_leftovers, sha256
 from solorl.machine import cpu_model
 from solorl.run.hub import Kept
@@ -115,7 +115,7 @@ class RunFolder:
     def open(self, args: RunArgs, script: Path, device: Any, saved: dict[str, Any]) -> None:
         """Write the script and its circumstances, unless they are there, and cut the rows back to those of the
         checkpoint whose counters are `saved` (empty: to none). UsageError where that cannot be done."""
-        try:
+        with denied(f"the run folder {near(self.path)} cannot be written"):
             remove_leftovers(self.path)
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             if not args.resume:
@@ -129,8 +129,6 @@ class RunFolder:
             self.kept.copy_to(self.path)
             if args.resume:
                 self._record_changes(args, script, saved.get("step", 0))
-        except OSError as error:
-            raise UsageError(f"the run folder {near(self.path)} cannot be written: {error.strerror}") from None
         note_start(self.path / CONFIG)
         self.trackers = trackers_of(args, self.path, saved["step"] + 1 if saved else None)
 

@@ -12,10 +12,8 @@ from solorl.checkpoints import checkpoint
 from solorl.errors import UsageError
 from solorl.files import is_plain_name, read_json, write_atomically
 from solorl.run.verbs import Run
-from solorl.runfolder import CHECKPOINTS, CONFIG, checkpoints, newest_step, status_of
+from solorl.runfolder import CHECKPOINTS, CONFIG, TOGETHER, checkpoints, newest_step, status_of
 from solorl.terminal import warn
-
-TOGETHER = "together.json"  # in each run folder: the names of all
 
 
 def arguments_of(args: Any, threads: int) -> list[Any]:

@@ -199,12 +199,9 @@ def score_of(model: Path) -> float | None:
     """The mean return of the evaluation after which a model file was saved; None where it names none."""
     from safetensors import safe_open
 
-    with safe_open(model, framework="numpy") as file:
-        said = (file.metadata() or {}).get("eval/episodic_return", "")
-    try:
-        return float(said)
-    except ValueError:
-        return None
+    with contextlib.suppress(ValueError), safe_open(model, framework="numpy") as file:
+        return float((file.metadata() or {}).get("eval/episodic_return", ""))
+    return None
 
 
 def play_script(
@@ -264,26 +261,17 @@ def _unchanged(imports: set[str]) -> Iterator[None]:
     for name in imports:  # now, so that their states are known
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    hook, variables = sys.excepthook, dict(os.environ)
-    torch: Any = sys.modules.get("torch")
-    jax: Any = sys.modules.get("jax")
-    if torch is not None:
-        threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
-        deterministic = torch.get_deterministic_debug_mode()
-        fill = torch.utils.deterministic.fill_uninitialized_memory
-    settings = {name: getattr(jax.config, name) for name in JAX_SETTINGS} if jax is not None else {}
-    try:
-        with undisturbed():
-            yield
-    finally:
-        sys.excepthook = hook
-        for name in set(os.environ) - set(variables):
-            del os.environ[name]
-        os.environ.update(variables)
-        if torch is not None:
-            torch.set_num_threads(threads)
-            torch.set_deterministic_debug_mode(deterministic)
-            torch.utils.deterministic.fill_uninitialized_memory = fill
-            torch.backends.cudnn.benchmark = benchmark
-        for name, value in settings.items():
-            jax.config.update(name, value)
+    from unittest import mock  # here, because it is slow to import
+
+    with contextlib.ExitStack() as after, mock.patch.dict(os.environ), undisturbed():
+        after.callback(setattr, sys, "excepthook", sys.excepthook)
+        if torch := sys.modules.get("torch"):
+            after.callback(torch.set_num_threads, torch.get_num_threads())
+            after.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
+            after.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+            memory = torch.utils.deterministic
+            after.callback(setattr, memory, "fill_uninitialized_memory", memory.fill_uninitialized_memory)
+        if jax := sys.modules.get("jax"):
+            for name in JAX_SETTINGS:
+                after.callback(jax.config.update, name, getattr(jax.config, name))
+        yield

@@ -50,11 +50,8 @@ def film_to(run_dir: Path, name: str, seed: int, policy: Policy, make_env: Any, 
         os.environ.setdefault("MUJOCO_GL", "egl")  # also where it is missing, so that the error names it
     try:
         run_dir.stat()  # FileNotFoundError where it was moved or removed: it must not be made again
-        env = open_game(make_env, env_id, "rgb_array")
-        try:
+        with contextlib.closing(open_game(make_env, env_id, "rgb_array")) as env:
             film(env, policy, seed, path)
-        finally:
-            env.close()
     except Exception as error:  # no renderer, no codec, no space: a film is not worth a training
         frames = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)}
         drawing = any(name.startswith(("gymnasium.envs.mujoco.mujoco_r", "mujoco.", "OpenGL")) for name in frames)
@@ -88,9 +85,7 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, episodes: int)
         axes.plot(step[train][window - 1 :], mean, color="#7a7a7a", label=f"mean of {window} episodes")
     if test.any():
         number = np.where(np.isfinite(count), count, episodes)[test]
-        error = (
-            np.nan_to_num(std[test]) / np.maximum(1, number - 1) ** 0.5
-        )  # the band lies within the episodes' returns
+        error = np.nan_to_num(std[test]) / np.maximum(1, number - 1) ** 0.5  # the band is within the episodes' returns
         low, high, width = score[test] - error, score[test] + error, 8 * (test.sum() == 1)  # a single one has a bar
         axes.fill_between(step[test], low, high, color="#1f6feb", alpha=0.15, linewidth=width)
         label = "greedy evaluation, standard error"

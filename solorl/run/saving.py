@@ -93,13 +93,11 @@ class Checkpoints:
     def _take_those_of_rank(self, tree: dict[str, Any]) -> None:
         """Put the parts and random generators of this rank in the place of those of rank 0. UsageError where there were
         more or fewer ranks."""
-        others = tree.get("ranks", [])
-        if len(others) + 1 != self.ranks.world_size:
-            count, flag = len(others) + 1, f"with --nproc {len(others) + 1}" if others else "without --nproc"
-            now = self.ranks.world_size
-            raise UsageError(
-                f"the run in {near(self.run_dir)} was trained by {count} ranks, not {now}: resume it {flag}"
-            )
+        others, now = tree.get("ranks", []), self.ranks.world_size
+        if (count := len(others) + 1) != now:
+            flag = f"with --nproc {count}" if others else "without --nproc"
+            what = f"the run in {near(self.run_dir)} was trained by {count} ranks, not {now}"
+            raise UsageError(f"{what}: resume it {flag}")
         if self.ranks.rank > 0:
             own = others[self.ranks.rank - 1]
             tree["random"], tree["parts"] = own["random"], tree["parts"] | own["parts"]
@@ -124,9 +122,8 @@ class Checkpoints:
         """The newest whole checkpoint, None where there is none yet. UsageError where all are damaged or gone."""
         tree, notes = checkpoint.load_checkpoint(self.folder, self.until)
         if notes and tree is None:
-            raise UsageError(
-                f"no checkpoint in {near(self.run_dir)} is whole ({'; '.join(notes)}); the run is left as it is"
-            )
+            why = "; ".join(notes)
+            raise UsageError(f"no checkpoint in {near(self.run_dir)} is whole ({why}); the run is left as it is")
         said = status_of(self.run_dir) if tree is None and self.until != 0 else {}
         newest, status = said.get("checkpoint"), said.get("status", "running")
         if newest is not None or status not in ("running", "failed"):  # else killed before its first checkpoint

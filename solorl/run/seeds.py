@@ -31,9 +31,10 @@ from solorl.files import near
 from solorl.machine import check_array, own_cores
 from solorl.run.ending import UNSAVED, Voice, how_to_go_on
 from solorl.run.evaluation import Also, MakeEnv
-from solorl.run.group import TOGETHER, arguments_of, choose_checkpoints, note_group
+from solorl.run.group import arguments_of, choose_checkpoints, note_group
 from solorl.run.trainings import JaxReplay, Part, PolicyOfSeed, Trainings, without_replay
 from solorl.run.verbs import Run
+from solorl.runfolder import TOGETHER
 from solorl.terminal import Progress, paint, scores, warn
 
 WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they change nothing
@@ -296,13 +297,6 @@ class Runs:
                 signals.restore(self._before)
 
     # ------------------------------------------------------------------ parts of the verbs
-    def _end(self, index: int, code: Any) -> None:
-        """A seed has diverged; the others continue, if there are any."""
-        self._code = code
-        self._active.remove(index)
-        if not (self._active or self._waiting):
-            raise SystemExit(code)
-
     def _policy(self, act: Callable[..., Any], index: int) -> PolicyOfSeed:
         """A policy of one seed, NumPy to NumPy."""
         if act not in self._acts:
@@ -318,7 +312,10 @@ class Runs:
             try:
                 verb(i, self.runs[i])
             except SystemExit as end:
-                self._end(i, end.code)
+                self._code = end.code
+                self._active.remove(i)
+                if not (self._active or self._waiting):
+                    raise
             for other in self._active if paused else ():
                 self.runs[other].meter.pause((other != i) * (time.perf_counter() - began))
 

@@ -10,6 +10,7 @@ from pixel_probe import FakePool, use_fake_envpool
 from solorl import Run
 from solorl.catalog import header
 from solorl.run.saving import Checkpoints
+from solorl.scripts import not_for
 
 FILES = {each.name: each for each in header.scripts() if each.framework == "torch"}
 PIXELS = [name for name, each in FILES.items() if each.spaces.startswith("image ->")]
@@ -34,7 +35,7 @@ def test_pixel_files_refuse_vectors(name, train, tmp_path):
     if "envpool" in name:
         pytest.importorskip("envpool")
     env_id = {"discrete": "CartPole-v1", "continuous": "Pendulum-v1"}[FILES[name].actions]
-    sentence, use = refused(train, tmp_path, name, env_id), FILES[name].not_for["vector observations"]
+    sentence, use = refused(train, tmp_path, name, env_id), not_for(FILES[name].fields)["vector observations"]
     assert env_id in sentence and f" {use}" in sentence
     other = FILES[use.removesuffix(".py")]
     assert other.spaces == f"vector -> {FILES[name].actions}" and other.family == FILES[name].family
@@ -47,7 +48,7 @@ FIRST = {"ppo", "ppo_lstm", "ppo_jax", "dqn", "sac_discrete", "pqn"}
 @pytest.mark.parametrize("name", [x if x in FIRST else pytest.param(x, marks=pytest.mark.slow) for x in VECTORS])
 def test_vector_files_refuse_images(name, train, tmp_path):
     """They name a file of their family that takes images."""
-    sentence, use = refused(train, tmp_path, name, "ALE/Pong-v5"), FILES[name].not_for["Atari games"]
+    sentence, use = refused(train, tmp_path, name, "ALE/Pong-v5"), not_for(FILES[name].fields)["Atari games"]
     assert sentence.endswith(f"has image observations, but {name}.py takes vector observations; use {use}\n")
     other = FILES[use.removesuffix(".py")]
     assert other.spaces.startswith("image -> discrete") and other.family == FILES[name].family

@@ -81,7 +81,6 @@ def export(folder: Path, name: str, low: float | None, high: float | None) -> in
 def bring(name: str, folder: Path) -> int:
     """Write Minari's data set `name` into a folder; the number of episodes. UsageError where that cannot be done."""
     writer = Writer(folder)
-    writer.check()
     with minari(name) as library:
         if name not in library.list_local_datasets():
             raise UsageError(f"there is no Minari data set {name} here; `minari download {name}` fetches one")

@@ -19,12 +19,6 @@ MOST_ROWS, MOST_BYTES = 10_000, 2**26  # of a piece: so much a killed process lo
 ROWS = ("obs", "action", "reward", "done", "next_obs")  # arrays of a replay buffer of single steps
 
 
-def piece_steps(obs_space: gym.Space, num_envs: int) -> int:
-    """The steps of a piece."""
-    size = num_envs * (gym.spaces.flatdim(obs_space) * obs_space.dtype.itemsize + 64)  # type: ignore[union-attr]
-    return max(1, min(MOST_ROWS // num_envs, MOST_BYTES // size))
-
-
 class Recording:
     """A data set that is being recorded. The steps that wait are written where they fill a piece, and by `flush`."""
 
@@ -38,7 +32,9 @@ class Recording:
         environment, `obs` (num_envs, *obs_shape) the observations before the first step."""
         self.writer.open({**about, "num_envs": len(obs)}, spaces)
         self._types = [*(space.dtype for space in spaces), np.dtype(np.float32), np.dtype(bool), np.dtype(bool)]
-        self._obs, self._most = np.array(obs, spaces[0].dtype), piece_steps(spaces[0], len(obs))
+        self._obs = np.array(obs, spaces[0].dtype)
+        size = self._obs.nbytes + 64 * len(obs)  # of a step
+        self._most = max(1, min(MOST_ROWS // len(obs), MOST_BYTES // size))  # steps of a piece
 
     def add(self, action: Any, reward: Any, terminated: Any, truncated: Any, final_obs: Any, obs: Any) -> None:
         """One step of all environments, arrays (num_envs, ...). Where an episode has ended, its last observation is in
@@ -63,7 +59,7 @@ class Recording:
 def replayed(run_dir: Path, args: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """All transitions of a training, from the replay buffer of its newest checkpoint: arrays (steps, num_envs, ...) by
     the names of ROWS. `args` are those of the run. UsageError where the buffer does not hold each step of it."""
-    where = f"the checkpoint in {run_dir}"
+    where, buffer = f"the checkpoint in {run_dir}", f"the replay buffer of {run_dir}"
     tree, notes = load_checkpoint(run_dir / CHECKPOINTS)
     if tree is None:
         raise UsageError(f"{run_dir} has no whole checkpoint{': ' * bool(notes)}{'; '.join(notes)}")
@@ -75,13 +71,12 @@ def replayed(run_dir: Path, args: Mapping[str, Any]) -> dict[str, np.ndarray]:
         log, segments = ReplayLog(run_dir / "replay" / name), saved["segments"]
         arrays = log.arrays(saved) if Path(name).name == name and segments else {}
         if others or arrays.keys() != {*ROWS} or "envs" not in tree["parts"]:
-            what = f"the replay buffer of {run_dir}"
-            raise UsageError(f"{what} does not hold single steps of its environments, as those of dqn and SAC do")
+            raise UsageError(f"{buffer} does not hold single steps of its environments, as those of dqn and SAC do")
         inserted = saved["inserted"]
         kept = min(inserted, int(args.get("buffer_size", inserted)), inserted - segments[0]["start"])
         if kept < steps or inserted != steps or steps % num_envs:
-            what = f"the replay buffer of {run_dir} holds {kept:,} of {steps:,} steps"
-            raise UsageError(f"{what}: it holds all with --save-replay from the start and a --buffer-size that large")
+            how = "it holds all with --save-replay from the start and a --buffer-size that large"
+            raise UsageError(f"{buffer} holds {kept:,} of {steps:,} steps: {how}")
         log.load(SimpleNamespace(arrays=arrays, inserted=0, state=saved.get("state", {})), saved)
         return {key: rows.reshape(-1, num_envs, *rows.shape[1:]) for key, rows in arrays.items()}
 

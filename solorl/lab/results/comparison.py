@@ -7,6 +7,7 @@ of its last greedy evaluation, with "train" the mean return of its last 100 trai
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -198,14 +199,10 @@ def estimate(statistic: st.Statistic, scores: st.Scores) -> Estimate:
     return Estimate(value, None, (float(np.min(scores[0])), float(np.max(scores[0]))) if several else None)
 
 
-def env_rows(comparison: Comparison, env_id: str | None = None) -> list[EnvRow]:
-    """A row for each environment (or only `env_id`) and method that has runs."""
-    return [
-        _env_row(env, method, comparison.scores(env, method), comparison.groups[env, method])
-        for env in (comparison.envs if env_id is None else [env_id])
-        for method in comparison.methods
-        if (env, method) in comparison.groups
-    ]
+def env_rows(comparison: Comparison) -> list[EnvRow]:
+    """A row for each environment and method that has runs."""
+    pairs = [pair for pair in product(comparison.envs, comparison.methods) if pair in comparison.groups]
+    return [_env_row(*pair, comparison.scores(*pair), comparison.groups[pair]) for pair in pairs]
 
 
 def _env_row(env_id: str, method: str, scores: st.Array, runs: Sequence[Result]) -> EnvRow:

@@ -44,12 +44,14 @@ def points(result: Result, metric: str, axis: str) -> tuple[st.Array, st.Array]:
 
 def curves(comparison: Comparison, metric: str, axis: str) -> dict[tuple[str, str], Curve]:
     """The learning curve of every environment and method; those without a common position are left out."""
-    found = {}
-    for (env, method), runs in comparison.groups.items():
-        lines, end = in_time({str(run.seed): points(run, metric, axis) for run in runs}, axis)
-        if lines and (curve := over_runs(lines, end)) is not None:
-            found[env, method] = curve
-    return found
+    found = {key: curve_of(runs, metric, axis) for key, runs in comparison.groups.items()}
+    return {key: curve for key, curve in found.items() if curve is not None}
+
+
+def curve_of(runs: Sequence[Result], metric: str, axis: str) -> Curve | None:
+    """The curve of runs of one method; None where they have no common position."""
+    lines, end = in_time({str(run.seed): points(run, metric, axis) for run in runs}, axis)
+    return over_runs(lines, end) if lines else None
 
 
 def in_time(lines: Mapping[str, Line], axis: str) -> tuple[dict[str, Line], float | None]:
@@ -158,10 +160,9 @@ def panels(
 
 
 def profiles(comparison: Comparison) -> dict[str, Curve]:
-    """The performance profile of every method over the shared environments: x are thresholds of normalised scores."""
+    """The performance profile of every method over the shared environments, of which there must be one: x are
+    thresholds of normalised scores."""
     envs = comparison.shared
-    if not envs:
-        return {}
     by_method = {m: [comparison.scores(env, m, normalised=True) for env in envs] for m in comparison.methods}
     everything = st.pooled([st.pooled(scores) for scores in by_method.values()])
     low, high = min(0.0, everything.min()), max(1.0, everything.max())

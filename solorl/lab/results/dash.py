@@ -44,6 +44,7 @@ FILES = (runfolder.CONFIG, runfolder.STATUS, runfolder.METRICS)
 SHOWN = {"eval steps": "evaluation", "train steps": "training"}  # curves; the first that a group has is its score
 HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")  # any port: a tunnel may begin at another one
 SCRIPT = page.CHART / "dash.js"
+POLICY = "default-src 'none'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'; style-src 'unsafe-inline'"
 LIVE = ["Run", "Steps", "Steps/s", "Time left", "Return", "Evaluation", "Time goes to"]
 CAPTION = """Lines are interquartile means over runs, bands their 95 % bootstrap intervals; of fewer than 4 runs means
 and ranges. A curve ends where its shortest run does; runs not 0.9 times as far as half of their group are left out. A
@@ -216,22 +217,18 @@ def curve_of(runs: Sequence[Result], metric: str, axis: str) -> curves.Curve | N
     """The curve of a group, over the runs that have come nearly as far as half of them have."""
     ends = {run.seed: x[-1] for run in runs if len(x := curves.points(run, metric, "steps")[0])}
     far = [run for run in runs if run.seed in ends and ends[run.seed] >= FAR * curves.most(ends.values())]
-    begun, end = curves.in_time({str(run.seed): curves.points(run, metric, axis) for run in far}, axis)
-    return curves.over_runs(begun, end) if begun else None
+    return curves.curve_of(far, metric, axis)
 
 
 def score(lines: Mapping[str, Any]) -> list[text.Cell]:
     """Where the curve of a group ends, at which step, and what it is of."""
-    line = next((lines[key] for key in SHOWN if key in lines), None)
-    if not line:
+    key = next((key for key in SHOWN if key in lines), "")
+    if not key:
         return ["-", "-", "-"]
+    line = lines[key]
     step, value, *ends = (line[name][-1] for name in ("x", "y", "lo", "hi"))
     interval, span = ((ends[0], ends[1]) if line["band"] == kind else None for kind in ("interval", "range"))
-    return [
-        comparison.Estimate(value, interval, span),
-        f"{step:,.0f}",
-        next(SHOWN[key] for key in SHOWN if key in lines),
-    ]
+    return [comparison.Estimate(value, interval, span), f"{step:,.0f}", SHOWN[key]]
 
 
 def progress(run: Result, report: Mapping[str, float]) -> list[text.Cell]:
@@ -299,12 +296,9 @@ class Handler(BaseHTTPRequestHandler):
     def _send(self, data: bytes, kind: str) -> None:
         scripts = [hashlib.sha256(one).digest() for one in re.findall(rb"<script>(.*?)</script>", data, re.DOTALL)]
         allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in scripts) or "'none'"
-        policy = (
-            f"script-src {allowed}; style-src 'unsafe-inline'; connect-src 'self'; media-src blob:; base-uri 'none'"
-        )
         headers = {
             "Content-Type": kind, "Content-Length": str(len(data)), "Cache-Control": "no-store",
-            "Content-Security-Policy": f"default-src 'none'; form-action 'none'; frame-ancestors 'none'; {policy}",
+            "Content-Security-Policy": f"{POLICY}; script-src {allowed}; connect-src 'self'; media-src blob:",
             "X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin",
         }  # fmt: skip
         self.send_response(200)

@@ -1,10 +1,12 @@
 """What looks wrong in a training, by rules over its curves, its arguments and its script; `solo doctor` prints it.
 
-A rule is a function that says in numbers what it has seen, "" for nothing, and a row of RULES with the likely cause,
-what to try, and the source. It knows a metric by its name only, and says nothing where this was not logged.
+A rule is a function that says in numbers what it has seen, "" for nothing. Its docstring is what the user is told: the
+likely cause, what to try, and the source. It knows a metric by its name only, and says nothing where this was not
+logged.
 """
 
 import ast
+import contextlib
 import difflib
 import math
 import re
@@ -15,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from solorl.catalog.header import fields_of, origins, parse_source
-from solorl.errors import UsageError
 from solorl.lab.results.reference_scores import reference
 from solorl.lab.results.statistics import Array
 from solorl.lab.results.training import Training
@@ -60,12 +61,22 @@ def number(value: float) -> str:
 
 # ---------------------------------------------------------------------- rules
 def diverged(t: Training) -> str:
-    """A number that is NaN or infinite has ended the run; its status names the first."""
+    """A number became NaN or infinite.
+
+    The status of the run names it.
+    Try: a smaller learning rate, a finite --max-grad-norm; are rewards and observations finite?
+    Source: the run itself; its folder crash/ has the tensors
+    """
     return t.status if t.status.startswith("diverged") else ""
 
 
 def no_update(t: Training) -> str:
-    """No loss was logged before the end."""
+    """No gradient step was made.
+
+    No loss was logged before the end.
+    Try: a smaller --learning-starts, or a longer training
+    Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236
+    """
     starts = t.args.get("learning_starts")
     if t.copy is None or starts is None or any(name.startswith("losses/") for name in t.curves):
         return ""
@@ -73,7 +84,12 @@ def no_update(t: Training) -> str:
 
 
 def changed_script(t: Training) -> str:
-    """The script differs from the algorithm that it comes from."""
+    """The script was changed.
+
+    The script differs from the algorithm that it comes from.
+    Try: the original on the same task, then one change at a time (solo diff)
+    Source: docs/guides/does_not_learn.md
+    """
     original = t.copy and t.edited and _original(t.copy)
     if not t.copy or not original:
         return ""
@@ -99,14 +115,16 @@ def _topic(line: str) -> str:
 def _original(copy: Path) -> Path | None:
     """The algorithm that a script comes from: that of its name, else the nearest one that its header names."""
     known = script_paths()
-    try:
-        return next((known[name] for name in (copy.stem, *origins(copy)) if name in known), None)
-    except UsageError:  # not valid Python
-        return None
+    return next((known[name] for name in (copy.stem, *origins(copy)) if name in known), None)
 
 
 def far_from_default(t: Training) -> str:
-    """Arguments that are ten times the defaults of the script, or a tenth; of counts a hundred times."""
+    """Settings are far from the file's own.
+
+    Arguments that are ten times the defaults of the script, or a tenth; of counts a hundred times.
+    Try: the defaults, with which its results were made
+    Source: docs/guides/does_not_learn.md
+    """
     found = []
     for name, node in fields_of(parse_source(t.copy)).items() if t.copy else ():
         value, default = _number(t.args.get(name)), _number(node.value and _constant(node.value))
@@ -121,10 +139,9 @@ def far_from_default(t: Training) -> str:
 
 
 def _constant(node: ast.expr) -> Any:
-    try:
+    with contextlib.suppress(ValueError):
         return ast.literal_eval(node)
-    except ValueError:
-        return None
+    return None
 
 
 def _number(value: Any) -> float | None:
@@ -132,7 +149,11 @@ def _number(value: Any) -> float | None:
 
 
 def rate_at_zero(t: Training) -> str:
-    """A learning rate that is 0 long before the end."""
+    """The learning rate is 0 long before the end.
+
+    Try: --no-anneal-lr, or a slower decay
+    Source: 37 details of PPO, https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/
+    """
     steps, rates = t.curves.get("charts/learning_rate", (np.zeros(0), np.zeros(0)))
     at = steps[rates <= 1e-3 * rates.max(initial=0.0)][:1]
     late = not len(at) or at[0] > 0.8 * t.total
@@ -140,7 +161,12 @@ def rate_at_zero(t: Training) -> str:
 
 
 def large_steps(t: Training) -> str:
-    """The KL divergence of an update, or the fraction of clipped ratios, is far above the usual."""
+    """The policy changes too fast: the learning rate is too large.
+
+    The KL divergence of an update, or the fraction of clipped ratios, is far above the usual.
+    Try: a smaller --learning-rate, fewer --update-epochs, or --target-kl 0.02
+    Source: Schulman 2020, http://joschu.net/blog/kl-approx.html
+    """
     found = []
     for name, most, usual in (("approx_kl", LARGE_KL, 0.02), ("clipfrac", LARGE_CLIPFRAC, 0.1)):
         values = t.values(f"losses/{name}")
@@ -150,7 +176,11 @@ def large_steps(t: Training) -> str:
 
 
 def no_steps(t: Training) -> str:
-    """The policy does not move."""
+    """The policy does not change: there is no gradient, or it is clipped away.
+
+    Try: are all rewards equal? look at --learning-rate, --max-grad-norm and --clip-coef
+    Source: 37 details of PPO, https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/
+    """
     kl = np.abs(t.values("losses/approx_kl"))
     still = len(kl) and (high := np.quantile(kl, 0.9)) <= 1e-6
     return f"approx_kl is {number(high)} or less in nine tenths of the rows" if still else ""
@@ -166,24 +196,35 @@ def _entropies(t: Training) -> tuple[float, float, float] | None:
 
 
 def collapsed(t: Training) -> str:
-    """The entropy of a policy with discrete actions is gone early."""
+    """The policy has stopped exploring: its entropy collapsed.
+
+    The entropy of a policy with discrete actions is gone early.
+    Try: a larger --ent-coef, a smaller learning rate
+    Source: 37 details of PPO, https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/
+    """
     first, middle, _ = _entropies(t) or (0.0, 1.0, 0.0)
     lost = middle < LITTLE_ENTROPY * first
     return f"losses/entropy is {number(first)} at the start, its median before 60 % {number(middle)}" if lost else ""
 
 
 def stays_random(t: Training) -> str:
-    """The entropy of a policy with discrete actions does not fall."""
+    """The policy stays random: its entropy does not fall.
+
+    Try: a smaller --ent-coef or --alpha, a larger learning rate; look at rewards and observations
+    Source: 37 details of PPO, https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/
+    """
     first, _, late = _entropies(t) or (1.0, 0.0, 0.0)
-    return (
-        f"losses/entropy is {number(first)} at the start, {number(late)} at the end"
-        if late > MUCH_ENTROPY * first
-        else ""
-    )
+    stays = late > MUCH_ENTROPY * first
+    return f"losses/entropy is {number(first)} at the start, {number(late)} at the end" if stays else ""
 
 
 def worthless_values(t: Training) -> str:
-    """The value of a state predicts returns worse than a constant does."""
+    """The values are worse than a constant.
+
+    The value of a state predicts returns worse than a constant does.
+    Try: smaller rewards, --no-clip-vloss, a larger --vf-coef; is what the return depends on seen?
+    Source: 37 details of PPO, https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/
+    """
     late = t.values("losses/explained_variance", begin=0.5)
     if not len(late) or np.median(late) > -0.05:
         return ""
@@ -198,7 +239,12 @@ def _rates(t: Training) -> Array:
 
 
 def high_values(t: Training) -> str:
-    """Q values above what any policy can get."""
+    """Q values diverge: they are above the largest possible return.
+
+    Q values above what any policy can get.
+    Try: a smaller learning rate, two critics (td3, double_dqn), target networks that move more slowly
+    Source: van Hasselt et al. 2018, https://arxiv.org/abs/1812.02648
+    """
     rates = _rates(t)
     if not len(rates):
         return ""
@@ -210,7 +256,12 @@ def high_values(t: Training) -> str:
 
 
 def low_values(t: Training) -> str:
-    """Q values far nearer to 0 than what the policy gets, as where targets do not bootstrap."""
+    """Q values are far from the returns: the targets do not bootstrap.
+
+    Q values far nearer to 0 than what the policy gets, as where targets do not bootstrap.
+    Try: look at the copies of the target network, at (1 - done) in the target, at the scale of rewards
+    Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236
+    """
     rates = _rates(t)
     if not len(rates):
         return ""
@@ -223,7 +274,11 @@ def low_values(t: Training) -> str:
 
 
 def growing_loss(t: Training) -> str:
-    """The loss of the values grows without end."""
+    """The loss of the values grows without end.
+
+    Try: a smaller learning rate, smaller rewards
+    Source: van Hasselt et al. 2018, https://arxiv.org/abs/1812.02648
+    """
     early, late = t.values(*LOSSES, begin=0.2, end=0.4), t.values(*LOSSES, begin=0.8)
     if not len(early) or not len(late) or np.median(late) < GROWTH * max(np.median(early), 1.0):
         return ""
@@ -231,7 +286,12 @@ def growing_loss(t: Training) -> str:
 
 
 def large_rewards(t: Training) -> str:
-    """Rewards of a scale that the loss of a value cannot hold."""
+    """The scale of the rewards is too large.
+
+    Rewards of a scale that the loss of a value cannot hold.
+    Try: rewards divided by their scale: gymnasium.wrappers.NormalizeReward or TransformReward in make_env
+    Source: van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714
+    """
     loss, returns = t.values(*LOSSES), t.values("charts/episodic_return")
     lengths = t.values("charts/episodic_length")
     if not len(loss) or not len(returns) or len(returns) != len(lengths):
@@ -242,7 +302,11 @@ def large_rewards(t: Training) -> str:
 
 
 def small_buffer(t: Training) -> str:
-    """A replay buffer that does not hold one episode of each environment."""
+    """The replay buffer is smaller than an episode.
+
+    Try: a larger --buffer-size
+    Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236
+    """
     size, lengths = t.args.get("buffer_size"), t.values("charts/episodic_length")
     if size is None or not len(lengths):
         return ""
@@ -251,20 +315,33 @@ def small_buffer(t: Training) -> str:
 
 
 def keeps_exploring(t: Training) -> str:
-    """Most actions are random to the end."""
+    """Most actions are random to the end.
+
+    Try: a smaller --exploration-fraction or --end-e
+    Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236
+    """
     epsilon = t.values("charts/epsilon")[-1:]
     return f"charts/epsilon is {number(epsilon[0])} in the end" if len(epsilon) and epsilon[0] > 0.3 else ""
 
 
 def temperature(t: Training) -> str:
-    """SAC's temperature grows without end."""
+    """The temperature grows without end: the entropy stays below its target.
+
+    Try: smaller rewards, another target entropy
+    Source: Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905
+    """
     alpha = t.values("losses/alpha")
     grows = len(alpha) > 5 and alpha[-1] > 5 * max(1.0, alpha[0])
     return f"losses/alpha rises from {number(alpha[0])} to {number(alpha[-1])}" if grows else ""
 
 
 def worse_evaluation(t: Training) -> str:
-    """The greedy policy is far worse than the training episodes."""
+    """The evaluation is far below the training.
+
+    The greedy policy is far worse than the training episodes.
+    Try: does act() see the same observations (normalised, stacked, masked)?
+    Source: docs/guides/does_not_learn.md
+    """
     scores, returns = t.values("eval/episodic_return", begin=0.6), t.values("charts/episodic_return", begin=0.8)
     if len(scores) < 2 or not len(returns) or t.low is None:
         return ""
@@ -274,7 +351,11 @@ def worse_evaluation(t: Training) -> str:
 
 
 def fell(t: Training) -> str:
-    """What had been learned was lost again."""
+    """What was learned was lost again.
+
+    Try: a smaller or falling learning rate; model.safetensors is of the best evaluation
+    Source: van Hasselt et al. 2018, https://arxiv.org/abs/1812.02648
+    """
     scores, known = t.values("eval/episodic_return"), reference(t.env_id)
     if len(scores) < 5 or t.low is None:
         return ""
@@ -285,7 +366,11 @@ def fell(t: Training) -> str:
 
 
 def never_left(t: Training) -> str:
-    """The return is still that of random actions."""
+    """The return never left that of random actions.
+
+    Try: a task that the file solves; if random actions never find a reward, a file that explores
+    Source: docs/guides/does_not_learn.md
+    """
     returns, known = t.values("charts/episodic_return"), reference(t.env_id)
     if len(returns) < 20 or t.low is None or t.score is None:
         return ""
@@ -294,50 +379,19 @@ def never_left(t: Training) -> str:
     return "" if left else f"the score is {number(t.score)}, random actions have {number(t.low)}"
 
 
-DETAILS = "37 details of PPO, https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/"
-DQN = "Mnih et al. 2015, https://doi.org/10.1038/nature14236"
-TRIAD = "van Hasselt et al. 2018, https://arxiv.org/abs/1812.02648"
-SCALES = "van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714"
-GUIDE = "docs/guides/does_not_learn.md"
-# Rules, causes before effects: the function, the likely cause, what to try, the source.
-RULES: tuple[tuple[Callable[[Training], str], str, str, str], ...] = (
-    (diverged, "A number became NaN or infinite",
-     "a smaller learning rate, a finite --max-grad-norm; are rewards and observations finite?",
-     "the run itself; its folder crash/ has the tensors"),
-    (no_update, "No gradient step was made", "a smaller --learning-starts, or a longer training", DQN),
-    (changed_script, "The script was changed",
-     "the original on the same task, then one change at a time (solo diff)", GUIDE),
-    (far_from_default, "Settings are far from the file's own", "the defaults, with which its results were made", GUIDE),
-    (large_rewards, "The scale of the rewards is too large",
-     "rewards divided by their scale: gymnasium.wrappers.NormalizeReward or TransformReward in make_env", SCALES),
-    (high_values, "Q values diverge: they are above the largest possible return",
-     "a smaller learning rate, two critics (td3, double_dqn), target networks that move more slowly", TRIAD),
-    (low_values, "Q values are far from the returns: the targets do not bootstrap",
-     "look at the copies of the target network, at (1 - done) in the target, at the scale of rewards", DQN),
-    (rate_at_zero, "The learning rate is 0 long before the end", "--no-anneal-lr, or a slower decay", DETAILS),
-    (large_steps, "The policy changes too fast: the learning rate is too large",
-     "a smaller --learning-rate, fewer --update-epochs, or --target-kl 0.02",
-     "Schulman 2020, http://joschu.net/blog/kl-approx.html"),
-    (no_steps, "The policy does not change: there is no gradient, or it is clipped away",
-     "are all rewards equal? look at --learning-rate, --max-grad-norm and --clip-coef", DETAILS),
-    (collapsed, "The policy has stopped exploring: its entropy collapsed",
-     "a larger --ent-coef, a smaller learning rate", DETAILS),
-    (stays_random, "The policy stays random: its entropy does not fall",
-     "a smaller --ent-coef or --alpha, a larger learning rate; look at rewards and observations", DETAILS),
-    (worthless_values, "The values are worse than a constant",
-     "smaller rewards, --no-clip-vloss, a larger --vf-coef; is what the return depends on seen?", DETAILS),
-    (growing_loss, "The loss of the values grows without end", "a smaller learning rate, smaller rewards", TRIAD),
-    (small_buffer, "The replay buffer is smaller than an episode", "a larger --buffer-size", DQN),
-    (keeps_exploring, "Most actions are random to the end", "a smaller --exploration-fraction or --end-e", DQN),
-    (temperature, "The temperature grows without end: the entropy stays below its target",
-     "smaller rewards, another target entropy", "Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905"),
-    (worse_evaluation, "The evaluation is far below the training",
-     "does act() see the same observations (normalised, stacked, masked)?", GUIDE),
-    (fell, "What was learned was lost again",
-     "a smaller or falling learning rate; model.safetensors is of the best evaluation", TRIAD),
-    (never_left, "The return never left that of random actions",
-     "a task that the file solves; if random actions never find a reward, a file that explores", GUIDE),
+def told_by(rule: Callable[[Training], str]) -> tuple[str, str, str]:
+    """Likely cause, remedy and source, out of the docstring of a rule."""
+    what, _, more = (rule.__doc__ or "").partition(".\n\n")
+    remedy, source = more.partition("Try: ")[2].split("Source: ")
+    return what, " ".join(remedy.split()), " ".join(source.split())
+
+
+CAUSES_FIRST = (
+    diverged, no_update, changed_script, far_from_default, large_rewards, high_values, low_values, rate_at_zero,
+    large_steps, no_steps, collapsed, stays_random, worthless_values, growing_loss, small_buffer, keeps_exploring,
+    temperature, worse_evaluation, fell, never_left,
 )  # fmt: skip
+RULES = tuple((rule, *told_by(rule)) for rule in CAUSES_FIRST)
 
 
 def examine(training: Training) -> list[Finding]:
@@ -351,12 +405,9 @@ def disagreement(seeds: Sequence[Training]) -> list[Finding]:
     """Three or more seeds of one method whose scores differ by half of what the best has gained."""
     scores = sorted(t.score for t in seeds if t.score is not None and not diverged(t))
     lows = [t.low for t in seeds if t.low is not None]
-    if (
-        len(scores) < 3
-        or not lows
-        or scores[-1] - scores[0] < 0.5 * (scores[-1] - min(lows))
-        or math.isclose(*scores[:: len(scores) - 1])
-    ):
+    if len(scores) < 3 or not lows or math.isclose(scores[0], scores[-1]):
+        return []
+    if scores[-1] - scores[0] < 0.5 * (scores[-1] - min(lows)):
         return []
     remedy = "more seeds before any conclusion, and intervals (solo report)"
     source = "Agarwal et al. 2021, https://arxiv.org/abs/2108.13264"

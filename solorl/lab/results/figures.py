@@ -135,11 +135,6 @@ def draw_profiles(comparison: cmp.Comparison, profiles: Mapping[str, cv.Curve]) 
     return figure
 
 
-def write_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cv.Curve]], path: Path) -> None:
-    """Draw what `trainings` of curves.py found into `path`, a PNG or SVG. UsageError."""
-    _write(draw_trainings(trainings), path, (path.suffix[1:],))
-
-
 def write_histogram(returns: Mapping[str, Any], path: Path) -> None:
     """Draw how often the returns of data sets occur into `path`, a PNG or SVG. UsageError."""
     figure = Figure(figsize=SINGLE, dpi=130, layout="constrained")
@@ -153,9 +148,10 @@ def write_histogram(returns: Mapping[str, Any], path: Path) -> None:
     _write(figure, path, (path.suffix[1:],))
 
 
-def draw_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cv.Curve]]) -> Figure:
-    """For each environment two panels: returns with the length of episodes, and what the critic learns. A colour is a
-    method, or, where there is only one, what is shown."""
+def write_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cv.Curve]], path: Path) -> None:
+    """Draw what `trainings` of curves.py found into `path`, a PNG or SVG: for each environment two panels, returns with
+    the length of episodes, and what the critic learns. A colour is a method, or, where there is only one, what is
+    shown. UsageError where `path` cannot be written."""
     envs, methods = (list(dict.fromkeys(names)) for names in zip(*trainings, strict=True))
     figure = Figure(figsize=(TRAINING[0] * len(envs), TRAINING[1]), dpi=130, layout="constrained")
     for env, places in zip(envs, figure.subplots(2, len(envs), squeeze=False, sharex="col").T, strict=True):
@@ -169,7 +165,7 @@ def draw_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cv.Curve]]) 
     figure.supxlabel(AXIS_LABELS["steps"] + (BANDS if kinds & {"range", "interval"} else ""), fontsize=10)
     if len(methods) > 1:
         _legend(figure, methods, methods)
-    return figure
+    _write(figure, path, (path.suffix[1:],))
 
 
 def _panel(

@@ -60,9 +60,8 @@ def newest(results: Sequence[Result]) -> tuple[list[Result], list[str]]:
         if other is not result:
             kept[key] = best = max(other, result, key=lambda one: (one.started, one.global_step))
             worse = other if best is result else result
-            left_out.append(
-                f"{worse.source} is left out: {best.source} is newer, of the same seed and {_alike(best, worse)}"
-            )
+            why = f"{best.source} is newer, of the same seed and {_alike(best, worse)}"
+            left_out.append(f"{worse.source} is left out: {why}")
     return list(kept.values()), left_out
 
 

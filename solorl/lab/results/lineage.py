@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from solorl.catalog.header import origins, parse_header
-from solorl.errors import UsageError
+from solorl.catalog.header import origins
 from solorl.lab.results.result import Result
-from solorl.scripts import script_paths
+from solorl.scripts import facts_of, script_paths
 
 Runs = Mapping[str, Sequence[Result]]  # method -> its runs
 
@@ -66,7 +65,4 @@ def nearest(method: str, runs: Runs) -> str | None:
 def twin_of(script: str) -> str:
     """The torch script that the header of a script in JAX names; an empty string without one."""
     path = script_paths().get(script)
-    try:
-        return Path(parse_header(path).twin or "").stem if path else ""
-    except UsageError:
-        return ""
+    return Path(facts_of(path).fields.get("Twin", "")).stem if path else ""

@@ -104,10 +104,8 @@ def read_points(path: Path) -> list[Result]:
         raise ResultError(f"{path} has no column {', '.join(missing)}; a table of curves has {', '.join(COLUMNS)}")
     for line, row in enumerate(rows, 2):
         try:
-            key, point = (
-                (row["environment"], row["method"], int(row["seed"])),
-                (float(row["step"]), float(row["return"])),
-            )
+            key = row["environment"], row["method"], int(row["seed"])
+            point = float(row["step"]), float(row["return"])
         except (TypeError, ValueError) as error:
             raise ResultError(f"{path} is damaged in line {line}: {error}") from None
         if all(map(math.isfinite, point)):

@@ -31,28 +31,24 @@ def read_run(run_dir: Path) -> Result:
     Raises ResultError where a file is missing or damaged.
     """
     with results.reading(run_dir):
-        result = _result(run_dir)
+        config, status = runfolder.config_of(run_dir), runfolder.status_of(run_dir)
+        metrics = run_dir / runfolder.METRICS
+        if metrics.exists() and not metrics.is_file():
+            raise ResultError(f"{metrics} cannot be read: it is not a regular file")
+        rows = runfolder.read_rows(metrics, strict=True)[0]
+        total = int(status.get("global_step") or (rows[-1]["global_step"] if rows else 0))
+        episodes = select(rows, "charts/episodic_return", "charts/episodic_length")
+        rates = [float(row["charts/SPS"]) for row in rows if "charts/SPS" in row]
+        copy = run_dir / Path(config["script"]).name
+        result = described(
+            run_dir, config, status, global_step=total,
+            eval=evaluations(select(rows, *EVAL_NAMES)), train=thinned(episodes, total), critic=_critic(rows, total),
+            declared={name: found[-1][2] for name in DECLARED if (found := select(rows, f"eval/{name}"))},
+            last_100_episodes=last_mean([row[2] for row in episodes]), sps=median(rates) if rates else None,
+            parents=origins(copy) if copy.is_file() else [],
+        )  # fmt: skip
         results.check(result)
         return result
-
-
-def _result(run_dir: Path) -> Result:
-    config, status = runfolder.config_of(run_dir), runfolder.status_of(run_dir)
-    metrics = run_dir / runfolder.METRICS
-    if metrics.exists() and not metrics.is_file():
-        raise ResultError(f"{metrics} cannot be read: it is not a regular file")
-    rows = runfolder.read_rows(metrics, strict=True)[0]
-    total = int(status.get("global_step") or (rows[-1]["global_step"] if rows else 0))
-    episodes = select(rows, "charts/episodic_return", "charts/episodic_length")
-    rates = [float(row["charts/SPS"]) for row in rows if "charts/SPS" in row]
-    copy = run_dir / Path(config["script"]).name
-    return described(
-        run_dir, config, status, global_step=total,
-        eval=evaluations(select(rows, *EVAL_NAMES)), train=thinned(episodes, total), critic=_critic(rows, total),
-        declared={name: found[-1][2] for name in DECLARED if (found := select(rows, f"eval/{name}"))},
-        last_100_episodes=last_mean([row[2] for row in episodes]), sps=median(rates) if rates else None,
-        parents=origins(copy) if copy.is_file() else [],
-    )  # fmt: skip
 
 
 def described(run_dir: Path, config: dict[str, Any], status: dict[str, Any], **measured: Any) -> Result:
@@ -78,8 +74,9 @@ def _critic(rows: Sequence[dict[str, Any]], total: int) -> dict[str, Columns]:
 
 def _together(run_dir: Path) -> int:
     """How many runs the process trained at once."""
-    path = run_dir / "together.json"
-    return len(json.loads(read_regular(path, results.MOST_BYTES))) if path.exists() else 1
+    path = run_dir / runfolder.TOGETHER
+    names = json.loads(read_regular(path, results.MOST_BYTES)) if path.exists() else [run_dir.name]
+    return len(names["runs"] if isinstance(names, dict) else names)  # a list in runs of version 0.1
 
 
 def _portable(args: dict[str, Any]) -> dict[str, Any]:

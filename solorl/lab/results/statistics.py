@@ -75,27 +75,25 @@ def resample(scores: Scores, reps: int = REPS, seed: int | Sequence[int] = 0) ->
     return [runs[..., rng.integers(runs.shape[-1], size=(reps, runs.shape[-1]))] for runs in map(np.asarray, scores)]
 
 
-def percentiles(samples: Array, level: float = LEVEL) -> Array:
-    """The interval that holds the middle `level` of the samples (..., reps): (..., 2)."""
-    tail = 50 * (1 - level)
+def percentiles(samples: Array) -> Array:
+    """The interval that holds the middle LEVEL of the samples (..., reps): (..., 2)."""
+    tail = 50 * (1 - LEVEL)
     return np.moveaxis(np.percentile(samples, [tail, 100 - tail], axis=-1), 0, -1)
 
 
-def interval(statistic: Statistic, scores: Scores, level: float = LEVEL, reps: int = REPS, seed: int = 0) -> Array:
+def interval(statistic: Statistic, scores: Scores, reps: int = REPS) -> Array:
     """The bootstrap interval of a statistic: (..., 2)."""
-    return percentiles(statistic(resample(scores, reps, seed)), level)
+    return percentiles(statistic(resample(scores, reps)))
 
 
-def profile_band(scores: Scores, thresholds: Array, level: float = LEVEL, reps: int = 1_000) -> Array:
+def profile_band(scores: Scores, thresholds: Array, reps: int = 1_000) -> Array:
     """The pointwise bootstrap intervals of a performance profile: (num_thresholds, 2)."""
-    return percentiles(np.moveaxis(profile(resample(scores, reps), thresholds), 0, -1), level)
+    return percentiles(np.moveaxis(profile(resample(scores, reps), thresholds), 0, -1))
 
 
-def paired_interval(
-    statistic: Callable[[Scores, Scores], Array], x: Scores, y: Scores, level: float = LEVEL, reps: int = REPS
-) -> Array:
+def paired_interval(statistic: Callable[[Scores, Scores], Array], x: Scores, y: Scores, reps: int = REPS) -> Array:
     """The bootstrap interval of a statistic of x and y, both resampled on their own: (..., 2)."""
-    return percentiles(statistic(resample(x, reps, seed=[0, 0]), resample(y, reps, seed=[0, 1])), level)
+    return percentiles(statistic(resample(x, reps, seed=[0, 0]), resample(y, reps, seed=[0, 1])))
 
 
 # ---------------------------------------------------------------------- comparing x with y
@@ -163,7 +161,7 @@ def on_grid(grid: Array, axes: Sequence[Array], values: Sequence[Array]) -> Arra
     return np.array([np.interp(grid, axis, value) for axis, value in zip(axes, values, strict=True)])
 
 
-def iqm_band(curves: Sequence[Array], level: float = LEVEL, reps: int = 1_000) -> tuple[Array, Array]:
+def iqm_band(curves: Sequence[Array], reps: int = 1_000) -> tuple[Array, Array]:
     """The IQM at each position and its bootstrap interval: (p,) and (p, 2).
 
     `curves` has one array (num_runs, p) per environment. Whole curves are resampled: all positions of one bootstrap
@@ -172,5 +170,5 @@ def iqm_band(curves: Sequence[Array], level: float = LEVEL, reps: int = 1_000) -
     by_position = [np.ascontiguousarray(runs.T) for runs in curves]  # (p, num_runs)
     step = max(1, BLOCK // (reps * sum(runs.shape[1] for runs in by_position)))
     blocks = [[runs[i : i + step] for runs in by_position] for i in range(0, len(by_position[0]), step)]
-    edges = [interval(iqm, block, level, reps) for block in blocks]
+    edges = [interval(iqm, block, reps) for block in blocks]
     return iqm(by_position), np.concatenate(edges) if edges else np.empty((0, 2))

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from solorl.envs.ids import OTHERS
-from solorl.lab.results.result import Result, ResultError
+from solorl.lab.results.result import Result, ResultError, reading
 from solorl.lab.results.run_folder import evaluations, last_mean, thinned
 
 TRAIN_TAGS = (  # return, length; the first that a folder holds
@@ -65,22 +65,15 @@ def names_of(folder: Path) -> tuple[str, str, int]:
     parts = ("", "", "", *folder.resolve().parts)
     last = re.fullmatch(r"(.+?)(?:_(\d+))?", parts[-1])
     for place, above in zip(parts[-1:-4:-1], parts[-2:-5:-1], strict=True):
-        if found := _cleanrl_names(place, above):
-            return found
+        words = place.split("__")  # of CleanRL
+        if len(words) > 2 and words[0] and words[2].isdecimal():
+            space = f"{above}/" if f"{above}/*" in OTHERS else ""  # CleanRL lets ALE/Pong-v5 make a folder ALE
+            return space + words[0], words[1], int(words[2])
         if match := VERSIONED.match(place):  # ppo/Hopper-v4_1 of the zoo; or PPO_1 in a folder of this name
             name, number = last.groups() if last and place != parts[-1] else (above, None)
             return match["env"], name.lower(), int(match["n"] or number or 0)
     ways = "name it ENV__NAME__SEED or put it below a folder named ENV, as in CartPole-v1/PPO_1"
     raise ResultError(f"{folder} does not tell its environment; {ways}")
-
-
-def _cleanrl_names(name: str, above: str) -> tuple[str, str, int] | None:
-    """What `names_of` wants, out of ENV__NAME__SEED; None for another name."""
-    words = name.split("__")
-    if len(words) < 3 or not words[0] or not words[2].isdecimal():
-        return None
-    space = f"{above}/" if f"{above}/*" in OTHERS else ""  # CleanRL lets ALE/Pong-v5 make a folder ALE
-    return space + words[0], words[1], int(words[2])
 
 
 def scalars(folder: Path) -> tuple[dict[str, Series], float]:
@@ -89,12 +82,10 @@ def scalars(folder: Path) -> tuple[dict[str, Series], float]:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
         raise ResultError(f"{folder} needs an extra to be read: pip install 'solorl[tensorboard]'") from error
-    try:
+    with reading(folder):
         events: Any = EventAccumulator(str(folder), size_guidance={"scalars": 0})
         events.Reload()
         found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
-    except Exception as error:  # a damaged file fails in many ways
-        raise ResultError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
     began = min((event.wall_time for rows in found.values() for event in rows), default=0.0)
     series = {}
     for tag, events in found.items():

@@ -13,11 +13,9 @@ from solorl.lab.results import curves as cv
 from solorl.lab.results.result import Result
 from solorl.terminal import duration
 
-IGNORED = (
-    "seed num_seeds device cuda env_workers async_envs threads torch_threads save_every save_model save_replay record "
-    "capture_video plot track wandb_project_name upload_model hf_entity"
-).split()
-
+# Arguments in which the runs of a method may differ without a note.
+IGNORED = """seed num_seeds device cuda env_workers async_envs threads torch_threads save_every save_model save_replay
+record capture_video plot track wandb_project_name upload_model hf_entity""".split()
 
 Cell = str | cmp.Estimate | list[str]
 Table = tuple[list[str], list[list[Cell]]]  # head and rows

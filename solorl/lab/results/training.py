@@ -10,8 +10,8 @@ import numpy as np
 
 from solorl import runfolder
 from solorl.lab.results.reference_scores import reference
-from solorl.lab.results.result import Result, ResultError
-from solorl.lab.results.run_folder import LOCAL
+from solorl.lab.results.result import Result, reading
+from solorl.lab.results.run_folder import described
 from solorl.lab.results.statistics import Array
 
 # Names of Stable-Baselines3 -> ours, which are CleanRL's.
@@ -31,18 +31,11 @@ ALIASES = {
 
 
 @dataclass(frozen=True)
-class Training:
-    """What is known of one training. Curves are (steps, values), by the names of our metrics."""
+class Training(Result):
+    """A result with all curves: (steps, values), by the names of our metrics."""
 
-    source: str
-    env_id: str
-    script: str
-    seed: int
-    args: dict[str, Any] = field(default_factory=dict)
-    status: str = "finished"
     curves: dict[str, tuple[Array, Array]] = field(default_factory=dict)
     copy: Path | None = None  # the script that ran
-    sha256: str = ""  # of this script
     edited: bool = True  # whether it may be another than some version of the library has
 
     @property
@@ -83,10 +76,10 @@ class Training:
         return known[0] if known else float(first.mean()) if len(first) else None
 
     @property
-    def method(self) -> tuple[str, ...]:
+    def kind(self) -> tuple[str, ...]:
         """What its seeds share: environment, script and its contents, arguments."""
-        args = sorted((name, repr(value)) for name, value in self.args.items() if name not in ("seed", *LOCAL))
-        return self.env_id, self.script, self.sha256, repr(args)
+        args = sorted((name, repr(value)) for name, value in self.args.items() if name != "seed")
+        return self.env_id, self.script, self.script_sha256, repr(args)
 
     @property
     def is_solved(self) -> bool:
@@ -99,17 +92,13 @@ class Training:
 def of_run(folder: Path) -> Training:
     """A run folder, also of a run that has not ended. Raises ResultError where it is damaged."""
     config = runfolder.config_of(folder)
-    try:
-        rows, args = runfolder.read_rows(folder / runfolder.METRICS)[0], dict(config["args"])
-        env_id, seed, script = str(args["env_id"]), int(args["seed"]), Path(config["script"])
+    with reading(folder):
+        result = described(folder, config, {"status": "", **runfolder.status_of(folder)})
+        rows = runfolder.read_rows(folder / runfolder.METRICS)[0]
         curves = _curves((key, row["global_step"], row[key]) for row in rows for key in row if "/" in key)
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ResultError(f"{folder} cannot be read as a run: {error}") from error
-    status, copy = str(runfolder.status_of(folder).get("status", "")), folder / script.name
-    kept = copy if copy.is_file() else None
-    sha256, clean = str(config.get("script_sha256", "")), not (config.get("git") or {}).get("dirty")
+    copy, clean = folder / Path(config["script"]).name, not (result.git or {}).get("dirty")
     edited = not (clean and "algorithms" in Path(str(config.get("script_path", ""))).parts)
-    return Training(str(folder), env_id, script.stem, seed, args, status, curves, kept, sha256, edited)
+    return Training(**vars(result), curves=curves, copy=copy if copy.is_file() else None, edited=edited)
 
 
 def of_tensorboard(folder: Path) -> Training:
@@ -122,7 +111,7 @@ def of_tensorboard(folder: Path) -> Training:
     if "train/entropy_loss" in curves:
         steps, values = curves["train/entropy_loss"]
         curves["losses/entropy"] = steps, -values
-    return Training(str(folder), env_id, name, seed, curves=curves)
+    return Training(env_id, name, seed, source=str(folder), curves=curves)
 
 
 def of_result(result: Result) -> Training:
@@ -130,8 +119,7 @@ def of_result(result: Result) -> Training:
     shown = (("charts/episodic_return", result.train, "return"), ("charts/episodic_length", result.train, "length"),
              ("eval/episodic_return", result.eval, "mean"))  # fmt: skip
     points = ((name, *point) for name, of, key in shown if of for point in zip(of["global_step"], of[key], strict=True))
-    who = (result.source or result.file_name, result.env_id, result.script, result.seed)
-    return Training(*who, result.args, result.status, _curves(points), sha256=result.script_sha256)
+    return Training(**vars(result), curves=_curves(points))
 
 
 def _curves(points: Iterable[tuple[str, Any, Any]]) -> dict[str, tuple[Array, Array]]:

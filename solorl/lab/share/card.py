@@ -36,14 +36,9 @@ class Facts:
         return dict(self.config["args"])
 
     @property
-    def script(self) -> str:
-        """The file name of the script: ppo.py."""
-        return str(self.config["script"])
-
-    @property
     def algorithm(self) -> str:
         """The name of the script without its ending."""
-        return Path(self.script).stem
+        return Path(self.config["script"]).stem
 
     @property
     def env_id(self) -> str:
@@ -73,9 +68,7 @@ def facts_of(run_dir: Path) -> Facts:
             model = file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise UsageError(f"{run_dir} has no {runfolder.MODEL} that can be read ({error})") from None
-    rows: list[Row] = []
-    with contextlib.suppress(OSError):
-        rows = runfolder.read_rows(run_dir / runfolder.METRICS, key=SCORE)[0]
+    rows = runfolder.rows_of(run_dir / runfolder.METRICS, key=SCORE)
     rows = [row for row in rows if all(isinstance(row.get(name), int | float) for name in (SCORE, STD, "global_step"))]
     if not rows:
         raise UsageError(f"{run_dir} has no evaluation yet, so there is no score to publish; train it to its end")
@@ -90,10 +83,10 @@ def card(facts: Facts, repo: str, source: str, files: Collection[str]) -> str:
     with contextlib.suppress(SyntaxError, ValueError):
         text = ast.get_docstring(ast.parse(source), clean=False) or ""
     title, paper = text.strip().partition("\n")[0], header_fields(text).get("Paper", "")
-    name = repo.rpartition("/")[2]
+    name, script = repo.rpartition("/")[2], facts.config["script"]
     parts = [
         f"---\n{_metadata(facts)}\n---\n# {facts.algorithm} on {facts.env_id}",
-        f"{title} Trained with SoloRL; the whole algorithm is the file [`{facts.script}`]({facts.script}).",
+        f"{title} Trained with SoloRL; the whole algorithm is the file [`{script}`]({script}).",
         f"Paper: {paper}" if paper else "",
         f"## Use it\n\n```bash\npip install 'solorl[hub]'\nsolo play hf://{repo}\nsolo pull {repo} {name}\n```",
         f'```python\nimport solorl\n\npolicy = solorl.load("{name}")  # the folder that `solo pull` has made\n```',

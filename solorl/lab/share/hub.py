@@ -206,17 +206,16 @@ def pull(repo: str, folder: Path, revision: str | None = None, max_size: float =
     return _pull(api, repo, folder, _commit_of(api, repo, revision), max_size)
 
 
-def fetch(address: str, max_size: float = MAX_SIZE) -> Path:
+def fetch(address: str) -> Path:
     """The folder of `hf://USER/NAME` or `hf://USER/NAME@REVISION` in the cache, pulled unless it is there. A revision
     that is a whole commit hash needs no network then."""
     repo, _, revision = address.removeprefix(PREFIX).partition("@")
     api = _api()
     _check_name(repo)
-    commit = revision if COMMIT.fullmatch(revision) else ""
-    if not commit or not _cached(repo, commit).is_dir():
-        commit = _commit_of(api, repo, revision or None)
+    known = COMMIT.fullmatch(revision) and _cached(repo, revision).is_dir()
+    commit = revision if known else _commit_of(api, repo, revision or None)
     if not (folder := _cached(repo, commit)).is_dir():
-        _pull(api, repo, folder, commit, max_size)
+        _pull(api, repo, folder, commit, MAX_SIZE)
     return folder
 
 
@@ -246,8 +245,8 @@ def _pull(api: Any, repo: str, folder: Path, commit: str, max_size: float) -> st
         check_files(repo, entries, max_size)
         folder.parent.mkdir(parents=True, exist_ok=True)
         remove_old(folder.parent.parent, "*/.pull-*")
-        staging = Path(tempfile.mkdtemp(prefix=".pull-", dir=folder.parent))
-        try:
+        with tempfile.TemporaryDirectory(prefix=".pull-", dir=folder.parent) as temporary:
+            staging = Path(temporary)
             for entry in entries:
                 api.hf_hub_download(repo, entry.path, revision=commit, local_dir=staging)
                 _check_contents(repo, staging / entry.path, entry)
@@ -256,17 +255,14 @@ def _pull(api: Any, repo: str, folder: Path, commit: str, max_size: float) -> st
             staging.chmod(0o755)
             _check_run(repo, staging)
             staging.rename(folder)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
     return commit
 
 
 def check_files(repo: str, entries: list[Any], max_size: float) -> None:
     """UsageError unless the entries of a repository are plain files of one run, of at most `max_size` MB in all."""
-    scripts = []
+    scripts = [entry for entry in entries if _may_be_script(str(entry.path))]
     for entry in entries:
         path = str(entry.path)
-        scripts += [path] if _may_be_script(path) else []
         for wrong, which in (
             (path.lower().endswith(PICKLES), "may execute code when it is read"),
             (getattr(entry, "size", None) is None, "is not a plain file"),  # a folder, a link, a submodule

@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 from torch.overrides import TorchFunctionMode
 
-from solorl.errors import UsageError, reason
+from solorl.errors import reason, told
 from solorl.lab.datasets.exchange import quiet
 from solorl.lab.share.stablehlo import Arrays, Compute
 from solorl.run.load import LoadedPolicy
@@ -69,21 +69,19 @@ def converted(loaded: LoadedPolicy, inputs: Arrays, axes: dict[str, int]) -> tup
 
     graph, example = Graph(loaded.policy, "state" in inputs).eval(), tensors(inputs)
     example = [x.narrow(axes[name], 0, 3).contiguous() for name, x in zip(inputs, example, strict=True)]
-    scores = "logits" if any("actor" in name.split(".") for name in names_of(loaded)) else "q_values"
+    parts = [name for key, part in loaded.models.items() for name in (key, *dict(part.named_modules()))]
+    scores = "logits" if any("actor" in name.split(".") for name in parts) else "q_values"
     batch = torch.export.Dim("batch")
-    try:
-        with quiet():
-            action, *others = graph(*example)
-            graph.with_scores = len(others) > graph.remembers and torch.equal(others[0].argmax(-1), action)
-            names = ["action", *[scores] * graph.with_scores, *["next_state"] * graph.remembers]
-            shapes = (tuple({axes[name]: batch} for name in inputs),)
-            program = torch.export.export(graph, tuple(example), dynamic_shapes=shapes, strict=False)
-            named: Any = {"input_names": list(inputs), "output_names": names}
-            made: Any = torch.onnx.export(program, dynamo=True, verbose=False, **named)
-    except Exception as error:  # of somebody's own script, of torch's compiler and exporter
-        must = "its policy must compute in torch, in the same way for all observations"
-        what = reason(error).partition(". ")[0]
-        raise UsageError(f"the policy of this script cannot be exported: {must} ({what:.200})") from error
+    must = "its policy must compute in torch, in the same way for all observations"
+    what = "the policy of this script cannot be exported"
+    with told(what, lambda error: f"{must} ({reason(error).partition('. ')[0]:.200})"), quiet():
+        action, *others = graph(*example)
+        graph.with_scores = len(others) > graph.remembers and torch.equal(others[0].argmax(-1), action)
+        names = ["action", *[scores] * graph.with_scores, *["next_state"] * graph.remembers]
+        shapes = (tuple({axes[name]: batch} for name in inputs),)
+        program = torch.export.export(graph, tuple(example), dynamic_shapes=shapes, strict=False)
+        named: Any = {"input_names": list(inputs), "output_names": names}
+        made: Any = torch.onnx.export(program, dynamo=True, verbose=False, **named)
     together = "num_envs" in inspect.signature(loaded.maker).parameters
     space = loaded.make_env(num_envs=1).single_action_space if together else loaded.make_env().action_space
     model = made.model_proto  # a new one each time
@@ -107,8 +105,3 @@ def converted(loaded: LoadedPolicy, inputs: Arrays, axes: dict[str, int]) -> tup
 def tensors(arrays: Arrays) -> list[torch.Tensor]:
     """The arrays as tensors."""
     return [torch.as_tensor(x) for x in arrays.values()]
-
-
-def names_of(loaded: LoadedPolicy) -> list[str]:
-    """The names of the parts of the models."""
-    return [name for key, part in loaded.models.items() for name in (key, *dict(part.named_modules()))]

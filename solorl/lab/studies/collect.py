@@ -81,10 +81,7 @@ def collected(task: Task, run_dir: Path, folder: Path, first: bool = False) -> P
     """
     if task.script.ours or all((run_dir / name).is_file() for name in (CONFIG, METRICS)):
         return collect(run_dir, folder, task.variant, first)
-    result = replace(
-        read_tensorboard(run_dir, (task.env_id, task.script.name, task.seed)),
-        env_id=task.env_id, script=task.script.name, seed=task.seed, variant=task.variant,
-        script_sha256=task.script.sha256, status="finished", first=first,
-        args={name.removeprefix("--"): " ".join(values) for name, values in task.flags.items()},
-    )  # fmt: skip
-    return results.write(result, folder)
+    args = {name.removeprefix("--"): " ".join(values) for name, values in task.flags.items()}
+    result = read_tensorboard(run_dir, (task.env_id, task.script.name, task.seed))
+    result = replace(result, script=task.script.name, script_sha256=task.script.sha256, args=args)
+    return results.write(replace(result, variant=task.variant, first=first), folder)

@@ -20,12 +20,13 @@ from typing import Any
 
 from solorl.catalog.header import fields_of, find_path, parse_source
 from solorl.envs.ids import check_env_id_of
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, denied, did_you_mean, told
 from solorl.files import missing, sha256
 from solorl.lab.results.result import Result
 from solorl.lab.studies.checks import check_texts, refuse_unknown
 from solorl.lab.studies.resources import Resources, read_resources
 from solorl.lab.studies.task import Flags, Script, Task
+from solorl.scripts import facts_of
 
 JOB_KEYS = (
     "script", "scripts", "python", "env_ids", "seeds", "num_seeds", "start_seed", "flags", "variants", "env_flags",
@@ -93,14 +94,12 @@ def short(flags: Flags) -> str:
 def load_script(name: str, near: Path | None = None) -> Script:
     """The script of a name or path, looked for next to `near` first; UsageError where there is none."""
     there = near / name if near else None
-    try:
+    with denied(f"the script {shown(name)} cannot be read"):  # its name is too long, for example
         path = there if there and there.is_file() and there.suffix == ".py" else find_path(name)
-    except OSError as error:  # its name is too long, for example
-        raise UsageError(f"the script {shown(name)} cannot be read: {error.strerror}") from None
     tree = parse_source(path)
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     names = {each.name for node in imports if node.module == "solorl" and not node.level for each in node.names}
-    return Script(path, sha256(path), "RunArgs" in names, tuple(fields_of(tree)), env_kind(tree))
+    return Script(path, sha256(path), "RunArgs" in names, tuple(fields_of(tree)), facts_of(path).env_kind)
 
 
 def find_python(name: str, near: Path | None = None) -> str:
@@ -114,14 +113,6 @@ def find_python(name: str, near: Path | None = None) -> str:
     inside = Path(given) / "bin/python"
     more = f"; did you mean {inside}?" if inside.is_file() else "; name one such as venv/bin/python"
     raise UsageError(f"there is no Python interpreter {shown(name)} that can be executed{more}")
-
-
-def env_kind(tree: ast.Module) -> str:
-    """The line `env_kind = "..."` of a file's class Args, or what RunArgs says; see `solorl.envs.ids.KINDS`."""
-    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args")
-    lines = (line for node in classes for line in node.body if isinstance(line, ast.Assign))
-    said = (line.value for line in lines if ast.unparse(line.targets[0]) == "env_kind")
-    return next((str(value.value) for value in said if isinstance(value, ast.Constant)), "gymnasium")
 
 
 # ---------------------------------------------------------------------- tasks
@@ -291,13 +282,12 @@ def need(right: object, what: str, such: str, value: object) -> None:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file; UsageError where it cannot be read or holds text that cannot be shown."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise missing("file", path, "*.toml") from None
-    except (OSError, ValueError, RecursionError) as error:  # a number of thousands of digits is not a TOMLDecodeError
-        how = "cannot be read" if isinstance(error, OSError) else "is not valid TOML"
-        why = "its lists or tables are nested too deeply" if isinstance(error, RecursionError) else error
-        raise UsageError(f"{path} {how}: {why}") from None
+    if not path.exists():
+        raise missing("file", path, "*.toml")
+    with denied(f"{path} cannot be read"):
+        data = path.read_bytes()
+    deep = "its lists or tables are nested too deeply"
+    with told(f"{path} is not valid TOML", lambda error: deep if isinstance(error, RecursionError) else str(error)):
+        table = tomllib.loads(data.decode())
     check_texts(table, str(path))
     return table

@@ -1,7 +1,6 @@
 """Does a published number still hold? What `solo repro` does: it trains again what a result file says, and compares."""
 
 import math
-import signal
 import subprocess
 import tempfile
 import time
@@ -9,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 
-from solorl import runfolder
 from solorl.lab.results.comparison import ENOUGH
 from solorl.lab.results.result import Result, rounded
 from solorl.lab.studies.plan import as_flag, load_script, merge
 from solorl.lab.studies.task import Task
 from solorl.lab.studies.worker import SCORE
 from solorl.machine import cpu_model, dying_with_parent
+from solorl.runfolder import METRICS, rows_of
 from solorl.scripts import PACKAGE, in_checkout
 
 # Arguments that cannot be flags of a study, or change nothing that is learned.
@@ -38,15 +37,13 @@ def train(task: Task, first: bool = False) -> list[tuple[int, float]]:
     Raises RuntimeError with what it said where it fails."""
     with tempfile.TemporaryDirectory() as place:
         log = Path(place) / "log"
-        found: list[tuple[int, float]] = []
         argv = task.argv("--runs-dir", place, "--no-save-model")
         with open(log, "wb") as out, subprocess.Popen([*dying_with_parent(), *argv], stdout=out, stderr=out) as process:
             try:
-                while process.poll() is None and not (first and found):
+                while process.poll() is None and not (first and _evaluations(place)):
                     time.sleep(0.2)
-                    found = _evaluations(place)
             finally:
-                process.send_signal(signal.SIGTERM)
+                process.terminate()
                 process.wait()
         found = _evaluations(place)
         if not found or (process.returncode and not first):
@@ -56,9 +53,8 @@ def train(task: Task, first: bool = False) -> list[tuple[int, float]]:
 
 def _evaluations(place: str) -> list[tuple[int, float]]:
     """What the run in a folder has evaluated so far."""
-    for metrics in Path(place).glob(f"*/{runfolder.METRICS}"):
-        return [(int(row["global_step"]), float(row[SCORE])) for row in runfolder.read_rows(metrics, key=SCORE)[0]]
-    return []
+    found = (rows_of(metrics, key=SCORE) for metrics in Path(place).glob(f"*/{METRICS}"))
+    return [(int(row["global_step"]), float(row[SCORE])) for rows in found for row in rows]
 
 
 def circumstances(result: Result, task: Task) -> Iterator[str]:

@@ -21,7 +21,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk
 
 def open_storage(where: str, make: bool = True) -> "Storage":
     """The storage at a path or URL; with `make` a folder is made. UsageError where it cannot be read."""
-    with told(f"{where} cannot be opened", lambda error: missing_package(where, error) or reason(error)):
+
+    def why(error: BaseException) -> str:
+        return missing_extra(where, error.__cause__ or error) or reason(error)  # fsspec raises from an ImportError
+
+    with told(f"{where} cannot be opened", why):
         if "://" not in where:
             if make:
                 Path(where).mkdir(parents=True, exist_ok=True)
@@ -33,12 +37,6 @@ def open_storage(where: str, make: bool = True) -> "Storage":
         found = Bucket(where.rstrip("/"), *fsspec.core.url_to_fs(where))
         found.list("plans")
         return found
-
-
-def missing_package(where: str, error: BaseException) -> str:
-    """The sentence that names the extra that a URL needs, where an import has failed."""
-    cause = error.__cause__ or error  # fsspec raises from what it could not import
-    return missing_extra(where, cause) if isinstance(cause, ImportError) else ""
 
 
 def refusal(error: OSError, where: object = "") -> str:

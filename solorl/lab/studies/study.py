@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl import __version__
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, denied, did_you_mean, told
 from solorl.lab.studies.lease import holder, is_fresh
 from solorl.lab.studies.resources import Resources
 from solorl.lab.studies.storage import Storage, open_storage, read_object
@@ -174,8 +174,9 @@ def read_plans(storage: Storage) -> Study | None:
     is none. UsageError where a plan is damaged."""
     study = None
     for name in storage.list("plans"):
-        try:
-            table = json.loads(storage.read(name))
+        data = storage.read(name)
+        with told(f"{storage.where}/{name} is damaged", lambda error: plain(str(error))[:100]):
+            table = json.loads(data)
             scripts = {sha: Script(Path(one["path"]), sha, one["ours"], tuple(one["args"]))
                        for sha, one in table["scripts"].items()}  # fmt: skip
             tasks = dict(study.tasks) if study else {}
@@ -187,18 +188,14 @@ def read_plans(storage: Storage) -> Study | None:
                     raise ValueError(f"the task {line['id']} is not what its id says")
                 tasks[task.id] = task
             study = Study(storage, table["name"], tasks, table["attempts"], table["lease"], table["solorl"])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise UsageError(f"{storage.where}/{name} is damaged: {plain(str(error))[:100]}") from None
     return study
 
 
 def open_study(where: str) -> Study:
     """The study at a path or URL; UsageError where there is none."""
     storage = open_storage(where.rstrip("/") or "/", make=False)
-    try:
+    with denied(f"the plan in {where} cannot be read"):
         study = read_plans(storage)
-    except OSError as error:
-        raise UsageError(f"the plan in {where} cannot be read: {error.strerror}") from None
     if study is None:
         raise UsageError(f"there is no study in {where}: it has no plan; `solo bench --storage` makes one")
     return study

@@ -9,7 +9,6 @@ left by a worker that is gone: the next worker takes that same trial, its parame
 none is lost or counted twice, and nothing is queued again. (Optuna's own heartbeat needs a database, and ends a trial.)
 """
 
-import contextlib
 import fcntl
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
 
-from solorl.errors import UsageError
+from solorl.errors import UsageError, denied, told
 from solorl.lab.studies.plan import Flags, Script, Task, as_flag, merge
 from solorl.lab.studies.resources import Resources
 from solorl.lab.studies.runs import find
@@ -31,7 +30,7 @@ from solorl.lab.studies.space import Space
 from solorl.lab.studies.study import Study
 from solorl.lab.studies.task import words
 from solorl.lab.studies.worker import SCORE, Pool, Worker
-from solorl.runfolder import METRICS, read_rows
+from solorl.runfolder import METRICS, rows_of
 
 JOURNAL = "optuna.log"
 SEED_STEPS = 10_000  # pruning steps of one seed: its evaluations 1, 2, ...; the last step is the score so far
@@ -83,9 +82,7 @@ class Search:
 
 def values(run_dir: Path | None, metric: str) -> list[float]:
     """All values so far of a metric of a run."""
-    with contextlib.suppress(OSError):
-        return [float(row[metric]) for row in read_rows(run_dir / METRICS, key=metric)[0]] if run_dir else []
-    return []
+    return [float(row[metric]) for row in rows_of(run_dir / METRICS, key=metric)] if run_dir else []
 
 
 def final_score(run_dir: Path | None, metric: str) -> float | None:
@@ -105,7 +102,7 @@ def open_trials(folder: Path, search: Search, pruner: str, prune_after: int, see
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = (folder / JOURNAL).absolute()  # Optuna's lock is a link to it, which must not point nowhere
     median = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=prune_after, n_min_trials=3)
-    try:
+    with told(f"{path} is not a journal of Optuna"), denied(f"{path} cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         found = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(path))), study_name=search.script.name, direction="maximize",
@@ -114,10 +111,6 @@ def open_trials(folder: Path, search: Search, pruner: str, prune_after: int, see
         # a study that continues must not draw the same again
         first = None if seed is None else seed + len(found.trials)
         found.sampler = optuna.samplers.TPESampler(seed=first, multivariate=True)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    except (ValueError, KeyError) as error:
-        raise UsageError(f"{path} is not a journal of Optuna: {error}") from None
     about, saved = search.about(), found.user_attrs.get("solorl")
     if saved is None:
         found.set_user_attr("solorl", about)

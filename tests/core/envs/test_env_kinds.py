@@ -12,12 +12,11 @@ import pytest
 from conftest import script
 
 from solorl.catalog import header
-from solorl.catalog.header import parse_source
 from solorl.envs import ids
 from solorl.errors import UsageError
-from solorl.lab.studies.plan import env_kind, load_script
+from solorl.lab.studies.plan import load_script
 from solorl.run.environments import check_spaces
-from solorl.scripts import script_paths
+from solorl.scripts import facts_of, script_paths
 
 FILES = {each.path.name: each for each in header.scripts()}
 # kind of actions -> environment with other ones
@@ -77,7 +76,7 @@ def advice(name, env_id):
     """The sentence with which a file refuses an environment, by what its header, Args and `require_spaces` say."""
     path, (obs, action) = FILES[name].path, ENVIRONMENTS[env_id]
     try:
-        ids.check_env_id_of(path, env_id, env_kind(parse_source(path)))
+        ids.check_env_id_of(path, env_id, facts_of(path).env_kind)
     except UsageError as error:
         return str(error)
     envs = SimpleNamespace(single_observation_space=OBS[obs], single_action_space=ACTIONS[action])

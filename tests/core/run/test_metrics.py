@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from solorl.runfolder import TAIL, last_rows, read_rows
+from solorl.runfolder import TAIL, read_rows, rows_of
 
 
 @pytest.fixture
@@ -41,15 +41,15 @@ def test_only_the_rows_with_a_key_are_read(file):
 )
 def test_a_damaged_line_is_left_out_or_named(file, line, why):
     file.write_bytes(b'{"a": 1}\n' + line + b'\n{"a": 2}\n')
-    assert read_rows(file)[0] == [{"a": 1}, {"a": 2}] == last_rows(file)
+    assert read_rows(file)[0] == [{"a": 1}, {"a": 2}] == rows_of(file, -TAIL)
     with pytest.raises(ValueError, match=why):
         read_rows(file, strict=True)
 
 
 def test_last_rows_are_those_of_the_end_of_the_file(file):
-    assert last_rows(file) == [] == last_rows(file.parent)
+    assert rows_of(file) == [] == rows_of(file.parent)
     file.write_text("".join(json.dumps({"global_step": i}) + "\n" for i in range(10_000)))
-    found = [row["global_step"] for row in last_rows(file)]
+    found = [row["global_step"] for row in rows_of(file, -TAIL)]
     assert found == list(range(found[0], 10_000)) and found[0] == 10_000 - TAIL // len('{"global_step": 9999}\n')
     with pytest.raises(FileNotFoundError):
         read_rows(file.with_name("other"))

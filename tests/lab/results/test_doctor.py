@@ -40,7 +40,7 @@ def training(args=(), env_id="CartPole-v1", script="ppo", status="finished", cop
         name: (STEPS[-len(values) :], np.asarray(values, float)) for name, values in curves.items() if len(values)
     }
     args = {"total_timesteps": 100_000, "gamma": 0.99, "num_envs": 4} | dict(args)
-    return Training("runs/x", env_id, script, seed, args, status, curves, copy)
+    return Training(env_id, script, seed, args=args, status=status, curves=curves, copy=copy, source="runs/x")
 
 
 def rules_of(case):
@@ -56,7 +56,7 @@ def test_a_healthy_training_has_nothing(tmp_path):
     copy = shutil.copy(script_paths()["ppo"], tmp_path / "ppo.py")
     assert rules_of(training(copy=Path(copy))) == []
     assert rules_of(training()) == []
-    assert rules_of(Training("x", "CartPole-v1", "ppo", 1)) == []  # nothing was logged
+    assert rules_of(Training("CartPole-v1", "ppo", 1)) == []  # nothing was logged
 
 
 FAULTS = {
@@ -211,7 +211,7 @@ def test_a_run_folder_is_read_while_it_trains(tmp_path):
 def test_seeds_share_a_method(tmp_path):
     runs = [of_run(a_run(tmp_path / f"{i}", ROWS, seed=i, runs_dir=f"{i}")) for i in range(2)]
     other = of_run(a_run(tmp_path / "other", ROWS, learning_rate=0.1))
-    assert runs[0].method == runs[1].method != other.method
+    assert runs[0].kind == runs[1].kind != other.kind
 
 
 def test_the_command_names_cause_numbers_remedy_and_source(solo, tmp_path):
@@ -229,7 +229,7 @@ def test_the_command_names_cause_numbers_remedy_and_source(solo, tmp_path):
         "--target-kl 0.02",
         "http://joschu.net",
         "The seeds disagree",
-        "broken cannot be read",
+        "broken is damaged",
     ):
         assert part in out
 

@@ -12,13 +12,18 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
 
-from solorl.errors import UsageError
+from solorl.errors import UsageError, told
 from solorl.lab.studies.engines import Job
 
 OPTIONS = ("queue", "definition", "region", "endpoint_url")
 MEMORY = 4096  # MiB of a worker whose tasks name none: Batch needs a number
+
+
+def why(error: BaseException) -> str:
+    """What an exception of boto3 says, in words; of the answer of the server first."""
+    about = (getattr(error, "response", None) or {}).get("Error", {})  # None where a server has hung up
+    return f"{about.get('Code', '')} {about.get('Message') or error}".strip()
 
 
 def start(job: Job, options: Mapping[str, str], dry: bool) -> str:
@@ -41,10 +46,6 @@ def start(job: Job, options: Mapping[str, str], dry: bool) -> str:
         return json.dumps(request, indent=1)
     where = {"region_name": options.get("region"), "endpoint_url": options.get("endpoint_url")}
     config = Config(retries={"mode": "standard", "total_max_attempts": 3}, connect_timeout=5, read_timeout=60)
-    try:
+    with told("AWS Batch takes no workers", why):
         found = boto3.client("batch", **where, config=config).submit_job(**request)["jobId"]
-    except (BotoCoreError, ClientError, ValueError) as error:
-        about = (getattr(error, "response", None) or {}).get("Error", {})  # None where a server has hung up
-        why = f"{about.get('Code', '')} {about.get('Message') or error}".strip()
-        raise UsageError(f"AWS Batch takes no workers: {why}") from None
     return f"job {found} of AWS Batch"

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from solorl.errors import UsageError
+from solorl.errors import UsageError, told
 from solorl.lab.studies.engines import Job
 from solorl.lab.studies.worker import AGAIN, GRACE
 from solorl.machine import command_of
@@ -63,11 +63,9 @@ def start(job: Job, options: Mapping[str, str], dry: bool) -> str:
         return script
     if shutil.which("sbatch") is None:
         raise UsageError("this machine has no sbatch: the engine slurm needs a login node of a Slurm cluster")
-    try:
+    with told("nothing could be submitted to Slurm", str):
         folder.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, timeout=120)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"nothing could be submitted to Slurm: {error}") from None
     if done.returncode:
         said = [line.partition("rror: ")[2] or line for line in done.stderr.splitlines() if line.strip()]
         raise UsageError(f"Slurm refuses the workers: sbatch: {'; '.join(said[-2:]) or done.returncode}")
