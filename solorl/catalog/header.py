@@ -12,7 +12,7 @@ from pathlib import Path
 
 import solorl
 from solorl.errors import UsageError, did_you_mean
-from solorl.scripts import KEYS, VALUE_COLUMN, header_fields, in_catalogue, script_paths
+from solorl.scripts import KEYS, VALUE_COLUMN, header_fields, in_catalogue, not_for, script_paths
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 METADATA = re.compile(r"# /// script\n((?:#(?: .*)?\n)+?)# ///\n")  # PEP 723, at the top of the file
@@ -31,6 +31,11 @@ class Script:
     title: str
     fields: dict[str, str] = field(default_factory=dict)
     lines: int = 0
+
+    @property
+    def paper(self) -> str:
+        """Authors, year and address."""
+        return self.fields.get("Paper", "")
 
     @property
     def run(self) -> str:
@@ -81,6 +86,11 @@ class Script:
     def twin(self) -> str | None:
         """The file name in `Twin   X.py`: the torch file that a file in JAX corresponds to; None without one."""
         return self.fields.get("Twin") or None
+
+    @property
+    def not_for(self) -> dict[str, str]:
+        """What the file is not made for, each with the file that is: `{"images": "ppo_atari.py"}`."""
+        return not_for(self.fields)
 
 
 def scripts(folder: Path | None = None) -> list[Script]:
