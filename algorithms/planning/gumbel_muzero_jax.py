@@ -43,7 +43,7 @@ class Args(RunArgs):
     buffer_size: int = 50_000  # steps in the replay buffer
     batch_size: int = 128  # sequences per gradient step
     num_updates: int = 32  # gradient steps per iteration
-    learning_rate: float = 1e-3  # learning rate of Adam
+    learning_rate: float = 3e-3  # learning rate of Adam
     weight_decay: float = 1e-4  # c of the loss
     hidden_dim: int = 128  # units of each layer, and of a latent state
     gamma: float = 0.99  # discount factor, below 1, from 0 to 1; a board has none
@@ -242,11 +242,13 @@ def mlp(layers, x):
 
 
 def init_params(key, obs_dim, num_actions, width):
-    keys = jax.random.split(key, 3)
+    keys = jax.random.split(key, 5)
     return {
         "representation": init_mlp(keys[0], obs_dim, width, width),
-        "dynamics": init_mlp(keys[1], width + num_actions, width, width + 1),
-        "prediction": init_mlp(keys[2], width, width, num_actions + 1),
+        "action": jax.random.normal(keys[1], (num_actions, width)),  # a vector for each
+        "dynamics": init_mlp(keys[2], width, width, width),
+        "reward": init_mlp(keys[3], width, width, 1),
+        "prediction": init_mlp(keys[4], width, width, num_actions + 1),
     }
 
 
@@ -260,15 +262,16 @@ def represent(params, obs):  # s = h(o): (batch, *obs_shape) -> (batch, width)
     return scaled(mlp(params["representation"], obs.reshape(len(obs), -1)))
 
 
-def imagine(params, latent, action, num_actions):
+def imagine(params, latent, action):
     """s', r = g(s, a): the next latent states (batch, width) and rewards (batch,)."""
-    out = mlp(params["dynamics"], jnp.concatenate([latent, jax.nn.one_hot(action, num_actions)], -1))
-    return scaled(latent + out[:, :-1]), out[:, -1]
+    change = mlp(params["dynamics"], 2 * latent - 1 + params["action"][action])  # centred inputs are learned faster
+    latent = scaled(latent + change)
+    return latent, mlp(params["reward"], 2 * latent - 1).squeeze(-1)
 
 
 def predict(params, latent):
     """p, v = f(s): logits (batch, num_actions) and values (batch,)."""
-    out = mlp(params["prediction"], latent)
+    out = mlp(params["prediction"], 2 * latent - 1)
     return out[:, :-1], out[:, -1]
 
 
@@ -278,7 +281,7 @@ def search(params, key, obs, mask, num_simulations, setup, noise):
     sigma(completed Q)), an `action`, and its tree. The environment is not asked: all that follows is imagined."""
 
     def simulate(params, key, action, latent):
-        latent, reward = imagine(params, latent, action, mask.shape[-1])
+        latent, reward = imagine(params, latent, action)
         logits, value = predict(params, latent)
         discount = jnp.full_like(value, setup.discount)  # also after an end, where the model has learned zeros
         step = mctx.RecurrentFnOutput(
@@ -356,14 +359,13 @@ def scale_gradient(x, scale):
 def muzero_loss(params, targets, setup):
     """The sum over K unrolled steps of squared errors of reward and value, and cross entropy of the policy; unrolled
     steps count 1/K each, and the gradient is halved at each entrance to the dynamics (App. G). And the metrics."""
-    unroll_steps, num_actions = len(targets.action), targets.policy.shape[-1]
-    latent, losses = represent(params, targets.obs), []
+    unroll_steps, latent, losses = len(targets.action), represent(params, targets.obs), []
     for k in range(unroll_steps + 1):
         reward_loss, weight = jnp.zeros(()), 1 / unroll_steps
         if k == 0:
             weight = 1.0
         else:
-            latent, reward = imagine(params, scale_gradient(latent, 0.5), targets.action[k - 1], num_actions)
+            latent, reward = imagine(params, scale_gradient(latent, 0.5), targets.action[k - 1])
             reward_loss = (jnp.square(reward - targets.reward[k - 1]) * targets.known[k - 1]).mean()
         logits, value = predict(params, latent)
         assert value.shape == targets.value[k].shape
@@ -454,7 +456,8 @@ if __name__ == "__main__":
         }
         discount, reward_scale, td_steps = -1.0, 1.0, game.height * game.width
     else:
-        game, envs = None, run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
+        envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
+        game = None
         discount, reward_scale, td_steps = args.gamma, 1 - args.gamma, args.td_steps
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_steps = args.num_envs * args.num_steps
