@@ -10,8 +10,8 @@ Paper     Schrittwieser et al. 2020, https://arxiv.org/abs/1911.08265 (MuZero; "
           Danihelka et al. 2022, https://openreview.net/forum?id=bERaNdoegnO (Gumbel MuZero)
 Run       solo train gumbel_muzero_jax --env-id CartPole-v1
 Spaces    vector -> discrete
-Differs   relatives alphazero_jax.py, dqn_jax.py: boards and self-play of the first, whose search knows the rules; here
-          it knows a learned model only. Plain squared errors, uniform replay and no Reanalyse
+Differs   from alphazero_jax.py: the search is in a learned model, and only real steps are those of the environment; one
+          agent, too; a replay buffer of sequences, n-step targets. Plain squared errors, uniform replay, no Reanalyse
 Not for   several agents: mappo_jax.py; Atari games: dqn_atari_jax.py; continuous actions: sac_continuous_action_jax.py
 Details   docs/algorithms/gumbel_muzero_jax.md
 """
@@ -269,28 +269,25 @@ def imagine(params, latent, action):
     return latent, mlp(params["reward"], 2 * latent - 1).squeeze(-1)
 
 
-def predict(params, latent):
+def policy_and_value(params, latent):
     """p, v = f(s): logits (batch, num_actions) and values (batch,)."""
     out = mlp(params["prediction"], 2 * latent - 1)
     return out[:, :-1], out[:, -1]
 
 
 # ---- the search
-def search(params, key, obs, mask, num_simulations, setup, noise):
+def plan(params, key, obs, mask, num_simulations, setup, noise):
     """What mctx's Gumbel search finds from these observations: its policy `action_weights`, softmax(logits +
     sigma(completed Q)), an `action`, and its tree. The environment is not asked: all that follows is imagined."""
 
     def simulate(params, key, action, latent):
         latent, reward = imagine(params, latent, action)
-        logits, value = predict(params, latent)
-        discount = jnp.full_like(value, setup.discount)  # also after an end, where the model has learned zeros
-        step = mctx.RecurrentFnOutput(
-            reward=setup.reward_scale * reward, discount=discount, prior_logits=logits, value=value
-        )
-        return step, latent
+        logits, value = policy_and_value(params, latent)
+        reward, discount = setup.reward_scale * reward, jnp.full_like(value, setup.discount)  # after an end, too
+        return mctx.RecurrentFnOutput(reward=reward, discount=discount, prior_logits=logits, value=value), latent
 
     latent = represent(params, obs)
-    logits, value = predict(params, latent)
+    logits, value = policy_and_value(params, latent)
     root = mctx.RootFnOutput(prior_logits=logits, value=value, embedding=latent)
     # values are in known bounds, so they are not scaled to 0 and 1 in each state, where noise would be as large as they
     sigma = partial(mctx.qtransform_completed_by_mix_value, value_scale=setup.args.value_scale, rescale_values=False)
@@ -303,7 +300,7 @@ def search(params, key, obs, mask, num_simulations, setup, noise):
 # a board's rules say what the mask says; of one agent all actions are allowed
 def act(params, obs, action_mask, setup):
     mask = jnp.ones((len(obs), setup.envs.single_action_space.n), bool) if action_mask is None else action_mask
-    return search(params, jax.random.PRNGKey(0), obs, mask, setup.args.eval_simulations, setup, noise=False).action
+    return plan(params, jax.random.PRNGKey(0), obs, mask, setup.args.eval_simulations, setup, noise=False).action
 
 
 # ---- replay
@@ -361,20 +358,17 @@ def muzero_loss(params, targets, setup):
     steps count 1/K each, and the gradient is halved at each entrance to the dynamics (App. G). And the metrics."""
     unroll_steps, latent, losses = len(targets.action), represent(params, targets.obs), []
     for k in range(unroll_steps + 1):
-        reward_loss, weight = jnp.zeros(()), 1 / unroll_steps
-        if k == 0:
-            weight = 1.0
-        else:
+        reward_loss, weight = jnp.zeros(()), 1 / max(1, k and unroll_steps)
+        if k > 0:
             latent, reward = imagine(params, scale_gradient(latent, 0.5), targets.action[k - 1])
             reward_loss = (jnp.square(reward - targets.reward[k - 1]) * targets.known[k - 1]).mean()
-        logits, value = predict(params, latent)
+        logits, value = policy_and_value(params, latent)
         assert value.shape == targets.value[k].shape
         value_loss = (jnp.square(value - targets.value[k]) * targets.known[k]).mean()
         policy_loss = -((targets.policy[k] * jax.nn.log_softmax(logits)).sum(-1) * targets.running[k]).mean()
         losses.append(weight * jnp.stack([policy_loss, value_loss, reward_loss]))
-    policy_loss, value_loss, reward_loss = sum(losses)
-    metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "reward_loss": reward_loss}
-    return policy_loss + value_loss + reward_loss, {f"losses/{name}": x for name, x in metrics.items()}
+    names = "losses/policy_loss", "losses/value_loss", "losses/reward_loss"
+    return sum(losses).sum(), dict(zip(names, sum(losses), strict=True))
 
 
 def begin(key, setup):
@@ -401,11 +395,11 @@ def train_iteration(training, setup):
         env_state, obs = carry
         search_key, step_key = jax.random.split(key)
         mask = action_mask(game, envs, obs)
-        found = search(training.params, search_key, obs, mask, args.num_simulations, setup, noise=True)
+        found = plan(training.params, search_key, obs, mask, args.num_simulations, setup, noise=True)
         env_state, step = envs.step(step_key, env_state, found.action)
         done = step.terminated | step.truncated
         # a time limit is not the end of the task: the return goes on with what the model says of the final observation
-        _, final_value = predict(training.params, represent(training.params, step.final_obs))
+        _, final_value = policy_and_value(training.params, represent(training.params, step.final_obs))
         end_value = jnp.where(step.terminated, 0, final_value)
         policy, value = found.action_weights, found.search_tree.summary().value
         stored = Batch(obs, found.action, step.reward, step.terminated, done, policy, value, end_value)
@@ -444,8 +438,7 @@ if __name__ == "__main__":
     rules, also = gym.spec(args.env_id).kwargs.get("rules"), None
     if rules:  # of a board: height, width, stones of a row, whether stones fall
         names = args.opponents.split(",")
-        for name in names:
-            gym.make(args.env_id, opponent=name)  # refuses unknown opponents
+        matches = [gym.make(args.env_id, opponent=name) for name in names]  # refuses unknown opponents
         game = make_game(*rules)
         envs = Boards(game, args.num_envs, args.opening_moves)
         make_env = partial(make_envs, opponent=names[0])  # the sides of the board in turn
@@ -457,8 +450,7 @@ if __name__ == "__main__":
         discount, reward_scale, td_steps = -1.0, 1.0, game.height * game.width
     else:
         envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
-        game = None
-        discount, reward_scale, td_steps = args.gamma, 1 - args.gamma, args.td_steps
+        game, discount, reward_scale, td_steps = None, args.gamma, 1 - args.gamma, args.td_steps
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_steps = args.num_envs * args.num_steps
     num_iterations = run.iterations(batch_steps)  # whole ones in total_timesteps

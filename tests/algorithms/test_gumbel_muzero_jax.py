@@ -166,7 +166,7 @@ def test_the_loss_is_the_weighted_sum_of_the_steps():
                 # the reward of the step that ends an episode is known
                 step_known = targets.known[k - 1, i]
                 want["reward"] += weight * step_known * float(reward[0] - targets.reward[k - 1, i]) ** 2
-            logits, value = JAX["predict"](params, latent)
+            logits, value = JAX["policy_and_value"](params, latent)
             probability = np.exp(logits[0]) / np.exp(logits[0]).sum()
             cross = -float((targets.policy[k, i] * np.log(probability)).sum())
             want["policy"] += weight * targets.running[k, i] * cross
@@ -250,13 +250,13 @@ def test_values_of_the_search_are_rewards_and_discounted_values_of_the_model(dis
     """With 2 actions and 2 simulations each action is tried once: Q = scale * r + discount * v."""
     setup, params = setup_of(discount=discount, scale=0.2), model(num_actions=2)
     obs, mask = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4))), jnp.ones((6, 2), bool)
-    found = JAX["search"](params, jax.random.PRNGKey(0), obs, mask, 2, setup, noise=False)
+    found = JAX["plan"](params, jax.random.PRNGKey(0), obs, mask, 2, setup, noise=False)
     summary = found.search_tree.summary()
     assert (summary.visit_counts == 1).all()
-    logits, _ = JAX["predict"](params, JAX["represent"](params, obs))
+    logits, _ = JAX["policy_and_value"](params, JAX["represent"](params, obs))
     for action in range(2):
         latent, reward = JAX["imagine"](params, JAX["represent"](params, obs), jnp.full(6, action))
-        want = 0.2 * reward + discount * JAX["predict"](params, latent)[1]
+        want = 0.2 * reward + discount * JAX["policy_and_value"](params, latent)[1]
         np.testing.assert_allclose(summary.qvalues[:, action], want, rtol=1e-4, atol=1e-5)
     score = logits + (50 + 1) * setup.args.value_scale * summary.qvalues
     np.testing.assert_allclose(found.action_weights, jax.nn.softmax(score), atol=1e-4)
@@ -320,7 +320,7 @@ def test_one_iteration_stores_what_was_seen_done_and_found():
     for t in range(12):
         state, step = envs.step(jax.random.PRNGKey(0), state, replay.action[t])
         cut = np.asarray(step.truncated)
-        _, value = JAX["predict"](training.params, JAX["represent"](training.params, step.final_obs))
+        _, value = JAX["policy_and_value"](training.params, JAX["represent"](training.params, step.final_obs))
         np.testing.assert_allclose(replay.end_value[t], np.where(step.terminated, 0, value), rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(replay.done[t], cut | step.terminated)
         np.testing.assert_array_equal(replay.terminated[t], step.terminated)
