@@ -211,7 +211,7 @@ SLOW = (
     "basic_ac", "ppo_atari_multigpu", "sac_atari", "twin_d3qn", "ppo_lstm_jax", "ppo_rnd_jax", "crossq_jax", "tqc_jax",
     "pqn_vdn_jax", "mappo_jax", "iql_jax", "crossq", "tqc", "ppo_pettingzoo_atari", "iql_discrete", "rebrac", "edac",
     "awac", "cal_ql", "td3_bc", "decision_transformer", "sac_lstm", "ppo_procgen", "ppo_trxl", "matd3", "sac_dict",
-    "sac_her",
+    "sac_her", "gumbel_muzero_jax",
 )  # fmt: skip
 
 

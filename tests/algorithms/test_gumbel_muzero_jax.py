@@ -233,7 +233,7 @@ def test_the_search_never_steps_the_environment():
     assert len(calls) == 1  # traced once, in the scan over num_steps; a search would have traced it again
     blind = setup._replace(envs=None, game=None)
     mask = np.arange(9) % 2 == np.ones((5, 1))
-    action = JAX["act"](training.params, training.obs[:5], mask, setup=blind)
+    action = jax.jit(partial(JAX["act"], setup=blind))(training.params, training.obs[:5], mask)
     assert action.shape == (5,) and len(calls) == 1 and mask[np.arange(5), action].all()
 
 
@@ -250,7 +250,8 @@ def test_values_of_the_search_are_rewards_and_discounted_values_of_the_model(dis
     """With 2 actions and 2 simulations each action is tried once: Q = scale * r + discount * v."""
     setup, params = setup_of(discount=discount, scale=0.2), model(num_actions=2)
     obs, mask = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4))), jnp.ones((6, 2), bool)
-    found = JAX["plan"](params, jax.random.PRNGKey(0), obs, mask, 2, setup, noise=False)
+    search = jax.jit(partial(JAX["plan"], num_simulations=2, setup=setup, noise=False))
+    found = search(params, jax.random.PRNGKey(0), obs, mask)
     summary = found.search_tree.summary()
     assert (summary.visit_counts == 1).all()
     logits, _ = JAX["policy_and_value"](params, JAX["represent"](params, obs))
@@ -298,6 +299,7 @@ def test_rules_are_those_of_alphazero():
     np.testing.assert_array_equal(obs, ALPHA["openings"](jax.random.PRNGKey(0), setup.game, 300, 4))
 
 
+@pytest.mark.slow
 def test_one_iteration_stores_what_was_seen_done_and_found():
     """On CartPole, whose time limit is made short: the buffer has the steps in order, with values of final
     observations where time was up."""
