@@ -43,7 +43,7 @@ class Args(RunArgs):
     buffer_size: int = 50_000  # steps in the replay buffer
     batch_size: int = 128  # sequences per gradient step
     num_updates: int = 32  # gradient steps per iteration
-    learning_rate: float = 3e-3  # learning rate of Adam
+    learning_rate: float = 1e-3  # learning rate of Adam
     weight_decay: float = 1e-4  # c of the loss
     hidden_dim: int = 128  # units of each layer, and of a latent state
     gamma: float = 0.99  # discount factor, below 1, from 0 to 1; a board has none
@@ -52,7 +52,7 @@ class Args(RunArgs):
     num_simulations: int = 16  # of the search before each step
     eval_simulations: int = 16  # of the search before each step in evaluations
     max_considered: int = 16  # most actions among which the search looks for the best one
-    value_scale: float = 1.0  # c_scale of the search: how much its policy follows values
+    value_scale: float = 0.2  # c_scale of the search: how much its policy follows values
     opening_moves: int = 4  # on a board: most moves at random with which a game of self-play begins; 0: none
 
 
