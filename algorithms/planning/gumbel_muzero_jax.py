@@ -398,7 +398,7 @@ def train_iteration(training, setup):
         found = plan(training.params, search_key, obs, mask, args.num_simulations, setup, noise=True)
         env_state, step = envs.step(step_key, env_state, found.action)
         done = step.terminated | step.truncated
-        # a time limit is not the end of the task: the return goes on with what the model says of the final observation
+        # a time limit is not the end of the task: the return continues with the value of the final observation
         _, final_value = policy_and_value(training.params, represent(training.params, step.final_obs))
         end_value = jnp.where(step.terminated, 0, final_value)
         policy, value = found.action_weights, found.search_tree.summary().value
