@@ -156,6 +156,9 @@ FLAGS = {
     "mappo_jax": "--num-envs 8 --total-timesteps 512 --eval-every 256",
     "alphazero_jax": "--env-id games/TicTacToe-v0 --num-envs 8 --num-steps 16 --total-timesteps 1024 "
     "--num-minibatches 4 --hidden-dim 32 --num-simulations 8 --eval-simulations 8 --opponents one-ply --eval-every 512",
+    "gumbel_muzero_jax": "--env-id CartPole-v1 --num-envs 8 --num-steps 16 --total-timesteps 1024 --num-updates 4 "
+    "--batch-size 16 --hidden-dim 32 --num-simulations 8 --eval-simulations 8 --eval-every 512 --learning-rate 0.003 "
+    "--value-scale 1",
     "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari_jax": f"{POOLED} --buffer-size 1000",
     "c51_atari_jax": f"{POOLED} --buffer-size 100 --target-network-frequency 100",
@@ -209,7 +212,7 @@ SLOW = (
     "basic_ac", "ppo_atari_multigpu", "sac_atari", "twin_d3qn", "ppo_lstm_jax", "ppo_rnd_jax", "crossq_jax", "tqc_jax",
     "pqn_vdn_jax", "mappo_jax", "iql_jax", "crossq", "tqc", "ppo_pettingzoo_atari", "iql_discrete", "rebrac", "edac",
     "awac", "cal_ql", "td3_bc", "decision_transformer", "sac_lstm", "ppo_procgen", "ppo_trxl", "matd3", "sac_dict",
-    "sac_her",
+    "sac_her", "gumbel_muzero_jax",
 )  # fmt: skip
 
 

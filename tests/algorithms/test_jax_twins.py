@@ -28,7 +28,7 @@ ROLLOUTS = {  # where the twin has a replay buffer: the fields that differ
 GAMES = {name for name in TWINS if "atari" in name}  # of EnvPool, which cannot be saved
 OFFLINE = {"iql"}  # from a data set
 ROOTS = ("ppo", "dqn")  # the others are in `make test-all`
-ALONE = {"ppo_minatar_jax", "pqn_vdn_jax"}  # the games are in JAX: in torch they would be slow
+ALONE = {"ppo_minatar_jax", "pqn_vdn_jax", "gumbel_muzero_jax"}  # games or a search in JAX: in torch they would be slow
 
 
 def short(name):
