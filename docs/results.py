@@ -53,7 +53,7 @@ DATA_SETS = {
     "cal-ql": f"{HOPPER} 'cal_ql medium-replay early'",
 }
 IMITATORS = "'dagger 5 episodes' 'gail 5 episodes' 'airl 5 episodes' 'gail no discriminator'"
-BOTH = "benchmark/results/imitation benchmark/results/offline --env-ids CartPole-v1 --baseline 'bc 5 episodes'"
+BOTH = "benchmark/results/imitation benchmark/results/offline --env-ids"
 TEAMS = "benchmark/results/teams --env-ids"
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
 OFF_POLICY_JAX = OFF_POLICY.replace("action", "action_jax")
@@ -90,7 +90,8 @@ TABLES = [
     (MULTI_AGENT, "tag", f"{TEAMS} team/simple_tag_v3 --baseline 'maddpg single'"),
     (MULTI_AGENT, "foraging", "benchmark/results/foraging --baseline vdn"),
     (GOALS, "bit-flipping", "benchmark/results/goals --env-ids games/BitFlip15-v0 --baseline 'dqn_her plain'"),
-    (IMITATION, "cartpole", f"{BOTH} --methods 'bc 5 episodes' {IMITATORS}"),
+    (IMITATION, "cartpole", f"{BOTH} CartPole-v1 --baseline 'bc 5 episodes' --methods 'bc 5 episodes' {IMITATORS}"),
+    (IMITATION, "hopper", f"{BOTH} Hopper-v5 --methods 'bc 25 episodes' 'dagger 25 episodes' 'gail 25 episodes'"),
     (LANGUAGE, "reverse", "benchmark/results/language --env-ids text/reverse-8"),
     (PLANNING, "tic-tac-toe", "benchmark/results/planning --env-ids games/TicTacToe-v0"),
     (GOALS, "arm", "benchmark/results/goals --env-ids games/FetchReach-v4"),
@@ -164,10 +165,8 @@ def relatives(names):
 def algorithms():
     """A table for each family, from the headers of its files."""
     parts = []
-    families = {script.family: [] for script in scripts()}
-    for script in scripts():
-        families[script.family].append(script)
-    for family, files in families.items():
+    for family in dict.fromkeys(script.family for script in scripts()):
+        files = [script for script in scripts() if script.family == family]
         page = (ROOT / f"algorithms/{family}/README.md").read_text()
         title = page.partition("\n")[0].removeprefix("# ")
         lines = [f"## [{title}]({family}/README.md)", ""]
