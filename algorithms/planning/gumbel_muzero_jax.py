@@ -36,17 +36,18 @@ class Args(RunArgs):
     env_kind = "jax"  # ids of environments written in JAX, or known to both EnvPool and Gymnasium; and boards
     env_id: str = "CartPole-v1"  # as in dqn_jax.py, or a game on a board, such as games/TicTacToe-v0
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
-    total_timesteps: int = 100_000  # environment steps, summed over environments; on a board moves
+    total_timesteps: int = 150_000  # environment steps, summed over environments; on a board moves
     num_envs: int = 32  # environments stepped in parallel; on a board games of self-play
     num_steps: int = 32  # steps in each environment per iteration
     opponents: str = "one-ply,random"  # on a board: of evaluations, separated by commas; the first one gives the score
     buffer_size: int = 50_000  # steps in the replay buffer
     batch_size: int = 128  # sequences per gradient step
-    num_updates: int = 32  # gradient steps per iteration
+    num_updates: int = 64  # gradient steps per iteration
     learning_rate: float = 1e-3  # learning rate of Adam
-    weight_decay: float = 1e-4  # c of the loss
+    vf_coef: float = 400.0  # weight of the squared errors of values, which are small: of rewards times 1 - gamma
+    weight_decay: float = 0.0  # c of the loss
     hidden_dim: int = 128  # units of each layer, and of a latent state
-    gamma: float = 0.99  # discount factor, below 1, from 0 to 1; a board has none
+    gamma: float = 0.99  # discount factor, from 0 to 1
     td_steps: int = 10  # n: rewards before the bootstrap; on a board all to the end of the game
     unroll_steps: int = 5  # K: steps of the model that are learned from each sequence
     num_simulations: int = 16  # of the search before each step
@@ -354,8 +355,9 @@ def scale_gradient(x, scale):
 
 
 def muzero_loss(params, targets, setup):
-    """The sum over K unrolled steps of squared errors of reward and value, and cross entropy of the policy; unrolled
-    steps count 1/K each, and the gradient is halved at each entrance to the dynamics (App. G). And the metrics."""
+    """The sum over K unrolled steps of the cross entropy of the policy and squared errors of reward and value, these
+    times vf_coef; unrolled steps count 1/K each, and the gradient is halved at each entrance to the dynamics (App. G).
+    And the metrics."""
     unroll_steps, latent, losses = len(targets.action), represent(params, targets.obs), []
     for k in range(unroll_steps + 1):
         reward_loss, weight = jnp.zeros(()), 1 / max(1, k and unroll_steps)
@@ -367,8 +369,9 @@ def muzero_loss(params, targets, setup):
         value_loss = (jnp.square(value - targets.value[k]) * targets.known[k]).mean()
         policy_loss = -((targets.policy[k] * jax.nn.log_softmax(logits)).sum(-1) * targets.running[k]).mean()
         losses.append(weight * jnp.stack([policy_loss, value_loss, reward_loss]))
-    names = "losses/policy_loss", "losses/value_loss", "losses/reward_loss"
-    return sum(losses).sum(), dict(zip(names, sum(losses), strict=True))
+    policy_loss, value_loss, reward_loss = sum(losses)
+    metrics = {"losses/policy_loss": policy_loss, "losses/value_loss": value_loss, "losses/reward_loss": reward_loss}
+    return policy_loss + setup.args.vf_coef * value_loss + reward_loss, metrics
 
 
 def begin(key, setup):
