@@ -45,7 +45,6 @@ class Args(RunArgs):
     num_updates: int = 64  # gradient steps per iteration
     learning_rate: float = 1e-3  # learning rate of Adam
     vf_coef: float = 400.0  # weight of the squared errors of values, which are small: of rewards times 1 - gamma
-    weight_decay: float = 0.0  # c of the loss
     hidden_dim: int = 128  # units of each layer, and of a latent state
     gamma: float = 0.99  # discount factor, from 0 to 1
     td_steps: int = 10  # n: rewards before the bootstrap; on a board all to the end of the game
@@ -463,8 +462,7 @@ if __name__ == "__main__":
     run.require(args.num_steps >= window, sentence)
     run.require(args.buffer_size >= batch_steps, f"--buffer-size must be at least {batch_steps}, one iteration")
 
-    optimizer = optax.chain(optax.add_decayed_weights(args.weight_decay), optax.adam(args.learning_rate))
-    optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
+    optimizer = optax.flatten(optax.adam(args.learning_rate))  # the gradients as one vector: fewer, larger operations
     setup = Setup(args, envs, game, optimizer, discount, reward_scale, td_steps)
     act = partial(act, setup=setup)
     fields = () if rules else ("env_state", "obs")  # of environments that a checkpoint may not hold

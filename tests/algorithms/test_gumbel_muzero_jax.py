@@ -192,6 +192,7 @@ def test_what_is_not_known_teaches_nothing():
     assert any((x != y).any() for x, y in zip(want, differs, strict=True))
 
 
+@pytest.mark.slow
 def test_the_gradient_is_halved_at_each_entrance_to_the_dynamics():
     """The representation learns from the value after k steps with 1/2^k of the gradient."""
     x, weight = jnp.arange(3.0), jnp.array([1.0, -2.0, 5.0])
@@ -224,6 +225,7 @@ def test_the_gradient_is_halved_at_each_entrance_to_the_dynamics():
 
 
 # ---------------------------------------------------------------------- search
+@pytest.mark.slow
 def test_the_search_never_steps_the_environment():
     """In one iteration the environment is stepped once for each real step, and an action in evaluation needs none."""
     setup, calls = board_setup(num_steps=15, num_updates=1, batch_size=4, buffer_size=400), []
@@ -291,6 +293,7 @@ def test_games_follow_the_rules_and_reward_who_moved():
     assert ends > 50
 
 
+@pytest.mark.slow
 def test_rules_are_those_of_alphazero():
     """Rule R2 holds their text; and new games begin with random moves, as there."""
     setup = board_setup(num_envs=300, opening_moves=4)
