@@ -19,7 +19,7 @@ from solorl.lab.results.result import Result, read
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmark/results"
 # Folders of single studies, where nothing new belongs.
-CLOSED = ("queue", "stopped", "tune", "halfcheetah_search", "minatar_looks", "qdagger")
+CLOSED = ("queue", "stopped", "tune", "halfcheetah_search", "minatar_looks", "qdagger", "muzero_search")
 OWN = ("goals", "streaming", "evolution", "imitation", "language", "planning")  # families with a folder of that name
 # Environments that have a folder of their own, whatever the script.
 KINDS = {

@@ -49,9 +49,7 @@ def command_of(*words: object, python: str = sys.executable) -> list[str]:
 
 def own_cores() -> list[int]:
     """The cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def shares(cores: list[int], workers: int) -> list[list[int]]:

@@ -50,12 +50,12 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
     import inspect
     from dataclasses import replace
 
-    import gymnasium as gym
     import numpy as np
 
     from solorl.compute.device import RECORD, env_seed, seed_all
     from solorl.envs.guest import hosted
     from solorl.envs.returns import teams_of
+    from solorl.envs.spaces import action_kind, bare_action_space
     from solorl.envs.vector import VectorEnvs, masks_in
     from solorl.run.evaluation import stepwise
 
@@ -67,9 +67,9 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
     seed = loaded.args.seed if args.seed is None else args.seed
     seed_all(replace(loaded.args, seed=seed))
     spaces = (envs.single_observation_space, envs.single_action_space)
-    bare = getattr(getattr(envs, "envs", [None])[0], "unwrapped", envs).action_space
-    clips = isinstance(bare, gym.spaces.Box) and bare.shape == spaces[1].shape and bare.is_bounded()
-    clips = clips and not spaces[1].is_bounded()  # a wrapper clips actions: what it gives the environment is recorded
+    bare = bare_action_space(envs)
+    boxes = {action_kind(space) for space in (bare, spaces[1])} == {"continuous"} and bare.shape == spaces[1].shape
+    clips = boxes and bare.is_bounded() and not spaces[1].is_bounded()  # what a wrapper gives the environment counts
     envs.action_space.seed(seed)
     spaces[1].seed(seed)
     obs, infos = envs.reset(seed=[env_seed(seed, RECORD, i) for i in range(count)])

@@ -25,6 +25,7 @@ import gymnasium as gym
 import numpy as np
 
 from solorl import machine
+from solorl.envs.spaces import bare_action_space
 from solorl.errors import UsageError, denied, fitting, reason, told
 from solorl.files import is_plain_name, read_json, read_regular, write_atomically
 from solorl.trust import refuse_links
@@ -290,7 +291,7 @@ def _fitted(path: Path, env_id: str, envs: Any) -> Dataset:
     theirs = str(about.get("env_id"))
     if theirs.rpartition(":")[2] != env_id.rpartition(":")[2]:  # of `module:Name` a data set may know the name only
         raise UsageError(f"{path} is of {theirs}: --env-id {theirs}")
-    bare, actions = getattr(getattr(envs, "envs", [None])[0], "unwrapped", envs).action_space, about.get("action_space")
+    bare, actions = bare_action_space(envs), about.get("action_space")
     scaled = isinstance(bare, gym.spaces.Box) and bare.shape == ours.shape and actions != described(ours)
     bounds = [getattr(space, name).astype(np.float64) for space in (bare, ours) for name in ("low", "high") if scaled]
     scaled = scaled and actions == described(bare) and bool(np.isfinite(bounds).all())

@@ -281,8 +281,7 @@ def has_agents(env_id: str) -> bool:
 
 def is_board(env_id: str) -> bool:
     """Whether it is a board, or one that is registered like those: with `rules`."""
-    spec = _spec(env_id)
-    return spec is not None and "rules" in spec.kwargs
+    return "rules" in getattr(_spec(env_id), "kwargs", ())
 
 
 def is_batched(env_id: str) -> bool:

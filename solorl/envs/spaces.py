@@ -33,6 +33,12 @@ def not_finite(tree: Any, name: str = "") -> tuple[str, float] | None:
     return (name, float(tree[bad][0])) if bad.any() else None
 
 
+def bare_action_space(envs: Any) -> Any:
+    """The action space of the first of vector environments without the wrappers of `make_env`; of environments that are
+    not made one by one that of `envs`."""
+    return getattr(getattr(envs, "envs", [None])[0], "unwrapped", envs).action_space
+
+
 def batch_of_one(space: gym.Space, value: Any) -> Any:
     """A batch, as vector environments have it, that holds one observation or action of a space."""
     empty: Any = create_empty_array(space, 1)

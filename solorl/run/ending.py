@@ -328,6 +328,4 @@ def summary(run_dir: Path, step: int, seconds: float, evaluation: str, save_mode
 def _solo() -> str:
     """The command `solo` as it can be typed here, be it on the PATH or only next to the running Python."""
     own = Path(sys.executable).parent / "solo"
-    if shutil.which("solo") or not own.exists():
-        return "solo"
-    return shlex.quote(near(own))
+    return "solo" if shutil.which("solo") or not own.exists() else shlex.quote(near(own))

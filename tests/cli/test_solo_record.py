@@ -51,6 +51,13 @@ def test_actions_that_a_wrapper_clips_are_those_of_the_environment(train, solo, 
     train("bc", "--env-id", "Pendulum-v1", "--dataset", tmp_path / "clipped", "--total-timesteps", 4)
 
 
+def test_choices_made_of_integers_are_refused_in_one_sentence(train, solo):
+    """A wrapper of the file makes them, of a Box; no bounds are clipped."""
+    flags = ("--env-id", "odd_actions:OddLevels-v0", *SHORT, "--num-envs", 2, "--num-steps", 64)
+    folder = train("ppo_multidiscrete", *flags)["run"].dir
+    refused(solo("record", folder, "--steps", 100), "MultiDiscrete([3 2]) cannot be recorded; allowed are Box")
+
+
 def test_random_actions_are_allowed_ones(train, solo, tmp_path, monkeypatch):
     folder = train("ppo_masked", "--env-id", "moody:Moody-v0", *SHORT, "--num-envs", 2, "--num-steps", 64)["run"].dir
     step, seen = VectorEnvs.step, []
