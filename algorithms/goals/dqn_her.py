@@ -121,7 +121,7 @@ class GoalReplay:
         rows = SimpleNamespace(**{name: array[number % self.capacity] for name, array in self.arrays.items()})
         replaced = np.random.random(batch_size) < k / (k + 1)
         goal = np.where(replaced[:, None], self.arrays["achieved"][later % self.capacity], rows.goal)
-        # of the goal that the step has reached, not of the one before it; other rewards, as of a crash, stay
+        # of the goal that the step has reached, not of the one before it; what does not depend on goals is kept
         own, new = (compute_reward(rows.achieved, each, {}) for each in (rows.goal, goal))
         reward = (rows.reward + (new - own)).astype(np.float32)
         obs, next_obs = np.concatenate([rows.obs, goal], 1), np.concatenate([rows.next_obs, goal], 1)

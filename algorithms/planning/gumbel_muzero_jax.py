@@ -337,6 +337,7 @@ def targets_of(batch, key, setup):
     there is no policy to learn; after a time limit nothing is known."""
     k = setup.args.unroll_steps
     running = jnp.cumprod(1 - batch.done[:k], 0) == 1  # after each step
+    # terminated at this step or before, which the sequence had come to without another end
     over = jnp.cumsum(batch.terminated[:k] & jnp.roll(running, 1, 0).at[0].set(True), 0) > 0
     start = jnp.ones((1, batch.done.shape[1]), bool)
     running, known = jnp.concatenate([start, running]), jnp.concatenate([start, running | over])
