@@ -104,10 +104,9 @@ class Agent(nn.Module):
     def act(self, obs, action_mask):
         return self.search(obs).root_visits().argmax(1)
 
-    def tell(self, obs, action_mask):  # a sentence on each position, for `solo play --opponent human`
+    def tell(self, obs, action_mask):  # values (batch,) and visits (batch, num_actions), for a human opponent
         tree = self.search(obs)
-        visits = [", ".join(f"{move}: {n}" for move, n in enumerate(each, 1)) for each in tree.root_visits()]
-        return [f"value {v:+.2f}, visits {n}" for n, v in zip(visits, tree.value[tree.root], strict=True)]
+        return tree.value[tree.root], tree.root_visits()
 
 
 class Tree:

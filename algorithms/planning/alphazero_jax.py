@@ -192,9 +192,10 @@ def predict(params, game, obs):
 
 
 # ---- the search
-def search(params, key, game, obs, num_simulations, args, noise):
+def search(params, key, obs, num_simulations, setup, noise):
     """What mctx's search finds in these positions: its policy `action_weights`, a move `action`, and its tree. With
     noise at the root, for self-play, or without."""
+    args, game, _ = setup
 
     def simulate(params, key, action, obs):
         """One more move in the search: the game itself is the model."""
@@ -225,9 +226,15 @@ def search(params, key, game, obs, num_simulations, args, noise):
 # (batch, *obs_shape), (batch, num_actions) -> (batch,): the best moves by a search without noise
 # the rules say what the mask says
 def act(params, obs, action_mask, setup):
-    args, game, _ = setup
-    found = search(params, jax.random.PRNGKey(0), game, obs, args.eval_simulations, args, noise=False)
-    return found.action if args.search == "gumbel" else found.action_weights.argmax(-1)
+    found = search(params, jax.random.PRNGKey(0), obs, setup.args.eval_simulations, setup, noise=False)
+    return found.action if setup.args.search == "gumbel" else found.action_weights.argmax(-1)
+
+
+# the same -> values (batch,) and visits (batch, num_actions) of that search, for a human opponent
+def tell(params, obs, action_mask, setup):
+    found = search(params, jax.random.PRNGKey(0), obs, setup.args.eval_simulations, setup, noise=False)
+    root = found.search_tree.summary()
+    return root.value, root.visit_counts
 
 
 # ---- learning
@@ -275,12 +282,11 @@ def train_iteration(training, setup):
     """One iteration of one seed: the next training state, and what is reported."""
     args, game, optimizer = setup
     steps_key, learn_key, key = jax.random.split(training.key, 3)
-    batch_steps = args.num_envs * args.num_steps
 
     # ---- 1. act: a search from the position of every game, then a move; a new game where one has ended
     def env_step(obs, key):
         search_key, draw_key, opening_key = jax.random.split(key, 3)
-        found = search(training.params, search_key, game, obs, args.num_simulations, args, noise=True)
+        found = search(training.params, search_key, obs, args.num_simulations, setup, noise=True)
         action, moves = found.action, obs.sum((1, 2, 3))
         if args.search == "classic":
             drawn = jax.random.categorical(draw_key, jnp.log(found.action_weights))
@@ -300,7 +306,7 @@ def train_iteration(training, setup):
 
     # ---- 2. credit: the result of each game that has ended; of the others only the policy is learned
     result, known = results(won, done)
-    rollout = jax.tree.map(lambda x: x.reshape(batch_steps, *x.shape[2:]), Batch(obs, policy, result, known))
+    rollout = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), Batch(obs, policy, result, known))
 
     # ---- 3. learn: all positions in several epochs, half of them mirrored
     def gradient_step(learner, drawn):
@@ -313,7 +319,7 @@ def train_iteration(training, setup):
 
     def epoch(learner, key):
         index_key, coin_key = jax.random.split(key)
-        index = jax.random.permutation(index_key, batch_steps).reshape(args.num_minibatches, -1)
+        index = jax.random.permutation(index_key, len(rollout.obs)).reshape(args.num_minibatches, -1)
         coin = jax.random.bernoulli(coin_key, 0.5 * args.mirror, index.shape)
         return jax.lax.scan(gradient_step, learner, (index, coin))
 
@@ -330,8 +336,7 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Runs(args)
     names = args.opponents.split(",")
-    matches = [gym.make(args.env_id, opponent=name).unwrapped for name in names]  # refuses unknown opponents
-    rules = matches[0].game
+    matches = [gym.make(args.env_id, opponent=name) for name in names]  # refuses unknown opponents
     run.require(args.dirichlet_alpha > 0, f"--dirichlet-alpha {args.dirichlet_alpha} must be above 0")
     run.require(args.pb_c_base > 0, f"--pb-c-base {args.pb_c_base} must be above 0")
     batch_steps = args.num_envs * args.num_steps
@@ -345,8 +350,8 @@ if __name__ == "__main__":
 
     optimizer = optax.chain(optax.add_decayed_weights(args.weight_decay), optax.adam(args.learning_rate))
     optimizer = optax.flatten(optimizer)  # the gradients as one vector: fewer, larger operations
-    setup = Setup(args, make_game(rules.height, rules.width, rules.length, rules.stones_fall), optimizer)
-    act = partial(act, setup=setup)
+    setup = Setup(args, make_game(*gym.spec(args.env_id).kwargs["rules"]), optimizer)
+    act, tell = partial(act, setup=setup), partial(tell, setup=setup)
     training, start = run.resume(lambda key: begin(key, setup), model="params")
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=1)
@@ -359,4 +364,5 @@ if __name__ == "__main__":
         run.log(global_step, {"charts/learning_rate": np.full(args.num_seeds, args.learning_rate)})
         run.evaluate(global_step, act, make_env, also=also)
         run.save(global_step, training)
-    run.close(act, make_env)  # a last evaluation; `solo play` takes this policy
+    # a last evaluation; `solo play` takes this policy, and shows what it tells to a human opponent
+    run.close(act, make_env, tell=tell)

@@ -143,8 +143,9 @@ class Play:
 
 
 def _told(policy: Policy, tell: Policy, obs: Any, action_mask: Any) -> Any:
-    """The actions of a policy that says first what it thinks."""
-    print(*tell(obs, action_mask), sep="\n")
+    """The actions of a policy that says first what its search has found."""
+    for value, visits in zip(*tell(obs, action_mask), strict=True):
+        print(f"value {value:+.2f}, visits", ", ".join(f"{move}: {n:.0f}" for move, n in enumerate(visits, 1)))
     return policy(obs, action_mask)
 
 

@@ -277,13 +277,14 @@ class Runs:
         if self._active and all(self.runs[i].checkpoints.newest == global_step for i in self._active):
             self._common = global_step
 
-    def close(self, act: Callable[..., Any], make_env: MakeEnv, sample: Any = None) -> None:
-        """See `Run.close`. `sample(model, obs, key)` is a policy with a parameter `key` more than `act`."""
+    def close(self, act: Callable[..., Any], make_env: MakeEnv, sample: Any = None, tell: Any = None) -> None:
+        """See `Run.close`. `sample(model, obs, key)` is a policy with a parameter `key` more than `act`; `tell` has
+        the parameters of `act`."""
         try:
             for i in (*self._waiting, *self._active):
                 try:
-                    drawn = None if sample is None else self._policy(sample, i)
-                    self.runs[i].close(self._policy(act, i), make_env, drawn)
+                    others = [None if each is None else self._policy(each, i) for each in (sample, tell)]
+                    self.runs[i].close(self._policy(act, i), make_env, *others)
                 except SystemExit as end:
                     self._code = UNSAVED if self._code == UNSAVED else end.code
             if not self.play:

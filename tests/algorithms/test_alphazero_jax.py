@@ -2,6 +2,8 @@
 self-play by hand, and that it learns."""
 
 import dataclasses
+import io
+import re
 from functools import partial
 from types import SimpleNamespace
 
@@ -50,7 +52,8 @@ def arguments(**more):
 def searched(params, board, position, num_simulations, noise=False, key=0, **more):
     """What the file's search finds in these positions of the library."""
     obs = jnp.asarray(board.observation(position))
-    call = partial(JAX["search"], game=game_of(board), num_simulations=num_simulations, args=arguments(**more))
+    setup = JAX["Setup"](arguments(**more), game_of(board), None)
+    call = partial(JAX["search"], num_simulations=num_simulations, setup=setup)
     return jax.jit(partial(call, noise=noise))(params, jax.random.PRNGKey(key), obs=obs)
 
 
@@ -247,7 +250,7 @@ def test_self_play_follows_the_search_and_no_move_is_against_the_rules(search, m
 
 
 @pytest.mark.slow
-def test_it_logs_what_is_documented_and_plays_on_a_board_of_ones_own(train, solo):
+def test_it_logs_what_is_documented_and_plays_on_a_board_of_ones_own(train, solo, monkeypatch):
     v = train(
         "alphazero_jax", *TINY, *"--env-id own_board:ThreeInARow-v0 --opponents perfect --total-timesteps 64".split()
     )
@@ -259,6 +262,10 @@ def test_it_logs_what_is_documented_and_plays_on_a_board_of_ones_own(train, solo
     code, out, _ = solo("play", run.dir, "--opponent", "random", "--episodes", 4)
     assert code == 0 and all(f"against random, moving {side}: " in out for side in sides)
     refused(solo("play", run.dir, "--opponent", "nobody"), "there is no opponent nobody")
+    monkeypatch.setattr("sys.stdin", io.StringIO("q\n"))  # the search moves first, and says what it has found
+    code, out, _ = solo("play", run.dir, "--opponent", "human", "--seed", 1)
+    visits = re.search(r"^value [+-]\d\.\d\d, visits 1: \d+, .*12: \d+$", out, re.M)
+    assert code == 0 and visits, out
 
 
 @pytest.mark.parametrize(
