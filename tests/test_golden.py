@@ -158,7 +158,7 @@ FLAGS = {
     "--num-minibatches 4 --hidden-dim 32 --num-simulations 8 --eval-simulations 8 --opponents one-ply --eval-every 512",
     "gumbel_muzero_jax": "--env-id CartPole-v1 --num-envs 8 --num-steps 16 --total-timesteps 1024 --num-updates 4 "
     "--batch-size 16 --hidden-dim 32 --num-simulations 8 --eval-simulations 8 --eval-every 512 --learning-rate 0.003 "
-    "--value-scale 1",
+    "--value-scale 1 --td-steps 10",
     "dqn_jax": "--env-id CartPole-v1 --total-timesteps 3000 --learning-starts 500",
     "dqn_atari_jax": f"{POOLED} --buffer-size 1000",
     "c51_atari_jax": f"{POOLED} --buffer-size 100 --target-network-frequency 100",

@@ -40,14 +40,14 @@ class Args(RunArgs):
     num_envs: int = 32  # environments stepped in parallel; on a board games of self-play
     num_steps: int = 32  # steps in each environment per iteration
     opponents: str = "one-ply,random"  # on a board: of evaluations, separated by commas; the first one gives the score
-    buffer_size: int = 50_000  # steps in the replay buffer
+    buffer_size: int = 20_000  # steps in the replay buffer
     batch_size: int = 128  # sequences per gradient step
     num_updates: int = 64  # gradient steps per iteration
-    learning_rate: float = 1e-3  # learning rate of Adam
+    learning_rate: float = 1e-3  # learning rate of Adam, annealed linearly to 0
     vf_coef: float = 400.0  # weight of the squared errors of values, which are small: of rewards times 1 - gamma
     hidden_dim: int = 128  # units of each layer, and of a latent state
     gamma: float = 0.99  # discount factor, from 0 to 1
-    td_steps: int = 10  # n: rewards before the bootstrap; on a board all to the end of the game
+    td_steps: int = 25  # n: rewards before the bootstrap; on a board all to the end of the game
     unroll_steps: int = 5  # K: steps of the model that are learned from each sequence
     num_simulations: int = 16  # of the search before each step
     eval_simulations: int = 16  # of the search before each step in evaluations
@@ -429,9 +429,8 @@ def train_iteration(training, setup):
     learner, metrics = jax.lax.scan(gradient_step, learner, jax.random.split(learn_key, args.num_updates))
 
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
-    sums, count = jax.tree.map(jnp.sum, metrics), jnp.int32(args.num_updates)
-    training = Training(*learner, replay, env_state, next_obs, key, training.iteration + 1)
-    return training, (reward, steps.done, sums, count)
+    report = (reward, steps.done, jax.tree.map(jnp.sum, metrics), jnp.int32(args.num_updates))
+    return Training(*learner, replay, env_state, next_obs, key, training.iteration + 1), report
 
 
 if __name__ == "__main__":
@@ -459,11 +458,11 @@ if __name__ == "__main__":
     num_iterations = run.iterations(batch_steps)  # whole ones in total_timesteps
     window = args.unroll_steps + td_steps + 1
     run.require(args.gamma < 1, f"--gamma {args.gamma} must be below 1")
-    sentence = f"--num-steps must be at least {window}: the steps of a sequence and those of its value targets"
-    run.require(args.num_steps >= window, sentence)
+    run.require(args.num_steps >= window, f"--num-steps must be at least {window}: a sequence and its value targets")
     run.require(args.buffer_size >= batch_steps, f"--buffer-size must be at least {batch_steps}, one iteration")
 
-    optimizer = optax.flatten(optax.adam(args.learning_rate))  # the gradients as one vector: fewer, larger operations
+    learning_rate = optax.linear_schedule(args.learning_rate, 0, num_iterations * args.num_updates)
+    optimizer = optax.flatten(optax.adam(learning_rate))  # the gradients as one vector: fewer, larger operations
     setup = Setup(args, envs, game, optimizer, discount, reward_scale, td_steps)
     act = partial(act, setup=setup)
     fields = () if rules else ("env_state", "obs")  # of environments that a checkpoint may not hold
@@ -476,7 +475,8 @@ if __name__ == "__main__":
         training, (reward, done, sums, count) = train(training, iterations)
         run.episodes(global_step, reward, done)
         run.learned(sums, count)
-        run.log(global_step, {"charts/learning_rate": np.full(args.num_seeds, args.learning_rate)})
+        rate = learning_rate(iterations.stop * args.num_updates)
+        run.log(global_step, {"charts/learning_rate": np.full(args.num_seeds, rate)})
         run.evaluate(global_step, act, make_env, also=also)
         run.save(global_step, training)
     run.close(act, make_env)  # a last evaluation; `solo play` takes this policy

@@ -17,7 +17,7 @@ from solorl.envs.classic import JaxEnvs
 pytest.importorskip("mctx")
 JAX, ALPHA = definitions("gumbel_muzero_jax"), definitions("alphazero_jax")
 SIZES = "--num-simulations 4 --eval-simulations 4 --hidden-dim 16 --num-updates 2 --batch-size 8 --num-envs 8"
-TINY = f"{SIZES} --num-steps 16 --total-timesteps 512 --eval-every 0 --eval-episodes 2".split()
+TINY = f"{SIZES} --num-steps 16 --td-steps 10 --total-timesteps 512 --eval-every 0 --eval-episodes 2".split()
 BOARD = "--env-id games/TicTacToe-v0 --opponents one-ply".split()
 
 
