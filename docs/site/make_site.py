@@ -45,7 +45,7 @@ COMMANDS = (
     ("docs/results/", "python docs/results.py"),
     ("docs/terminal.svg", "python docs/terminal.py"),
     ("docs/learning_curve.png", "python docs/terminal.py"),
-    ("docs/lunarlander.gif", "python docs/film.py runs/LunarLander-v3__ppo__1__*"),
+    ("docs/lunarlander.gif", "python docs/film.py lunarlander runs/LunarLander-v3__ppo__1__*"),
     ("benchmark/reports/classic/", "solo report benchmark/results/classic --out benchmark/reports/classic"),
 )
 NAVIGATION = [
