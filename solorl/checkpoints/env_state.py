@@ -6,14 +6,13 @@ resets and replays, and compares the observation it arrives at. Where that diffe
 another kind than `SyncVectorEnv` or `AsyncEnvs`, which do this in their own processes, the episode restarts and the run
 says so.
 
-The Arcade Learning Environment hands out its state, with its generator, as bytes: no replay is needed. Then the state
-of the wrappers around it is saved, too: their attributes that are numbers, arrays or queues of arrays. The bytes lack
-one thing, the action of the last frame, which a sticky action repeats; `_last_action` finds it out.
+The emulator of Atari games has a generator of its own; so its state before the reset, which it hands out as bytes, is
+noted, too. Its state in the middle of an episode would not do: it lacks the action of the last frame, which a sticky
+action repeats.
 """
 
 import copy
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -27,20 +26,6 @@ from solorl.envs.guest import guest_in
 from solorl.envs.spaces import as_arrays
 from solorl.envs.surroundings import RANDOM
 
-ASKED = 12  # frames whose actions are noted; the chance that all were sticky, so that an earlier one continues, is 6e-8
-BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")  # all that NumPy has
-
-
-def generator_in(state: Any) -> np.random.Generator:
-    """A generator in the saved state. Raises ValueError unless it names one of NumPy's: the name comes from a file and
-    is looked up among NumPy's functions, so any other could call anything."""
-    name = state.get("bit_generator") if isinstance(state, dict) else None
-    if name not in BIT_GENERATORS:
-        raise ValueError(f"NumPy has no bit generator {name!r:.80}; it has {', '.join(BIT_GENERATORS)}")
-    generator = np.random.Generator(getattr(np.random, name)())
-    generator.bit_generator.state = state
-    return generator
-
 
 class Recorder(gym.Wrapper):
     """Notes how the running episode came about. Observations pass through as copies, for an environment may write each
@@ -51,14 +36,15 @@ class Recorder(gym.Wrapper):
         self.start: dict[str, Any] = {}
         self.actions: list[Any] = []
         self.obs: Any = None
-        self.hands_out_state = hasattr(getattr(env.unwrapped, "ale", None), "cloneState")  # as Atari's emulator does
-        if self.hands_out_state:
-            _note_actions(env.unwrapped)
 
     def reset(self, *, seed=None, options=None):
-        """Reset the environment, noting the seed or else the state of its generator."""
-        generator = None if seed is not None else self.env.unwrapped.np_random.bit_generator.state
-        self.start = {"seed": seed, "generator": generator, "options": options, **_own(self.env)}
+        """Reset the environment, noting the seed or else the states of its generators."""
+        game: Any = self.unwrapped
+        self.start = {"seed": seed, "generator": None, "options": options, "random": _own(self.env).get(RANDOM)}
+        if seed is None:
+            self.start["generator"] = game.np_random.bit_generator.state
+            if hasattr(game, "ale"):
+                self.start["emulator"] = np.frombuffer(game.clone_state(include_rng=True).serialize(), np.uint8)
         self.actions = []
         obs, info = self.env.reset(seed=seed, options=options)
         self.obs = _copied(obs)
@@ -66,128 +52,31 @@ class Recorder(gym.Wrapper):
 
     def step(self, action):
         """Step the environment, noting the action."""
-        if not self.hands_out_state:
-            self.actions.append(_copied(action) if isinstance(action, (tuple, Mapping)) else np.array(action))
+        self.actions.append(_copied(action) if isinstance(action, (tuple, Mapping)) else np.array(action))
         obs, *result = self.env.step(action)
         self.obs = _copied(obs)
         return self.obs, *result
 
     def replay(self, start: dict[str, Any], actions: Any) -> None:
-        """Bring the environment to the state after `actions` (steps, *action_shape) since the noted reset; of `Tuple`
-        and `Dict` spaces a tuple or dict of such arrays."""
-        _give(self.env, start)
+        """Bring the environment to the state after `actions`, as `_columns` made them, since the noted reset."""
+        game: Any = self.unwrapped
+        if start.get("random"):
+            _own(self.env)[RANDOM] = start["random"]
         if start["generator"] is not None:
-            self.env.unwrapped.np_random = generator_in(start["generator"])
+            game.np_random.bit_generator.state = start["generator"]
+        if "emulator" in start:
+            import ale_py
+
+            game.restore_state(ale_py.ALEState(start["emulator"].tobytes()))
         self.reset(seed=start["seed"], options=start["options"])
-        for action in _rows(actions):
+        for action in actions if isinstance(actions, np.ndarray) else itertools.chain(*actions):
             self.step(action)
 
 
 def _own(env: gym.Env) -> dict[str, Any]:
-    """The random states that a guest has of its own."""
+    """The states that a guest has of its own; empty where it has none."""
     guest = guest_in(env)
-    return {"random": guest.own[RANDOM]} if guest and guest.own else {}
-
-
-def _give(env: gym.Env, saved: Mapping[str, Any]) -> None:
-    """Give them back to the guest."""
-    if (guest := guest_in(env)) and guest.own and "random" in saved:
-        guest.own[RANDOM] = saved["random"]
-
-
-def _note_actions(game: Any) -> None:
-    """From now on, the actions asked of an Atari game stand in `game.asked`, the newest last."""
-    step, game.asked = game.step, deque(getattr(game, "asked", ()), maxlen=ASKED)
-
-    def noting(action):
-        game.asked.append(int(game._action_set[action].value))
-        return step(action)
-
-    game.step = noting
-
-
-def _ask(game: Any, action: int, state: Any) -> None:
-    """Make `action` that of the last frame, and the rest of the emulator as in `state`."""
-    import ale_py
-
-    for _ in range(30):  # each is sticky at most once in four times
-        game.ale.act(ale_py.Action(action))
-    game.restore_state(state)
-
-
-def _last_action(game: Any, state: Any) -> int:
-    """The action of the last frame: of those asked for, the one with which the game continues as it does now."""
-    import ale_py
-
-    def later() -> bytes:
-        for _ in range(ASKED):
-            game.ale.act(ale_py.Action.NOOP)
-        return bytes(game.clone_state(include_rng=True).serialize())
-
-    found = list(dict.fromkeys(reversed(game.asked))) or [0]
-    if len(found) > 1:
-        goes_on = later()
-        for action in found:
-            _ask(game, action, state)
-            if later() == goes_on:
-                break
-        _ask(game, action, state)
-        return action
-    return found[0]
-
-
-def _wrappers(env: gym.Env) -> list[tuple[gym.Wrapper, dict[str, Any]]]:
-    """The wrappers around an environment that have a state, with it, the outermost first."""
-    found = []
-    while isinstance(env, gym.Wrapper):
-        if own := {name: value for name, value in vars(env).items() if _is_plain(value)}:
-            found.append((env, own))
-        env = env.env
-    return found
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, deque):
-        return all(isinstance(one, np.ndarray) for one in value)
-    return isinstance(value, (bool, int, float, np.ndarray))
-
-
-def _emulator_state(env: gym.Env) -> dict[str, Any]:
-    """The state of an Atari game and of the wrappers around it."""
-    state = env.unwrapped.clone_state(include_rng=True)  # type: ignore[attr-defined]
-    wrappers = [own for _, own in _wrappers(env)]
-    return {
-        "emulator": np.frombuffer(state.serialize(), np.uint8),
-        "last_action": _last_action(env.unwrapped, state),
-        "generator": env.unwrapped.np_random.bit_generator.state,
-        "wrappers": [{name: list(x) if isinstance(x, deque) else x for name, x in own.items()} for own in wrappers],
-        **_own(env),
-    }
-
-
-def _restore_emulator(env: gym.Env, tree: dict[str, Any]) -> None:
-    """Bring an Atari game and its wrappers to a state of `_emulator_state`. ValueError where it does not fit."""
-    import ale_py
-
-    last = tree["last_action"]
-    env.reset(seed=0)
-    wrappers = _wrappers(env)
-    states = [saved for saved in tree["wrappers"] if saved]
-    if [saved.keys() for saved in states] != [own.keys() for _, own in wrappers]:
-        raise ValueError("it is of a game with other wrappers")
-    for (wrapper, own), saved in zip(wrappers, states, strict=True):
-        for name, value in saved.items():
-            if isinstance(now := own[name], deque):
-                now.extend(value)
-            elif isinstance(now, np.ndarray):
-                now[...] = value
-            else:
-                setattr(wrapper, name, value)
-    env.unwrapped.np_random = generator_in(tree["generator"])
-    state = ale_py.ALEState(np.asarray(tree["emulator"], np.uint8).tobytes())
-    env.unwrapped.asked.append(last)  # type: ignore[attr-defined]
-    _ask(env.unwrapped, last, state)
-    _give(env, tree)
+    return guest.own or {} if guest else {}
 
 
 def _copied(obs: Any) -> Any:
@@ -199,23 +88,12 @@ def _copied(obs: Any) -> Any:
 
 def _columns(actions: Sequence[Any]) -> Any:
     """Actions one after the other as an array (steps, *action_shape), or as a list of such arrays where their type
-    changes: a step with float64 may end otherwise than one with float32. See `Recorder.replay`."""
-    first = actions[0] if actions else None
-    if isinstance(first, tuple):
-        return tuple(_columns([action[i] for action in actions]) for i in range(len(first)))
-    if isinstance(first, Mapping):
-        return {name: _columns([action[name] for action in actions]) for name in first}
-    parts = [np.array(list(part)) for _, part in itertools.groupby(actions, lambda action: np.asarray(action).dtype)]
-    return parts if len(parts) > 1 else parts[0] if parts else np.array([])
-
-
-def _rows(columns: Any) -> Iterable[Any]:
-    """The actions one after the other from what `_columns` has made of them."""
-    if isinstance(columns, tuple):
-        return zip(*map(_rows, columns), strict=True)
-    if isinstance(columns, Mapping):
-        return [dict(zip(columns, row, strict=True)) for row in zip(*map(_rows, columns.values()), strict=True)]
-    return itertools.chain(*columns) if isinstance(columns, list) else columns
+    changes: a step with float64 may end otherwise than one with float32. Those of `Tuple` and `Dict` spaces as they
+    are, in a list of one list."""
+    if actions and isinstance(actions[0], (tuple, Mapping)):
+        return [list(actions)]
+    parts = [np.array(list(part)) for _, part in itertools.groupby(actions, lambda action: action.dtype)]
+    return parts[0] if len(parts) == 1 else parts
 
 
 def is_vector_env(part: Any) -> bool:
@@ -257,8 +135,6 @@ def capture(envs: Any) -> dict[str, Any]:
 
 
 def _state_of(env: Recorder) -> dict[str, Any]:
-    if env.hands_out_state:
-        return {"obs": env.obs, **_emulator_state(env.env)}
     return {"start": env.start, "actions": _columns(env.actions), "obs": env.obs}
 
 
@@ -286,10 +162,6 @@ def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
 
 def _bring_back(env: Recorder, saved: dict[str, Any]) -> bool:
     """Bring an environment to its captured state; False where its episode restarts instead."""
-    if env.hands_out_state:
-        _restore_emulator(env.env, saved)
-        env.obs = saved["obs"]
-        return True
     env.replay(saved["start"], saved["actions"])
     came_back = data_equivalence(as_arrays(env.obs), as_arrays(saved["obs"]), exact=True)
     if not came_back:

@@ -12,8 +12,8 @@ from gymnasium.vector import SyncVectorEnv
 from pixel_doubles import LIFE
 from pixel_probe import use_fake_envpool
 
+from solorl.run.ending import Ending
 from solorl.run.evaluation import play_episodes
-from solorl.run.verbs import Run
 
 ATARI = definitions("ppo_atari")
 FILES = ["ppo_atari", "ppo_atari_envpool"]
@@ -281,10 +281,9 @@ def test_resumed_equals_uninterrupted_with_sticky_actions(stop, train, monkeypat
     whole = train("ppo_atari", *flags)
     expected, run_dir = comparable(whole["run"].dir), whole["run"].dir
     if stop:
-        ends = Run._reason_to_end
-        monkeypatch.setattr(Run, "_reason_to_end", lambda run: "stop" if run.iteration == 1 else "")
-        run_dir = train("ppo_atari", *flags)["run"].dir
-        monkeypatch.setattr(Run, "_reason_to_end", ends)
+        with monkeypatch.context() as asked:
+            asked.setattr(Ending, "_stop_asked", lambda ending: ending.meter.iteration == 1)
+            run_dir = train("ppo_atari", *flags)["run"].dir
     else:
         drop_last_checkpoint(run_dir)
     assert [path.name for path in sorted((run_dir / "checkpoint").iterdir())][-1] == "step_000000000128"
@@ -292,8 +291,9 @@ def test_resumed_equals_uninterrupted_with_sticky_actions(stop, train, monkeypat
     assert v["start"] == 2 and comparable(run_dir) == expected
     for name, x in whole["agent"].state_dict().items():
         assert torch.equal(x, v["agent"].state_dict()[name]), name
-    for name in ("obs", "action", "reward", "done", "lives"):
+    for name in ("obs", "action", "reward", "done"):
         assert np.array_equal(v[name], whole[name]), name
+    assert np.array_equal(v["now"].lives, whole["now"].lives)
     assert whole["done"].any() and (whole["obs"][0] != whole["obs"][-1]).any()
 
 
