@@ -2,17 +2,15 @@
 
 import dataclasses
 import sys
-import types
-import typing
 from argparse import ArgumentError
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from solorl.args.command_line import check_ranges, given_arguments
 from solorl.envs.ids import check_env_id_of, reward_threshold
-from solorl.errors import UsageError, quit_with, shown
+from solorl.errors import UsageError, fitting, quit_with, shown
 from solorl.files import missing
 from solorl.machine import without_screen
 from solorl.runfolder import CONFIG, config_of, refuse_old
@@ -24,8 +22,6 @@ ONCE = ("resume", "resume_changed", "trust_script")  # what is said holds for th
 ELSEWHERE = ("runs_dir", "async_envs", "threads", "track", "wandb_project_name", "wandb_entity", "upload_model",
              "hf_entity")  # fmt: skip
 Auto = Literal["auto"]  # `parse` puts a number in its place
-# Types of fields -> those of their values in JSON.
-KINDS: dict[Any, tuple[type, ...]] = {kind: (kind,) for kind in (int, bool, str, type(None))} | {float: (int, float)}
 
 
 @dataclass
@@ -102,28 +98,18 @@ def parse(args_type: type[A]) -> A:
 
 def saved_arguments(folder: Path, args_type: type[A]) -> A:
     """The arguments of the run in `folder`, which must be a run of the script that asks."""
-    file = folder / CONFIG
     if not folder.is_dir():
         raise missing("run folder", folder)
     refuse_links(folder)
     if not {"script", "args"} <= (config := config_of(folder)).keys():
         raise UsageError(f"{folder} is not a run folder: its {CONFIG} cannot be read")
-    script, saved, changes = config["script"], config["args"], config.get("changes", [])
-    if not isinstance(saved, dict) or not isinstance(changes, list):
-        raise UsageError(f"{file} is malformed: args must be an object and changes a list")
-    if script != script_path().name:
-        raise UsageError(f"{folder} is a run of {script}, not of {script_path().name}")
+    if config["script"] != script_path().name:
+        raise UsageError(f"{folder} is a run of {config['script']}, not of {script_path().name}")
     if HOW.get() is None:  # it is to be trained, not played
         refuse_old(folder)
-    hints = typing.get_type_hints(args_type) | {"target_return": float | None}
-    known = {field.name: field for field in dataclasses.fields(args_type) if field.name in {*saved} - {*ONCE}}
-    for name, field in known.items():
-        if not _is_of(saved[name], hints[name]) and repr(saved[name]) != repr(field.default):
-            kind = getattr(hints[name], "__name__", hints[name])
-            raise UsageError(
-                f"{file} is malformed: --{name.replace('_', '-')} must be of type {kind}, got {saved[name]!r:.80}"
-            )
-    return args_type(**{name: saved[name] for name in known})
+    known = {field.name for field in dataclasses.fields(args_type)} - {*ONCE}
+    with fitting(str(folder / CONFIG)):
+        return args_type(**{name: value for name, value in config["args"].items() if name in known})
 
 
 def _refuse_elsewhere(saved: RunArgs, config: Path, given: Collection[str]) -> list[str]:
@@ -133,12 +119,6 @@ def _refuse_elsewhere(saved: RunArgs, config: Path, given: Collection[str]) -> l
     named = [f"--{name.replace('_', '-')} {getattr(saved, name)}" for name in out if name not in {*given, "runs_dir"}]
     vars(saved).update({name: getattr(RunArgs, name) for name in out})
     return named
-
-
-def _is_of(value: Any, hint: Any) -> bool:
-    """Whether a value from JSON is of the type of a field; of other types than the plain ones any value is."""
-    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return any(type(value) in KINDS.get(kind, (type(value),)) for kind in kinds)
 
 
 def script_path() -> Path:

@@ -5,13 +5,12 @@ SHA-256. Loading never executes code from a file (no pickle). A checkpoint is wr
 the disk and renamed, so that it is there whole or not at all; the previous one is kept.
 """
 
-import errno
 import json
 import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,6 @@ from solorl.runfolder import steps_in as checkpoints
 
 KEEP = 2  # checkpoints that stay on the disk
 FILES = ("tensors.safetensors", "state.json")
-DTYPES = {"BOOL", "U8", "I8", "U16", "I16", "F16", "U32", "I32", "F32", "U64", "I64", "F64", "C64"}  # of safetensors
 
 
 class CheckpointError(Exception):
@@ -86,8 +84,8 @@ def decode(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 # ---------------------------------------------------------------------- the parts a script hands over
 def capture(part: Any) -> Any:
-    """The state of one part as a tree: a module, optimiser, array, tensor, generator, vector environment, or a
-    `SimpleNamespace` of numbers, arrays, tensors and what else `encode` takes.
+    """The state of one part as a tree: a module, optimiser, array, tensor, vector environment, or a `SimpleNamespace`
+    of numbers, arrays, tensors and what else `encode` takes.
 
     Raises TypeError, with the kinds allowed, for anything else.
     """
@@ -95,17 +93,13 @@ def capture(part: Any) -> Any:
         return part.state_dict()
     if isinstance(part, np.ndarray) or type(part).__name__ == "Tensor":
         return part
-    if isinstance(part, np.random.Generator):
-        return part.bit_generator.state
-    if type(part).__name__ == "Generator" and hasattr(part, "get_state"):  # torch.Generator
-        return part.get_state()
     if env_state.is_vector_env(part):
         return env_state.capture(part)
     if isinstance(part, SimpleNamespace):
         return dict(vars(part))
     raise TypeError(
         f"a checkpoint cannot hold a {type(part).__name__}; allowed are objects with state_dict and load_state_dict, "
-        "NumPy arrays, torch tensors, random generators, vector environments and namespaces of numbers and arrays"
+        "NumPy arrays, torch tensors, vector environments and namespaces of numbers and arrays"
     )
 
 
@@ -122,20 +116,16 @@ def restore(part: Any, tree: Any) -> list[str]:
             group.update(kept)
     elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         part.load_state_dict(tree)
-    elif isinstance(part, np.ndarray):
-        _check_shape(part, tree)
-        np.copyto(part, tree)
-    elif type(part).__name__ == "Tensor":
-        _check_shape(part, tree)
-        part.detach().copy_(tree)
-    elif isinstance(part, np.random.Generator):
-        part.bit_generator.state = tree
     elif env_state.is_vector_env(part):
         return env_state.restore(part, tree)
     elif isinstance(part, SimpleNamespace):
         _restore_namespace(part, tree)
     else:
-        part.set_state(tree)
+        _check_shape(part, tree)
+        if isinstance(part, np.ndarray):
+            np.copyto(part, tree)
+        else:
+            part.detach().copy_(tree)
     return []
 
 
@@ -159,30 +149,19 @@ def _check_shape(part: Any, saved: Any) -> None:
 
 
 # ---------------------------------------------------------------------- files
-def safetensors_pieces(arrays: Mapping[str, np.ndarray], about: Mapping[str, str] | None = None) -> Iterator[bytes]:
-    """The pieces of a safetensors file with `about` as metadata: equal arrays give equal bytes, which the library's own
-    writer does not promise. Raises OSError for a type of numbers that the format does not have."""
-    order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))  # so all are aligned
-    header: dict[str, Any] = {"__metadata__": dict(sorted(about.items()))} if about else {}
-    end = 0
-    for name in order:
-        array, begin = arrays[name], end
-        end += array.nbytes
-        kind = "BOOL" if array.dtype == bool else f"{array.dtype.kind.upper()}{8 * array.itemsize}"
-        if kind not in DTYPES:
-            raise OSError(errno.EINVAL, f"{name} holds numbers of type {array.dtype}")
-        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, end]}
+def safetensors(arrays: Mapping[str, np.ndarray], about: Mapping[str, str] | None = None) -> bytes:
+    """A safetensors file with `about` as metadata: equal arrays give equal bytes, which the library does not promise of
+    metadata."""
+    from safetensors.numpy import save
+
+    data = save({name: np.asarray(array, order="C") for name, array in arrays.items()})  # it writes others wrongly
+    if not about:
+        return data
+    end = 8 + int.from_bytes(data[:8], "little")  # of the header, after its length
+    header = {"__metadata__": dict(sorted(about.items())), **json.loads(data[8:end])}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for name in order:
-        yield arrays[name].astype(arrays[name].dtype.newbyteorder("<"), copy=False).tobytes()
-
-
-def save_arrays(arrays: Mapping[str, np.ndarray], path: Path) -> None:
-    """Write a safetensors file. Raises OSError where it cannot be written (disk full, say)."""
-    with open(path, "wb") as file:
-        file.writelines(safetensors_pieces(arrays))
+    return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def write_state(folder: Path, tree: Any) -> None:
@@ -190,7 +169,7 @@ def write_state(folder: Path, tree: Any) -> None:
     arrays: dict[str, np.ndarray] = {}
     text = json.dumps(encode(tree, arrays))
     folder.mkdir(parents=True)
-    save_arrays(arrays, folder / "tensors.safetensors")
+    (folder / "tensors.safetensors").write_bytes(safetensors(arrays))
     (folder / "state.json").write_text(text)
     manifest = {"format": 1, "sha256": {name: sha256(folder / name) for name in FILES}}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2))
@@ -242,12 +221,11 @@ def load_checkpoint(folder: Path, until: float = math.inf) -> tuple[Any | None, 
     one passed over."""
     notes: list[str] = []
     for path in reversed(checkpoints(folder)):
-        if step_of(path) > until:
-            continue
-        try:
-            return read_state(path), notes
-        except CheckpointError as error:
-            notes.append(str(error))
+        if step_of(path) <= until:
+            try:
+                return read_state(path), notes
+            except CheckpointError as error:
+                notes.append(str(error))
     return None, notes
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from solorl.checkpoints.checkpoint import CheckpointError, safetensors_pieces
+from solorl.checkpoints.checkpoint import CheckpointError, safetensors
 from solorl.files import remove_leftovers, sha256, sync_file, write_atomically
 
 MOST_BYTES = 2**26  # of the rows of a segment
@@ -23,10 +23,6 @@ MOST_BYTES = 2**26  # of the rows of a segment
 def is_replay(part: Any) -> bool:
     """Whether `part` is a replay buffer in the sense above."""
     return isinstance(getattr(part, "arrays", None), dict) and hasattr(part, "inserted")
-
-
-def _row_bytes(replay: Any) -> int:
-    return sum(array[:1].nbytes for array in replay.arrays.values())
 
 
 def _state(replay: Any) -> dict[str, Any]:
@@ -48,7 +44,7 @@ class ReplayLog:
         capacity = len(next(iter(replay.arrays.values())))
         stop = int(replay.inserted)
         start = max(stop - capacity, self._segments[-1]["stop"] if self._segments else 0)
-        count = max(1, MOST_BYTES // _row_bytes(replay))
+        count = max(1, MOST_BYTES // sum(array[:1].nbytes for array in replay.arrays.values()))
         segments = [*self._segments]
         for first in range(start, stop, count):
             segments.append(self._write(replay, first, min(first + count, stop)))
@@ -60,7 +56,7 @@ class ReplayLog:
         self.folder.mkdir(parents=True, exist_ok=True)
         name, rows = f"{start:012d}_{stop:012d}.safetensors", np.arange(start, stop)
         arrays = {key: array[rows % len(array)] for key, array in replay.arrays.items()}
-        write_atomically(self.folder / name, b"".join(safetensors_pieces(arrays)))
+        write_atomically(self.folder / name, safetensors(arrays))
         sync_file(self.folder)
         return {"name": name, "start": start, "stop": stop, "sha256": sha256(self.folder / name)}
 

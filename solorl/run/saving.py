@@ -210,7 +210,7 @@ class Checkpoints:
         for part, model in self._models().items():
             for key, tensor in model.state_dict().items():
                 checkpoint.encode(tensor, arrays, f"{part}.{key}")
-        write_atomically(self.run_dir / name, b"".join(checkpoint.safetensors_pieces(arrays, about)))
+        write_atomically(self.run_dir / name, checkpoint.safetensors(arrays, about))
 
     def load_model(self, name: str) -> None:
         """Bring the models into the state of such a file. UsageError where it cannot be read or does not fit."""

@@ -18,7 +18,7 @@ from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, Tim
 from safetensors.numpy import load_file
 
 from solorl import Run, RunArgs, parse
-from solorl.checkpoints.checkpoint import safetensors_pieces
+from solorl.checkpoints.checkpoint import safetensors
 
 
 @dataclass
@@ -57,7 +57,7 @@ def scored(run_dir, score):
     """Have the model of a run folder say that it scored this; None: nothing."""
     path = run_dir / "model.safetensors"
     about = {} if score is None else {"eval/episodic_return": repr(score)}
-    path.write_bytes(b"".join(safetensors_pieces(load_file(path), about)))
+    path.write_bytes(safetensors(load_file(path), about))
     return run_dir
 
 

@@ -22,7 +22,6 @@ import solorl
 from solorl import errors, machine, trust
 from solorl.args.arguments import RunArgs, saved_arguments
 from solorl.checkpoints import checkpoint as state
-from solorl.checkpoints import env_state as simulators
 from solorl.checkpoints.replay import ReplayLog
 from solorl.errors import UsageError
 from solorl.files import write_atomically
@@ -90,14 +89,7 @@ def test_the_name_of_a_generator_calls_nothing(train, copy, monkeypatch):
     monkeypatch.setattr(np.random, "test", lambda: pytest.fail("a checkpoint has called NumPy's tests"), raising=False)
     place = ("parts", "envs", "envs", 0, "start", "generator")
     with_state(copy, place, {"bit_generator": "test", "state": {}})
-    left_alone(train, copy, "NumPy has no bit generator 'test'; it has MT19937, PCG64, PCG64DXSM, Philox, SFC64")
-
-
-@pytest.mark.parametrize("name", simulators.BIT_GENERATORS)
-def test_every_generator_of_numpy_comes_back(name):
-    generator = np.random.Generator(getattr(np.random, name)(3))
-    again = simulators.generator_in(generator.bit_generator.state)
-    assert again.random(5).tolist() == generator.random(5).tolist()
+    left_alone(train, copy, "the part envs of the checkpoint does not fit: state must be for a PCG64 RNG")
 
 
 @pytest.mark.parametrize(
@@ -149,17 +141,10 @@ def test_arrays_are_not_repeated_to_fit():
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        (("args",), [], "args must be an object"),
-        (("changes",), 3, "changes a list"),
+        (("args",), [], "config.json does not fit: "),
         (("script",), GONE, "its config.json cannot be read"),
         (("script",), 5, "is a run of 5, not of ppo.py"),
-        (("args", "num_envs"), "2", "--num-envs must be of type int, got '2'"),
-        (("args", "num_envs"), True, "--num-envs must be of type int, got True"),
-        (("args", "threads"), True, "--threads must be of type int, got True"),  # equal to the default
-        (("args", "env_id"), None, "--env-id must be of type str, got None"),
-        (("args", "gamma"), [0.9], "--gamma must be of type float, got [0.9]"),
         (("args", "gamma"), math.nan, "--gamma is nan"),
-        (("args", "target_return"), "x", "--target-return must be of type float | None, got 'x'"),
         (("args", "num_steps"), 10**400, "--num-steps is too large: it must be smaller than 2**63"),
     ],
 )

@@ -71,12 +71,9 @@ def test_parts_are_restored_in_place(tmp_path):
         "module": torch.nn.Linear(2, 2),
         "array": np.arange(4.0),
         "tensor": torch.arange(3.0),
-        "rng": np.random.default_rng(1),
-        "torch rng": torch.Generator().manual_seed(3),
     }
     saved = round_trip({name: state.capture(part) for name, part in parts.items()}, tmp_path)
     weight = parts["module"].weight.clone()
-    expected = (parts["rng"].random(), torch.rand(1, generator=parts["torch rng"]))
     parts["module"].weight.data.zero_()
     parts["array"][:] = 9
     parts["tensor"].zero_()
@@ -84,7 +81,6 @@ def test_parts_are_restored_in_place(tmp_path):
         assert state.restore(part, saved[name]) == []
     assert torch.equal(parts["module"].weight, weight) and parts["array"].tolist() == [0, 1, 2, 3]
     assert parts["tensor"].tolist() == [0, 1, 2]
-    assert expected == (parts["rng"].random(), torch.rand(1, generator=parts["torch rng"]))
 
 
 def test_no_file_of_a_checkpoint_is_a_pickle(tmp_path):
@@ -121,16 +117,15 @@ def test_every_type_of_number_is_read_back_by_the_library(tmp_path):
     kinds = "? u1 i1 u2 i2 f2 u4 i4 f4 u8 i8 f8 c8 >f4".split()
     arrays = {f"ä {kind}": np.arange(6).reshape(2, 3).astype(kind).T for kind in kinds}
     arrays |= {"empty": np.zeros((0, 3), np.float32), "scalar": np.array(1.5)}
-    state.save_arrays(arrays, tmp_path / "a")
+    (tmp_path / "a").write_bytes(state.safetensors(arrays))
     back = load_file(tmp_path / "a")
     assert back.keys() == arrays.keys() and all(np.array_equal(back[key], arrays[key]) for key in arrays)
     assert all(back[key].shape == arrays[key].shape for key in arrays)
     about = {"b": "é", "a": "1"}
-    (tmp_path / "b").write_bytes(b"".join(state.safetensors_pieces(arrays, about)))
+    assert state.safetensors(arrays, about) == state.safetensors(arrays, dict(reversed(about.items())))
+    (tmp_path / "b").write_bytes(state.safetensors(arrays, about))
     with safe_open(tmp_path / "b", "np") as file:
-        assert file.metadata() == about
-    with pytest.raises(OSError, match="x holds numbers of type complex128"):
-        state.save_arrays({"x": np.zeros(3, complex)}, tmp_path / "c")
+        assert file.metadata() == about and np.array_equal(file.get_tensor("scalar"), arrays["scalar"])
 
 
 def test_numbers_that_are_none_are_found_by_name():
@@ -203,25 +198,33 @@ def test_environments_go_on_where_they_were(env_id, mode, tmp_path):
 
 
 @pytest.mark.parametrize("seed", [2, 6, 15, 21, 0])
-def test_a_sticky_action_is_that_of_the_game_that_was_saved(seed):
-    """The bytes of the emulator lack the action of its last frame. Without it these games go on otherwise, seed 0's
-    apart. Saving must leave the game that goes on as it is."""
+def test_a_game_with_sticky_actions_goes_on_where_it_was(seed):
+    """In its first game, which a seed began, and in the one after it, where the emulator's own generator counts. Saving
+    leaves the game that goes on as it is."""
     make_env = definitions("dqn_atari")["make_env"]
-    saved, other, unsaved = (simulators.Recorder(make_env("ALE/Breakout-v5")) for _ in range(3))
 
-    def play(env, seed, steps):
+    def made():
+        envs = VectorEnvs([lambda: make_env("ALE/Breakout-v5")])
+        simulators.record(envs)
+        return envs
+
+    def play(envs, seed, steps):
         rng = np.random.default_rng(seed)
-        return [env.step(int(rng.integers(4))) for _ in range(steps)]
+        return [envs.step(rng.integers(4, size=1))[:4] for _ in range(steps)]
 
-    begun = int(np.random.default_rng(seed).integers(5, 60))
-    for env in (saved, unsaved):
-        env.reset(seed=seed)
-        play(env, seed, begun)
-    other.reset(seed=seed + 100)
-    simulators._restore_emulator(other.env, simulators._emulator_state(saved.env))
-    games = [play(env, seed + 7, 40) for env in (unsaved, saved, other)]
-    for steps in zip(*games, strict=True):
-        assert all(np.array_equal(steps[0][0], step[0]) and steps[0][1:3] == step[1:3] for step in steps)
+    saved, unsaved = made(), made()
+    for envs in (saved, unsaved):
+        envs.reset(seed=[seed])
+        play(envs, seed, int(np.random.default_rng(seed).integers(5, 60)))
+    for _ in range(2):
+        other = made()
+        assert simulators.restore(other, simulators.capture(saved)) == []
+        games = [play(envs, seed + 7, 40) for envs in (unsaved, saved, other)]
+        for steps in zip(*games, strict=True):
+            assert all(np.array_equal(x, y) for step in steps[1:] for x, y in zip(steps[0], step, strict=True))
+        for envs in (saved, unsaved):
+            envs.reset()
+            play(envs, seed, 30)
 
 
 class OddSteps(gym.Wrapper):
@@ -236,25 +239,17 @@ class OddSteps(gym.Wrapper):
         return *self.env.step(action)[:4], {"action_mask": [1, self.steps % 2]}
 
 
-def test_an_emulator_goes_on_in_vector_environments_with_masks():
-    """A wrapper without a state does not count, so an older checkpoint fits; a mask comes back."""
+def test_an_emulator_goes_on_with_masks():
     make_env = definitions("dqn_atari")["make_env"]
     action = np.random.default_rng(1).integers(4, size=(40, 1))
-    before = gym.vector.SyncVectorEnv([lambda: make_env("ALE/Breakout-v5")], autoreset_mode=SAME_STEP)
     masked, again = (VectorEnvs([lambda: OddSteps(make_env("ALE/Breakout-v5"))]) for _ in range(2))
-    after = VectorEnvs([lambda: make_env("ALE/Breakout-v5")])
-    for envs in (before, after, masked, again):
+    for envs in (masked, again):
         simulators.record(envs)
         envs.reset(seed=[3])
-    for envs in (before, masked):
-        for each in action[:15]:
-            envs.step(each)
-    tree = simulators.capture(before)
-    tree["envs"][0]["wrappers"].insert(1, {})  # as it was saved
-    assert simulators.restore(after, tree) == simulators.restore(again, simulators.capture(masked)) == []
+    for each in action[:15]:
+        masked.step(each)
+    assert simulators.restore(again, simulators.capture(masked)) == []
     for each in action[15:]:
         np.testing.assert_array_equal(again.action_mask, masked.action_mask)
-        results = [envs.step(each)[:4] for envs in (before, after, masked, again)]
-        for one in results[1:]:
-            assert all(np.array_equal(x, y) for x, y in zip(results[0], one, strict=True))
-    assert after.action_mask is None
+        results = [envs.step(each)[:4] for envs in (masked, again)]
+        assert all(np.array_equal(x, y) for x, y in zip(*results, strict=True))
