@@ -25,6 +25,7 @@ from solorl.catalog.header import definitions, fields_of
 from solorl.lab.results import figures
 from solorl.lab.studies import plan
 from tools.claims import PROVIDERS
+from tools.source import code_lines
 
 LOG = sorted((ROOT / "docs/log").glob("20*.md"))  # a page for each day, which stays as it was written
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
@@ -335,7 +336,7 @@ def test_the_version_is_the_same_everywhere():
 def test_the_builders_stay_small():
     """Those of pages, pictures and the site together."""
     builders = [*(ROOT / "docs").glob("*.py"), *(ROOT / "docs/site").glob("*.py")]
-    assert sum(catalog.code_lines(path.read_text()) for path in builders) <= 1100
+    assert sum(code_lines(path.read_text()) for path in builders) <= 1100
 
 
 USES = importlib.import_module("uses")  # RESULTS has put its folder on the path
@@ -386,7 +387,7 @@ SEEN_AND_DONE = {
 
 @pytest.mark.parametrize("name", CAN_USE)
 def test_what_a_file_can_be_used_for_is_what_its_source_does(name):
-    rows = USES.uses(catalog.find(name))
+    rows = USES.uses(catalog.parse_header(catalog.find_path(name)))
     found = [rows[what] for what in ("memory", "action masks", "several environments", "resume", "export")]
     assert all(words in answer for words, answer in zip(CAN_USE[name], found, strict=True)), found
     assert [answer == "no" for answer in found[:2]] == [words == "no" for words in CAN_USE[name][:2]]
@@ -396,12 +397,12 @@ def test_what_a_file_can_be_used_for_is_what_its_source_does(name):
 
 @pytest.mark.parametrize("name", SEEN_AND_DONE)
 def test_spaces_of_a_file_are_told_by_gymnasiums_names(name):
-    rows = USES.uses(catalog.find(name))
+    rows = USES.uses(catalog.parse_header(catalog.find_path(name)))
     assert (rows["observations"], rows["actions"]) == SEEN_AND_DONE[name]
 
 
 def test_what_a_file_is_not_made_for_names_the_other_file():
-    rows = USES.uses(catalog.find("ppo"))
+    rows = USES.uses(catalog.parse_header(catalog.find_path("ppo")))
     assert rows["Atari games"] == "no: [`ppo_atari.py`](ppo_atari.md)"
     assert all(Path(link).stem in scripts.script_paths() for link in re.findall(r"\((\w+\.md)\)", str(rows)))
 

@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 import pytest
 from conftest import ROOT, costly
 
-from solorl.catalog.header import code_lines
+from tools.source import code_lines
 
 GROUND = ("errors", "files", "machine", "runfolder", "scripts", "signals", "terminal", "trust")
 # A room may import those before it.

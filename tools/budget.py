@@ -16,10 +16,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from solorl.catalog.header import Script, count_changes, find_named, origin_of, parent_paths, parse_header, read_source
+from solorl.catalog.header import Script, find_named, parse_header, read_source
 from solorl.errors import UsageError
 from solorl.files import write
 from solorl.scripts import BUDGETS, VALUE_COLUMN, as_typed, in_catalogue
+from tools.source import count_changes, origin_of, parent_paths
 from tools.square import square
 
 STEP = 10  # budgets are multiples of it

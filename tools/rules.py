@@ -16,7 +16,7 @@ from solorl.scripts import BUDGETS, as_typed, in_catalogue
 from tools import budget
 from tools.claims import check_flags, check_header, check_metadata
 from tools.main_block import beginnings, main_block, rebound, root
-from tools.source import PLUMBING, Problem, Source, families_of, neighbours, uses_of_args
+from tools.source import PLUMBING, Problem, Source, code_lines, families_of, neighbours, uses_of_args
 
 # What may differ between files of one framework under one name, because that name stands for a role; and why.
 EXEMPT = {
@@ -85,7 +85,7 @@ def check_imports(source: Source) -> Iterator[Problem]:
 
 def check_size(source: Source) -> Iterator[Problem]:
     """R1: lines of code, width and nesting."""
-    lines, long = header.code_lines(source.text), budget.may_be_long(source.path)
+    lines, long = code_lines(source.text), budget.may_be_long(source.path)
     is_root = source.script.framework == "torch" and not (source.script.parents or source.script.relatives)
     limit = MAX_CODE_LONG if long else MAX_CODE_ROOT if is_root else MAX_CODE
     if lines > limit:

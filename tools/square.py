@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from solorl.catalog.header import Script, count_changes, opcodes, parent_paths, parse_header, read_source, split_header
+from solorl.catalog.header import Script, parse_header, read_source
 from solorl.errors import UsageError
+from tools.source import changes, count_changes, parent_paths, split_header
 
 MERGE = ("git", "-c", "merge.conflictStyle=merge", "merge-file", "-p")
 START, END = "<<<<<<< ", ">>>>>>> "
@@ -72,10 +73,10 @@ def square(script: Script, left: Path, right: Path) -> tuple[int, str]:
     ours, old, theirs = (split_header(read_source(path))[2] for path in (left, base, right))
     head, docstring, body = split_header(read_source(script.path))
     want, have = marked(merge(ours, old, theirs)[0]), body.splitlines()
-    changes = [code for code in opcodes(want, have) if code[0] != "equal"]
-    if not changes:
+    changed = changes(want, have)
+    if not changed:
         return 0, ""
-    _, i1, i2, j1, j2 = changes[0]
+    _, i1, i2, j1, j2 = changed[0]
     number = len((head + docstring).splitlines()) + j1 + 1
     says = f"`{have[j1].strip()}`" if j2 > j1 else "nothing"
     merge_says = (

@@ -5,13 +5,12 @@ import ast
 from collections.abc import Sequence
 from pathlib import Path
 
-from solorl.catalog import header
-from solorl.catalog.header import Definition, definitions, parent_paths, parse_header, parse_source, read_source
+from solorl.catalog.header import Definition, definitions, find_path, parse_header, parse_source, read_source
 from solorl.cli import Parser
 from solorl.errors import UsageError, hint
 from solorl.files import git, shown, write
 from tools.rules import EXEMPT, is_bound
-from tools.source import neighbours
+from tools.source import neighbours, parent_paths, split_header
 from tools.square import descendants, merge
 
 ABOUT = """Copy a function or class from one file into every file that must have the same (rule R2), or merge all
@@ -77,7 +76,7 @@ def text_at(path: Path, revision: str) -> str:
 
 def without_docstring(text: str) -> str:
     """The text with one and the same line in place of the header's docstring, which is each file's own."""
-    head, docstring, body = header.split_header(text)
+    head, docstring, body = split_header(text)
     return f"{head}{HEADER}{body}" if docstring else text
 
 
@@ -86,7 +85,7 @@ def carried(text: str, old: str, new: str) -> tuple[str, int]:
     are left as they are. The header's docstring stays, too."""
     places = merge(*map(without_docstring, (text, old, new)))[1]
     merged = merge(*map(without_docstring, (text, old, new)), "--ours")[0]
-    merged = merged.replace(HEADER, header.split_header(text)[1], 1)
+    merged = merged.replace(HEADER, split_header(text)[1], 1)
     try:
         ast.parse(merged)
     except SyntaxError:
@@ -134,7 +133,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file would change")
     args = parser.parse(argv)
     if args.main and not (args.name or args.source):
-        return merge_down(header.find_path(args.main), args.base, args.check)
+        return merge_down(find_path(args.main), args.base, args.check)
     if args.main or not (args.name and args.source):
         raise UsageError("solo sync needs either NAME --from FILE or --main PARENT")
-    return copy_definition(args.name, header.find_path(args.source), args.check)
+    return copy_definition(args.name, find_path(args.source), args.check)

@@ -1,7 +1,8 @@
 """Which file comes from which, by how many lines they differ, and the page that shows two of them side by side."""
 
-from solorl.catalog.header import count_changes, find_named
+from solorl.catalog.header import find_named
 from tools.budget import counted
+from tools.source import count_changes
 
 
 def address(parent, child):

@@ -2,12 +2,8 @@
 
 import ast
 import re
-import tokenize
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from functools import cache
-from io import StringIO
 from pathlib import Path
 
 import solorl
@@ -17,7 +13,6 @@ from solorl.scripts import KEYS, VALUE_COLUMN, header_fields, in_catalogue, not_
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 METADATA = re.compile(r"# /// script\n((?:#(?: .*)?\n)+?)# ///\n")  # PEP 723, at the top of the file
 ENTRANCES = solorl.MODULES  # what a script may use of the library in addition to the verbs of `run`
-FREE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
 @dataclass
@@ -123,27 +118,6 @@ def parsed(path: Path, text: str) -> ast.Module:
         raise UsageError(f"{path} is not valid Python: {error}") from None
 
 
-def split_header(text: str) -> tuple[str, str, str]:
-    """What stands above the docstring of a file (its PEP 723 block), the docstring, and what follows it."""
-    tree, lines = ast.parse(text), text.splitlines(keepends=True)
-    if ast.get_docstring(tree, clean=False) is None:
-        return "", "", text
-    start, end = tree.body[0].lineno - 1, tree.body[0].end_lineno or 0
-    return "".join(lines[:start]), "".join(lines[start:end]), "".join(lines[end:])
-
-
-def code_lines(text: str) -> int:
-    """The lines of code of a Python file: comments, docstrings and blank lines are free."""
-    documented, code, docstrings = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, set(), set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
-            docstrings |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    for token in tokenize.generate_tokens(StringIO(text).readline):
-        if token.type not in FREE and not (token.type == tokenize.STRING and token.start[0] in docstrings):
-            code |= set(range(token.start[0], token.end[0] + 1))
-    return len(code)
-
-
 def top_modules(tree: ast.Module) -> dict[str, int]:
     """First part of every absolutely imported module, with the line of its first import."""
     found: dict[str, int] = {}
@@ -210,11 +184,6 @@ def find_path(name: str) -> Path:
     raise UsageError(f"there is no {what} {name}{did_you_mean(path.stem, paths, n=2) or '; `solo list` shows all'}")
 
 
-def find(name: str) -> Script:
-    """The header of `ppo`, `ppo.py` or a path to any .py file; UsageError for an unknown name or no header."""
-    return parse_header(find_path(name))
-
-
 def find_named(script: Script, name: str) -> Path | None:
     """The file that a header names: in its own folder, or else in another family; for a user's own file in the
     catalogue of this installation, or else next to it."""
@@ -224,24 +193,6 @@ def find_named(script: Script, name: str) -> Path | None:
         return known[name]
     found = [folder / name, *sorted(folder.parent.glob(f"*/{name}"))]
     return next((path for path in found if path.is_file()), None)
-
-
-def parent_paths(script: Script) -> list[Path]:
-    """The files that a script differs from; those that do not exist are left out."""
-    found = [find_named(script, name) for name in script.parents]
-    return [path for path in found if path]
-
-
-def origin_of(script: Script, seen: frozenset[Path] = frozenset()) -> Path | None:
-    """The file of the catalogue that a user's own file comes from: the one its line Run names where it is a copy, else
-    its nearest ancestor there; None without one."""
-    words, paths = script.run.split(), script_paths()
-    if words[:2] == ["solo", "train"] and words[2:] and words[2].removesuffix(".py") in paths:
-        return paths[words[2].removesuffix(".py")]
-    parent = next(iter(parent_paths(script)), None)
-    if parent is None or parent in seen or parent in paths.values():
-        return parent if parent not in seen else None
-    return origin_of(parse_header(parent), seen | {parent})
 
 
 def definitions(tree: ast.Module) -> dict[str, Definition]:
@@ -255,17 +206,6 @@ def fields_of(tree: ast.Module, name: str = "Args") -> dict[str, ast.AnnAssign]:
     if not isinstance(node, ast.ClassDef):
         return {}
     return {x.target.id: x for x in node.body if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)}
-
-
-def opcodes(a: Sequence[str], b: Sequence[str]) -> Sequence[tuple[str, int, int, int, int]]:
-    """difflib's line diff of two texts."""
-    return SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-
-
-def count_changes(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
-    """Lines added to and removed from `a` to get `b`."""
-    changed = [code for code in opcodes(a, b) if code[0] != "equal"]
-    return sum(j2 - j1 for *_, j1, j2 in changed), sum(i2 - i1 for _, i1, i2, _, _ in changed)
 
 
 def with_header(text: str, values: dict[str, str]) -> str:

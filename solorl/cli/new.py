@@ -46,8 +46,8 @@ def destination(name: str, family: str) -> Path:
 
 def family_of(source: Script) -> str:
     """The family of a file; for a user's own file that of the algorithm it comes from."""
-    origin = None if in_catalogue(source.path) else header.origin_of(source)
-    return origin.parent.name if origin else source.family
+    paths = {} if in_catalogue(source.path) else script_paths()
+    return next((paths[name].parent.name for name in header.origins(source.path) if name in paths), source.family)
 
 
 def page_of(source: Script, path: Path, run: str) -> str:

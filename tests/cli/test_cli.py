@@ -29,6 +29,7 @@ from solorl.errors import UsageError
 from solorl.lab.results.result import Result
 from solorl.lab.results.result import write as write_result
 from solorl.trust import note_start
+from tools.source import code_lines
 
 SOLO = (sys.executable, "-m", "solorl.cli")
 FAMILY_FILE = '''# /// script
@@ -349,7 +350,7 @@ def test_play_takes_a_model_of_a_run_and_others_name_its_folder(solo, tmp_path):
 def test_play_refuses_what_is_no_run(solo, tmp_path, monkeypatch):
     refused(solo("play", run_folder(tmp_path / "damaged", "{")), "that can be read")
     refused(solo("play", run_folder(tmp_path / "silent", "{}")), "that can be read")
-    refused(solo("play", run_folder(tmp_path / "outside", '{"script": "../show.py"}')), "must name the script")
+    refused(solo("play", run_folder(tmp_path / "outside", '{"script": "../show.py"}')), "lost its script ../show.py")
     refused(solo("play", run_folder(tmp_path / "lost", '{"script": "other.py"}')), "has lost its script other.py")
     refused(solo("play", tmp_path / "damagde"), "did you mean damaged?")
     monkeypatch.setattr(sys, "platform", "linux")
@@ -667,7 +668,7 @@ def test_the_stub_stays_small():
             {name for name in dir(stub.Run) if callable(getattr(stub.Run, name))},
         )
         assert used & whole <= verbs and attributes_of("self", run) & whole <= verbs
-        sizes[each.name] = catalog.code_lines(text)
+        sizes[each.name] = code_lines(text)
     # 120 without games of memory and of EnvPool; more with ranks, objects in other processes, masks, `iterations`
     assert sizes["ppo"] <= 151 and max(sizes.values()) <= 156
     assert "def place" not in standalone(ROOT / "algorithms/ppo/ppo.py", "mine.py")
@@ -766,7 +767,7 @@ def test_new_differs_in_its_header_only(solo, tree, tmp_path, monkeypatch):
         ("Differs   from a.py: adds two", "Differs   from b.py: nothing yet"),
         ("Details   docs/algorithms/b.md", "Details   docs/algorithms/c.md"),
     ]
-    assert catalog.find("c").parent == "b.py"
+    assert catalog.parse_header(catalog.find_path("c")).parent == "b.py"
     page = (tmp_path / "checkout" / "docs" / "algorithms" / "c.md").read_text()
     assert page.startswith("# c\n\nFrom [`b.py`](b.md): nothing yet.\n\n```bash\nsolo train c --seed 2\n```\n")
     assert "(../../algorithms/fam/c.py)" in page and "say in its page, docs/algorithms/c.md, when" in out
@@ -931,7 +932,7 @@ def test_sync_main_leaves_a_file_alone_that_would_be_no_python(solo, tree, repos
 
 def test_catalog_raises_what_the_command_says(tree):
     with pytest.raises(UsageError, match="did you mean a_jax"):
-        catalog.find("a_jxa")
+        catalog.find_path("a_jxa")
 
 
 def test_interrupted_while_a_verb_is_imported(monkeypatch, solo):

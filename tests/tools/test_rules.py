@@ -13,6 +13,7 @@ from solorl.catalog import header as catalog
 from tools import budget, claims, rules, square
 from tools.check import problems_of
 from tools.main_block import beginnings, main_block, rebound, root
+from tools.source import code_lines
 
 REAL = ROOT / "algorithms"
 
@@ -56,7 +57,7 @@ def test_the_table_names_files_that_exist():
     found = {script.path.name: script for script in catalog.scripts()}
     tables = budget.read_table(REAL / scripts.BUDGETS)
     assert set(tables["diff"]) == {name for name, script in found.items() if script.parents}
-    assert all(catalog.code_lines(found[name].path.read_text()) > rules.MAX_CODE_ROOT for name in tables["long"])
+    assert all(code_lines(found[name].path.read_text()) > rules.MAX_CODE_ROOT for name in tables["long"])
 
 
 def test_each_family_has_a_root_and_each_parent_exists():
@@ -259,16 +260,16 @@ async def g(): "the docstring and the code of one line"
 
 def test_comments_docstrings_and_blank_lines_are_free():
     """Counted by hand: import, class, def, text (3 lines), return (3, its blank line is free), async def."""
-    assert catalog.code_lines(CODE) == 10
-    assert catalog.code_lines("") == catalog.code_lines("# x\n\n") == 0
-    assert catalog.code_lines('"""Title."""\n"""no docstring\n"""\n') == 2
+    assert code_lines(CODE) == 10
+    assert code_lines("") == code_lines("# x\n\n") == 0
+    assert code_lines('"""Title."""\n"""no docstring\n"""\n') == 2
 
 
 def of_length(path, count):
     """Fill a file up to `count` lines of code; the sentences of R1 about it."""
-    more = count - catalog.code_lines(path.read_text())
+    more = count - code_lines(path.read_text())
     edit(path, MAIN, "x = 1  # y\n# free\n\n" * more + MAIN)
-    assert catalog.code_lines(path.read_text()) == count
+    assert code_lines(path.read_text()) == count
     return [message for message in messages(rules.check_file(path)) if "lines of code" in message]
 
 
