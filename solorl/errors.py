@@ -35,7 +35,7 @@ def hint(name: str, allowed: Collection[str], those: str) -> str:
 def quit_with(error: UsageError | str, code: int = 2) -> NoReturn:
     """Print the sentence on standard error and leave with exit code 2, that of bad input, or another one."""
     if os.environ.get("RANK", "0") not in ("0", ""):
-        time.sleep(5)  # seconds, in which rank 0, whose mistake it is in most cases, says the same and ends all ranks
+        time.sleep(15)  # seconds: rank 0 says the same in most cases, and what has started the ranks ends the others
     prefix = "" if str(error).startswith("solo") else f"{paint('error:', 'red', sys.stderr)} "
     print(f"{prefix}{plain(str(error))}", file=sys.stderr)
     end = SystemExit(code)

@@ -8,10 +8,9 @@ import math
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,13 @@ from solorl.errors import quit_with
 
 CONTAINER = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # what it may use
 STEPS = {"total_timesteps", "learning_starts", "eval_every", "save_every"}  # arguments that are not sizes
-PR_SET_PDEATHSIG = 1  # of Linux: a signal for a process when the one that started it dies
-
-
-def end_with_parent() -> Callable[[], object] | None:
-    """For `preexec_fn` of a child process: it gets SIGTERM, so that it saves and ends, when the process that starts it
-    is killed. Linux only, else None."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 @functools.cache
 def dying_with_parent() -> tuple[str, ...]:
-    """Words before those of a command for the same as `end_with_parent`; none where the system lacks that tool. They
-    run nothing between fork and exec, which is slow, and unsafe where there are threads."""
+    """Words before those of a command: it gets SIGTERM, so that it saves and ends, when the process that starts it is
+    killed. None where the system lacks that tool of Linux. (`preexec_fn` is slow, and unsafe where there are threads.)
+    """
     words = (shutil.which("setpriv") or "", "--pdeathsig", "TERM", "--")
     with contextlib.suppress(OSError):
         return words if words[0] and subprocess.run([*words, "true"], capture_output=True).returncode == 0 else ()

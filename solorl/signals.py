@@ -31,9 +31,9 @@ def in_a_shell() -> bool:
     return bool(sys.flags.inspect) or hasattr(sys, "ps1")
 
 
-def listen(handler: Callable[[int, Any], None], numbers: Iterable[int] | None = None) -> dict[int, Any]:
-    """Send the signals (default: those of `ending`) to `handler(number, frame)`; returns where they went before."""
-    return {number: signal.signal(number, handler) for number in (ending() if numbers is None else numbers)}
+def listen(handler: Callable[[int, Any], None], numbers: Iterable[int]) -> dict[int, Any]:
+    """Send the signals to `handler(number, frame)`; returns where they went before."""
+    return {number: signal.signal(number, handler) for number in numbers}
 
 
 def restore(before: dict[int, Any]) -> None:
@@ -43,9 +43,8 @@ def restore(before: dict[int, Any]) -> None:
 
 
 @contextmanager
-def handled(handler: Callable[[int, Any], None], numbers: Iterable[int] | None = None) -> Iterator[None]:
-    """The signals (default: those of `ending`) go to `handler(number, frame)` inside the block; after it they go where
-    they went before."""
+def handled(handler: Callable[[int, Any], None], numbers: Iterable[int]) -> Iterator[None]:
+    """The signals go to `handler(number, frame)` inside the block; after it they go where they went before."""
     before = listen(handler, numbers)
     try:
         yield

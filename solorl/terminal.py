@@ -77,26 +77,15 @@ def scores(*values: float) -> list[str]:
     return texts if fine else [f"{value:.1f}" for value in values]
 
 
-def bar(share: float, width: int, file: Any) -> str:
-    """A bar of `width` characters, the given fraction of it filled."""
-    full = min(width, max(0, round(share * width)))
-    try:
-        signs = "━─"
-        signs.encode(getattr(file, "encoding", None) or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        signs = "#-"
-    return paint(signs[0] * full, "green", file) + paint(signs[1] * (width - full), "dim", file)
-
-
-def live_line(share: float | None, facts: Sequence[str], columns: int, file: Any) -> str:
+def live_line(share: float, facts: Sequence[str], columns: int, file: Any) -> str:
     """The first of `facts`, a bar that fills the room that is left, and the others: as many as fit into a line."""
-    if share is None:
-        return "  ".join(facts)[: columns - 1]
     percent = f"{100 * share:3.0f} %"
     for count in range(len(facts), 0, -1):
         room = columns - 1 - len("  ".join([*facts[:count], percent])) - 1
         if room >= MIN_BAR:
-            drawn = bar(share, min(room, MAX_BAR), file)
+            width = min(room, MAX_BAR)
+            full = round(share * width)
+            drawn = paint("━" * full, "green", file) + paint("─" * (width - full), "dim", file)
             return "  ".join([facts[0], f"{drawn} {percent}", *facts[1:count]])
     return f"{facts[0]}  {percent}"[: columns - 1]
 
@@ -117,20 +106,20 @@ class Progress:
     def show(
         self, step: int, total: int, episode: float | None, evaluation: float | None, sps: float, seeds: int = 1
     ) -> None:
-        """Write the line: steps of each seed so far and in all (0: unknown), mean return of the last episodes and of
-        the last evaluation (None: none yet), steps per second of all seeds."""
+        """Write the line: steps of each seed so far and in all, mean return of the last episodes and of the last
+        evaluation (None: none yet), steps per second of all seeds."""
         left = f"{duration(max(0, total - step) / max(1.0, sps / seeds))} left"
         recent, score = ("-" if value is None else scores(value)[0] for value in (episode, evaluation))
         rate = f"{sps:,.0f} steps/s"
         together = f", {seeds} seeds together" if seeds > 1 else ""
+        share = min(1.0, step / max(1, total))
         if renews(sys.stdout):
-            width, share = len(f"{total:,}"), min(1.0, step / total) if total else None
+            width = len(f"{total:,}")
             facts = [f"step {step:>{width},}", f"return {recent:>6}", f"evaluation {score:>6}", left, rate + together]
             line = live_line(share, facts, shutil.get_terminal_size().columns, sys.stdout)
             say(WIPE + line, sys.stdout, end="")
             return
-        percent = f"{100 * step / total:3.0f} %" if total else ""
-        head = f"step {step:>10,} {percent}  return {recent:>8}  evaluation {score:>8}"
+        head = f"step {step:>10,} {100 * share:3.0f} %  return {recent:>8}  evaluation {score:>8}"
         say(f"{head}  {rate:>17}{together}  {left}", sys.stdout)
 
 

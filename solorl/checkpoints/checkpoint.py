@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -195,9 +195,9 @@ def read_state(folder: Path) -> Any:
         raise CheckpointError(f"{folder.name} is malformed ({reason(error)})") from error
 
 
-def save_checkpoint(folder: Path, step: int, tree: Any, keep: int | None = None) -> Path:
-    """Write the checkpoint of `step`, then delete all but the newest two and that of step `keep`. Raises OSError (disk
-    full, say): then the earlier checkpoints are as they were."""
+def save_checkpoint(folder: Path, step: int, tree: Any) -> Path:
+    """Write the checkpoint of `step`, then delete all but the newest two. Raises OSError (disk full, say): then the
+    earlier checkpoints are as they were."""
     for leftover in folder.glob(".writing-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary, final = folder / f".writing-{os.getpid()}", folder / f"step_{step:012d}"
@@ -211,8 +211,7 @@ def save_checkpoint(folder: Path, step: int, tree: Any, keep: int | None = None)
         raise
     sync_file(folder)
     for old in checkpoints(folder)[:-KEEP]:
-        if step_of(old) != keep:
-            shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
     return final
 
 
@@ -226,23 +225,6 @@ def load_checkpoint(folder: Path, until: float = math.inf) -> tuple[Any | None, 
                 return read_state(path), notes
             except CheckpointError as error:
                 notes.append(str(error))
-    return None, notes
-
-
-def newest_common(folders: Sequence[Path]) -> tuple[int | None, list[str]]:
-    """The newest step of which all folders have a whole checkpoint (None: there is none) and a sentence for each
-    damaged one passed over."""
-    notes: list[str] = []
-    steps = [{step_of(path): path for path in checkpoints(folder)} for folder in folders]
-    for step in sorted(set(steps[0]).intersection(*steps[1:]), reverse=True):
-        damaged = len(notes)
-        for paths in steps:
-            try:
-                read_state(paths[step])
-            except CheckpointError as error:
-                notes.append(f"{error} ({paths[step]})")
-        if len(notes) == damaged:
-            return step, notes
     return None, notes
 
 

@@ -16,7 +16,7 @@ from solorl import signals
 from solorl.args.command_line import check_ranges, given_arguments
 from solorl.catalog.header import find_path, parse_source
 from solorl.errors import UsageError
-from solorl.machine import command_of, end_with_parent
+from solorl.machine import command_of, dying_with_parent
 
 HELP = """usage: solo train NAME_OR_PATH [flags...] [--nproc N]
 
@@ -122,9 +122,9 @@ def train_together(path: Path, flags: Sequence[str], count: int) -> int:
         with signals.handled(pass_on, signals.listened()):
             for rank in range(count):
                 own = os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                words = command_of("train", path, *flags)
+                words = [*dying_with_parent(), *command_of("train", path, *flags)]
                 # Ctrl+C reaches them through us only
-                ranks.append(subprocess.Popen(words, env=own, process_group=0, preexec_fn=end_with_parent()))
+                ranks.append(subprocess.Popen(words, env=own, process_group=0))
             return _wait(ranks)
     finally:
         for each in ranks:
@@ -134,14 +134,14 @@ def train_together(path: Path, flags: Sequence[str], count: int) -> int:
 def _wait(ranks: Sequence["subprocess.Popen[bytes]"]) -> int:
     """Wait for the end of rank 0, or a little longer than that of any that fails."""
     failed = 0.0
-    while ranks[0].poll() is None or any(rank.poll() is None for rank in ranks):
+    while any(rank.poll() is None for rank in ranks):
         if not failed and any(rank.poll() for rank in ranks):
             failed = time.monotonic()
         if failed and time.monotonic() > failed + LEFT:
             break
         time.sleep(0.05)
-    codes = [rank.poll() for rank in ranks]
-    for rank in ranks:
-        rank.kill()
-    code = next((code for code in codes if code), 0)
-    return code if code > 0 else 128 - code if code else 0
+    number, code = next(((i, rank.returncode) for i, rank in enumerate(ranks) if rank.returncode), (0, 0))
+    if code < 0:
+        said = f"error: rank {number} was killed by signal {-code}; --resume continues from the last checkpoint"
+        print(said, file=sys.stderr)
+    return 128 - code if code < 0 else code

@@ -119,7 +119,7 @@ class Ending:
     # ------------------------------------------------------------------ signals
     def listen(self) -> None:
         """Hear signals from now on."""
-        self._before = self._before or signals.listen(self.hear)
+        self._before = self._before or signals.listen(self.hear, signals.ending())
 
     def deaf(self) -> None:
         """Signals go where they went before."""
@@ -150,19 +150,7 @@ class Ending:
         self.say(f"{signal.Signals(number).name}: the run ends at once, {saved}")
         if number == signal.SIGINT and signals.in_a_shell():
             raise KeyboardInterrupt
-        self.ranks.leave(128 + number)
         os._exit(128 + number)
-
-    def lost(self, rank: int, code: int | None) -> None:
-        """Another rank has ended, and this one with it; called in the thread that watches. Rank 0 says so, or rank 1
-        where rank 0 could not say why it ends."""
-        if self.folder.status == "running":
-            self.set_status("failed")
-        if self.ranks.rank == 0 or (self.ranks.rank == 1 and code is None):
-            what = f"{paint('error:', 'red', sys.stderr)} rank {rank} died; stopping all {self.ranks.world_size} ranks"
-            self.say(f"{what}; --resume continues from the last checkpoint", sys.stderr)
-        self.ranks.leave(code or 1)
-        os._exit(code or 1)
 
     # ------------------------------------------------------------------ reasons to end
     def look(self) -> None:
@@ -193,6 +181,7 @@ class Ending:
         except Diverged as error:
             if self.ranks.rank > 0:
                 self.ranks.wait_for_the_end()  # rank 0 has found the same and writes a snapshot
+                raise SystemExit(DIVERGED) from None
             step, iteration = self.meter.step, self.meter.iteration
             try:
                 self.folder.path.stat()  # OSError where it was moved or removed: no part of it must be made again
@@ -204,7 +193,6 @@ class Ending:
             cause = next((f": {what}" for what in found if what), "")
             what = f"{paint('error:', 'red', sys.stderr)} {error} in iteration {iteration} (step {step:,}){cause}"
             self.say(f"{what}; {note}", sys.stderr)
-            self.ranks.leave(DIVERGED)
             raise SystemExit(DIVERGED) from None
 
     # ------------------------------------------------------------------ what a run leaves

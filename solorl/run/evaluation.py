@@ -14,7 +14,7 @@ from solorl.envs.guest import hosted, say_once
 from solorl.envs.returns import declared, declared_in, means, named, note, of_game, teams_of
 from solorl.envs.spaces import First, as_arrays
 from solorl.envs.vector import masks_in
-from solorl.run.meter import Diverged
+from solorl.run.meter import check_finite
 
 # A NumPy batch of observations (n, *obs_shape) -> a NumPy batch of actions (n, ...). A policy with memory is a function
 # `act(obs, state, first) -> actions, state`: `state` is None before the first step, `first` (n,) says where an episode
@@ -188,8 +188,7 @@ class Evaluator:
         scores = named(SCORE, returns, teams)
         score = scores.pop(SCORE)
         mean, std = float(score.mean()), float(score.std())
-        if not math.isfinite(mean):
-            raise Diverged(SCORE, mean)
+        check_finite({SCORE: mean})
         self.last, self.improved = (step, mean, std), mean > self.best
         self.best = max(self.best, mean)
         self.episodes = len(lengths)

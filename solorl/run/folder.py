@@ -169,5 +169,5 @@ class RunFolder:
 
     def missing(self) -> dict[str, str]:
         """What the run had to leave here and is not here -> why."""
-        found = {name: why or "it is gone" for name, why in self.problems.items()}
-        return {name: why for name, why in found.items() if self.problems[name] or not (self.path / name).exists()}
+        gone = {name: "it is gone" for name in self.problems if not (self.path / name).exists()}
+        return gone | {name: why for name, why in self.problems.items() if why}

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from solorl.args.arguments import check_unchanged, saved_arguments
-from solorl.checkpoints import checkpoint
 from solorl.errors import UsageError
 from solorl.files import is_plain_name, read_json, write_atomically
 from solorl.run.verbs import Run
-from solorl.runfolder import CHECKPOINTS, CONFIG, TOGETHER, checkpoints, newest_step, status_of
-from solorl.terminal import warn
+from solorl.runfolder import CONFIG, TOGETHER, checkpoints, status_of, step_of
 
 
 def arguments_of(args: Any, threads: int) -> list[Any]:
@@ -44,26 +42,25 @@ def note_group(active: Sequence[Run], names: Sequence[str]) -> None:
         write_atomically(run.dir / TOGETHER, json.dumps({"runs": names}).encode())
 
 
-def choose_checkpoints(runs: Sequence[Run], say: Callable[[str], None]) -> tuple[list[int], int | None]:
-    """Let seeds continue from the newest step of which each has a whole checkpoint, whether the process was killed
-    after some of them had saved or a checkpoint is damaged. A seed that had come to its end before the others is left
-    out. Returns the seeds that continue, and the step (None: from the beginning). UsageError where they cannot."""
-    newest = [newest_step(run.dir) or 0 for run in runs]
+def choose_checkpoints(runs: Sequence[Run], say: Callable[[str], None]) -> list[int]:
+    """Let seeds continue from the newest step of which each has a checkpoint, for the process may have been killed
+    after some of them had saved. A seed that had come to its end before the others is left out. Returns the seeds that
+    continue. UsageError where they cannot."""
+    steps = [[step_of(path) for path in checkpoints(run.dir)] for run in runs]
+    newest = [max(each, default=0) for each in steps]
     statuses = [str(status_of(run.dir).get("status", "")) for run in runs]
     ended = [status == "finished" or status.startswith("diverged") for status in statuses]
     if all(ended) and len(set(newest)) > 1:
         raise UsageError(f"the seeds stand at different steps ({newest}); resume each alone, by its own folder")
     active = [i for i in range(len(runs)) if not ended[i] or newest[i] == max(newest)]
-    common, notes = checkpoint.newest_common([runs[i].dir / CHECKPOINTS for i in active])
-    saves = [len(checkpoints(runs[i].dir)) for i in active]
-    if common is None and (min(saves) > 0 or max(saves) > 1):  # else they were killed before each had saved once
-        why = "; ".join(notes) or f"their newest are of the steps {newest}"
-        raise UsageError(f"the seeds have no whole checkpoint of one step ({why}); resume each alone, by its folder")
-    for note in notes:
-        warn(f"{note}; all seeds continue from the checkpoint before it")
+    common = max(set.intersection(*(set(steps[i]) for i in active)), default=0)
+    saves = [len(steps[i]) for i in active]
+    if common == 0 and (min(saves) > 0 or max(saves) > 1):  # else they were killed before each had saved once
+        why = f"their newest are of the steps {newest}"
+        raise UsageError(f"the seeds have no checkpoint of one step ({why}); resume each alone, by its folder")
     for i, run in enumerate(runs):
         if i not in active:
             say(f"seed {run.args.seed} stays as it is: {statuses[i]}, last saved at step {newest[i]:,}")
-        elif checkpoints(run.dir):  # a seed without a checkpoint may begin again only if it never had one
-            run.checkpoints.until = common or 0
-    return active, common
+        elif steps[i]:  # a seed without a checkpoint may begin again only if it never had one
+            run.checkpoints.until = common
+    return active

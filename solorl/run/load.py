@@ -248,9 +248,7 @@ def script_of(run_dir: Path) -> tuple[Path, Path | None]:
     if not (config := config_of(run_dir)):
         raise UsageError(f"{run_dir} is not a run folder: it has no {CONFIG} that can be read")
     name = config.get("script")
-    if not is_plain_name(name) or not name.endswith(".py"):
-        raise UsageError(f'{run_dir / CONFIG} must name the script that ran, as in "script": "ppo.py"')
-    if not (run_dir / name).is_file():
+    if not (is_plain_name(name) and name.endswith(".py") and (run_dir / name).is_file()):
         raise UsageError(f"{run_dir} has lost its script {name}; without it the agent cannot be played")
     return run_dir / name, trusted(run_dir / name, config.get("script_path"))
 

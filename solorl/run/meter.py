@@ -16,18 +16,14 @@ RETURN, LENGTH = "charts/episodic_return", "charts/episodic_length"
 
 
 class Diverged(Exception):
-    """A number of a training is NaN or infinite: `name` says which one, `value` what it is."""
-
-    def __init__(self, name: str, value: float):
-        super().__init__(f"{name} is {value}")
-        self.name, self.value = name, value
+    """A number of a training is NaN or infinite; the message says which one."""
 
 
 def check_finite(values: Mapping[str, float]) -> None:
     """Diverged for the first value that is NaN or infinite."""
     for name, value in values.items():
         if not math.isfinite(value):
-            raise Diverged(name, value)
+            raise Diverged(f"{name} is {value}")
 
 
 class Meter:
@@ -215,8 +211,10 @@ class Meter:
             "learned": {name: list(pair) for name, pair in self._learned().items()},
         }
 
-    def resume(self, saved: Mapping[str, Any]) -> None:
-        """Continue from these counters."""
+    def resume(self, saved: Mapping[str, Any], num_envs: int | None = None) -> None:
+        """Continue from these counters. ValueError where they are of another number of environments."""
+        if saved["returns"] is not None and len(saved["returns"]) != (num_envs or len(saved["returns"])):
+            raise ValueError(f"there were {len(saved['returns'])} environments, not {num_envs}")
         self.step, self.iteration, self._stopped = saved["step"], saved["iteration"] - 1, saved["phase"]
         self._due, self._elapsed = dict(saved["due"]), saved["wall_time"]
         self.returns, self.lengths = saved["returns"], saved["lengths"]

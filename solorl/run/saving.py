@@ -31,10 +31,9 @@ class Checkpoints:
     def __init__(self, run_dir: Path, ranks: Ranks | None = None):
         self.run_dir, self.ranks = run_dir, ranks or Ranks()
         self.parts: dict[str, Any] = {}
-        self.models: dict[str, Any] | None = None
+        self.models: dict[str, Any] = {}
         self.replays: dict[str, Any] = {}
         self.newest: int | None = None  # step of the newest checkpoint
-        self.keep: int | None = None  # step of a checkpoint that stays although there are two newer ones
         self.until = math.inf  # step of the newest checkpoint that may be resumed
         self.resumed: dict[str, Any] = {}  # counters of the checkpoint that is resumed; empty: none is
         self._random: dict[str, Any] = {}  # its states of the random generators
@@ -49,8 +48,9 @@ class Checkpoints:
         """Say what a checkpoint must hold; environments begin to note how they came about."""
         self.replays = {name: part for name, part in parts.items() if is_replay(part)}
         self._logs = {name: ReplayLog(self.run_dir / "replay" / name) for name in self.replays}
-        self.models = None if models is None else dict(models)
         self.parts = {name: part for name, part in parts.items() if name not in self.replays}
+        modules = {name: part for name, part in self.parts.items() if hasattr(part, "named_parameters")}
+        self.models = modules if models is None else dict(models)
         for part in self.parts.values():
             if env_state.is_vector_env(part):
                 env_state.record(part)
@@ -67,7 +67,7 @@ class Checkpoints:
         checkpoint.delete_newer(self.folder, self.resumed.get("step", 0))
 
     # ------------------------------------------------------------------ bringing back
-    def resume(self, num_envs: int | None, num_agents: int = 0) -> list[int]:
+    def resume(self) -> list[int]:
         """Bring all parts into the state of the newest whole checkpoint, if there is one; `resumed` has its counters.
         Returns the environments whose episodes begin again. UsageError where that cannot be done. Writes nothing."""
         tree = self._load()
@@ -79,13 +79,9 @@ class Checkpoints:
             self.resumed, self._random = tree["run"], tree["random"]
         for name, part in self.parts.items():
             with fitting(f"the part {name} of the checkpoint"):
-                if name not in tree["parts"]:
-                    raise UsageError(f"{where} has no part named {name}")
                 notes = checkpoint.restore(part, tree["parts"].pop(name))  # a restored part is not kept in memory
             for note in notes:
                 warn(note)
-        with fitting(where):
-            check_running_episodes(self.resumed, num_envs, num_agents)
         self._resume_replays(tree["replay"])
         self.newest = self.resumed["step"]
         return [i for envs in filter(env_state.is_vector_env, self.parts.values()) for i in env_state.restarted(envs)]
@@ -160,7 +156,7 @@ class Checkpoints:
             trees = own() if own else {name: checkpoint.capture(part)}
             for each, tree in trees.items():
                 if found := not_finite(tree, each):
-                    raise Diverged(*found)
+                    raise Diverged(f"{found[0]} is {found[1]}")
 
     def of_rank(self) -> dict[str, Any]:
         """What a checkpoint must hold of this rank: all but modules and optimisers, which are equal in all ranks."""
@@ -180,7 +176,7 @@ class Checkpoints:
         }
         if others:
             tree["ranks"] = list(others)
-        checkpoint.save_checkpoint(self.folder, step, tree, self.keep)
+        checkpoint.save_checkpoint(self.folder, step, tree)
         for log in self._logs.values():
             log.forget()
         self.newest = step
@@ -196,18 +192,13 @@ class Checkpoints:
     # ------------------------------------------------------------------ models
     def networks(self) -> dict[str, Any]:
         """What a model holds, as a script computes with it: modules of torch, in JAX trees of arrays."""
-        models = self._models().items()
+        models = self.models.items()
         return {name: part if hasattr(part, "named_parameters") else part.tree() for name, part in models}
-
-    def _models(self) -> dict[str, Any]:
-        if self.models is not None:
-            return self.models
-        return {name: part for name, part in self.parts.items() if hasattr(part, "named_parameters")}
 
     def save_model(self, name: str, about: Mapping[str, str]) -> None:
         """Write the models into one file, keys prefixed by the part's name, with metadata. Raises OSError."""
         arrays: dict[str, np.ndarray] = {}
-        for part, model in self._models().items():
+        for part, model in self.models.items():
             for key, tensor in model.state_dict().items():
                 checkpoint.encode(tensor, arrays, f"{part}.{key}")
         write_atomically(self.run_dir / name, checkpoint.safetensors(arrays, about))
@@ -225,7 +216,7 @@ class Checkpoints:
             when = "with its first evaluation" if name == MODEL else "at its end"
             raise UsageError(f"{path} cannot be read ({error}); the run writes it {when}") from None
         torch = sys.modules.get("torch")
-        for part, model in self._models().items():
+        for part, model in self.models.items():
             if part in without:
                 continue
             prefix = f"{part}."
@@ -234,13 +225,3 @@ class Checkpoints:
                 mine = {k: torch.from_numpy(v) for k, v in mine.items()}
             with fitting(f"the model {path}"):
                 model.load_state_dict(mine)
-
-
-def check_running_episodes(run: dict[str, Any], num_envs: int | None, num_agents: int = 0) -> None:
-    """ValueError unless a checkpoint's returns and lengths of running episodes, if it has them, are those of as many
-    environments (None: the number is unknown) and agents (0: no axis of agents) as there are."""
-    found = [None if run[name] is None else len(run[name]) for name in ("returns", "lengths")]
-    if found[0] != found[1] or found[0] not in (None, num_envs or found[0]):
-        raise ValueError(f"it has returns of {found[0]} running episodes and lengths of {found[1]}, not of {num_envs}")
-    if run["returns"] is not None and run["returns"].shape[1:] != ((num_agents,) if num_agents else ()):
-        raise ValueError(f"its returns of running episodes are {run['returns'].shape}, not of {num_agents or 1} agents")

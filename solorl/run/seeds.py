@@ -37,12 +37,7 @@ from solorl.run.verbs import Run
 from solorl.runfolder import TOGETHER
 from solorl.terminal import Progress, paint, scores, warn
 
-WITHOUT_EFFECT = {  # flags that files in JAX have like all others: why they change nothing
-    "compile": "these files are always compiled",
-    "fast": "these files have no other way",
-    "torch_deterministic": "these files do not use torch",
-    "save_replay": "checkpoints of these files hold everything anyway",
-}
+OF_TORCH = ("compile", "fast", "torch_deterministic")  # flags that files in JAX have like all others
 
 
 class Runs:
@@ -68,8 +63,7 @@ class Runs:
         self._active = list(range(self.num_seeds))
         self._chunk, self._line = 1, Progress()
         self._code: Any = None  # with which a seed has ended that did not come to its end
-        self._common: int | None = None  # step of the newest checkpoint that all active seeds have
-        self._acts: dict[Any, Any] = {}
+        self._compiled = functools.cache(jax.jit)  # policies
         self._made: tuple[Any, Any] = (None, None)  # the policy and `make_env` that `evaluate` got
         self._waiting: list[int] = []  # seeds that have ended before there was a policy to close them with
         self._before: dict[int, Any] = {}  # as in `Run`
@@ -134,7 +128,7 @@ class Runs:
                 run.meter.teams, run.meter.agents = teams, list(self._envs.agents)
         if self.args.resume and self.num_seeds > 1:
             with in_one_sentence():
-                self._active, self._common = choose_checkpoints(self.runs, self.say)
+                self._active = choose_checkpoints(self.runs, self.say)
         self._model, starts = model, []
         for i in self._active:
             run = self.runs[i]
@@ -150,14 +144,17 @@ class Runs:
         active = [self.runs[i] for i in self._active]
         for run in active if not self.play else ():  # nothing has been written before all fit
             run.begin(starts[0])
+        for name in OF_TORCH if not self.play else ():
+            if getattr(self.args, name) != (default := getattr(RunArgs, name)):
+                warn(f"--{'no-' * default}{name.replace('_', '-')} changes nothing here: it is for files in torch")
         if lost and starts[0]:
             warn(f"the environments of {self.args.env_id} cannot be saved, so their running episodes start again")  # type: ignore[attr-defined]
         if self.num_seeds > 1 and not self.play:
             names = [run.dir.name for run in self.runs]
             note_group(active, names)
             self.say(f"run folders {names[0]} to {names[-1]} in {near(self.runs[0].dir.parent)}")
-            if self._common is not None:
-                self.say(f"resumed at step {self._common:,} (iteration {starts[0]})")
+            if starts[0]:
+                self.say(f"resumed at step {active[0].step:,} (iteration {starts[0]})")
             elif self.args.resume:
                 self.say("not all seeds have a checkpoint yet: starting from the beginning")
             self.say(device_words(self.runs[0].device, self.threads))
@@ -201,7 +198,7 @@ class Runs:
         start, stop = iterations.start, iterations.stop
         begun = max(run.step for run in self.runs) - start * batch_size  # environment steps before this loop
         if not self._before and not self.play:
-            self._start()
+            self._before = signals.listen(self._on_signal, signals.ending())  # XLA must not be interrupted
         if self.num_seeds == 1 and start < stop:
             (self.runs[0].dir / TOGETHER).unlink(missing_ok=True)  # from now on it is trained alone
         try:
@@ -221,14 +218,6 @@ class Runs:
             raise
         for run in self.runs:
             run.meter.trained = last or run.ending.why != ""
-
-    def _start(self) -> None:
-        """What the first loop begins with."""
-        for name, reason in WITHOUT_EFFECT.items():
-            default, has_effect = getattr(RunArgs, name), name == "save_replay" and self.trainings.apart
-            if getattr(self.args, name) != default and not has_effect:
-                warn(f"--{'no-' * default}{name.replace('_', '-')} changes nothing here: {reason}")
-        self._before = signals.listen(self._on_signal)  # XLA must not be interrupted
 
     def episodes(self, global_step: int, reward: Any, done: Any, per_agent: bool = False) -> None:
         """See `Run.episodes`; both (num_seeds, iterations, ..., num_envs), with a last axis of agents where the
@@ -263,7 +252,6 @@ class Runs:
         self.trainings.take(training)
 
         def save(i: int, run: Run) -> None:
-            run.checkpoints.keep = self._common  # where another seed cannot write, as on a full disk
             run.save(global_step)
             if run.ending.why not in ("", "signal"):
                 act, make_env = self._made
@@ -274,8 +262,6 @@ class Runs:
                 self._active.remove(i)
 
         self._each(save, paused=True)
-        if self._active and all(self.runs[i].checkpoints.newest == global_step for i in self._active):
-            self._common = global_step
 
     def close(self, act: Callable[..., Any], make_env: MakeEnv, sample: Any = None, tell: Any = None) -> None:
         """See `Run.close`. `sample(model, obs, key)` is a policy with a parameter `key` more than `act`; `tell` has
@@ -300,10 +286,8 @@ class Runs:
     # ------------------------------------------------------------------ parts of the verbs
     def _policy(self, act: Callable[..., Any], index: int) -> PolicyOfSeed:
         """A policy of one seed, NumPy to NumPy."""
-        if act not in self._acts:
-            self._acts[act] = jax.jit(act)
         model = functools.cache(lambda: self.trainings.of(index, self._model))  # only where it acts
-        return PolicyOfSeed(act, self._acts[act], model)
+        return PolicyOfSeed(act, self._compiled(act), model)
 
     def _each(self, verb: Callable[[int, Run], None], paused: bool = False) -> None:
         """Call a verb for each seed that continues. One that diverges ends; the others continue, if there are any. If

@@ -44,12 +44,10 @@ class MetricsFile:
         self._waiting += [json.dumps(row) + "\n" for row in finite]
         data = "".join(self._waiting).encode()
         try:
-            with open(self.path, "r+b" if self.path.exists() else "wb") as file:
-                if file.seek(0, os.SEEK_END) < self._size:  # somebody has cut or removed the file
-                    self._size = self._left(self._size)
-                file.seek(self._size)
+            with open(self.path, "ab") as file:
+                self._size = min(self._size, file.tell())  # it is less where somebody has removed the file
+                file.truncate(self._size)  # a full disk may have taken a part of the rows that wait
                 file.write(data)
-                file.truncate()
         except OSError as error:
             if self.problem is None:
                 warn(f"metrics wait in memory: {self.path} cannot be written ({error.strerror})")
@@ -70,16 +68,12 @@ class MetricsFile:
     def truncate(self, size: int) -> None:
         """Forget every row after the first `size` bytes; says so where some of those are missing. Raises OSError."""
         if self._size < size:
-            size = self._left(size)
+            left = self.path.read_bytes().rfind(b"\n") + 1 if self.path.exists() else 0
+            warn(f"rows of {self.path} are missing: of {size} bytes {left} are left")
+            size = left
         if self.path.exists():
             os.truncate(self.path, size)
         self._size = size
-
-    def _left(self, wanted: int) -> int:
-        """The bytes of whole rows that are left of the `wanted` ones; says that some are missing."""
-        size = self.path.read_bytes().rfind(b"\n") + 1 if self.path.exists() else 0
-        warn(f"rows of {self.path} are missing: of {wanted} bytes {size} are left")
-        return size
 
 
 @contextmanager

@@ -79,7 +79,7 @@ class Run:
         self._line = Progress()
         if self.world_size > 1:
             with in_one_sentence():
-                self.ranks.open(self.device, self.ending.lost)  # from now on it may be called
+                self.ranks.open(self.device)
 
     @property
     def dir(self) -> Path:
@@ -228,7 +228,7 @@ class Run:
         with self.ending.where_diverged():
             self.ending.write_rows(self.meter.report(global_step, metrics))
         if not self.say.quiet and self._line.is_due():
-            total = int(getattr(self.args, "total_timesteps", 0))
+            total = getattr(self.args, "total_timesteps", 0)
             self._line.show(self.step, total, self.meter.recent_return, self.evaluator.score, self.meter.sps)
 
     def evaluate(
@@ -371,10 +371,10 @@ class Run:
             if self.rank == 0:
                 self.folder.lock()
             try:
-                self.restarted = self.checkpoints.resume(getattr(self.args, "num_envs", None), len(self.meter.agents))
+                self.restarted = self.checkpoints.resume()
                 if saved := self.checkpoints.resumed:
                     with fitting(f"the checkpoint in {near(self.dir)}"):
-                        self.meter.resume(saved)
+                        self.meter.resume(saved, getattr(self.args, "num_envs", None))
                         self.evaluator.resume(saved)
             except BaseException:
                 self.folder.unlock()

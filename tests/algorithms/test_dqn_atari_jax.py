@@ -325,7 +325,6 @@ def test_a_run_resumed_with_its_images_has_them_all(train, monkeypatch):
     flags = [*SHORT, "--total-timesteps", 80, "--save-every", 40, "--save-replay", "--buffer-size", 40]
     first = train("dqn_atari_jax", *flags)
     folder, replay = first["run"].runs[0].dir, first["run"].trainings.of(0, "replay")
-    assert "changes nothing here" not in train.out
     v = train("dqn_atari_jax", "--resume", folder)
     for name in FrameReplay._fields:
         np.testing.assert_array_equal(getattr(v["run"].trainings.of(0, "replay"), name), getattr(replay, name), name)

@@ -195,31 +195,21 @@ def test_two_ranks_resume_exactly_and_no_other_number_does(train, tmp_path):
 def test_a_run_of_one_rank_is_not_resumed_by_two(train, tmp_path):
     v = train(NAME, *TINY, "--total-timesteps", "48")
     two = Ranks(tmp_path / "two", 2, "--resume", v["run"].dir)
-    assert two.codes() == [2, 1], two.words(0) + two.words(1)
+    assert two.codes() == [2, 2], two.words(0) + two.words(1)
     assert "was trained by 1 ranks, not 2: resume it without --nproc" in two.words(0)
-    assert two.words(0).count("\n") == 1 and two.words(1) == ""
+    assert two.words(0).count("\n") == 1
 
 
 # ---------------------------------------------------------------------- how they end
-@pytest.mark.parametrize(
-    ("killed", "flags"),
-    [
-        (1, []),
-        pytest.param(0, [], marks=pytest.mark.slow),
-        pytest.param(1, ["--eval-every", "1", "--eval-episodes", "3000"], marks=pytest.mark.slow),
-    ],
-)  # while both learn; or while rank 1 waits for rank 0, which evaluates
-def test_a_killed_rank_ends_the_others_at_once(killed, flags, tmp_path):
-    ranks = Ranks(tmp_path / "two", 2, *ENDLESS, *flags)
-    if flags:
-        ranks.wait_for("metrics.jsonl")
-        time.sleep(1)
-    else:
-        ranks.wait_for("checkpoint/step_*")
+@pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_killed_rank_ends_the_others_at_once(killed, tmp_path):
+    """Rank 1 waits some seconds before it speaks: what has started the ranks ends it meanwhile."""
+    ranks = Ranks(tmp_path / "two", 2, *ENDLESS)
+    ranks.wait_for("checkpoint/step_*")
     os.kill(ranks.pids[killed], signal.SIGKILL)
-    codes, other = ranks.codes(timeout=10), 1 - killed
+    codes, other = ranks.codes(timeout=30), 1 - killed
     assert codes[killed] == -signal.SIGKILL and codes[other] == 1
-    sentence = f"error: rank {killed} died; stopping all 2 ranks; --resume continues from the last checkpoint\n"
+    sentence = "error: another one of the 2 ranks has ended, so all end; --resume continues from the last checkpoint\n"
     assert ranks.words(other).endswith(sentence) and "Traceback" not in ranks.words(other)
     if killed == 1:
         assert '"failed"' in (ranks.run_dir / "status.json").read_text()
@@ -252,7 +242,10 @@ def test_what_diverges_ends_all_with_the_same_code(tmp_path):
 
 def test_ranks_that_do_not_divide_the_environments_are_refused_in_one_sentence(tmp_path):
     ranks = Ranks(tmp_path / "three", 3, *TINY, "--total-timesteps", "48")
-    assert ranks.codes(timeout=20) == [2, 1, 1], [ranks.words(rank) for rank in range(3)]
+    assert os.waitstatus_to_exitcode(os.waitpid(ranks.pids[0], 0)[1]) == 2
+    for pid in ranks.pids[1:]:  # as what has started them does
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
     assert ranks.words(0) == "error: --num-envs and minibatches (24 steps) must divide by 3 ranks\n"
     assert ranks.words(1) == ranks.words(2) == "" and not (ranks.folder / "runs").exists()
 
@@ -270,9 +263,9 @@ def test_nproc_is_not_for_processes_of_torchrun(solo, monkeypatch):
     refused(solo("train", NAME, "--nproc", "2"), "--nproc starts the processes itself; leave it out below torchrun")
 
 
-def started(words, folder):
+def started(words, folder, *flags):
     """A command in a process of its own, which trains until it is stopped."""
-    words = [sys.executable, "-m", *words, *ENDLESS, "--runs-dir", folder / "runs"]
+    words = [sys.executable, "-m", *words, *ENDLESS, *flags, "--runs-dir", folder / "runs"]
     words = [str(word) for word in words]
     return subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -292,12 +285,19 @@ def children(pid):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_solo_train_ends_where_a_rank_is_killed(tmp_path):
-    process = started(["solorl.cli", "train", NAME, "--nproc", "2"], tmp_path)
-    wait_for(tmp_path, "runs/*/checkpoint/step_*", process)
-    os.kill(children(process.pid)[1], signal.SIGKILL)
+@pytest.mark.parametrize(
+    ("killed", "flags"), [(1, []), (0, []), (1, ["--eval-every", "1", "--eval-episodes", "3000"])]
+)  # while both learn; or while rank 1 waits for rank 0, which evaluates
+def test_solo_train_ends_where_a_rank_is_killed(killed, flags, tmp_path):
+    """Rank 0 says it if it is there and meets rank 1 within seconds; the command does, too, if rank 0 has not ended."""
+    process = started(["solorl.cli", "train", NAME, "--nproc", "2"], tmp_path, *flags)
+    wait_for(tmp_path, "runs/*/metrics.jsonl" if flags else "runs/*/checkpoint/step_*", process)
+    time.sleep(1 if flags else 0)
+    os.kill(children(process.pid)[killed], signal.SIGKILL)
     _, err = process.communicate(timeout=10)
-    assert process.returncode == 1 and err.count("\n") == 1 and "rank 1 has ended" in err
+    assert process.returncode in (1, 128 + signal.SIGKILL) and err.count("\n") in (1, 2), err
+    for line in err.splitlines():
+        assert line.startswith("error: ") and line.endswith("--resume continues from the last checkpoint")
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from solorl.machine import end_with_parent
+from solorl.machine import dying_with_parent
 
 PACKAGES = ("libhwloc15", "liblua5.1-0", "libmunge2", "munge", "slurm-wlm-basic-plugins", "slurm-client", "slurmctld",
             "slurmd")  # fmt: skip
@@ -111,8 +111,8 @@ def slurm_cluster(folder: Path, cpus=2, grace=30, kill_wait=30, user_signal=True
         for name, *words in commands:
             with (folder / f"{name}.txt").open("w") as output:
                 daemons.append(
-                    subprocess.Popen([str(programs / name), *words], env=env, stdin=subprocess.DEVNULL, stdout=output,
-                                     stderr=output, preexec_fn=end_with_parent())
+                    subprocess.Popen([*dying_with_parent(), str(programs / name), *words], env=env,
+                                     stdin=subprocess.DEVNULL, stdout=output, stderr=output)
                 )  # fmt: skip
         _wait_until_idle(env, daemons, folder)
         yield own

@@ -28,7 +28,7 @@ from solorl.lab.studies.runs import Found, command, find, following, newest, sig
 from solorl.lab.studies.storage import Folder, refusal
 from solorl.lab.studies.study import State, Study, script_name
 from solorl.lab.studies.task import Task
-from solorl.machine import dying_with_parent, end_with_parent, own_cores, pinned, shares, visible_gpus
+from solorl.machine import dying_with_parent, own_cores, pinned, shares, visible_gpus
 from solorl.runfolder import is_locked, newest_step, status_of
 from solorl.scripts import script_paths
 from solorl.terminal import plain, scores
@@ -137,7 +137,7 @@ class Worker:
             self._offset = output.tell()
             child = self._child = subprocess.Popen(
                 [*words, *argv], cwd=cwd, env=self._environment(cwd), stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=None if words else end_with_parent(),
+                stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         try:
             if self._why:  # it came before there was a child to tell

@@ -99,8 +99,6 @@ def test_the_name_of_a_generator_calls_nothing(train, copy, monkeypatch):
         (("run", "iteration"), GONE),
         (("run", "iteration"), "1"),
         (("run", "returns"), {"$array": "/random/torch"}),
-        (("run", "returns"), None),
-        (("run", "lengths"), 3),
         (("parts",), 1),
         (("parts", "agent"), None),
         (("parts", "optimizer"), {}),

@@ -146,23 +146,15 @@ def test_two_checkpoints_are_kept(tmp_path):
     assert state.load_checkpoint(tmp_path) == ({"step": 10}, [])
 
 
-def test_several_runs_have_a_newest_common_checkpoint(tmp_path):
-    """That is whole in all of them; one is kept although there are two newer ones, newer ones can be deleted."""
-    one, other = folders = tmp_path / "one", tmp_path / "other"
-    assert state.newest_common(folders) == (None, [])
-    for step in (1, 2, 3):
-        state.save_checkpoint(one, step, {"step": step}, keep=1)
-        state.save_checkpoint(other, step, {"step": step})
-    assert [list(map(state.step_of, state.checkpoints(folder))) for folder in folders] == [[1, 2, 3], [2, 3]]
-    assert state.newest_common(folders) == (3, [])
-    (other / "step_000000000003/state.json").write_text("{}")
-    step, notes = state.newest_common(folders)
-    assert step == 2 and len(notes) == 1 and "step_000000000003 is damaged" in notes[0] and str(other) in notes[0]
-    assert state.load_checkpoint(one, until=2) == ({"step": 2}, []) and state.load_checkpoint(one, 0) == (None, [])
-    state.delete_newer(one, 2)
-    assert list(map(state.step_of, state.checkpoints(one))) == [1, 2]
-    (tmp_path / "one/step_of_somebody").mkdir()
-    assert len(state.checkpoints(one)) == 2
+def test_an_older_checkpoint_can_be_asked_for_and_newer_ones_deleted(tmp_path):
+    for step in (2, 3):
+        state.save_checkpoint(tmp_path, step, {"step": step})
+    assert state.load_checkpoint(tmp_path, until=2) == ({"step": 2}, [])
+    assert state.load_checkpoint(tmp_path, until=0) == (None, [])
+    state.delete_newer(tmp_path, 2)
+    assert list(map(state.step_of, state.checkpoints(tmp_path))) == [2]
+    (tmp_path / "step_of_somebody").mkdir()
+    assert len(state.checkpoints(tmp_path)) == 1
 
 
 def test_leftovers_of_a_killed_save_are_removed(tmp_path):

@@ -300,7 +300,7 @@ def test_a_log_on_a_full_disk_does_not_end_a_training(tmp_path):
         str(script("ppo_jax")),
         "--total-timesteps",
         "512",
-        "--save-replay",
+        "--compile",
     ]  # which gives a warning
     words += ["--eval-episodes", "1", "--runs-dir", str(tmp_path)]
     with open("/dev/full", "w") as full:

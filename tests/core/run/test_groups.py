@@ -1,4 +1,4 @@
-"""Groups of seeds in JAX that go on after kills, damage and the end of some of their seeds."""
+"""Groups of seeds in JAX that go on after kills and the end of some of their seeds."""
 
 import json
 import re
@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from conftest import script
-from safetensors.numpy import load_file
 from test_ppo_jax import folders, same
 
 from solorl.checkpoints import checkpoint as state
@@ -55,29 +53,6 @@ def go_on(train, group, folder):
         same(whole, resumed)
 
 
-def killed_when(train, monkeypatch, folder, killed, *flags):
-    """Train the group in `folder` until `killed(run folder, step)` holds once that is saved; returns what is left in a
-    copy, for the files of the killed runs are locked as long as this process lives."""
-    write = state.save_checkpoint
-
-    def dying(place, step, *others):
-        write(place, step, *others)
-        if killed(place.parent, step):
-            raise SystemExit(9)  # SIGKILL would end this process, too
-
-    monkeypatch.setattr(
-        "solorl.run.ending.atexit", SimpleNamespace(register=lambda *call: None, unregister=lambda *call: None)
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(state, "save_checkpoint", dying)
-        patch.setattr(
-            "solorl.run.seeds.Runs._end", lambda runs, index, code: sys.exit(code)
-        )  # for the other seeds, too
-        train("ppo_jax", *flags, code=9)
-    shutil.copytree(folder / "runs", folder / "left" / "runs")
-    return folder / "left"
-
-
 @pytest.mark.parametrize(
     ("saves", "found", "said"),
     [
@@ -96,38 +71,18 @@ def test_a_group_killed_between_the_saves_of_two_seeds_goes_on_exactly(train, tm
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_of_one_seed_sets_all_seeds_back(train, tmp_path, group, monkeypatch):
-    """To the one before it. The newer one of the other seed is gone at once: it would be the newest for too long."""
+def test_a_damaged_checkpoint_of_one_seed_asks_to_resume_each_alone(train, tmp_path, group):
+    """That one continues from the checkpoint before it."""
     shutil.copytree(group / "killed_6", tmp_path, dirs_exist_ok=True)
     first, second = folders(tmp_path)
     (second / "checkpoint/step_000000000192/tensors.safetensors").write_bytes(b"nothing")
-    flags = ["--resume", first, "--num-seeds", 2, "--save-every", 100]
-    left = killed_when(train, monkeypatch, tmp_path, lambda run, step: True, *flags)
-    assert "step_000000000192 is damaged" in train.out and "resumed at step 128" in train.out
-    assert [steps_of(run) for run in folders(left)] == [[128, 224], [128]]
-    train("ppo_jax", "--resume", folders(left)[0], "--num-seeds", 2)
+    train("ppo_jax", "--resume", first, "--num-seeds", 2, code=2)
+    assert "stand at different iterations ([6, 4]); resume each alone" in train.out
+    assert [steps_of(run) for run in (first, second)] == [[128, 192]] * 2
+    alone = shutil.copytree(second, tmp_path / "alone" / second.name)  # this process has locked the other one
+    train("ppo_jax", "--resume", alone)
     assert "resumed at step 128" in train.out
-    for whole, resumed in zip(folders(group), folders(left), strict=True):  # rows are means of other chunks
-        finals = [load_file(run / "model_last.safetensors") for run in (whole, resumed)]
-        assert all(np.array_equal(finals[0][key], finals[1][key]) for key in finals[0])
-
-
-@pytest.mark.slow
-def test_a_seed_that_could_not_save_has_a_step_in_common_with_the_others(train, tmp_path, group, monkeypatch):
-    """Seed 2 finds a full disk at step 128, and the process is killed after seed 1 has saved step 192."""
-    write = state.write_state
-
-    def full(folder, tree):
-        if "__2__" in str(folder) and tree["run"]["step"] == 128:
-            raise OSError(28, "No space left on device")
-        write(folder, tree)
-
-    monkeypatch.setattr(state, "write_state", full)
-    flags = [*FLAGS, "--runs-dir", tmp_path / "runs"]
-    left = killed_when(train, monkeypatch, tmp_path, lambda run, step: step == 192, *flags)
-    assert [steps_of(run) for run in folders(left)] == [[64, 128, 192], [64]]
-    go_on(train, group, left)
-    assert "resumed at step 64" in train.out and [steps_of(run) for run in folders(left)] == [[192, 256]] * 2
+    same(folders(group)[1], alone)
 
 
 @pytest.mark.slow
@@ -158,13 +113,9 @@ RUNNING, STOPPED, FINISHED, DIVERGED = "running", "stopped", "finished", "diverg
         ([STOPPED, FINISHED], [[3, 4], [1, 2]], (4, [0])),
         ([RUNNING, RUNNING], [[], []], (None, [0, 1])),
         ([RUNNING, RUNNING], [[], [1]], (None, [0, 1])),
-        ([RUNNING, RUNNING], [[], [1, 2]], "no whole checkpoint of one step (their newest are of the steps [0, 2]"),
-        (
-            [RUNNING, RUNNING],
-            [[1, 2], [3, 4]],
-            "no whole checkpoint of one step (their newest are of the steps [2, 4]",
-        ),
-        ([STOPPED, RUNNING], [[1, 2], [3, 4]], "no whole checkpoint of one step"),  # by a file named `stop`
+        ([RUNNING, RUNNING], [[], [1, 2]], "no checkpoint of one step (their newest are of the steps [0, 2]"),
+        ([RUNNING, RUNNING], [[1, 2], [3, 4]], "no checkpoint of one step (their newest are of the steps [2, 4]"),
+        ([STOPPED, RUNNING], [[1, 2], [3, 4]], "no checkpoint of one step"),  # by a file named `stop`
         ([FINISHED, FINISHED], [[1, 2], [2, 3]], "stand at different steps ([2, 3]); resume each alone"),
     ],
 )
@@ -183,8 +134,7 @@ def test_which_seeds_go_on_from_which_step(tmp_path, statuses, saved, want):
         with pytest.raises(UsageError, match=re.escape(want)):
             choose_checkpoints(runs, print)
         return
-    active, common = choose_checkpoints(runs, print)
-    assert (common, active) == want
+    assert choose_checkpoints(runs, print) == want[1]
     chosen = {run.checkpoints.until for run in runs} - {None}
     assert chosen == ({want[0] or 0} if any(saved) else set())  # without a checkpoint there is nothing to choose
 

@@ -148,12 +148,12 @@ def test_rows_that_could_not_be_written_are_named_with_their_reason(train, tmp_p
     assert status(only_folder(tmp_path)) == "failed"
 
 
-def test_a_metrics_file_that_is_removed_begins_with_whole_rows(tmp_path, capsys):
+def test_a_metrics_file_that_is_removed_begins_with_whole_rows(tmp_path):
     file = trackers.MetricsFile(tmp_path / "metrics.jsonl")
     file.write([{"a": 1.0}, {"a": 2.0}])
     (tmp_path / "metrics.jsonl").unlink()
     file.write([{"a": 3.0}])
-    assert rows(tmp_path) == [{"a": 3.0}] and "are missing: of 22 bytes 0 are left" in capsys.readouterr().err
+    assert rows(tmp_path) == [{"a": 3.0}]
 
 
 # ---------------------------------------------------------------------- numbers that are none

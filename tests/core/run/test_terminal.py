@@ -83,11 +83,6 @@ def test_the_line_of_progress_fits_and_fills_its_bar(colors, columns):
     assert shown == FACTS[: len(shown)] and (len(shown) == 5 or columns < 100)
 
 
-def test_a_terminal_without_these_signs_gets_others(colors):
-    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    assert terminal.bar(0.5, 8, file) == "####----"
-
-
 def test_progress_renews_itself_only_where_that_is_understood(colors, monkeypatch):
     for term, pattern in (("xterm", r"\r\033\[K\S*step 1,000  .*━+.*─+.*  20 %  return   12.5.*[^\n]$"),
                           ("dumb", r"step +1,000  20 %  return +12\.5 [^\033\r━]* left\n$")):  # fmt: skip

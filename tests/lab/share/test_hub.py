@@ -285,7 +285,7 @@ def test_a_run_of_the_hub_is_exported_by_the_same_rule(pushed, solo, here):
         ({"ppo.py": None, "dqn.py": b"x"}, "has lost its script ppo.py"),
         ({"config.json": None}, "it has no config.json"),
         ({"config.json": b"["}, "it has no config.json that can be read"),
-        ({"config.json": b'{"script": "../ppo.py"}'}, "must name the script"),
+        ({"config.json": b'{"script": "../ppo.py"}'}, "has lost its script ../ppo.py"),
         ({"model.safetensors": None}, "it has no model.safetensors"),
         ({"metrics.jsonl": b"x" * 2_000_000}, "2.1 MB, more than 2 (solo pull --max-size)"),
     ],

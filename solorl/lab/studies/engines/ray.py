@@ -18,7 +18,7 @@ import ray
 from solorl.errors import UsageError, reason
 from solorl.lab.studies.engines import Job
 from solorl.lab.studies.worker import AGAIN
-from solorl.machine import command_of, end_with_parent
+from solorl.machine import command_of, dying_with_parent
 
 OPTIONS = ("address",)
 RETRIES = 100  # of a worker, which ends by itself when no task is left; of the actor
@@ -30,7 +30,7 @@ class Again(Exception):
 
 def work(words: Sequence[str]) -> None:
     """Run a worker on this node to its end, told to save where Ray ends this process. Raises Again."""
-    process = subprocess.Popen(command_of(*words), stdin=subprocess.DEVNULL, preexec_fn=end_with_parent())
+    process = subprocess.Popen([*dying_with_parent(), *command_of(*words)], stdin=subprocess.DEVNULL)
     try:
         if (code := process.wait()) < 0 or code == AGAIN:
             raise Again(f"exit code {code}")
