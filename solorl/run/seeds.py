@@ -65,7 +65,6 @@ class Runs:
         self._code: Any = None  # with which a seed has ended that did not come to its end
         self._compiled = functools.cache(jax.jit)  # policies
         self._made: tuple[Any, Any] = (None, None)  # the policy and `make_env` that `evaluate` got
-        self._waiting: list[int] = []  # seeds that have ended before there was a policy to close them with
         self._before: dict[int, Any] = {}  # as in `Run`
 
     # ------------------------------------------------------------------ verbs, in the order of a script
@@ -210,7 +209,7 @@ class Runs:
                 for i in self._active:
                     self.runs[i].meter.iteration, self.runs[i].meter.is_last = end - 1, last and end == stop
                 yield range(start, end)
-                if all(self.runs[i].ending.why == "signal" for i in self._active):  # else it came between two saves
+                if all(self.runs[i].ending.why for i in self._active):  # else a signal came between two saves
                     break
                 start = end
         except BaseException:
@@ -253,12 +252,9 @@ class Runs:
 
         def save(i: int, run: Run) -> None:
             run.save(global_step)
-            if run.ending.why not in ("", "signal"):
-                act, make_env = self._made
-                if act is None:
-                    self._waiting.append(i)
-                else:
-                    run.close(self._policy(act, i), make_env)
+            act, make_env = self._made
+            if run.ending.why not in ("", "signal") and act is not None:  # else `close` does it
+                run.close(self._policy(act, i), make_env)
                 self._active.remove(i)
 
         self._each(save, paused=True)
@@ -267,7 +263,7 @@ class Runs:
         """See `Run.close`. `sample(model, obs, key)` is a policy with a parameter `key` more than `act`; `tell` has
         the parameters of `act`."""
         try:
-            for i in (*self._waiting, *self._active):
+            for i in self._active:
                 try:
                     others = [None if each is None else self._policy(each, i) for each in (sample, tell)]
                     self.runs[i].close(self._policy(act, i), make_env, *others)
@@ -299,7 +295,7 @@ class Runs:
             except SystemExit as end:
                 self._code = end.code
                 self._active.remove(i)
-                if not (self._active or self._waiting):
+                if not self._active:
                     raise
             for other in self._active if paused else ():
                 self.runs[other].meter.pause((other != i) * (time.perf_counter() - began))
