@@ -116,8 +116,12 @@ class Trainings:
 
     def begin(self, begin: Callable[[Any], Any], keys: Sequence[Any], side_by_side: bool) -> None:
         """The training of each key; where they will be stacked `side_by_side`, they wait in the memory of the host."""
-        start, own = jax.jit(begin), jax.device_get if side_by_side else with_own_buffers
-        self.each = [own(start(key)) for key in keys]
+        start = jax.jit(jax.vmap(begin) if side_by_side else begin)
+        if side_by_side:
+            found = jax.device_get(start(jnp.stack(keys)))
+            self.each = [jax.tree.map(lambda x, i=i: x[i], found) for i in range(len(keys))]
+        else:
+            self.each = [with_own_buffers(start(key)) for key in keys]
         self.apart = replays_of(self.each[0])
 
     def stack(self) -> None:
