@@ -38,11 +38,6 @@ def paint(text: str, style: str, file: Any = None) -> str:
     return f"\033[{STYLES[style]}m{text}\033[0m" if has_colors(file or sys.stdout) else text
 
 
-def wiped(text: str, file: Any) -> str:
-    """`text` in place of a line of progress that stands in the terminal."""
-    return WIPE + text if renews(file) else text
-
-
 def plain(text: str) -> str:
     """A text for terminals and pages: characters that control them, or that cannot be written, as \\x1b. Whatever
     others have written goes through here; `quit_with`, `warn` and `aligned` do it."""
@@ -117,16 +112,17 @@ class Progress:
             width = len(f"{total:,}")
             facts = [f"step {step:>{width},}", f"return {recent:>6}", f"evaluation {score:>6}", left, rate + together]
             line = live_line(share, facts, shutil.get_terminal_size().columns, sys.stdout)
-            say(WIPE + line, sys.stdout, end="")
+            say(line, sys.stdout, end="")
             return
         head = f"step {step:>10,} {100 * share:3.0f} %  return {recent:>8}  evaluation {score:>8}"
         say(f"{head}  {rate:>17}{together}  {left}", sys.stdout)
 
 
 def say(text: str, file: Any, end: str = "\n") -> None:
-    """Print at once; where that fails (`| head`, a closed terminal, a full disk), the training continues without."""
+    """Print at once, in place of a line of progress that stands in the terminal; where that fails (`| head`, a closed
+    terminal, a full disk), the training continues without."""
     try:
-        print(text, end=end, file=file, flush=True)
+        print(f"{WIPE * renews(file)}{text}", end=end, file=file, flush=True)
     except UnicodeEncodeError:
         say(text.encode("ascii", "replace").decode(), file, end)
     except OSError:
@@ -138,4 +134,4 @@ def say(text: str, file: Any, end: str = "\n") -> None:
 
 def warn(sentence: str) -> None:
     """One line on standard error, in place of the progress line, which comes again."""
-    say(wiped(f"{paint('warning:', 'yellow', sys.stderr)} {plain(sentence)}", sys.stderr), sys.stderr)
+    say(f"{paint('warning:', 'yellow', sys.stderr)} {plain(sentence)}", sys.stderr)

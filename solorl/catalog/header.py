@@ -2,7 +2,7 @@
 
 import ast
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -24,68 +24,25 @@ class Script:
     family: str
     framework: str  # torch | jax
     title: str
-    fields: dict[str, str] = field(default_factory=dict)
-    lines: int = 0
+    lines: int
+    fields: dict[str, str]  # all that the header says; what follows is from there
+    paper: str  # authors, year and address
+    run: str  # a command that works
+    spaces: str  # `observations -> actions`
+    observations: str  # their kind: `vector`
+    actions: str  # `discrete` or `continuous`, without what `Spaces` says after a comma
+    parents: list[str]  # of `Differs   from X.py: ...` or `from X.py, Y.py: ...`; none for the root of a family
+    relatives: list[str]  # of `Differs   relatives X.py, Y.py: ...`, of a file that is mostly new
+    parent: str | None  # the first of the parents
+    twin: str | None  # of `Twin   X.py`: the torch file that a file in JAX corresponds to
+    copy_of: str | None  # of `Copy of   X.py (SoloRL 0.1.0)`, as `solo copy` writes it
+    not_for: dict[str, str]  # what it is not made for, each with the file that is: `{"images": "ppo_atari.py"}`
 
-    @property
-    def paper(self) -> str:
-        """Authors, year and address."""
-        return self.fields.get("Paper", "")
 
-    @property
-    def run(self) -> str:
-        """A command that works."""
-        return self.fields.get("Run", "")
-
-    @property
-    def spaces(self) -> str:
-        """`observations -> actions`."""
-        return self.fields.get("Spaces", "")
-
-    @property
-    def observations(self) -> str:
-        """The kind of observations: `vector`."""
-        return self.spaces.partition("->")[0].strip()
-
-    @property
-    def actions(self) -> str:
-        """The kind of actions: `discrete` or `continuous`, without what `Spaces` says after a comma."""
-        return self.spaces.partition("->")[2].partition(",")[0].strip()
-
-    @property
-    def parents(self) -> list[str]:
-        """The file names in `Differs   from X.py: ...` or `from X.py, Y.py: ...`; none for the root of a family."""
-        return self._named("from")
-
-    @property
-    def relatives(self) -> list[str]:
-        """The file names in `Differs   relatives X.py, Y.py: ...`, of a file that is mostly new."""
-        return self._named("relatives")
-
-    def _named(self, word: str) -> list[str]:
-        match = re.match(rf"{word} ([^\s,:]+\.py(?:, *[^\s,:]+\.py)*)(?![\w.])", self.fields.get("Differs", ""))
-        return re.split(r", *", match.group(1)) if match else []
-
-    @property
-    def parent(self) -> str | None:
-        """The first of the parents; None for the root of a family."""
-        return next(iter(self.parents), None)
-
-    @property
-    def copy_of(self) -> str | None:
-        """The file name in `Copy of   X.py (SoloRL 0.1.0)`, as `solo copy` writes it; None without one."""
-        match = re.match(r"(.+?\.py)(?= \(|$)", self.fields.get("Copy of", ""))
-        return match.group(1) if match else None
-
-    @property
-    def twin(self) -> str | None:
-        """The file name in `Twin   X.py`: the torch file that a file in JAX corresponds to; None without one."""
-        return self.fields.get("Twin") or None
-
-    @property
-    def not_for(self) -> dict[str, str]:
-        """What the file is not made for, each with the file that is: `{"images": "ppo_atari.py"}`."""
-        return not_for(self.fields)
+def named(word: str, differs: str) -> list[str]:
+    """The file names that `Differs` has after `from` or `relatives`."""
+    match = re.match(rf"{word} ([^\s,:]+\.py(?:, *[^\s,:]+\.py)*)(?![\w.])", differs)
+    return re.split(r", *", match.group(1)) if match else []
 
 
 def scripts(folder: Path | None = None) -> list[Script]:
@@ -105,13 +62,8 @@ def read_source(path: Path) -> str:
 
 def parse_source(path: Path) -> ast.Module:
     """The syntax tree of a Python file; UsageError if it cannot be read or is not valid Python."""
-    return parsed(path, read_source(path))
-
-
-def parsed(path: Path, text: str) -> ast.Module:
-    """The syntax tree of the text of a Python file; UsageError if it is not valid Python."""
     try:
-        return ast.parse(text)
+        return ast.parse(read_source(path))
     except SyntaxError as error:
         raise UsageError(f"{path}:{error.lineno} is not valid Python: {error.msg}") from None
     except ValueError as error:  # a null byte in some versions of Python
@@ -140,18 +92,33 @@ def parse_header(path: Path) -> Script:
 
 @cache  # a search reads the headers of all files
 def _header(path: Path, family: str, text: str) -> Script:
-    tree = parsed(path, text)
+    tree = parse_source(path)
     docstring = ast.get_docstring(tree, clean=False)
     if not (docstring and docstring.strip()):
         raise UsageError(f"{path} has no header: its docstring must start with a title and say {', '.join(KEYS)}")
+    said = header_fields(docstring)
+    observations, _, actions = said.get("Spaces", "").partition("->")
+    parents = named("from", said.get("Differs", ""))
+    copy = re.match(r"(.+?\.py)(?= \(|$)", said.get("Copy of", ""))
     return Script(
         name=path.stem,
         path=path,
         family=family,
         framework="jax" if "jax" in top_modules(tree) else "torch",
         title=docstring.splitlines()[0].strip(),
-        fields=header_fields(docstring),
         lines=len(text.splitlines()),
+        fields=said,
+        paper=said.get("Paper", ""),
+        run=said.get("Run", ""),
+        spaces=said.get("Spaces", ""),
+        observations=observations.strip(),
+        actions=actions.partition(",")[0].strip(),
+        parents=parents,
+        relatives=named("relatives", said.get("Differs", "")),
+        parent=next(iter(parents), None),
+        twin=said.get("Twin") or None,
+        copy_of=copy.group(1) if copy else None,
+        not_for=not_for(said),
     )
 
 

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from solorl.catalog.header import ENTRANCES, METADATA, parse_source, read_source, with_header
 from solorl.errors import UsageError
@@ -18,42 +19,17 @@ ENVPOOL = (
     PACKAGE / "envs" / "load_envpool.py", Path(__file__).with_name("stub_envpool.py"), PACKAGE / "envs" / "envpool.py"
 )  # fmt: skip
 READER = PACKAGE / "args" / "command_line.py"
-PROCESSES = PACKAGE / "compute" / "processes.py"
 VECTOR = PACKAGE / "envs" / "vector.py"
+ONLY_OURS = ("run.dataset", "run.keep", "run.multi_agent_env", "run.place")  # verbs that the stub has not
 BANNER = "# ---- SoloRL's run library in short: the same seeds and environments, no run folder, no checkpoints\n"
 
 
-def attributes_of(name: str, node: ast.AST) -> set[str]:
-    """The names `x` of all `name.x` in it."""
-    attributes = (each for each in ast.walk(node) if isinstance(each, ast.Attribute))
-    return {each.attr for each in attributes if isinstance(each.value, ast.Name) and each.value.id == name}
-
-
-def stub_with(used: set[str]) -> str:
-    """The stub with the verbs that are `used`, and those that they use in turn."""
-    text = read_source(STUB)
-    [run] = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == "Run"]
-    verbs = {node.name: node for node in run.body if isinstance(node, ast.FunctionDef)}
-    kept: set[str] = set()
-    found = {"__init__", *used} & set(verbs)
-    while not found <= kept:
-        kept |= found
-        found = set().union(*(attributes_of("self", verbs[name]) for name in kept)) & set(verbs)
-    lines: list[str] = text.splitlines(keepends=True)
-    for node in (verbs[name] for name in set(verbs) - kept):
-        end = node.end_lineno or 0
-        lines[node.lineno - 2 : end] = [""] * (end - node.lineno + 2)  # with the empty line before it
-    return "".join(lines)
-
-
-def stub_parts(names: Collection[str], used: set[str]) -> tuple[list[str], str]:
-    """The import lines and the definitions of the reader of command lines, of environments side by side, of the stub
-    with the verbs that are `used`, of EnvPool's environments where they are among the `names` that a script imports,
-    and of what places objects in other processes where it does that."""
+def stub_parts(names: Collection[str]) -> tuple[list[str], str]:
+    """The import lines and the definitions of the reader of command lines, of environments side by side, of the stub,
+    and of EnvPool's environments where they are among the `names` that a script imports."""
     imports, codes = [], []
-    more = (*(ENVPOOL if "EnvPoolVectorEnv" in names else ()), *([PROCESSES] if "place" in used else []))
-    for path in (READER, VECTOR, STUB, *more):
-        text = stub_with(used) if path == STUB else read_source(path)
+    for path in (READER, VECTOR, STUB, *(ENVPOOL if "EnvPoolVectorEnv" in names else ())):
+        text = read_source(path)
         lines = text.splitlines(keepends=True)
         nodes = [node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))]
         imports += [lines[node.lineno - 1] for node in nodes]
@@ -63,19 +39,16 @@ def stub_parts(names: Collection[str], used: set[str]) -> tuple[list[str], str]:
 
 def library_import(path: Path) -> ast.ImportFrom:
     """The statement `from solorl import ...`; UsageError if there is none or the file needs more of the library."""
-    found = None
-    for node in ast.walk(parse_source(path)):
-        if isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "solorl" for alias in node.names):
+    nodes = [node for node in ast.walk(parse_source(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    ours: list[Any] = [node for node in nodes if re.search(r"\bsolorl\b", ast.unparse(node))]
+    known = set(ENTRANCES) - {"PettingZooEnvs", "Runs", "vector_env"}  # which the stub has not
+    for node in ours:
+        plain = isinstance(node, ast.ImportFrom) and node.module == "solorl" and node.col_offset == 0
+        if not plain or node is not ours[0] or any(name.name not in known or name.asname for name in node.names):
             raise UsageError(f"{path.name} cannot stand alone: it says `{ast.unparse(node)}`")
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "solorl":
-            known = set(ENTRANCES) - {"Runs"}  # which the stub has not; a teacher is refused later
-            plain = all(alias.name in known and alias.asname is None for alias in node.names)
-            if found or node.module != "solorl" or node.col_offset or not plain:
-                raise UsageError(f"{path.name} cannot stand alone: it says `{ast.unparse(node)}`")
-            found = node
-    if found is None:
+    if not ours:
         raise UsageError(f"{path.name} stands alone already: it does not import solorl")
-    return found
+    return ours[0]
 
 
 def extras() -> dict[str, list[str]]:
@@ -111,18 +84,14 @@ def without_solorl(block: str) -> str:
 def standalone(path: Path, name: str) -> str:
     """The text of `path` without the library, for a file `name`; UsageError if it needs more than the stub has."""
     ours, text = library_import(path), read_source(path)
-    tree = ast.parse(text)
-    used = attributes_of("run", tree)
-    if "keep" in used:
-        raise UsageError(f"{path.name} cannot stand alone: its teacher is a run folder, which the library reads")
-    if "dataset" in used:
-        raise UsageError(f"{path.name} cannot stand alone: its data set is a folder, which the library reads")
-    if {"multi_agent_env", "PettingZooEnvs", "board"} & {*used, facts_of(path).env_kind, *(a.name for a in ours.names)}:
-        raise UsageError(f"{path.name} cannot stand alone: the library has its games of several agents and opponents")
+    tree, lacking = ast.parse(text), [verb for verb in ONLY_OURS if f"{verb}(" in text]
+    lacking += ["opponents"] * (facts_of(path).env_kind == "board")
+    if lacking:
+        raise UsageError(f"{path.name} cannot stand alone: the library alone has {lacking[0]}")
     lines = text.splitlines(keepends=True)
     body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     last = body[-1].end_lineno or 0
-    imports, code = stub_parts([alias.name for alias in ours.names], used)
+    imports, code = stub_parts([alias.name for alias in ours.names])
     missing = [line for line in imports if line not in lines]
     before, after = lines[: ours.lineno - 1], lines[ours.end_lineno : last]
     text = "".join([*before, *missing, *after, "\n\n", BANNER, code, *lines[last:]])

@@ -4,7 +4,6 @@ The weights that a script learns with it are equal, bit for bit, to those it lea
 """
 
 import argparse
-import copy
 import inspect
 import os
 import random
@@ -18,7 +17,6 @@ import gymnasium as gym
 import numpy as np
 
 from solorl.args.command_line import check_ranges, given_arguments
-from solorl.compute.processes import Processes
 from solorl.envs.vector import VectorEnvs, masks_in
 
 
@@ -52,18 +50,12 @@ def quit_with(sentence):
     raise SystemExit(2)
 
 
-def vector_env(make_env, env_id, num_envs):
-    """Environments side by side, which reset in the same step; their observations are copies."""
-    return VectorEnvs([lambda: gym.wrappers.TransformObservation(make_env(env_id), copy.deepcopy, None)] * num_envs)
-
-
 class Run:
     """Seeds, device, progress, and an evaluation at the end."""
 
     def __init__(self, args, parallel=False):
         self.args, self.parts, self.returns, self.ended, self.printed, self.last = args, {}, None, [], 0.0, {}
         self.device, self.restarted, self.rank, self.world_size = args.device, [], 0, 1
-        self.processes = None
         random.seed(args.seed)
         np.random.seed(args.seed)
         if torch := sys.modules.get("torch"):
@@ -150,10 +142,6 @@ class Run:
     def evaluate(self, global_step, policy, make_env, also=None, played=None):
         """Nothing: `close` evaluates."""
 
-    def evaluation_seeds(self, global_step):
-        """None: `close` evaluates."""
-        return []
-
     def save(self, global_step):
         """Nothing: `close` saves."""
 
@@ -163,8 +151,6 @@ class Run:
 
     def close(self, policy, make_env, sample=None, tell=None):
         """Evaluate the policy and save the weights."""
-        if self.processes:
-            self.processes.close()
         known, returns = inspect.signature(policy).parameters, []
         together = "num_envs" in inspect.signature(make_env).parameters
         envs = (make_env if together else partial(self.vector_env, make_env))(self.args.env_id, 1)
@@ -191,25 +177,6 @@ class Run:
     def compile(self, function):
         """The compiled function with --compile, else the function itself."""
         return sys.modules["torch"].compile(function, dynamic=False) if self.args.compile else function
-
-    def place(self, cls, inputs, here=False):
-        """An object for each of the inputs, in this process or in those that Ray places."""
-        if here:
-            return [cls(*each) for each in inputs]
-        self.processes = self.processes or Processes(print)
-        return self.processes.place(cls, inputs)
-
-    def share(self, value):
-        """A value for several objects."""
-        return self.processes.share(value) if self.processes else value
-
-    def first(self, promises):
-        """Index and answer of the first promise that is there."""
-        return self.processes.first(promises) if self.processes else (0, promises[0])
-
-    def answers(self, promises):
-        """The answers of promises."""
-        return self.processes.answers(promises) if self.processes else promises
 
     def fast(self, module):
         """A module as a function from a NumPy batch to a NumPy batch."""

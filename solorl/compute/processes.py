@@ -1,7 +1,4 @@
-"""Objects in processes of their own, which Ray places on this machine or on a cluster.
-
-Standalone copies of scripts carry this file, so it imports nothing of ours.
-"""
+"""Objects in processes of their own, which Ray places on this machine or on a cluster."""
 
 import logging
 import os

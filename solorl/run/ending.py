@@ -31,7 +31,7 @@ from solorl.run.pictures import draw_learning_curve, film_to
 from solorl.run.saving import Checkpoints
 from solorl.runfolder import CHECKPOINTS, LAST_MODEL, METRICS, MODEL, PICTURE, STATUS, STOP, checkpoints, write_status
 from solorl.scripts import as_typed
-from solorl.terminal import duration, paint, say, scores, warn, wiped
+from solorl.terminal import duration, paint, say, scores, warn
 
 # Exit codes: of a run that met a NaN or an infinite number, and of one that has come to its end, but could not write
 # all of it.
@@ -47,8 +47,7 @@ class Voice:
     def __call__(self, text: str, file: Any = None) -> None:
         """One whole line; wipes the progress line first. A quiet run writes to standard error only."""
         if not self.quiet or file is not None:
-            file = file or sys.stdout
-            say(wiped(text, file), file)
+            say(text, file or sys.stdout)
 
 
 @dataclass(eq=False)
@@ -132,11 +131,10 @@ class Ending:
 
     def hear(self, number: int, frame: Any) -> None:
         """The first signal ends the run after the next save; the second ends at once."""
-        if self.signal and self.signal != number and self.ranks.world_size > 1:
-            return  # of torchrun, which sends SIGTERM after a Ctrl+C
-        if self.signal and signals.below_a_worker():
-            return
         if self.signal:
+            of_torchrun = self.signal != number and self.ranks.world_size > 1  # it sends SIGTERM after a Ctrl+C
+            if of_torchrun or signals.below_a_worker():
+                return
             self._end_at_once(number)
         self.signal = number
         doing = "all is saved, evaluating and drawing" if self.meter.trained else "finishing this iteration and saving"

@@ -73,8 +73,7 @@ def count_iterations(args: Any, steps: int, minibatches: int | None, batch: int 
     if minibatches is not None and (steps % minibatches or steps <= minibatches):
         what = f"--num-minibatches {minibatches} must divide the batch of {steps} steps into parts of 2 or more"
         raise UsageError(what)
-    most = min(int(args.buffer_size), total // steps * steps) if batch is not None else 0
-    if batch is not None and batch > most:
+    if batch is not None and batch > (most := min(int(args.buffer_size), total // steps * steps)):
         raise UsageError(f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     return total // steps
 

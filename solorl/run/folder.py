@@ -1,6 +1,5 @@
 """The run folder: who may write there, its script, config.json, status.json and rows, and what could not be written."""
 
-import hashlib
 import importlib.metadata
 import os
 import platform
@@ -40,12 +39,9 @@ def new_path(args: RunArgs, script: Path) -> Path:
 
 @cache
 def own_state() -> str:
-    """The commit of this library's checkout, or a hash of its installed files: what a run of somebody's own script was
-    done with."""
-    if in_checkout() and (git := git_state(PACKAGE, ".")):
-        return f"g{git['commit'][:12]}{'.changed' * git['dirty']}"
-    files = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py"))))
-    return f"sha256.{files.hexdigest()[:12]}"
+    """After the version of this library, the commit of its checkout; nothing where it is installed."""
+    git = git_state(PACKAGE, ".") if in_checkout() else None
+    return f"+g{git['commit'][:12]}{'.changed' * git['dirty']}" if git else ""
 
 
 git_at_start = cache(git_state)  # a process may begin thousands of runs
@@ -56,7 +52,7 @@ def circumstances(args: RunArgs, script: Path, device: Any) -> dict[str, Any]:
     versions = {}
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name) + f"+{own_state()}" * (name == "solorl")
+            versions[name] = importlib.metadata.version(name) + own_state() * (name == "solorl")
     return {
         "format": FORMAT,
         "script": script.name,

@@ -10,7 +10,9 @@ in which floating-point numbers are added. So they are on other devices, where o
 (vmap). This module knows no algorithm, no network and no loss.
 """
 
+import dataclasses
 import functools
+import json
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,19 +24,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from solorl import signals
-from solorl.args.arguments import RunArgs
+from solorl.args.arguments import RunArgs, check_unchanged, saved_arguments
 from solorl.compute import xla
 from solorl.compute.device import device_words
 from solorl.envs.open import open_envs
-from solorl.errors import in_one_sentence, quit_with
-from solorl.files import near
+from solorl.errors import UsageError, in_one_sentence, quit_with
+from solorl.files import is_plain_name, near, read_json, write_atomically
 from solorl.machine import check_array, own_cores
 from solorl.run.ending import UNSAVED, Voice, how_to_go_on
 from solorl.run.evaluation import Also, MakeEnv
-from solorl.run.group import arguments_of, choose_checkpoints, note_group
 from solorl.run.trainings import JaxReplay, Part, PolicyOfSeed, Trainings, without_replay
 from solorl.run.verbs import Run
-from solorl.runfolder import TOGETHER
+from solorl.runfolder import CONFIG, TOGETHER, checkpoints, status_of, step_of
 from solorl.terminal import Progress, paint, scores, warn
 
 OF_TORCH = ("compile", "fast", "torch_deterministic")  # flags that files in JAX have like all others
@@ -150,7 +151,8 @@ class Runs:
             warn(f"the environments of {self.args.env_id} cannot be saved, so their running episodes start again")  # type: ignore[attr-defined]
         if self.num_seeds > 1 and not self.play:
             names = [run.dir.name for run in self.runs]
-            note_group(active, names)
+            for run in active:  # each run folder knows the names of all, so that all continue together
+                write_atomically(run.dir / TOGETHER, json.dumps({"runs": names}).encode())
             self.say(f"run folders {names[0]} to {names[-1]} in {near(self.runs[0].dir.parent)}")
             if starts[0]:
                 self.say(f"resumed at step {active[0].step:,} (iteration {starts[0]})")
@@ -336,3 +338,50 @@ class Runs:
         if self.num_seeds > 1 and means:
             mean, *ends = scores(float(np.mean(means)), min(means), max(means))
             self.say(paint(f"{when}  evaluation {mean}, from {' to '.join(ends)}, {len(means)} seeds", "cyan"))
+
+
+# ---------------------------------------------------------------------- seeds that are trained together
+def arguments_of(args: Any, threads: int) -> list[Any]:
+    """The arguments of each seed of a group as if it were trained alone, so that it can be resumed alone, with the
+    `threads` of XLA for all. UsageError for run folders that do not continue together."""
+    folders = [args.resume] * args.num_seeds
+    if args.resume and args.num_seeds > 1:
+        first = Path(args.resume)
+        names = read_json(first / TOGETHER).get("runs")
+        names = names if isinstance(names, list) and names and all(map(is_plain_name, names)) else [first.name]
+        if len(names) != args.num_seeds or names[0] != first.name:
+            all_of_them = f"--resume {shlex.quote(str(first.with_name(names[0])))} --num-seeds {len(names)}"
+            what = f"{first} is one of {len(names)} seeds trained together"
+            raise UsageError(f"{what}; continue them all by {all_of_them}, or with one by its own folder")
+        folders = [str(first.with_name(name)) for name in names]
+        if gone := [folder for folder in folders if not Path(folder, CONFIG).exists()]:
+            raise UsageError(f"there is no run folder {gone[0]}; continue one seed by its own folder")
+    alone: dict[str, Any] = {"num_seeds": 1, "threads": threads}
+    arguments = [dataclasses.replace(args, seed=args.seed + i, resume=each, **alone) for i, each in enumerate(folders)]
+    for each in arguments[1:] if args.resume else ():
+        check_unchanged(each, saved_arguments(Path(each.resume), type(each)))
+    return arguments
+
+
+def choose_checkpoints(runs: Sequence[Run], say: Callable[[str], None]) -> list[int]:
+    """Let seeds continue from the newest step of which each has a checkpoint, for the process may have been killed
+    after some of them had saved. A seed that had come to its end before the others is left out. Returns the seeds that
+    continue. UsageError where they cannot."""
+    steps = [[step_of(path) for path in checkpoints(run.dir)] for run in runs]
+    newest = [max(each, default=0) for each in steps]
+    statuses = [str(status_of(run.dir).get("status", "")) for run in runs]
+    ended = [status == "finished" or status.startswith("diverged") for status in statuses]
+    if all(ended) and len(set(newest)) > 1:
+        raise UsageError(f"the seeds stand at different steps ({newest}); resume each alone, by its own folder")
+    active = [i for i in range(len(runs)) if not ended[i] or newest[i] == max(newest)]
+    common = max(set.intersection(*(set(steps[i]) for i in active)), default=0)
+    saves = [len(steps[i]) for i in active]
+    if common == 0 and (min(saves) > 0 or max(saves) > 1):  # else they were killed before each had saved once
+        why = f"their newest are of the steps {newest}"
+        raise UsageError(f"the seeds have no checkpoint of one step ({why}); resume each alone, by its folder")
+    for i, run in enumerate(runs):
+        if i not in active:
+            say(f"seed {run.args.seed} stays as it is: {statuses[i]}, last saved at step {newest[i]:,}")
+        elif steps[i]:  # a seed without a checkpoint may begin again only if it never had one
+            run.checkpoints.until = common
+    return active

@@ -61,7 +61,7 @@ def with_own_buffers(training: Any) -> Any:
 
 @partial(jax.jit, donate_argnums=0)
 def _written(array: Any, index: Any, rows: Any) -> Any:
-    return array.at[index].set(rows, mode="drop")
+    return array.at[index].set(rows)
 
 
 class Rows:
@@ -80,10 +80,8 @@ class Rows:
         return np.asarray(self._get(rows=index))
 
     def __setitem__(self, index: np.ndarray, rows: np.ndarray) -> None:
-        """Write rows (n, ...) to an index (n,), in place: compiled for n rounded up to a power of two."""
-        more = (1 << (len(index) - 1).bit_length()) - len(index)
-        index = np.pad(np.asarray(index, np.int32), (0, more), constant_values=len(self))  # after the end: not written
-        self._put(_written(self._get(), index, np.pad(rows, [(0, more), *[(0, 0)] * (rows.ndim - 1)])))
+        """Write rows (n, ...) to an index (n,), in place."""
+        self._put(_written(self._get(), np.asarray(index, np.int32), rows))
 
 
 class JaxReplay:

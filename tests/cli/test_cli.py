@@ -22,7 +22,7 @@ from solorl.args.arguments import RunArgs
 from solorl.catalog import header as catalog
 from solorl.catalog import stub
 from solorl.catalog.header import fields_of, parse_source
-from solorl.catalog.standalone import attributes_of, standalone, stub_with
+from solorl.catalog.standalone import standalone
 from solorl.cli.listing import core_seconds
 from solorl.cli.train import args_of
 from solorl.errors import UsageError
@@ -566,7 +566,8 @@ STUDENTS = [path for path in TORCH if "run.keep(" in path.read_text()]
 GAMES = r"PettingZooEnvs\(|run.multi_agent_env\(|env_kind = .board"
 SEVERAL = [path for path in TORCH if re.search(GAMES, path.read_text())]
 OFFLINE = [path for path in TORCH if "run.dataset(" in path.read_text()]
-ALONE = [path for path in TORCH if path not in STUDENTS + SEVERAL + OFFLINE]
+PLACING = [path for path in TORCH if "run.place(" in path.read_text()]
+ALONE = [path for path in TORCH if path not in STUDENTS + SEVERAL + OFFLINE + PLACING]
 
 
 @pytest.mark.parametrize("path", ALONE, ids=lambda path: path.stem)
@@ -586,21 +587,11 @@ def test_standalone_refuses_files_in_jax():
         standalone(ROOT / "algorithms" / "ppo" / "ppo_jax.py", "mine.py")
 
 
-@pytest.mark.parametrize("path", SEVERAL, ids=lambda path: path.stem)
-def test_standalone_refuses_files_for_several_agents(path):
-    with pytest.raises(UsageError, match="cannot stand alone: the library has its games of several agents and opponen"):
-        standalone(path, "mine.py")
-
-
-@pytest.mark.parametrize("path", STUDENTS, ids=lambda path: path.stem)
-def test_standalone_refuses_files_with_a_teacher(path):
-    with pytest.raises(UsageError, match="cannot stand alone: its teacher is a run folder, which the library reads"):
-        standalone(path, "mine.py")
-
-
-@pytest.mark.parametrize("path", OFFLINE, ids=lambda path: path.stem)
-def test_standalone_refuses_files_with_a_data_set(path):
-    with pytest.raises(UsageError, match="cannot stand alone: its data set is a folder, which the library reads"):
+@pytest.mark.parametrize("path", [path for path in TORCH if path not in ALONE], ids=lambda path: path.stem)
+def test_standalone_refuses_files_that_need_more_of_the_library(path):
+    """Games of several agents, opponents, teachers, data sets, objects in other processes."""
+    why = r"the library alone has (run\.\w+|opponents)$|it says `from solorl import .*(PettingZooEnvs|vector_env)"
+    with pytest.raises(UsageError, match=f"cannot stand alone: ({why})"):
         standalone(path, "mine.py")
 
 
@@ -655,23 +646,8 @@ def test_standalone_refuses_what_is_not_an_atari_game(tmp_path, monkeypatch, cap
     assert end.value.code == 2 and capsys.readouterr().err == "error: CartPole-v1 is not an Atari game\n"
 
 
-@pytest.mark.slow
 def test_the_stub_stays_small():
-    """A file gets only those of its verbs that it uses, and what these use."""
-    sizes = {}
-    for each in catalog.scripts():
-        used = attributes_of("run", ast.parse(catalog.read_source(each.path)))
-        text = stub_with(used)
-        [run] = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == "Run"]
-        verbs, whole = (
-            {node.name for node in run.body[1:]},
-            {name for name in dir(stub.Run) if callable(getattr(stub.Run, name))},
-        )
-        assert used & whole <= verbs and attributes_of("self", run) & whole <= verbs
-        sizes[each.name] = code_lines(text)
-    # 120 without games of memory and of EnvPool; more with ranks, objects in other processes, masks, `iterations`
-    assert sizes["ppo"] <= 151 and max(sizes.values()) <= 156
-    assert "def place" not in standalone(ROOT / "algorithms/ppo/ppo.py", "mine.py")
+    assert code_lines((scripts.PACKAGE / "catalog/stub.py").read_text()) <= 148
 
 
 def test_stub_has_the_verbs_of_the_library():
@@ -680,7 +656,8 @@ def test_stub_has_the_verbs_of_the_library():
         return {name: list(inspect.signature(f).parameters) for name, f in functions if not name.startswith("_")}
 
     ours = verbs(solorl.run.verbs.Run)
-    del ours["keep"], ours["multi_agent_env"], ours["dataset"]  # `standalone` refuses files with one
+    for name in ("keep", "multi_agent_env", "dataset", "place", "share", "first", "answers", "evaluation_seeds"):
+        del ours[name]  # `standalone` refuses files with one
     del ours["fit"], ours["begin"], ours["next_loop"]  # with which `Runs` makes its own verbs
     assert {name: verbs(stub.Run).get(name) for name in ours} == ours
 

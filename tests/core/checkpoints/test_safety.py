@@ -26,7 +26,7 @@ from solorl.checkpoints.replay import ReplayLog
 from solorl.errors import UsageError
 from solorl.files import write_atomically
 from solorl.run import pictures
-from solorl.run.group import arguments_of
+from solorl.run.seeds import arguments_of
 
 TINY = "--num-envs 2 --num-steps 32 --total-timesteps 128 --eval-episodes 1".split()
 MORE = "--total-timesteps 192 --resume-changed".split()

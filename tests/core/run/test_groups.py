@@ -15,7 +15,7 @@ from test_ppo_jax import folders, same
 from solorl.checkpoints import checkpoint as state
 from solorl.errors import UsageError
 from solorl.run import seeds
-from solorl.run.group import choose_checkpoints
+from solorl.run.seeds import choose_checkpoints
 
 FLAGS = (
     "--num-seeds 2 --num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 256 --save-every 64 "

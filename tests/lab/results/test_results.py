@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, rows
@@ -19,7 +18,6 @@ from solorl.lab.results import result as results
 from solorl.lab.results.read import collect, read_all
 from solorl.lab.results.result import ResultError, read
 from solorl.lab.results.run_folder import thinned
-from solorl.run.group import note_group
 
 MACHINE = {"system": "Linux-6.1.0-secret-host-x86_64", "cpu": "a CPU", "cores": 2, "device": "cpu"}
 
@@ -106,7 +104,7 @@ def test_success_and_cost_are_those_of_the_last_evaluation(tmp_path):
 def test_seeds_trained_at_once_are_counted(tmp_path):
     run = make_run(tmp_path / "run")
     assert read(collect(run, tmp_path / "results")).together == 1
-    note_group([SimpleNamespace(dir=run)], ["run", "run2", "run3"])
+    (run / "together.json").write_text(json.dumps({"runs": ["run", "run2", "run3"]}))
     assert read(collect(run, tmp_path / "results")).together == 3
     (run / "together.json").write_text(json.dumps(["run", "run2"]))  # as version 0.1 wrote it
     assert read(collect(run, tmp_path / "results")).together == 2
