@@ -85,13 +85,13 @@ class Ranks:
             self._exchange("broadcast", tensor, src=0)
 
     def _exchange(self, name: str, *inputs: Any, **named: Any) -> None:
-        """A function of torch.distributed. Where it fails, another rank has ended: one sentence and exit code 1."""
+        """A function of torch.distributed. Where it fails, as where another rank ends: one sentence and exit code 1."""
         import torch.distributed as dist
 
         try:
             getattr(dist, name)(*inputs, group=self._group, **named)
-        except RuntimeError:
-            what = f"another one of the {self.world_size} ranks has ended, so all end"
+        except RuntimeError as error:
+            what = f"the {self.world_size} ranks have lost each other, as where one ends ({reason(error):.100})"
             quit_with(f"{what}; --resume continues from the last checkpoint", code=1)
 
     # ------------------------------------------------------------------ how they end

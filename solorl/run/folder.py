@@ -120,8 +120,7 @@ class RunFolder:
             if script not in script_paths().values():
                 note_start(script.absolute())
             (self.path / STOP).unlink(missing_ok=True)
-            self.metrics = MetricsFile(self.path / METRICS)
-            self.metrics.truncate(saved.get("metrics_bytes", 0))
+            self.metrics = MetricsFile(self.path / METRICS, saved.get("metrics_bytes", 0))
             self.kept.copy_to(self.path)
             if args.resume:
                 self._record_changes(args, script, saved.get("step", 0))

@@ -60,7 +60,6 @@ class Runs:
         self._model = ""  # the field of a training that `act` needs
         self.side_by_side = self.num_seeds > 1 and not xla.is_cpu(self.runs[0].device)  # vmap
         self._envs: Any = None
-        self.trainings = Trainings()
         self._active = list(range(self.num_seeds))
         self._chunk, self._line = 1, Progress()
         self._code: Any = None  # with which a seed has ended that did not come to its end
@@ -121,7 +120,7 @@ class Runs:
         keys = [jax.random.PRNGKey(run.args.seed) for run in self.runs]
         for leaf in jax.tree.leaves(jax.eval_shape(begin, keys[0])) if xla.is_cpu(self.runs[0].device) else ():
             check_array(self.args, leaf.shape, leaf.dtype.itemsize * self.num_seeds)
-        self.trainings.begin(begin, keys, self.side_by_side)
+        self.trainings = Trainings(begin, keys, self.side_by_side)
         again = jax.jit(lambda key: {field: getattr(begin(key), field) for field in lost})
         if teams := getattr(self._envs, "teams", None):
             for run in self.runs:

@@ -24,16 +24,21 @@ from solorl.terminal import warn
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one row a line, complete after a kill, cut back to the checkpoint on resume.
+    """`metrics.jsonl`: one row a line, complete after a kill. It begins with the first `size` bytes, those of the
+    checkpoint that is resumed, and says so where some of them are missing. Raises OSError.
 
     `problem` is the error for which rows wait in memory; None where all are written.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, size: int = 0):
+        self.path, self._size = path, size
         self.problem: OSError | None = None
         self._waiting: list[str] = []  # rows that a full disk has not taken yet
-        self._size = path.stat().st_size if path.exists() else 0
+        if size > (path.stat().st_size if path.exists() else 0):
+            self._size = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+            warn(f"rows of {path} are missing: of {size} bytes {self._size} are left")
+        if path.exists():
+            os.truncate(path, self._size)
 
     def write(self, rows: list[dict[str, float]]) -> None:
         """Append the rows; where the disk is full they wait in memory for the next call, with one warning.
@@ -64,16 +69,6 @@ class MetricsFile:
         if self.path.exists():
             sync_file(self.path)
         return self._size
-
-    def truncate(self, size: int) -> None:
-        """Forget every row after the first `size` bytes; says so where some of those are missing. Raises OSError."""
-        if self._size < size:
-            left = self.path.read_bytes().rfind(b"\n") + 1 if self.path.exists() else 0
-            warn(f"rows of {self.path} are missing: of {size} bytes {left} are left")
-            size = left
-        if self.path.exists():
-            os.truncate(self.path, size)
-        self._size = size
 
 
 @contextmanager

@@ -105,15 +105,10 @@ class JaxReplay:
 # ---------------------------------------------------------------------- trainings
 class Trainings:
     """The training of each seed as it is now: a pytree each, or, where one call trains all (vmap), a single one whose
-    leaves have a first axis of seeds. `apart` are the fields that are a part of their own in a checkpoint."""
+    leaves have a first axis of seeds. `begin` makes one of each key; where they will be stacked `side_by_side`, they
+    wait in the memory of the host. `apart` are the fields that are a part of their own in a checkpoint."""
 
-    def __init__(self) -> None:
-        self.each: list[Any] = []
-        self.apart: tuple[str, ...] = ()
-        self._stack: Any = None
-
-    def begin(self, begin: Callable[[Any], Any], keys: Sequence[Any], side_by_side: bool) -> None:
-        """The training of each key; where they will be stacked `side_by_side`, they wait in the memory of the host."""
+    def __init__(self, begin: Callable[[Any], Any], keys: Sequence[Any], side_by_side: bool):
         start = jax.jit(jax.vmap(begin) if side_by_side else begin)
         if side_by_side:
             found = jax.device_get(start(jnp.stack(keys)))
@@ -121,6 +116,7 @@ class Trainings:
         else:
             self.each = [with_own_buffers(start(key)) for key in keys]
         self.apart = replays_of(self.each[0])
+        self._stack: Any = None
 
     def stack(self) -> None:
         """From now on all seeds are trained by one call."""

@@ -378,8 +378,8 @@ def test_it_learns_where_to_aim_within_asymmetric_bounds(name, train, solo, aim)
 @pytest.mark.slow
 def test_a_loaded_actor_takes_the_place_of_the_actor_alone():
     """It is a field of a field of the training."""
-    trainings = Trainings()
-    trainings.each = [played("td3")[0][20]]
+    training = played("td3")[0][20]
+    trainings = Trainings(lambda key: training, [jax.random.PRNGKey(0)], side_by_side=False)
     before = trainings.of(0)
     zero = jax.tree.map(jnp.zeros_like, before.learner.actor)
     trainings.put(0, "learner.actor", zero)

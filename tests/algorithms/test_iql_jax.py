@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -117,14 +118,16 @@ def test_each_seed_draws_its_own_batches_from_the_same_data():
     """Uniformly and with replacement, others in each iteration; seeds side by side in one call (vmap) as alone."""
     data = jnp.arange(20)
 
-    def iteration(key, data):
-        draw, key = jax.random.split(key)
-        return key, JAX["sample"](data, draw, 20, 8)
+    class Training(NamedTuple):
+        key: jax.Array
+
+    def iteration(training, data):
+        draw, key = jax.random.split(training.key)
+        return Training(key), JAX["sample"](data, draw, 20, 8)
 
     keys, found = [jax.random.PRNGKey(seed) for seed in (1, 2)], []
     for stacked in (False, True):
-        trainings = Trainings()
-        trainings.each = [jnp.array(key, copy=True) for key in keys]
+        trainings = Trainings(lambda key: Training(key), keys, stacked)
         if stacked:
             trainings.stack()
         train = trainings.train(iteration, 100, data)
