@@ -91,11 +91,7 @@ class Facts(NamedTuple):
     spaces: set[tuple[str, str]]  # kinds of observations and actions, as its Spaces names them
     env_kind: str  # see `envs.ids.KINDS`
     bounded: bool  # whether its actions need finite bounds
-
-    @property
-    def needs(self) -> str:
-        """What the file cannot do without, as its Spaces says after `with`: `info["action_mask"]`, goals, costs."""
-        return self.fields.get("Spaces", "").partition(", with ")[2]
+    needs: str  # what it cannot do without, as its Spaces says after `with`: `info["action_mask"]`, goals, costs
 
 
 def facts_of(script: Path) -> Facts:
@@ -108,7 +104,7 @@ def facts_of(script: Path) -> Facts:
     obs, _, actions = fields.get("Spaces", "").partition(" -> ")
     kinds = {(obs, action.removeprefix("or ")) for action in re.split(", (?=or )|(?=,)", actions)}
     kind = (re.findall(r"""^    env_kind = ["']([\w-]+)["']""", text, flags=re.M) or ["gymnasium"])[0]
-    return Facts(fields, kinds, kind, '"bounded"' in text)
+    return Facts(fields, kinds, kind, '"bounded"' in text, fields.get("Spaces", "").partition(", with ")[2])
 
 
 known_facts = cache(facts_of)  # of the catalogue
