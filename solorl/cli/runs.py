@@ -1,7 +1,6 @@
 """`solo runs`: the run folders there are, and deleting some of them."""
 
 import json
-import math
 import os
 import shutil
 import sys
@@ -10,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
+
+from rich.filesize import decimal
 
 from solorl import runfolder
 from solorl.cli import Parser
@@ -42,26 +43,18 @@ def read(path: Path) -> Run:
     if word == "running" and not is_locked(path):
         word = "killed"
     found = [row["eval/episodic_return"] for row in rows if "eval/episodic_return" in row]
-    seed = _number(config["args"].get("seed"))
     files = [path / name for name in (runfolder.CONFIG, runfolder.STATUS, runfolder.METRICS)]
     return {
         "folder": str(path),
         "env_id": str(config["args"].get("env_id", "")),
         "script": Path(str(config["script"])).stem,
-        "seed": None if seed is None else int(seed),
+        "seed": config["args"].get("seed"),
         "status": word if word in STATUSES else "unknown",
-        "step": int(max(_number(row.get("global_step")) or 0.0 for row in (status, *rows[-1:]))),
-        "evaluation": _number(found[-1] if found else status.get("eval/episodic_return")),
+        "step": max(int(row.get("global_step", 0)) for row in (status, *rows[-1:])),
+        "evaluation": found[-1] if found else status.get("eval/episodic_return"),
         "size": sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir()),  # bytes
         "changed": max(file.stat().st_mtime for file in files if file.exists()),  # seconds since 1970
     }
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
-    except OverflowError:  # an integer beyond all floating-point numbers
-        return None
 
 
 def table(found: Sequence[Run], width: int | None) -> list[str]:
@@ -72,20 +65,11 @@ def table(found: Sequence[Run], width: int | None) -> list[str]:
         seconds = max(0.0, time.time() - run["changed"])
         age = duration(seconds) if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
         what = (run["env_id"], run["script"], "-" if run["seed"] is None else str(run["seed"]), run["status"])
-        rows.append((*what, f"{run['step']:,}", evaluation, bytes_of(run["size"]), age, run["folder"]))
+        rows.append((*what, f"{run['step']:,}", evaluation, decimal(run["size"]), age, run["folder"]))
     lines = aligned(rows, NUMBERS)
     if width is not None and max(map(len, lines)) > width:
         lines = aligned([row[3:] for row in rows], [i - 3 for i in NUMBERS])
     return lines
-
-
-def bytes_of(size: float) -> str:
-    """A number of bytes as people say it."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def chosen(paths: Sequence[Path], wanted: dict[str, list[str]]) -> list[Run]:
@@ -116,7 +100,7 @@ def delete(runs: Sequence[Run], yes: bool) -> int:
             if is_locked(folder) or (not has_lock and runfolder.status_of(folder).get("status") == "running"):
                 raise UsageError(f"nothing is deleted: a process is training in {folder}")
             locks.enter_context(closing(runfolder.lock(folder)))
-        size = bytes_of(sum(run["size"] for run in runs))
+        size = decimal(sum(run["size"] for run in runs))
         print("\n".join(run["folder"] for run in runs))
         if not yes and not confirmed(f"delete {count} ({size})? [y/N] "):
             print("nothing is deleted")

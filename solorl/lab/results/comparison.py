@@ -51,18 +51,6 @@ class EnvRow:
 
 
 @dataclass(frozen=True)
-class TotalRow:
-    """One method over all environments, on normalised scores."""
-
-    method: str
-    runs: int
-    iqm: Estimate
-    median: Estimate
-    mean: Estimate
-    gap: Estimate
-
-
-@dataclass(frozen=True)
 class Pair:
     """Method x against method y on the environments that both have."""
 
@@ -216,18 +204,6 @@ def _env_row(env_id: str, method: str, scores: st.Array, runs: Sequence[Result])
         together=max(run.together for run in runs),
         date=min((run.started[:10] for run in runs if run.started), default=""),
     )  # fmt: skip
-
-
-def total_rows(comparison: Comparison) -> list[TotalRow]:
-    """A row for each method, over the environments that all have; empty where these are fewer than two."""
-    if len(comparison.shared) < 2:
-        return []
-    rows = []
-    for method in comparison.methods:
-        scores = [comparison.scores(env, method, normalised=True) for env in comparison.shared]
-        iqm, median, mean, gap = (estimate(f, scores) for f in (st.iqm, st.median, st.mean, st.optimality_gap))
-        rows.append(TotalRow(method, sum(map(len, scores)), iqm, median, mean, gap))
-    return rows
 
 
 def pairs(comparison: Comparison) -> list[Pair]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
+from solorl.lab.results import statistics as st
 from solorl.lab.results.result import Result
 from solorl.terminal import duration
 
@@ -187,9 +188,12 @@ def env_table(comparison: cmp.Comparison) -> Table:
 
 
 def total_table(comparison: cmp.Comparison) -> Table:
-    """A row for each method; none where fewer than two environments are shared."""
-    found = cmp.total_rows(comparison)
-    rows: list[list[Cell]] = [[row.method, str(row.runs), row.iqm, row.median, row.mean, row.gap] for row in found]
+    """A row for each method, over the environments that all have; none where these are fewer than two."""
+    rows: list[list[Cell]] = []
+    for method in comparison.methods if len(comparison.shared) > 1 else ():
+        scores = [comparison.scores(env, method, normalised=True) for env in comparison.shared]
+        means = [cmp.estimate(f, scores) for f in (st.iqm, st.median, st.mean, st.optimality_gap)]
+        rows.append([method, str(sum(map(len, scores))), *means])
     return ["Method", "Runs", "IQM", "Median", "Mean", "Optimality gap"], rows
 
 

@@ -3,7 +3,6 @@
 import math
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
@@ -21,6 +20,8 @@ from solorl.scripts import PACKAGE, in_checkout
 LEFT_OUT = ("env_id", "seed", "num_seeds", "exp_name", "track", "wandb_project_name", "hf_entity", "capture_video",
             "upload_model", "plot", "save_model")  # fmt: skip
 
+ANY = "--target-return=-1e300"  # it ends after the first evaluation
+
 
 def task_of(result: Result, seed: int) -> Task:
     """The training that a result came from, with another seed. UsageError where its script is not there; arguments
@@ -32,29 +33,16 @@ def task_of(result: Result, seed: int) -> Task:
     return Task(script, result.env_id, seed, flags)
 
 
-def train(task: Task, first: bool = False) -> list[tuple[int, float]]:
-    """(step, mean return) of the evaluations of a training in a process of its own, which ends after the `first` one.
-    Raises RuntimeError with what it said where it fails."""
+def train(task: Task, *more: str) -> list[tuple[int, float]]:
+    """(step, mean return) of the evaluations of a training in a process of its own, with `more` flags. Raises
+    RuntimeError with what it said where it fails."""
     with tempfile.TemporaryDirectory() as place:
-        log = Path(place) / "log"
-        argv = task.argv("--runs-dir", place, "--no-save-model")
-        with open(log, "wb") as out, subprocess.Popen([*dying_with_parent(), *argv], stdout=out, stderr=out) as process:
-            try:
-                while process.poll() is None and not (first and _evaluations(place)):
-                    time.sleep(0.2)
-            finally:
-                process.terminate()
-                process.wait()
-        found = _evaluations(place)
-        if not found or (process.returncode and not first):
-            raise RuntimeError((log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1])
-        return found[:1] if first else found
-
-
-def _evaluations(place: str) -> list[tuple[int, float]]:
-    """What the run in a folder has evaluated so far."""
-    found = (rows_of(metrics, key=SCORE) for metrics in Path(place).glob(f"*/{METRICS}"))
-    return [(int(row["global_step"]), float(row[SCORE])) for rows in found for row in rows]
+        words = [*dying_with_parent(), *task.argv("--runs-dir", place, "--no-save-model", *more)]
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        rows = [row for metrics in Path(place).glob(f"*/{METRICS}") for row in rows_of(metrics, key=SCORE)]
+    if done.returncode or not rows:
+        raise RuntimeError((done.stdout.strip().splitlines() or ["it said nothing"])[-1])
+    return [(int(row["global_step"]), float(row[SCORE])) for row in rows]
 
 
 def circumstances(result: Result, task: Task) -> Iterator[str]:
@@ -84,7 +72,7 @@ def first_evaluation(result: Result) -> str:
     if not result.eval.get("mean"):
         return "the result has no evaluations"
     then = [int(result.eval["global_step"][0]), result.eval["mean"][0]]
-    step, value = rounded(train(task_of(result, result.seed), first=True)[0])  # as result files have it
+    step, value = rounded(train(task_of(result, result.seed), ANY)[0])  # as result files have it
     if [step, value] == then:
         return f"equal: {then[1]:g} at step {step:,}"
     where = result.machine.get("cpu", "")
