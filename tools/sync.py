@@ -1,5 +1,6 @@
-"""`solo sync`: one definition, copied into every file that must have the same; or the changes of a file, merged into
-those that come from it."""
+"""Copy a function or class from one file into every file that must have the same (rule R2), or merge all
+changes of a file since a commit into the files that come from it.
+"""
 
 import ast
 from collections.abc import Sequence
@@ -13,8 +14,6 @@ from tools.rules import EXEMPT, is_bound
 from tools.source import neighbours, parent_paths, split_header
 from tools.square import descendants, merge
 
-ABOUT = """Copy a function or class from one file into every file that must have the same (rule R2), or merge all
-changes of a file since a commit into the files that come from it."""
 HEADER = '"""The header of each file is its own."""\n'
 
 
@@ -124,7 +123,7 @@ def merge_down(source: Path, revision: str, check: bool) -> int:
 def main(argv: Sequence[str]) -> int:
     """Copy a definition, or merge a change of the main block; with --check only say what would change and return 1 if
     anything would. A conflict returns 1, too."""
-    parser = Parser("sync", ABOUT)
+    parser = Parser("sync", __doc__ or "")
     parser.add_argument("name", metavar="NAME", nargs="?", help="a top-level function or class, as in gae")
     parser.add_argument("--from", dest="source", metavar="FILE", help="where NAME is right")
     parser.add_argument("--main", metavar="PARENT", help="merge what has changed in this file into its descendants")

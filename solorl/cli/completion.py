@@ -1,6 +1,8 @@
-"""`solo completion`: a script with which a shell completes the words of `solo`, by argcomplete.
+"""Print a script with which the shell completes verbs, algorithms, their flags and files:
 
-The script calls `solo` with _ARGCOMPLETE at each press of the key; `complete` then answers with the parser of the verb.
+eval "$(solo completion bash)"      in ~/.bashrc
+eval "$(solo completion zsh)"       in ~/.zshrc, below compinit
+solo completion fish | source       in ~/.config/fish/config.fish
 """
 
 import argparse
@@ -18,11 +20,6 @@ from solorl.errors import UsageError, hint
 from solorl.scripts import script_paths
 
 SHELLS = ("bash", "zsh", "fish")
-ABOUT = """Print a script with which the shell completes verbs, algorithms, their flags and files:
-
-  eval "$(solo completion bash)"      in ~/.bashrc
-  eval "$(solo completion zsh)"       in ~/.zshrc, below compinit
-  solo completion fish | source       in ~/.config/fish/config.fish"""
 # What of a verb is the name of an algorithm or a .py file. Where nothing else is known, files and folders are offered.
 ALGORITHMS = {"copy": "name", "diff": "ab", "new": "source", "bench": "what", "tune": "script", "check": "files"}
 
@@ -42,7 +39,8 @@ def algorithms(prefix: str, **_: Any) -> list[str]:
 
 
 def complete() -> None:
-    """Answer the shell that asks, as far as the verb is known; its own `main` does the rest (see `Parser.parse`)."""
+    """Answer the shell that asks, as far as the verb is known; its own `main` does the rest (see `Parser.parse`). The
+    script calls `solo` with _ARGCOMPLETE at each press of the key."""
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
     words = f"{line}|".split()[:-1]  # those that are complete
     verb = words[1] if len(words) > 1 else ""
@@ -64,7 +62,7 @@ def complete() -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Print the script of a shell; UsageError for an unknown shell."""
-    parser = Parser("completion", ABOUT)
+    parser = Parser("completion", __doc__ or "")
     parser.add_argument("shell", metavar="bash|zsh|fish", help="the shell")
     args = parser.parse(argv)
     if args.shell not in SHELLS:

@@ -1,4 +1,12 @@
-"""`solo dataset`: what is in a data set, and data sets to and from Minari."""
+"""Make data sets of runs, look at data sets, and exchange them with Minari.
+
+solo dataset from RUN_DIR        all steps of a training that has kept its replay buffer (--save-replay)
+solo dataset info DIR...         episodes, returns, what observations and actions cover
+solo dataset export DIR ID       as a data set of Minari, such as hopper/medium-v0
+solo dataset import ID DIR       from a data set of Minari on this machine
+
+`solo record` makes one of a policy that plays. `from` executes the script of the run, by the rule of `solo play`.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,20 +18,12 @@ from solorl.files import shown
 from solorl.runfolder import config_of
 from solorl.terminal import aligned, plain
 
-ABOUT = """Make data sets of runs, look at data sets, and exchange them with Minari.
-
-solo dataset from RUN_DIR        all steps of a training that has kept its replay buffer (--save-replay)
-solo dataset info DIR...         episodes, returns, what observations and actions cover
-solo dataset export DIR ID       as a data set of Minari, such as hopper/medium-v0
-solo dataset import ID DIR       from a data set of Minari on this machine
-
-`solo record` makes one of a policy that plays. `from` executes the script of the run, by the rule of `solo play`."""
 MOST = 40  # dimensions in a table
 
 
 def main(argv: Sequence[str]) -> int:
     """Do what is asked; UsageError for what is not a data set and what cannot be written."""
-    p = Parser("dataset", ABOUT)
+    p = Parser("dataset", __doc__ or "")
     p.add_argument("what", metavar="from|info|export|import", choices=("from", "info", "export", "import"))
     p.add_argument("names", metavar="NAME", nargs="+", help="folders of runs and data sets, names of Minari's")
     p.add_argument("--random", metavar="DIR", type=Path, help="data of random actions: its mean return is the score 0")

@@ -1,4 +1,8 @@
-"""`solo export`: the policy of a run folder as an ONNX or StableHLO file."""
+"""Write the greedy policy of a run folder, with its normaliser, as a file that runs without SoloRL: as ONNX
+(.onnx) of a script in torch, as StableHLO (.stablehlo) of one in JAX. It is put in place only after it has computed the
+same as the policy on 1,000 observations; otherwise nothing is written and the exit code is 1.
+This executes the script that made the folder, by the rule of `solo play`.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -7,15 +11,10 @@ from pathlib import Path
 from solorl.cli import Parser
 from solorl.terminal import paint, plain
 
-ABOUT = """Write the greedy policy of a run folder, with its normaliser, as a file that runs without SoloRL: as ONNX
-(.onnx) of a script in torch, as StableHLO (.stablehlo) of one in JAX. It is put in place only after it has computed the
-same as the policy on 1,000 observations; otherwise nothing is written and the exit code is 1.
-This executes the script that made the folder, by the rule of `solo play`."""
-
 
 def main(argv: Sequence[str]) -> int:
     """Export the policy of a run folder; UsageError for a folder without a run and a file that cannot be written."""
-    parser = Parser("export", ABOUT)
+    parser = Parser("export", __doc__ or "")
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a folder below runs/, or hf://USER/NAME[@REVISION]")
     parser.add_argument("path", metavar="FILE", type=Path, help="the file to write; one that exists is replaced")
     parser.add_argument("--last", action="store_true", help="the model of the end, not that of the best evaluation")

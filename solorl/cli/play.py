@@ -1,4 +1,9 @@
-"""`solo play`: evaluates the agent of a run folder with the script that made it."""
+"""Evaluate the agent of a run folder. This executes the script that made it, with the arguments in the folder's
+config.json. A script that is equal to the algorithm of this name, or to your own file from which you have started the
+run, is executed there; any other is executed only with --trust-script, and does not find modules next to it. The same
+holds for the module of an environment module:Name, unless it is an installed package. A run of the Hugging Face hub is
+pulled into a cache (see `solo pull --help`).
+"""
 
 import glob
 from collections.abc import Sequence
@@ -8,12 +13,6 @@ from solorl.cli import Parser, at_least
 from solorl.errors import UsageError
 from solorl.machine import no_display
 from solorl.runfolder import CONFIG
-
-ABOUT = """Evaluate the agent of a run folder. This executes the script that made it, with the arguments in the folder's
-config.json. A script that is equal to the algorithm of this name, or to your own file from which you have started the
-run, is executed there; any other is executed only with --trust-script, and does not find modules next to it. The same
-holds for the module of an environment module:Name, unless it is an installed package. A run of the Hugging Face hub is
-pulled into a cache (see `solo pull --help`)."""
 
 
 def newest(given: Sequence[str]) -> str:
@@ -32,7 +31,7 @@ def newest(given: Sequence[str]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Play the agent of a run folder; UsageError for a folder that holds no run and for numbers out of range."""
-    parser = Parser("play", ABOUT)
+    parser = Parser("play", __doc__ or "")
     what = "a folder below runs/ (of several the newest is played), a model in it, or hf://USER/NAME"
     parser.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", help=what)
     parser.add_argument("--episodes", metavar="N", type=at_least(1), default=10, help="how many to play (default 10)")

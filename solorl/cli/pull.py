@@ -1,4 +1,8 @@
-"""`solo pull`: fetches a run from the Hugging Face hub."""
+"""Fetch a run that `solo push` has published into a run folder, for `solo play` and solorl.load. The folder has
+the files of one commit, named in its hub.json, or is not made at all. The script in it is the code of somebody else: it
+is executed only if it is equal to the algorithm of this name in your installation, any other only with
+--trust-script.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,15 +11,10 @@ from solorl.cli import Parser
 from solorl.errors import UsageError
 from solorl.files import shown
 
-ABOUT = """Fetch a run that `solo push` has published into a run folder, for `solo play` and solorl.load. The folder has
-the files of one commit, named in its hub.json, or is not made at all. The script in it is the code of somebody else: it
-is executed only if it is equal to the algorithm of this name in your installation, any other only with
---trust-script."""
-
 
 def main(argv: Sequence[str]) -> int:
     """Pull a run; UsageError where that cannot be done, and then there is no folder."""
-    parser = Parser("pull", ABOUT)
+    parser = Parser("pull", __doc__ or "")
     parser.add_argument("repo", metavar="USER/NAME", help="a repository of the hub")
     parser.add_argument("folder", metavar="DIR", nargs="?", type=Path, help="the folder to make (default: runs/NAME)")
     parser.add_argument("--revision", metavar="REV", help="a branch, a tag or a commit (default: the newest commit)")

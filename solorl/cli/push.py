@@ -1,19 +1,18 @@
-"""`solo push`: publishes a run folder on the Hugging Face hub."""
+"""Publish a run folder on the Hugging Face hub, as one commit: models, script, arguments, metrics, learning
+curve, video and a page with the scores of its evaluations. It needs an account: `hf auth login`, or HF_TOKEN. The
+published config.json leaves out the command and paths of your machine. A run without a video is played for one
+episode.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from solorl.cli import Parser
 
-ABOUT = """Publish a run folder on the Hugging Face hub, as one commit: models, script, arguments, metrics, learning
-curve, video and a page with the scores of its evaluations. It needs an account: `hf auth login`, or HF_TOKEN. The
-published config.json leaves out the command and paths of your machine. A run without a video is played for one
-episode."""
-
 
 def main(argv: Sequence[str]) -> int:
     """Push a run folder; UsageError where that cannot be done, and then the hub has no file of it."""
-    parser = Parser("push", ABOUT)
+    parser = Parser("push", __doc__ or "")
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a folder below runs/")
     repo = "the repository, made if it is not there (default: your own, named after the run)"
     parser.add_argument("repo", metavar="USER/NAME", nargs="?", default="", help=repo)

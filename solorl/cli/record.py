@@ -1,4 +1,6 @@
-"""`solo record`: what a trained policy does, or what random actions lead to, as a data set."""
+"""Record transitions of the policy of a run folder, in the environment of the run, as a data set. Actions are
+greedy unless a flag says otherwise. This executes the script that made the folder, by the rule of `solo play`.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +12,10 @@ from solorl.files import shown
 from solorl.runfolder import config_of
 from solorl.terminal import plain
 
-ABOUT = """Record transitions of the policy of a run folder, in the environment of the run, as a data set. Actions are
-greedy unless a flag says otherwise. This executes the script that made the folder, by the rule of `solo play`."""
-
 
 def main(argv: Sequence[str]) -> int:
     """Record a data set; UsageError for a folder without a run, numbers out of range and what cannot be recorded."""
-    p = Parser("record", ABOUT)
+    p = Parser("record", __doc__ or "")
     p.add_argument("run_dir", metavar="RUN_DIR", help="a folder below runs/, or hf://USER/NAME[@REVISION]")
     p.add_argument("--steps", metavar="N", type=at_least(1), required=True, help="transitions of all environments")
     p.add_argument("--out", metavar="DIR", type=Path, help="the folder of the data set (RUN_DIR/dataset)")

@@ -1,4 +1,14 @@
-"""`solo train`: runs an algorithm file as `python FILE FLAGS` would, in one process or in several."""
+"""usage: solo train NAME_OR_PATH [flags...] [--nproc N]
+
+Runs the file of an algorithm, as `python FILE flags...` does. All flags go to the file:
+
+  solo train ppo --env-id CartPole-v1 --seed 2
+  solo train ppo --help          the flags of ppo
+  solo train my_ppo.py           any file of your own
+
+  --nproc N   train in N processes of this machine (ranks), each with its part of the environments; for files that say
+              so, as ppo_atari_multigpu. On several machines: torchrun FILE flags...
+"""
 
 import ast
 import os
@@ -18,16 +28,6 @@ from solorl.catalog.header import find_path, parse_source
 from solorl.errors import UsageError
 from solorl.machine import command_of, dying_with_parent
 
-HELP = """usage: solo train NAME_OR_PATH [flags...] [--nproc N]
-
-Runs the file of an algorithm, as `python FILE flags...` does. All flags go to the file:
-
-  solo train ppo --env-id CartPole-v1 --seed 2
-  solo train ppo --help          the flags of ppo
-  solo train my_ppo.py           any file of your own
-
-  --nproc N   train in N processes of this machine (ranks), each with its part of the environments; for files that say
-              so, as ppo_atari_multigpu. On several machines: torchrun FILE flags..."""
 LEFT = 3.0  # seconds in which the other ranks end by themselves where one has failed
 
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     if not argv:
         raise UsageError("solo train needs an algorithm, such as `solo train ppo`; `solo list` shows all")
     if argv[0] in ("-h", "--help"):
-        print(HELP)
+        print((__doc__ or "").rstrip())
         return 0
     if argv[0].startswith("-"):
         raise UsageError("solo train: the algorithm comes first, then its flags, as in `solo train ppo --seed 2`")
