@@ -115,41 +115,36 @@ def job(where: str, name: str, tasks: Sequence[Task], workers: int | None) -> Jo
 
 def _parser() -> Parser:
     parser = Parser("bench", __doc__ or "")
-    parser.add_argument("what", metavar="SUITE.toml | SCRIPT", nargs="+", help="a suite, or algorithms and .py files")
-    parser.add_argument("--env-ids", metavar="ID", nargs="+", default=[], help="environments; of a suite: only these")
-    parser.add_argument("--num-seeds", metavar="N", type=at_least(1), help="of each (default 1); of a suite: first N")
-    parser.add_argument("--start-seed", metavar="S", type=int, help="the first seed (default 1)")
-    sweeps = "a variant for each value, kl-coef=0,0.1,1"
-    parser.add_argument("--sweep", metavar="FLAG=V,V", action="append", default=[], help=sweeps)
-    parser.add_argument("--variant", metavar="NAME", help="name of the flags after -- in results (default: the flags)")
-    runs = "the Python that runs the scripts (default: this one)"
-    parser.add_argument("--python", metavar="PATH", type=plans.find_python, help=runs)
-    at_once, many = "runs at once (default: one for each core); 0: none", at_least(0, MOST_WORKERS)
-    parser.add_argument("--workers", metavar="N", type=many, help=at_once)
-    parser.add_argument("--results", metavar="DIR", type=Path, help="default benchmark/results/NAME OF THE SUITE")
-    where = "folder or URL of the study, where others may join (default runs/bench/NAME OF THE SUITE)"
-    parser.add_argument("--storage", "--runs-dir", metavar="WHERE", help=where)
-    parser.add_argument("--until", metavar="HH:MM", help="begin no run that cannot end by this time of day")
-    parser.add_argument("--retry", action="store_true", help="begin what has diverged or was cancelled again, too")
-    few = f"that may fail (default 1; engines: {ATTEMPTS})"
-    parser.add_argument("--attempts", metavar="N", type=at_least(1, 100), help=few)
+    add = parser.add_argument
+    add("what", metavar="SUITE.toml | SCRIPT", nargs="+", help="a suite, or algorithms and .py files")
+    add("--env-ids", metavar="ID", nargs="+", default=[], help="environments; of a suite: only these")
+    add("--num-seeds", metavar="N", type=at_least(1), help="of each (default 1); of a suite: first N")
+    add("--start-seed", metavar="S", type=int, help="the first seed (default 1)")
+    add("--sweep", metavar="FLAG=V,V", action="append", default=[], help="a variant for each value, kl-coef=0,0.1,1")
+    add("--variant", metavar="NAME", help="name of the flags after -- in results (default: the flags)")
+    add("--python", metavar="PATH", type=plans.find_python, help="the Python that runs the scripts (default: this one)")
+    add("--workers", metavar="N", type=at_least(0, MOST_WORKERS), help="runs at once (default: one a core); 0: none")
+    add("--results", metavar="DIR", type=Path, help="default benchmark/results/NAME OF THE SUITE")
+    add("--storage", "--runs-dir", metavar="WHERE", help="folder or URL of the study (default runs/bench/SUITE)")
+    add("--until", metavar="HH:MM", help="begin no run that cannot end by this time of day")
+    add("--retry", action="store_true", help="begin what has diverged or was cancelled again, too")
+    add("--attempts", metavar="N", type=at_least(1, 100), help=f"that may fail (default 1; engines: {ATTEMPTS})")
     lost = f"seconds without a sign of a worker, then it is dead (default {LEASE:.0f})"
-    parser.add_argument("--lease", metavar="SECONDS", type=at_least(1, 86_400, float), help=lost)
-    parser.add_argument("--dry-run", action="store_true", help="print the commands and run nothing")
+    add("--lease", metavar="SECONDS", type=at_least(1, 86_400, float), help=lost)
+    add("--dry-run", action="store_true", help="print the commands and run nothing")
     add_engine_flags(parser)
     return parser
 
 
 def add_engine_flags(parser: Parser) -> None:
     """The flags that choose an engine, its options, and what each run gets of it."""
-    group = parser.add_argument_group("on a cluster")
-    group.add_argument("--engine", metavar="NAME", default="local", help=f"{', '.join(ENGINES)} (default local)")
-    such = "such as partition=gpu"
-    group.add_argument("--engine-option", metavar="KEY=VALUE", action="append", type=pair, default=[], help=such)
-    group.add_argument("--cores", metavar="N", help="of each run (default 1)")
-    group.add_argument("--gpus", metavar="N", help="of each run (default 0)")
-    group.add_argument("--memory", metavar="SIZE", help="of each run, as 4GB (default: what the scheduler gives)")
-    group.add_argument("--time", metavar="TIME", help="that each run may take, as 2h (default: no limit)")
+    add = parser.add_argument_group("on a cluster").add_argument
+    add("--engine", metavar="NAME", default="local", help=f"{', '.join(ENGINES)} (default local)")
+    add("--engine-option", metavar="KEY=VALUE", action="append", type=pair, default=[], help="as partition=gpu")
+    add("--cores", metavar="N", help="of each run (default 1)")
+    add("--gpus", metavar="N", help="of each run (default 0)")
+    add("--memory", metavar="SIZE", help="of each run, as 4GB (default: what the scheduler gives)")
+    add("--time", metavar="TIME", help="that each run may take, as 2h (default: no limit)")
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -75,28 +75,25 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser("tune", __doc__ or "")
-    some, number = at_least(1, 10**6), at_least(0, 10**6)
-    parser.add_argument("script", metavar="SCRIPT", help="an algorithm, or a .py file that takes --env-id and --seed")
-    parser.add_argument("--env-ids", metavar="ID", nargs="+", required=True, help="environments")
-    scale = "scores that count as 0 and 1"
-    parser.add_argument("--target-scores", metavar="ID=LOW,HIGH", nargs="+", default=[], help=scale)
-    parser.add_argument("--num-seeds", metavar="N", type=int, default=3, help="seeds of each trial (default 3)")
-    parser.add_argument("--start-seed", metavar="S", type=int, default=1, help="the first seed (default 1)")
-    parser.add_argument("--trials", metavar="N", type=some, default=50, help="trials of the study in all (default 50)")
-    parser.add_argument("--space", metavar="FILE.toml", type=Path, help="what is searched (default: see below)")
-    where = "folder of the search, where others may join (default runs/tune/SCRIPT)"
-    parser.add_argument("--storage", "--runs-dir", metavar="DIR", help=where)
-    parser.add_argument("--aggregate", choices=("median", "mean"), default="median", help="of seeds (default median)")
-    parser.add_argument("--metric", metavar="KEY", default=SCORE, help=f"what is maximised (default {SCORE})")
-    parser.add_argument("--pruner", choices=("median", "none"), default="median", help="ends hopeless trials early")
-    parser.add_argument("--prune-after", metavar="N", type=number, default=4, help="evaluations before (default 4)")
-    parser.add_argument("--seed", metavar="S", type=int, help="seed of the search (default: a new one each time)")
-    at_once = "runs at once (default: one for each core)"
-    parser.add_argument("--workers", metavar="N", type=at_least(1, MOST_WORKERS), help=at_once)
-    parser.add_argument("--dry-run", action="store_true", help="print what would be submitted to the engine")
+    add, some, number = parser.add_argument, at_least(1, 10**6), at_least(0, 10**6)
+    add("script", metavar="SCRIPT", help="an algorithm, or a .py file that takes --env-id and --seed")
+    add("--env-ids", metavar="ID", nargs="+", required=True, help="environments")
+    add("--target-scores", metavar="ID=LOW,HIGH", nargs="+", default=[], help="scores that count as 0 and 1")
+    add("--num-seeds", metavar="N", type=int, default=3, help="seeds of each trial (default 3)")
+    add("--start-seed", metavar="S", type=int, default=1, help="the first seed (default 1)")
+    add("--trials", metavar="N", type=some, default=50, help="trials of the study in all (default 50)")
+    add("--space", metavar="FILE.toml", type=Path, help="what is searched (default: see below)")
+    add("--storage", "--runs-dir", metavar="DIR", help="the search, which others may join (default runs/tune/SCRIPT)")
+    add("--aggregate", choices=("median", "mean"), default="median", help="of seeds (default median)")
+    add("--metric", metavar="KEY", default=SCORE, help=f"what is maximised (default {SCORE})")
+    add("--pruner", choices=("median", "none"), default="median", help="ends hopeless trials early")
+    add("--prune-after", metavar="N", type=number, default=4, help="evaluations before (default 4)")
+    add("--seed", metavar="S", type=int, help="seed of the search (default: a new one each time)")
+    add("--workers", metavar="N", type=at_least(1, MOST_WORKERS), help="runs at once (default: one for each core)")
+    add("--dry-run", action="store_true", help="print what would be submitted to the engine")
     add_engine_flags(parser)
     steps = partial(value_of, "--total-timesteps", int)
-    parser.add_argument("--total-timesteps", metavar="N", type=steps, help="given to every run")
+    add("--total-timesteps", metavar="N", type=steps, help="given to every run")
     return parser
 
 
