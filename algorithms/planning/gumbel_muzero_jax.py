@@ -43,7 +43,7 @@ class Args(RunArgs):
     buffer_size: int = 20_000  # steps in the replay buffer
     batch_size: int = 128  # sequences per gradient step
     num_updates: int = 64  # gradient steps per iteration
-    learning_rate: float = 1e-3  # learning rate of Adam, annealed linearly to 0
+    learning_rate: float = 1e-3  # learning rate of Adam at the start, it decays linearly
     vf_coef: float = 400.0  # weight of the squared errors of values, which are small: of rewards times 1 - gamma
     hidden_dim: int = 128  # units of each layer, and of a latent state
     gamma: float = 0.99  # discount factor, from 0 to 1

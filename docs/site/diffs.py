@@ -1,8 +1,7 @@
 """Which file comes from which, by how many lines they differ, and the page that shows two of them side by side."""
 
 from solorl.catalog.header import find_named
-from tools.budget import counted
-from tools.source import count_changes
+from tools.budget import count_changes, counted
 
 
 def address(parent, child):

@@ -270,9 +270,8 @@ class Run:
 
     def close(self, policy: Policy, make_env: MakeEnv, sample: Policy | None = None, tell: Any = None) -> None:
         """Evaluate the final policy unless that is done, draw the learning curve, and say where everything is. `sample`
-        is the policy that draws its actions at random, for `solo play --stochastic` and `solorl.load`; `tell` takes
-        what the policy takes and gives the values (n,) that a search has found and how often it has tried each move
-        (n, num_actions), for `solo play --opponent human`.
+        is the policy that draws its actions at random, for `solo play --stochastic` and `solorl.load`; `tell` gives
+        the values (n,) and visits of moves (n, num_actions) of a search, for `solo play --opponent human`.
 
         After Ctrl+C or SIGTERM only the way to continue is said; Ctrl+C then leaves with exit code 130. Where something
         could not be written, one sentence says what, and the exit code is 4.

@@ -300,7 +300,7 @@ def test_a_word_in_the_middle_of_another_print_is_no_error(tmp_path):
     with open(tmp_path / "out", "w") as file:
 
         class Busy:
-            fileno = file.fileno
+            fileno, isatty = file.fileno, file.isatty
 
             def write(self, text):
                 raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
