@@ -20,7 +20,7 @@ ENVPOOL = (
 )  # fmt: skip
 READER = PACKAGE / "args" / "command_line.py"
 VECTOR = PACKAGE / "envs" / "vector.py"
-ONLY_OURS = ("run.dataset", "run.gather", "run.keep", "run.multi_agent_env", "run.place")  # verbs that the stub has not
+ONLY_OURS = ("run.dataset", "run.keep", "run.multi_agent_env", "run.place")  # verbs that the stub has not
 BANNER = "# ---- SoloRL's run library in short: the same seeds and environments, no run folder, no checkpoints\n"
 
 

@@ -122,6 +122,10 @@ class Run:
         """Keep the return of a whole episode."""
         self.ended.append(episodic_return)
 
+    def gather(self, tensors, dim):
+        """Those of all ranks, of which there is one."""
+        return tensors
+
     def learned(self, metrics):
         """Keep the metrics of the last gradient step for `log`."""
         self.last |= metrics
